@@ -1,0 +1,8 @@
+"""What a run is told: pydantic models, YAML files and dotted overrides. Imports neither torch nor any room."""
+
+from headrace.config.errors import ConfigError
+from headrace.config.load import config_sha256, dump_config, load_config
+from headrace.config.sft import SFTConfig
+from headrace.config.train import TrainConfig
+
+__all__ = ["ConfigError", "SFTConfig", "TrainConfig", "config_sha256", "dump_config", "load_config"]

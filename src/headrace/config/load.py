@@ -1,0 +1,58 @@
+"""From a YAML file and dotted overrides to a validated config."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from headrace.config.base import Section
+from headrace.config.errors import ConfigError
+from headrace.config.explain import explain
+
+C = TypeVar("C", bound=Section)
+
+
+def load_config(kind: type[C], path: str | Path, overrides: Sequence[str] = ()) -> C:
+    """Read, merge and validate. Relative paths in the file stay as written: they are relative to the caller.
+
+    Raises ConfigError naming the key, the value and the mend.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"no config file at {file}")
+    for override in overrides:
+        if "=" not in override:
+            raise ConfigError(f"override {override!r} has no '='; write key=value, as trainer.optimizer.lr=1e-6")
+    try:
+        merged = OmegaConf.merge(OmegaConf.load(file), OmegaConf.from_dotlist(list(overrides)))
+        raw = OmegaConf.to_container(merged, resolve=True)
+    except (OmegaConfBaseException, ValueError, OSError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    except Exception as error:  # a YAML parser's errors share no base with OmegaConf's
+        if type(error).__module__.partition(".")[0] != "yaml":
+            raise
+        raise ConfigError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{file} holds a {type(raw).__name__}; a config is a mapping of sections")
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(explain(kind, raw, error, str(file))) from error
+
+
+def dump_config(config: Section) -> str:
+    """The whole config as YAML, defaults included; `load_config` reads it back to an equal one."""
+    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json", by_alias=True)))
+
+
+def config_sha256(config: Section) -> str:
+    """Hex digest of the resolved config: equal configs have equal digests."""
+    text = json.dumps(config.model_dump(mode="json", by_alias=True), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,36 @@
+"""The policy model and the device that it runs on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from headrace.config.base import Section
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+class ModelConfig(Section):
+    path: str
+    """A folder in Hugging Face format, or the name of a model on the Hub."""
+    dtype: Dtype = "float32"
+    """Compute dtype of the trainer. Master weights and optimiser state are always float32."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    device: str = "auto"
+    """`auto` (CUDA where there is one, else CPU), `cpu`, `cuda` or `cuda:N`."""
+
+
+class EngineConfig(Section):
+    kind: Literal["embedded"] = "embedded"
+    dtype: Dtype | None = None
+    """Dtype of weights and KV cache; the model's dtype unless given."""
+    max_concurrent_sequences: int = Field(default=64, ge=1, le=4096)
+    """Sequences decoded together: slots of the KV cache."""
+    max_context: int | None = Field(default=None, ge=2)
+    """Longest prompt + response in tokens; the model's own limit unless given."""
+    kv_cache_gib: float | None = Field(default=None, gt=0)
+    """Memory that the KV cache may take; unless given, half of what is free at the start."""
+    prefill_tokens_per_step: int = Field(default=1024, ge=1)
+    """Tokens prefilled between two decode steps, so that a long prompt does not hold up the others."""

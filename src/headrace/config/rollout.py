@@ -1,0 +1,96 @@
+"""How episodes are drawn, and how far generation may run ahead of training."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from headrace.config.base import Section
+
+
+class SamplingConfig(Section):
+    max_new_tokens: int = Field(default=256, ge=1)
+    """Longest response in tokens (of one turn)."""
+    temperature: float = Field(default=1.0, ge=0)
+    """0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    """0 is no limit."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Beside the model's own end-of-sequence tokens."""
+
+
+class RolloutConfig(Section):
+    prompts_per_batch: int = Field(default=16, ge=1)
+    """Groups that one weight version is trained on."""
+    samples_per_prompt: int = Field(default=8, ge=1)
+    """Episodes in a group."""
+    sampling: SamplingConfig = SamplingConfig()
+    workflow: str = "single_turn"
+    """`single_turn`, `multi_turn`, or a class of yours: `path.py:Class`."""
+    environment: str | None = None
+    """`multi_turn`: the environment class, `path.py:Class`."""
+    max_turns: int = Field(default=8, ge=1)
+    """`multi_turn`: turns of the policy in one episode."""
+    episode_timeout_s: float = Field(default=600.0, gt=0)
+    """An episode that takes longer fails."""
+    min_samples: int | None = Field(default=None, ge=1)
+    """A group trains with at least this many samples that did not fail; 2, or 1 for groups of one, unless given."""
+    max_attempts: int = Field(default=3, ge=1)
+    """How often a prompt that came back is tried in one epoch before it is dropped as exhausted."""
+    filters: tuple[str, ...] = ("zero_spread",)
+    """Each drops groups: `zero_spread` (all rewards equal), or a function of yours, `path.py:function`."""
+
+    @model_validator(mode="after")
+    def _min_samples_fit(self) -> RolloutConfig:
+        if self.min_samples is not None and self.min_samples > self.samples_per_prompt:
+            raise ValueError(
+                f"min_samples is {self.min_samples}, more than samples_per_prompt ({self.samples_per_prompt}): "
+                "no group could ever train; lower min_samples"
+            )
+        return self
+
+
+class AsyncConfig(Section):
+    mode: Literal["sync", "one_step_off", "async"] = "async"
+    """`sync`: generation and training take turns (max_staleness 0). `one_step_off`: in parallel, whole batches
+    (max_staleness 1). `async`: in parallel, streaming."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """Bound on batch minus version for every trained token; 0, 1 and 2 for the three modes unless given."""
+    on_deadline: Literal["wait", "mask", "drop", "late"] | None = None
+    """What happens to a group that is still running when its last batch is due; `wait` when max_staleness is 0, else
+    `mask`, unless given."""
+    ahead: int | None = Field(default=None, ge=1)
+    """Most groups running or waiting for a batch; 2 x prompts_per_batch unless given."""
+    swap: Literal["recompute", "keep", "drain"] = "recompute"
+    """What a weight update does to sequences in flight."""
+
+    @model_validator(mode="after")
+    def _mode_and_staleness_agree(self) -> AsyncConfig:
+        eta = self.max_staleness
+        if self.mode == "sync" and eta not in (None, 0):
+            raise ValueError(f"mode is sync but max_staleness is {eta}; sync means 0: remove it, or use mode: async")
+        if self.mode == "one_step_off" and eta not in (None, 1):
+            raise ValueError(
+                f"mode is one_step_off but max_staleness is {eta}; one_step_off means 1: remove it, or use mode: async"
+            )
+        if self.mode == "async" and eta == 0:
+            raise ValueError("mode is async but max_staleness is 0, which is on-policy: use mode: sync")
+        return self
+
+    @property
+    def staleness_bound(self) -> int:
+        default = {"sync": 0, "one_step_off": 1, "async": 2}[self.mode]
+        return default if self.max_staleness is None else self.max_staleness
+
+    @property
+    def deadline_rule(self) -> Literal["wait", "mask", "drop", "late"]:
+        if self.on_deadline is not None:
+            return self.on_deadline
+        return "wait" if self.staleness_bound == 0 else "mask"
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the trainer begins a batch before all of it is there."""
+        return self.mode == "async"

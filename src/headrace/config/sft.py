@@ -1,0 +1,36 @@
+"""The config of `headrace sft`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from headrace.config.base import Section
+from headrace.config.model import ModelConfig
+from headrace.config.train import RuntimeConfig
+from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
+
+
+class SFTDataConfig(Section):
+    train: str
+    """JSONL file, one demonstration a line."""
+    prompt_column: str = "prompt"
+    response_column: str = "response"
+    shuffle: bool = True
+
+
+class SFTTrainerConfig(Section):
+    steps: int | None = Field(default=None, ge=1)
+    """Optimiser steps; one pass over the data unless given."""
+    samples_per_batch: int = Field(default=64, ge=1)
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
+    lr_schedule: LRScheduleConfig = LRScheduleConfig()
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    max_tokens_per_microbatch: int = Field(default=4096, ge=1)
+
+
+class SFTConfig(Section):
+    model: ModelConfig
+    data: SFTDataConfig
+    trainer: SFTTrainerConfig = SFTTrainerConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    seed: int = Field(default=0, ge=0, lt=2**32)

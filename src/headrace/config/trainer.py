@@ -1,0 +1,36 @@
+"""The optimiser and the length of training."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from headrace.config.base import Section
+
+
+class OptimizerConfig(Section):
+    lr: float = Field(default=1e-6, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+
+
+class LRScheduleConfig(Section):
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises linearly from 0."""
+    min_ratio: float = Field(default=0.0, ge=0, le=1)
+    """`linear`, `cosine`: the last learning rate, as a share of `lr`."""
+
+
+class TrainerConfig(Section):
+    batches: int | None = Field(default=None, ge=1)
+    """Batches to train: weight versions to make. Unless given, as many as `epochs` holds."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the dataset; `batches` given, the dataset repeats until they are done."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    lr_schedule: LRScheduleConfig = LRScheduleConfig()
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    max_tokens_per_microbatch: int = Field(default=4096, ge=1)
+    """Token budget of one forward and backward pass; a longer sample is a micro-batch of its own."""

@@ -1,0 +1,145 @@
+"""The contract between whoever wants tokens and whoever samples them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.weights.plane import WeightReceiver
+from headrace.weights.version import Version
+
+
+class EngineError(RuntimeError):
+    """An engine could not serve a request, or died. Costs the request, never the run."""
+
+
+class RequestError(ValueError):
+    """A request that no engine could serve: an id outside the vocabulary, a prompt longer than the context."""
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    """Ended by `abort`; what was sampled so far is returned."""
+    INTERRUPTED = "interrupted"
+    """A weight update cut it off; ask again with prompt + tokens to go on (servers; `embedded` never does)."""
+
+
+class SwapMode(StrEnum):
+    """What a weight update does to sequences in flight (design, 3.6)."""
+
+    RECOMPUTE = "recompute"
+    KEEP = "keep"
+    DRAIN = "drain"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """The distribution to sample from, and when to stop. `temperature` 0 is greedy."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 means no limit."""
+    stop_token_ids: tuple[int, ...] = ()
+    """A sampled stop token ends the sequence and is kept as its last token."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    request_id: str
+    prompt: NDArray[np.int32]
+    """Token ids, shape [P], P >= 1."""
+    sampling: SamplingParams
+    noise_key: int
+    """64-bit key of the sampling noise; with the token's position in prompt + response it fixes each draw."""
+    min_version: Version | None = None
+    """No weights older than this may serve the request."""
+    stream: bool = False
+    """True: a chunk whenever tokens were sampled. False: one chunk at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """Newly sampled tokens of one request, in order; every array has the same length (possibly 0)."""
+
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    branches: NDArray[np.int32]
+    finish_reason: FinishReason | None = None
+    """Set on the last chunk only."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapReport:
+    """What a weight swap cost."""
+
+    version: Version
+    flip_s: float
+    """Seconds in which no decode step ran because the weights were being exchanged."""
+    prefill_s: float
+    """Seconds spent prefilling interrupted sequences again (`recompute`)."""
+    recomputed_tokens: int
+    interrupted: int
+    """Sequences in flight at the flip."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Running totals since the engine started, and its load now."""
+
+    running: int
+    waiting: int
+    generated_tokens: int
+    prefilled_tokens: int
+    decode_steps: int
+    busy_s: float
+    """Seconds in which the engine computed."""
+    swap_stall_s: float
+
+
+class Engine(Protocol):
+    """Asynchronous token source. All methods are called from the run's event loop."""
+
+    @property
+    def version(self) -> Version:
+        """The version that the next decode step samples from; it only grows."""
+
+    async def start(self) -> None:
+        """Allocate, and begin to serve. Raises EngineError if it cannot."""
+
+    async def stop(self) -> None:
+        """End every request with ABORT and release what `start` took."""
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """Sample until a stop condition. Raises RequestError before the first token for a bad request.
+
+        Leaving the iterator early aborts the request.
+        """
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End these requests with finish reason ABORT; ids that are not running are ignored."""
+
+    async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
+        """Take the newest whole version. None if it is loaded already. The old one stays on failure."""
+
+    def pin(self) -> PinnedVersion:
+        """Hold the present version until released (evaluation): `update` waits for it."""
+
+    def stats(self) -> EngineStats: ...
+
+
+class PinnedVersion(Protocol):
+    @property
+    def version(self) -> Version: ...
+
+    def release(self) -> None:
+        """Idempotent."""

@@ -1,0 +1,100 @@
+"""One sample: arrays of one length, the group it belongs to, and its outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class GroupKey(NamedTuple):
+    """One attempt at one prompt: the unit of admission, filtering, normalisation and of the batch."""
+
+    epoch: int
+    position: int
+    """Place of the prompt in this epoch's shuffled order."""
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}/{self.position}#{self.attempt}"
+
+
+class SampleStatus(StrEnum):
+    COMPLETED = "completed"
+    """The policy ended the sample itself (stop token), or the environment did."""
+    TRUNCATED = "truncated"
+    """A limit on tokens or turns ended it."""
+    ABORTED = "aborted"
+    """The run ended it on purpose; never trained."""
+    FAILED = "failed"
+    """The workflow, an engine or the reward failed; `failure` says why; never trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one episode yields: a row of the experience table.
+
+    All arrays have length T. Where `loss_mask` is False, `logprobs` is 0 and `versions` and `branches` are -1.
+    """
+
+    group: GroupKey
+    episode: int
+    """Which of the group's episodes; baselines are taken over episodes."""
+    index: int
+    """Which sample of the episode (0 unless the episode's history was rewritten)."""
+    tokens: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    """True where the policy chose the token."""
+    logprobs: NDArray[np.float32]
+    """Behaviour log-prob under the distribution really sampled from (temperature, top-p and top-k included)."""
+    versions: NDArray[np.int32]
+    """Number of the weight version whose decode step sampled the token."""
+    branches: NDArray[np.int32]
+    """Branch of that version."""
+    status: SampleStatus
+    reward: float | None = None
+    failure: str | None = None
+    """Why the sample failed, as `kind: detail`; None unless `status` is FAILED."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """Free, JSON-like values only."""
+
+    def __post_init__(self) -> None:
+        length = len(self.tokens)
+        for name in ("loss_mask", "logprobs", "versions", "branches"):
+            if len(getattr(self, name)) != length:
+                raise ValueError(
+                    f"sample {self.group}/{self.episode}: {name} has length {len(getattr(self, name))}, "
+                    f"tokens has {length}"
+                )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_trainable(self) -> bool:
+        return self.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
+
+    @property
+    def response_tokens(self) -> int:
+        """How many tokens the policy chose."""
+        return int(self.loss_mask.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The finished episodes of one attempt at one prompt."""
+
+    key: GroupKey
+    prompt_id: str
+    start_version: int
+    """Number of the version that was loaded when the group was admitted."""
+    deadline: int
+    """The last batch that may train every token of this group: `start_version` + max staleness."""
+    samples: tuple[Sample, ...]
+
+    @property
+    def trainable(self) -> tuple[Sample, ...]:
+        return tuple(sample for sample in self.samples if sample.is_trainable)

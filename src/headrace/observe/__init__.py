@@ -1,0 +1,1 @@
+"""What a run shows of itself: batch records, waits, the summary, the live view."""

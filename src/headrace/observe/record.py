@@ -1,0 +1,80 @@
+"""What a run records of each batch: the one source of the live view, `inspect` and `summary.json`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Running totals since this process of the run began; seconds are of this process's clock."""
+
+    elapsed_s: float = 0.0
+    generated_tokens: int = 0
+    generated_samples: int = 0
+    failed_samples: dict[str, int] = field(default_factory=dict)
+    """By kind of failure."""
+    generate_s: float = 0.0
+    """Seconds in which the engines computed."""
+    train_s: float = 0.0
+    """Seconds in which the trainer computed."""
+    swap_stall_s: float = 0.0
+    wait_s: dict[str, float] = field(default_factory=dict)
+    """Seconds waited, by `side: what`, as `actor: rows of the batch`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """One trained batch. Stored as JSON under the number of the version that it made."""
+
+    batch: int
+    branch: int
+    groups: int
+    samples: int
+    reward_mean: float
+    """Mean reward of the batch's samples, as scored."""
+    response_tokens_mean: float
+    trained_tokens: int
+    """Tokens that entered the loss."""
+    forwarded_tokens: int
+    """Tokens of the packed rows that the trainer computed, prompts included."""
+    padding_tokens: int
+    masked_tokens: int
+    """Policy tokens left out of the loss because they were staler than the bound."""
+    lost_branch_tokens: int
+    """Tokens sampled by versions that a restore took back."""
+    late_groups: int
+    """Groups trained after their deadline."""
+    staleness: dict[int, int]
+    """Trained tokens by staleness."""
+    loss: float
+    grad_norm: float
+    lr: float
+    skipped: bool
+    """True if the optimiser step was left out (gradient not finite)."""
+    mismatch_mean_abs: float
+    """Mean |trainer log-prob - behaviour log-prob| over trained tokens."""
+    mismatch_max_abs: float
+    clip_fraction: float
+    behavior_weight_mean: float
+    approx_kl: float
+    """k3 estimate of KL(behaviour || current), mean over trained tokens."""
+    step_s: float
+    """From the end of the batch before to the end of this one."""
+    queue_groups: int
+    """Ready groups that wait for a batch."""
+    running_groups: int
+    totals: Totals
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> BatchRecord:
+        """Inverse of `to_json`, also after JSON turned integer keys into strings."""
+        known = {f.name for f in fields(BatchRecord)}
+        values = {key: value for key, value in record.items() if key in known}
+        values["staleness"] = {int(key): count for key, count in record["staleness"].items()}
+        values["totals"] = Totals(**record["totals"])
+        return BatchRecord(**values)

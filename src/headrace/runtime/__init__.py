@@ -1,0 +1,1 @@
+"""Where roles run: the clock, the compute lanes and the tasks of a run."""

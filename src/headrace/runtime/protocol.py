@@ -1,0 +1,50 @@
+"""What a run needs from the place that it runs in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class WaitTimeout(TimeoutError):
+    """A wait reached its deadline. The message says what was waited for, and how long."""
+
+    def __init__(self, what: str, seconds: float) -> None:
+        super().__init__(f"waited {seconds:.1f} s for {what}; giving up")
+        self.what = what
+        self.seconds = seconds
+
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Monotonic seconds; only differences mean anything, and only within this process."""
+
+    def wall(self) -> float:
+        """Seconds since the epoch, for records that people read."""
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    async def wait_for(self, awaitable: Awaitable[T], seconds: float, what: str) -> T:
+        """The result of `awaitable`, or WaitTimeout (after cancelling it) once `seconds` have passed."""
+
+
+class Runtime(Protocol):
+    """One event loop's services. Roles get everything that is not pure through this."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    async def compute(self, lane: str, function: Callable[..., T], *args: Any) -> T:
+        """Run blocking work on the named lane. Calls on one lane run one after another, in call order.
+
+        A cancelled caller stops waiting; work already begun runs to its end before the lane goes on.
+        """
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """A task that the runtime keeps, and ends at `close`. Whoever spawns it awaits it."""
+
+    async def close(self) -> None:
+        """Cancel what still runs, and join every lane."""

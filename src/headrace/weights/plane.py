@@ -1,0 +1,54 @@
+"""The two ends of the weight plane, whatever the transport."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from headrace.weights.version import Version
+
+
+class WeightError(RuntimeError):
+    """A publication could not be made, or what was received is not whole, not newer, or of a left branch."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    name: str
+    """Hugging Face parameter name."""
+    shape: tuple[int, ...]
+    dtype: str
+    """As `float32`, `bfloat16`."""
+    checksum: int
+    """CRC-32 of the contiguous little-endian bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    version: Version
+    entries: tuple[TensorEntry, ...]
+
+
+class WeightPublisher(Protocol):
+    def publish(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Manifest:
+        """Snapshot `tensors` as `version`; once it returns, the caller may change them.
+
+        Blocking (call it on a compute lane). Raises WeightError unless `version` is newer than the last.
+        """
+
+    def receiver(self) -> WeightReceiver:
+        """A new receiving end. In another process, it is built from the transport's address instead."""
+
+
+class WeightReceiver(Protocol):
+    def latest(self) -> Version | None:
+        """Newest whole version published, or None before the first. Never blocks."""
+
+    def receive(self) -> tuple[Manifest, Mapping[str, torch.Tensor]]:
+        """The newest whole version, verified against its manifest. The tensors are read-only for the caller.
+
+        Blocking (call it on a compute lane). Raises WeightError if it is damaged or none was published.
+        """
