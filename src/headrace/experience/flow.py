@@ -1,0 +1,239 @@
+"""The flow of groups: the one place where schedule, ledger, journal and table change together.
+
+Roles call it with what happened; it keeps the order of writes of the design's section 5: journal, then ledger, then
+table. Whoever waits for a change waits on `changed`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headrace.experience.codec import decode_group, encode_group
+from headrace.experience.dataset import Prompt, PromptSource
+from headrace.experience.sample import Group, GroupKey, Sample
+from headrace.experience.schedule import Placement, Schedule
+from headrace.experience.table import ExperienceTable
+from headrace.runtime.protocol import Runtime
+from headrace.runtime.signal import Signal
+from headrace.store import AttemptRow, RunStore
+
+JOURNAL_LANE = "journal"
+OVERDUE = "overdue"
+EXHAUSTED = "exhausted"
+HANDED_BACK = (OVERDUE, "failed")
+"""Reasons, up to a colon, after which a prompt is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A group that may start now."""
+
+    key: GroupKey
+    prompt: Prompt
+    start_version: int
+    deadline: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedBatch:
+    """What the trained batch was made of."""
+
+    batch: int
+    groups: int
+    late_groups: int
+
+
+class Flow:
+    def __init__(
+        self,
+        schedule: Schedule,
+        table: ExperienceTable,
+        source: PromptSource,
+        store: RunStore,
+        runtime: Runtime,
+        *,
+        actor: str,
+    ) -> None:
+        """`actor`: the consumer that trains, woken when a batch is sealed."""
+        self._schedule = schedule
+        self._table = table
+        self._source = source
+        self._store = store
+        self._runtime = runtime
+        self._actor = actor
+        self._reissue: deque[GroupKey] = deque()
+        self._overdue: dict[GroupKey, None] = {}
+        self._rows: dict[GroupKey, int] = {}
+        self._placements: list[Placement] = []
+        self._dropped: Counter[str] = Counter()
+        """Since the last step."""
+        self.changed = Signal()
+
+    @property
+    def batch(self) -> int:
+        """The batch being composed."""
+        return self._schedule.batch
+
+    @property
+    def is_sealed(self) -> bool:
+        return self._schedule.is_sealed
+
+    @property
+    def is_finished(self) -> bool:
+        return self._schedule.is_finished
+
+    @property
+    def running_groups(self) -> int:
+        return self._schedule.running_groups
+
+    @property
+    def ready_groups(self) -> int:
+        return self._schedule.ready_groups
+
+    def rows_of_batch(self) -> int:
+        """Rows of the groups that have entered the batch so far."""
+        return sum(self._rows[key] for key in self._schedule.taken)
+
+    def describe(self) -> str:
+        """Where the groups are, for messages."""
+        schedule = self._schedule
+        dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(self._dropped.items()))
+        return (
+            f"{len(schedule.taken)} of {schedule.prompts_per_batch} groups taken, {schedule.running_groups} running, "
+            f"{schedule.ready_groups} ready; dropped since the last step: {dropped or 'none'}"
+        )
+
+    def admit(self, version: int) -> Admission | None:
+        """Start the next group on an engine that has loaded version number `version`, if the gate is open."""
+        if not (self._schedule.may_start(version) and self._table.has_room):
+            return None
+        if self._reissue:
+            key = self._reissue.popleft()
+            prompt = self._source.prompt(key.epoch, key.position)
+            deadline = self._schedule.start(key, version)
+            self._store.ledger.reissue(key, start_version=version, deadline=deadline)
+        else:
+            issued = self._source.next()
+            if issued is None:
+                self._schedule.dataset_spent()
+                self._advance()
+                return None
+            key, prompt = issued
+            deadline = self._schedule.start(key, version)
+            self._store.ledger.issue(
+                key, prompt_id=prompt.prompt_id, start_version=version, deadline=deadline
+            )
+        self._table.reserve(key)
+        return Admission(key, prompt, version, deadline)
+
+    async def finish(self, group: Group) -> None:
+        """The group's episodes have ended: journal it, mark it ready, put its trainable samples into the table.
+
+        A group that was handed back meanwhile is let go.
+        """
+        offset = self._store.journal.append(group.key, encode_group(group))
+        await self._runtime.compute(JOURNAL_LANE, self._store.journal.sync)
+        if group.key in self._overdue:
+            return
+        self._store.ledger.ready(group.key, offset)
+        self._put(group)
+
+    def hand_back(self, key: GroupKey, reason: str) -> None:
+        """The attempt came to nothing: try its prompt again, unless its attempts are exhausted."""
+        self._overdue.pop(key, None)
+        again = self._source.returned(key)
+        self._remove(key, reason if again else f"{EXHAUSTED} ({reason})")
+        if again:
+            self._schedule.dataset_refilled()
+        self._advance()
+
+    def drop(self, key: GroupKey, reason: str) -> None:
+        """The finished group is not worth training on."""
+        self._remove(key, reason)
+        self._advance()
+
+    def keep(self, key: GroupKey) -> None:
+        """The finished group may be trained on: it is a candidate for the batch."""
+        self._table.write_group(key, "keep", True)
+        self._schedule.ready(key)
+        self._advance()
+
+    def overdue(self) -> list[GroupKey]:
+        """Running groups that missed their last batch and must end now (`on_deadline: drop`)."""
+        return list(self._overdue)
+
+    def step(self) -> TrainedBatch:
+        """The batch was trained: its groups are done, and the next batch is composed."""
+        keys = self._schedule.taken
+        done = TrainedBatch(
+            self._schedule.batch, len(keys), sum(placement.is_late for placement in self._placements)
+        )
+        self._store.ledger.train(keys, batch=self._schedule.batch)
+        for key in keys:
+            del self._rows[key]
+        self._placements.clear()
+        self._dropped.clear()
+        for key in self._schedule.step():
+            if key in self._rows:
+                self.hand_back(key, OVERDUE)
+            else:
+                self._overdue[key] = None
+        self._advance()
+        return done
+
+    def restore(self, batch: int, ready: Iterable[AttemptRow], running: Iterable[AttemptRow]) -> None:
+        """Continue from a commit: finished groups come from the journal, unfinished ones are issued again."""
+        ready = list(ready)
+        self._schedule.restore(batch, [(GroupKey(*row.key), row.deadline) for row in ready])
+        for row in ready:
+            if row.offset is None:
+                raise ValueError(f"group {row.key} is ready but has no place in the journal")
+            group = decode_group(self._store.journal.read(row.offset))
+            self._table.reserve(group.key)
+            self._put(group)
+        self._reissue.extend(GroupKey(*row.key) for row in running)
+        for row in self._store.ledger.attempts("dropped"):
+            reason = (row.reason or "").partition(":")[0]
+            key = GroupKey(*row.key)
+            if (
+                reason in HANDED_BACK
+                and self._store.ledger.latest_attempt(key.epoch, key.position) == key.attempt
+            ):
+                self._source.returned(key)
+
+    def _put(self, group: Group) -> None:
+        samples = group.trainable
+        self._rows[group.key] = len(samples)
+        self._table.put(group.key, [_columns(group, sample) for sample in samples])
+        self.changed.notify()
+
+    def _remove(self, key: GroupKey, reason: str) -> None:
+        self._schedule.drop(key)
+        self._store.ledger.drop(key, reason)
+        self._table.remove(key)
+        self._rows.pop(key, None)
+        self._dropped[reason] += 1
+
+    def _advance(self) -> None:
+        """Let the schedule decide membership, and wake whoever depends on it."""
+        for placement in self._schedule.take():
+            self._placements.append(placement)
+            self._table.write_group(placement.key, "batch", placement.batch)
+        if self._schedule.is_sealed or self._schedule.is_finished:
+            self._table.wake(self._actor)
+        self.changed.notify()
+
+
+def _columns(group: Group, sample: Sample) -> dict[str, object]:
+    return {
+        "tokens": sample.tokens,
+        "loss_mask": sample.loss_mask,
+        "logprobs": sample.logprobs,
+        "versions": sample.versions,
+        "branches": sample.branches,
+        "reward": sample.reward,
+        "group": group,
+        "episode": sample.episode,
+    }

@@ -1,0 +1,34 @@
+"""Which of the ready rows a consumer takes next: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from headrace.experience.index import Row, RowId, Sampler
+
+
+def whole_groups(ready: Mapping[RowId, Row]) -> list[RowId]:
+    """All rows of the oldest ready group. For consumers of unit `group`."""
+    first = next(iter(ready.values()), None)
+    return [] if first is None else [row.row_id for row in ready.values() if row.group == first.group]
+
+
+def token_budget(max_tokens: int, length: Callable[[Row], int]) -> Sampler:
+    """As many ready rows as fit into `max_tokens` tokens, oldest first, and at least one.
+
+    A row that does not fit is passed over for smaller ones behind it; it comes first in a later choice.
+    """
+
+    def sampler(ready: Mapping[RowId, Row]) -> list[RowId]:
+        chosen: list[RowId] = []
+        room = max_tokens
+        for row in ready.values():
+            tokens = length(row)
+            if not chosen or tokens <= room:
+                chosen.append(row.row_id)
+                room -= tokens
+            if room <= 0:
+                break
+        return chosen
+
+    return sampler

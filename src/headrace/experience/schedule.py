@@ -1,0 +1,259 @@
+"""The schedule: which group may start, by which batch it is due, and which batch it enters.
+
+Words. B groups make a batch. k is the batch being composed and p its free places. A group is *live* while it runs
+or is ready and has not entered a batch. v is the number of the version that was loaded where the group started;
+its deadline is D = v + max_staleness: the last batch that may train every one of its tokens. N(d) is the number of
+live groups with deadline <= d.
+
+**Start.** With i = k*B + (places taken in k) + live, a group may start on version v iff
+i < min(v + max_staleness + 1, total_batches) * B and live < ahead.
+
+**Take** (`wait`). A ready group with deadline D may enter batch k iff N(d) <= (d - k)*B + p - 1 for every d in
+k ... D - 1. Candidates are tried by earliest deadline, then by arrival.
+
+**Invariant** (`wait`). N(d) <= (d - k)*B + p for all d >= k. *Proof.* A start raises N(d) only for d >= D. Just
+before it, k*B + (B - p) + live < (D + 1)*B, so after it live <= (D + 1)*B - k*B - (B - p) = (D - k)*B + p, and
+N(d) <= live <= (D - k)*B + p <= (d - k)*B + p. A take lowers p by one; for d >= D it lowers N(d) by one as well, and
+for d < D its rule asks for N(d) <= (d - k)*B + p - 1. A step happens when p = 0: then N(d) <= (d - k)*B =
+(d - (k + 1))*B + B is the invariant of k + 1 with p = B; d = k gives N(k) = 0: nothing is overdue. A drop or a failure
+lowers N. Hence N(k) <= p at all times: every group that is due has a place, and no token of a group trained in a
+batch <= D is staler than D - v = max_staleness, because its oldest token has version v.
+
+**No deadlock** (`wait`). Let p > 0 and nothing run. If something is ready, take the one of earliest deadline D: for
+d < D, N(d) = 0 <= (d - k)*B + p - 1, so it may enter. If nothing is live, i = k*B + (B - p) < (k + 1)*B, so a group may
+start as soon as some engine has loaded version k - max_staleness or newer, which was published before batch k
+began. **No waste**: `wait` drops nothing of its own accord.
+
+Plain earliest-deadline-first (take any ready group, earliest deadline first) breaks the bound. With B = 1 and
+max_staleness = 2 let three groups start at version 0 (due at 2) and, once batch 0 is trained, one at version 1 (due
+at 3). If the last one ends first and takes batch 1, two groups are due at batch 2, which has one place.
+
+Under `mask`, `drop` and `late` the batch does not wait for a group that is due: ready groups are taken by earliest
+deadline, and the bound holds because tokens older than it are left out of the loss (`mask`) or the group is handed
+back (`drop`); under `late` it holds for admission only, and the overrun is counted by whoever trains.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headrace.experience.sample import GroupKey
+
+OnDeadline = Literal["wait", "mask", "drop", "late"]
+
+
+class ScheduleError(RuntimeError):
+    """An event that cannot happen in this state: the caller lost track of a group."""
+
+
+@dataclass(slots=True)
+class _Live:
+    key: GroupKey
+    deadline: int
+    arrival: int | None = None
+    """Order in which the group became ready; None while it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A group that just entered a batch. Written once."""
+
+    key: GroupKey
+    batch: int
+    deadline: int
+
+    @property
+    def is_late(self) -> bool:
+        return self.batch > self.deadline
+
+
+@dataclass(slots=True)
+class Schedule:
+    """Pure bookkeeping: events in, decisions out. Knows no clock, no tensors and no I/O."""
+
+    prompts_per_batch: int
+    max_staleness: int
+    total_batches: int
+    on_deadline: OnDeadline
+    ahead: int
+    """Most live groups."""
+    batch: int = 0
+    """k: the batch being composed."""
+    _taken: list[GroupKey] = field(default_factory=list)
+    _live: dict[GroupKey, _Live] = field(default_factory=dict)
+    _arrivals: int = 0
+    _spent: bool = False
+
+    def __post_init__(self) -> None:
+        if self.prompts_per_batch < 1 or self.max_staleness < 0 or self.total_batches < 0:
+            raise ValueError(
+                f"prompts_per_batch {self.prompts_per_batch} (at least 1), max_staleness {self.max_staleness} "
+                f"(at least 0), total_batches {self.total_batches} (at least 0): out of range"
+            )
+        if self.ahead < self.prompts_per_batch:
+            raise ValueError(
+                f"ahead is {self.ahead}, less than prompts_per_batch ({self.prompts_per_batch}): "
+                "a batch could never fill"
+            )
+
+    @property
+    def live(self) -> int:
+        return len(self._live)
+
+    @property
+    def ready_groups(self) -> int:
+        return sum(group.arrival is not None for group in self._live.values())
+
+    @property
+    def running_groups(self) -> int:
+        return self.live - self.ready_groups
+
+    @property
+    def free_places(self) -> int:
+        return self.prompts_per_batch - len(self._taken)
+
+    @property
+    def taken(self) -> tuple[GroupKey, ...]:
+        """Groups of the batch being composed, in the order in which they entered."""
+        return tuple(self._taken)
+
+    @property
+    def is_sealed(self) -> bool:
+        """True once no further group enters the batch: it is full, or the dataset ended and nothing is live."""
+        return not self.free_places or (self._spent and not self._live and bool(self._taken))
+
+    @property
+    def is_finished(self) -> bool:
+        """True once every batch is trained, or nothing is left to train."""
+        return self.batch >= self.total_batches or (self._spent and not self._live and not self._taken)
+
+    def may_start(self, version: int) -> bool:
+        """Whether a group may start now on an engine that has loaded version number `version`."""
+        if self._spent or self.live >= self.ahead:
+            return False
+        place = self.batch * self.prompts_per_batch + len(self._taken) + self.live
+        return place < min(version + self.max_staleness + 1, self.total_batches) * self.prompts_per_batch
+
+    def start(self, key: GroupKey, version: int) -> int:
+        """Admit a group; returns its deadline. Raises ScheduleError unless `may_start`."""
+        if not self.may_start(version):
+            raise ScheduleError(f"group {key} may not start on version {version}: {self._state()}")
+        self._add(_Live(key, version + self.max_staleness))
+        return version + self.max_staleness
+
+    def ready(self, key: GroupKey) -> None:
+        """The group has finished, and was kept."""
+        group = self._of(key)
+        if group.arrival is not None:
+            raise ScheduleError(f"group {key} is ready already")
+        group.arrival = self._arrivals
+        self._arrivals += 1
+
+    def drop(self, key: GroupKey) -> None:
+        """The group failed, was filtered out or was handed back: its place is free again."""
+        self._of(key)
+        del self._live[key]
+
+    def dataset_spent(self) -> None:
+        """No further group will start. The last batch may then be short."""
+        self._spent = True
+
+    def dataset_refilled(self) -> None:
+        """A group was handed back after the dataset had ended: it will start again."""
+        self._spent = False
+
+    def take(self) -> list[Placement]:
+        """Ready groups that enter the batch now, in order. Call after every event."""
+        placements: list[Placement] = []
+        while self.free_places and self.batch < self.total_batches:
+            group = self._next()
+            if group is None:
+                break
+            del self._live[group.key]
+            self._taken.append(group.key)
+            placements.append(Placement(group.key, self.batch, group.deadline))
+        return placements
+
+    def step(self) -> list[GroupKey]:
+        """The batch was trained: compose the next one. Returns the groups that are now overdue and, under `drop`,
+        must be handed back; the caller drops them."""
+        if not self.is_sealed:
+            raise ScheduleError(f"batch {self.batch} was stepped with free places: {self._state()}")
+        self.batch += 1
+        self._taken.clear()
+        if self.on_deadline != "drop":
+            return []
+        return [group.key for group in self._live.values() if group.deadline < self.batch]
+
+    def restore(self, batch: int, live: Iterable[tuple[GroupKey, int]]) -> None:
+        """Continue from a commit: `batch` is next, and these finished groups (key, deadline) are live again.
+
+        They become `ready` once more through it. Groups that were running start again through `start`, and get a
+        new deadline. Raises ScheduleError if, under `wait`, the deadlines cannot all be met: the ledger then holds
+        groups that this schedule never admitted. (Those that it did admit fit: a group trained in a batch j >= k
+        had a deadline >= j, so the groups of the lost batches and the live ones together keep the invariant at k.)
+        """
+        if self._live or self._taken:
+            raise ScheduleError("only a new schedule can be restored")
+        self.batch = batch
+        for key, deadline in live:
+            self._add(_Live(key, deadline))
+        if self.on_deadline == "wait":
+            self.check()
+
+    def check(self) -> None:
+        """Raises ScheduleError if the invariant of `wait` does not hold."""
+        for deadline, due in self._due_counts():
+            room = (deadline - self.batch) * self.prompts_per_batch + self.free_places
+            if due > room:
+                raise ScheduleError(f"{due} groups are due by batch {deadline}, which has room for {room}")
+
+    def _next(self) -> _Live | None:
+        candidates = [group for group in self._live.values() if group.arrival is not None]
+        candidates.sort(key=lambda group: (group.deadline, group.arrival))
+        if self.on_deadline != "wait":
+            return candidates[0] if candidates else None
+        # A deadline that is full lets nothing pass that is due later than it.
+        full = min(
+            (
+                deadline
+                for deadline, due in self._due_counts()
+                if due > (deadline - self.batch) * self.prompts_per_batch + self.free_places - 1
+            ),
+            default=None,
+        )
+        for group in candidates:
+            if full is None or group.deadline <= full:
+                return group
+        return None
+
+    def _due_counts(self) -> list[tuple[int, int]]:
+        """(d, N(d)) at every d where N grows, which are the only ones that can bind, since room grows with d."""
+        deadlines: list[int] = []
+        for group in self._live.values():
+            insort(deadlines, max(group.deadline, self.batch))
+        return [
+            (deadline, place + 1)
+            for place, deadline in enumerate(deadlines)
+            if place + 1 == len(deadlines) or deadlines[place + 1] != deadline
+        ]
+
+    def _add(self, group: _Live) -> None:
+        if group.key in self._live or group.key in self._taken:
+            raise ScheduleError(f"group {group.key} is live already")
+        self._live[group.key] = group
+
+    def _of(self, key: GroupKey) -> _Live:
+        group = self._live.get(key)
+        if group is None:
+            raise ScheduleError(f"group {key} is not live: {self._state()}")
+        return group
+
+    def _state(self) -> str:
+        return (
+            f"batch {self.batch} of {self.total_batches}, {len(self._taken)} of {self.prompts_per_batch} places "
+            f"taken, {self.live} live of at most {self.ahead}, dataset {'spent' if self._spent else 'open'}"
+        )

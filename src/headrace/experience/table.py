@@ -1,0 +1,153 @@
+"""The experience table: rows of samples, columns filled by stages, leases for consumers.
+
+Waiters are woken by the event that they wait for. Space is reserved when a group is admitted, so that `put` of an
+admitted group never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from headrace.experience.index import Consumer, Lease, Row, RowId, Sampler, TableError, TableIndex
+from headrace.experience.sample import GroupKey
+from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.runtime.signal import Signal
+
+__all__ = ["Consumer", "ExperienceTable", "Lease", "Row", "RowId", "TableError"]
+
+
+class ExperienceTable:
+    """Rows in this process. All methods are called from one event loop."""
+
+    def __init__(self, consumers: Iterable[Consumer], *, capacity: int, lease_s: float, clock: Clock) -> None:
+        """`capacity`: most groups reserved or held. `lease_s`: a lease that is not renewed for so long ends."""
+        consumers = list(consumers)
+        self._index = TableIndex(consumers)
+        self._signals = {consumer.name: Signal() for consumer in consumers}
+        self._wakes: dict[str, tuple[Signal, ...]] = {}
+        for consumer in consumers:
+            for column in consumer.reads:
+                self._wakes[column] = (*self._wakes.get(column, ()), self._signals[consumer.name])
+        self._capacity = capacity
+        self._reserved: dict[GroupKey, None] = {}
+        self._lease_s = lease_s
+        self._clock = clock
+
+    @property
+    def rows(self) -> int:
+        return self._index.rows
+
+    @property
+    def groups(self) -> int:
+        return self._index.groups
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._reserved) + self._index.groups < self._capacity
+
+    def reserve(self, key: GroupKey) -> None:
+        """Keep a place for a group. Raises TableError if there is none."""
+        if not self.has_room:
+            raise TableError(f"no place for group {key}: {self._capacity} groups are reserved or held")
+        self._reserved[key] = None
+
+    def cancel(self, key: GroupKey) -> None:
+        """Give a reserved place back."""
+        self._reserved.pop(key, None)
+
+    def put(self, key: GroupKey, rows: Sequence[dict[str, Any]]) -> list[RowId]:
+        """Add all rows of a group at once, in the place that was reserved for it."""
+        if key not in self._reserved:
+            raise TableError(f"group {key} has no place reserved")
+        ids = self._index.put(key, rows)
+        del self._reserved[key]
+        for signal in self._signals.values():
+            signal.notify()
+        return ids
+
+    def write(
+        self, row_ids: Sequence[RowId], column: str, values: Sequence[Any], lease: Lease | None = None
+    ) -> None:
+        """Fill one column. With `lease`, StaleLease if it has ended meanwhile."""
+        self._expire()
+        self._index.write(row_ids, column, values, lease)
+        self._wake(column)
+
+    def write_group(self, key: GroupKey, column: str, value: Any) -> None:
+        """The same value in a column of all rows of a group."""
+        self._index.write_group(key, column, value)
+        self._wake(column)
+
+    async def lease(
+        self,
+        consumer: str,
+        sampler: Sampler,
+        *,
+        seconds: float,
+        what: Callable[[], str],
+        until: Callable[[], bool] = lambda: False,
+    ) -> Lease | None:
+        """Rows that `sampler` chooses among those ready for `consumer`, as soon as it chooses any.
+
+        None once `until()` holds and nothing is chosen; it is looked at whenever the consumer is woken. Raises
+        WaitTimeout, naming `what()`, after `seconds`.
+        """
+        end = self._clock.now() + seconds
+        while True:
+            if (lease := self.try_lease(consumer, sampler)) is not None:
+                return lease
+            if until():
+                return None
+            now = self._clock.now()
+            if now >= end:
+                raise WaitTimeout(what(), seconds)
+            expiry = self._index.next_expiry(consumer)
+            wake = end if expiry is None else min(end, expiry)
+            try:
+                await self._signals[consumer].wait(self._clock, max(wake - now, 0.0), "")
+            except WaitTimeout:
+                continue  # a lease has expired, or the time is up: look again
+
+    def try_lease(self, consumer: str, sampler: Sampler) -> Lease | None:
+        """The same without waiting."""
+        self._expire()
+        chosen = sampler(self._index.ready(consumer))
+        if not chosen:
+            return None
+        return self._index.lease(consumer, chosen, self._clock.now() + self._lease_s)
+
+    def renew(self, *leases: Lease) -> None:
+        """Progress was made: hold them for another full term. Raises StaleLease if one has ended."""
+        self._expire()
+        for lease in leases:
+            self._index.renew(lease, self._clock.now() + self._lease_s)
+
+    def ack(self, *leases: Lease) -> None:
+        """Done with these rows, all leases or (StaleLease) none."""
+        self.renew(*leases)
+        for lease in leases:
+            self._index.ack(lease)
+
+    def give_back(self, lease: Lease) -> None:
+        """Let others have these rows."""
+        self._index.give_back(lease)
+        self._signals[lease.consumer].notify()
+
+    def remove(self, key: GroupKey) -> None:
+        """Take a dropped group out, or give back its place if it was not put yet."""
+        self.cancel(key)
+        if self._index.has_group(key):
+            self._index.remove(key)
+
+    def wake(self, consumer: str) -> None:
+        """Have a waiting consumer's sampler look again: what it depends on beside the rows has changed."""
+        self._signals[consumer].notify()
+
+    def _wake(self, column: str) -> None:
+        for signal in self._wakes.get(column, ()):
+            signal.notify()
+
+    def _expire(self) -> None:
+        for lease in self._index.expire(self._clock.now()):
+            self._signals[lease.consumer].notify()

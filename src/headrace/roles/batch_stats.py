@@ -1,0 +1,72 @@
+"""What a batch's rows say of staleness, reward and length; and which of their tokens may enter the loss."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.experience.index import Row
+from headrace.weights.version import Lineage
+
+
+class StalenessError(RuntimeError):
+    """A trained token would be staler than the bound: the schedule is broken. Never trained through."""
+
+
+@dataclass(frozen=True, slots=True)
+class StalenessRule:
+    """Which tokens may enter the loss of a batch."""
+
+    bound: int
+    """max_staleness."""
+    masks: bool
+    """True: tokens past the bound are left out (`mask`). False: they are a fault, unless `allows_late`."""
+    allows_late: bool
+
+    def staleness(self, batch: int, versions: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Batch minus version, never below 0; [T] to [T]. Meaningless where no version is set."""
+        return np.maximum(batch - versions, 0)
+
+    def trained(self, row: Row, batch: int) -> NDArray[np.bool_]:
+        """[T]: True where the token enters the loss. Raises StalenessError."""
+        mask: NDArray[np.bool_] = row.columns["loss_mask"]
+        if self.allows_late:
+            return mask
+        fresh = self.staleness(batch, row.columns["versions"]) <= self.bound
+        if not self.masks and bool((mask & ~fresh).any()):
+            worst = int(self.staleness(batch, row.columns["versions"])[mask].max())
+            raise StalenessError(
+                f"group {row.group} reached batch {batch} with staleness {worst}, bound {self.bound}: this is a fault "
+                "of Headrace; please report it with the run's folder"
+            )
+        return mask & fresh
+
+
+@dataclass(slots=True)
+class BatchStats:
+    """Sums over the rows of one batch."""
+
+    samples: int = 0
+    reward: float = 0.0
+    response_tokens: int = 0
+    masked_tokens: int = 0
+    lost_branch_tokens: int = 0
+    staleness: Counter[int] = field(default_factory=Counter)
+
+    def add(
+        self, row: Row, trained: NDArray[np.bool_], batch: int, rule: StalenessRule, lineage: Lineage
+    ) -> None:
+        columns = row.columns
+        self.samples += 1
+        self.reward += columns["reward"]
+        self.response_tokens += int(columns["loss_mask"].sum())
+        self.masked_tokens += int((columns["loss_mask"] & ~trained).sum())
+        self.lost_branch_tokens += int(
+            (lineage.lost(columns["branches"], columns["versions"]) & trained).sum()
+        )
+        values, counts = np.unique(rule.staleness(batch, columns["versions"])[trained], return_counts=True)
+        for value, count in zip(values, counts, strict=True):
+            self.staleness[int(value)] += int(count)

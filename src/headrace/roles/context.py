@@ -1,0 +1,54 @@
+"""What every role is handed beside its own parts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.experience.flow import Flow
+from headrace.experience.index import Sampler
+from headrace.experience.table import ExperienceTable, Lease
+from headrace.observe.waits import WaitMeter
+from headrace.runtime.protocol import Runtime, WaitTimeout
+
+Report = Callable[[str, dict[str, Any]], None]
+"""Writes an event of a kind to the run's record."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleContext:
+    runtime: Runtime
+    flow: Flow
+    table: ExperienceTable
+    waits: WaitMeter
+    report: Report
+    stall_timeout_s: float
+
+    async def changed(self, side: str, what: str) -> None:
+        """Until the flow changes. A wait past the time limit is reported, and goes on: the actor's own wait, which
+        depends on every other role's, is the one that ends a stalled run."""
+        with self.waits.waiting(side, what):
+            while True:
+                try:
+                    return await self.flow.changed.wait(self.runtime.clock, self.stall_timeout_s, what)
+                except WaitTimeout as stall:
+                    self.report("waiting", {"role": side, "message": str(stall)})
+
+    async def leases(self, consumer: str, sampler: Sampler, what: str) -> AsyncIterator[Lease]:
+        """Leases for a role that follows the flow until the run is finished."""
+        while not self.flow.is_finished:
+            try:
+                with self.waits.waiting(consumer, what):
+                    lease = await self.table.lease(
+                        consumer,
+                        sampler,
+                        seconds=self.stall_timeout_s,
+                        what=lambda: what,
+                        until=lambda: self.flow.is_finished,
+                    )
+            except WaitTimeout as stall:
+                self.report("waiting", {"role": consumer, "message": str(stall)})
+                continue
+            if lease is not None:
+                yield lease

@@ -1,0 +1,86 @@
+"""Rollout: starts groups as the gate lets them, and hands over what they bring."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from headrace.engines.protocol import Engine
+from headrace.experience.flow import Admission, Flow
+from headrace.experience.sample import Group, GroupKey
+from headrace.observe.tally import Tally
+from headrace.roles.context import RoleContext
+from headrace.rollout.episodes import EpisodeRunner
+from headrace.weights.version import Version
+
+NAME = "rollout"
+
+
+class RolloutRole:
+    def __init__(
+        self,
+        context: RoleContext,
+        engine: Engine,
+        runner: EpisodeRunner,
+        tally: Tally,
+        *,
+        min_samples: int,
+    ) -> None:
+        self._context = context
+        self._flow: Flow = context.flow
+        self._engine = engine
+        self._runner = runner
+        self._tally = tally
+        self._min_samples = min_samples
+        self._groups: dict[GroupKey, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Until the run is finished. Leaving early (cancelled) ends every group that runs."""
+        try:
+            while not self._flow.is_finished:
+                await self._end_overdue()
+                version = self._engine.version
+                admission = self._flow.admit(version.number)
+                if admission is not None:
+                    self._groups[admission.key] = self._context.runtime.spawn(
+                        self._group(admission, version), f"group {admission.key}"
+                    )
+                elif not self._flow.is_finished:
+                    await self._context.changed(NAME, "the gate")
+                self._reap()
+        finally:
+            await self._end(list(self._groups))
+
+    async def _group(self, admission: Admission, version: Version) -> None:
+        try:
+            group = await self._runner.run_group(admission.key, admission.prompt, version, admission.deadline)
+            self._tally.count((sample.response_tokens, sample.failure) for sample in group.samples)
+            if len(group.trainable) >= self._min_samples:
+                await self._flow.finish(group)
+            elif admission.key not in self._flow.overdue():
+                self._flow.hand_back(admission.key, f"failed: {_commonest_failure(group)}")
+        finally:
+            self._flow.changed.notify()
+
+    async def _end_overdue(self) -> None:
+        for key in self._flow.overdue():
+            await self._end([key])
+            self._flow.hand_back(key, "overdue")
+
+    async def _end(self, keys: list[GroupKey]) -> None:
+        tasks = [self._groups.pop(key) for key in keys if key in self._groups]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _reap(self) -> None:
+        """Raise what a group's task raised: a fault of ours, since faults of samples end in the samples."""
+        for key, task in list(self._groups.items()):
+            if task.done():
+                del self._groups[key]
+                task.result()
+
+
+def _commonest_failure(group: Group) -> str:
+    kinds = Counter((sample.failure or sample.status.value).partition(":")[0] for sample in group.samples)
+    return kinds.most_common(1)[0][0]

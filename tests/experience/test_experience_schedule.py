@@ -1,0 +1,208 @@
+"""The schedule's promises, under worlds that go wrong in every way the design names."""
+
+import pytest
+from benchmarks.schedule_world import World, WorldRun
+from hypothesis import example, find, given, settings
+from hypothesis import strategies as st
+
+from headrace.experience.sample import GroupKey
+from headrace.experience.schedule import Schedule, ScheduleError
+
+
+def key(position: int) -> GroupKey:
+    return GroupKey(0, position, 0)
+
+
+def schedule(**changes: object) -> Schedule:
+    settings = {
+        "prompts_per_batch": 1,
+        "max_staleness": 2,
+        "total_batches": 10,
+        "on_deadline": "wait",
+        "ahead": 10,
+    }
+    return Schedule(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+class CheckedSchedule(Schedule):
+    """Looks at the invariant of `wait` after every event."""
+
+    def take(self):
+        if self.on_deadline == "wait":
+            self.check()
+        placements = super().take()
+        if self.on_deadline == "wait":
+            self.check()
+        return placements
+
+
+class EarliestDeadlineFirst(Schedule):
+    """The rule that looks right and is not: any ready group, earliest deadline first."""
+
+    def _next(self):
+        ready = [group for group in self._live.values() if group.arrival is not None]
+        return min(ready, key=lambda group: (group.deadline, group.arrival), default=None)
+
+    def check(self) -> None:
+        pass
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    batch = draw(st.integers(1, 5))
+    return World(
+        prompts_per_batch=batch,
+        max_staleness=draw(st.integers(0, 4)),
+        total_batches=draw(st.integers(1, 12)),
+        on_deadline=draw(st.sampled_from(["wait", "mask", "drop", "late"])),
+        prompts=draw(st.integers(0, 70)),
+        ahead=draw(st.integers(batch, 3 * batch + 5)),
+        engines=draw(st.integers(1, 3)),
+        tail=draw(st.sampled_from([0.0, 0.5, 1.5, 2.5])),
+        step_time=draw(st.sampled_from([0.0, 0.1, 1.0, 5.0])),
+        load_time=draw(st.sampled_from([0.0, 0.3, 3.0])),
+        drop_share=draw(st.sampled_from([0.0, 0.2, 0.6])),
+        fail_share=draw(st.sampled_from([0.0, 0.2])),
+        engine_death_share=draw(st.sampled_from([0.0, 0.2])),
+        restore_share=draw(st.sampled_from([0.0, 0.2])),
+        commit_every=draw(st.integers(1, 4)),
+        seed=draw(st.integers(0, 10_000)),
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(worlds())
+def test_every_world_ends_within_the_bound_and_trains_nothing_twice(world: World) -> None:
+    outcome = WorldRun(world, CheckedSchedule).run()
+    assert outcome.finished, "deadlock"
+    if world.on_deadline in ("wait", "drop"):
+        assert outcome.worst_staleness <= world.max_staleness
+        assert outcome.late == 0
+    if world.on_deadline == "wait":
+        assert outcome.handed_back == 0
+    prompts = [(group.epoch, group.position) for group, _, _ in outcome.trained]
+    assert len(prompts) == len(set(prompts))
+    assert all(size == world.prompts_per_batch for size in outcome.batch_sizes[:-1])
+
+
+@settings(max_examples=100, deadline=None)
+@given(worlds())
+def test_wait_wastes_nothing(world: World) -> None:
+    calm = World(
+        **{
+            **world.__dict__,
+            "on_deadline": "wait",
+            "drop_share": 0.0,
+            "fail_share": 0.0,
+            "engine_death_share": 0.0,
+        }
+    )
+    outcome = WorldRun(calm, CheckedSchedule).run()
+    assert len(outcome.trained) == min(calm.prompts, calm.total_batches * calm.prompts_per_batch)
+
+
+def test_plain_earliest_deadline_first_is_caught_by_the_same_property() -> None:
+    def breaks(world: World) -> bool:
+        run = WorldRun(world, EarliestDeadlineFirst)
+        return world.on_deadline == "wait" and run.run().worst_staleness > world.max_staleness
+
+    find(worlds(), breaks, settings=settings(max_examples=5_000, deadline=None))
+
+
+def test_the_docstrings_counterexample() -> None:
+    """B = 1, max_staleness = 2: the group started at version 1 ends first and must not take batch 1."""
+    plan = schedule(ahead=4)
+    for position in range(3):
+        assert plan.start(key(position), version=0) == 2
+    plan.ready(key(0))
+    assert [placement.key for placement in plan.take()] == [key(0)]
+    plan.step()
+    assert plan.start(key(3), version=1) == 3
+    plan.ready(key(3))
+    assert plan.take() == []
+    plan.ready(key(2))
+    assert [placement.key for placement in plan.take()] == [key(2)]
+
+
+def test_on_policy_starts_exactly_one_batch_for_each_version() -> None:
+    plan = schedule(prompts_per_batch=2, max_staleness=0)
+    plan.start(key(0), 0)
+    plan.start(key(1), 0)
+    assert not plan.may_start(0)
+    plan.drop(key(0))
+    assert plan.may_start(0), "a drop refunds the gate"
+    plan.start(key(2), 0)
+    for position in (1, 2):
+        plan.ready(key(position))
+    assert len(plan.take()) == 2
+    assert not plan.may_start(0)
+    plan.step()
+    assert not plan.may_start(0), "an engine that has not loaded version 1 may not start for batch 1"
+    assert plan.may_start(1)
+
+
+def test_mask_goes_on_without_the_group_that_is_due() -> None:
+    plan = schedule(prompts_per_batch=1, max_staleness=1, on_deadline="mask")
+    plan.start(key(0), 0)
+    plan.start(key(1), 0)
+    plan.ready(key(1))
+    plan.take()
+    assert plan.step() == []
+    plan.start(key(2), 1)
+    plan.ready(key(2))
+    assert [placement.key for placement in plan.take()] == [key(2)]
+    plan.step()
+    plan.ready(key(0))
+    (late,) = plan.take()
+    assert (late.batch, late.deadline, late.is_late) == (2, 1, True)
+
+
+def test_drop_hands_the_overdue_group_back() -> None:
+    plan = schedule(prompts_per_batch=1, max_staleness=1, on_deadline="drop")
+    plan.start(key(0), 0)
+    plan.start(key(1), 0)
+    for batch, position in enumerate((1, 2)):
+        if batch:
+            plan.start(key(2), 1)
+        plan.ready(key(position))
+        plan.take()
+        overdue = plan.step()
+    assert overdue == [key(0)]
+
+
+def test_the_last_batch_may_be_short() -> None:
+    plan = schedule(prompts_per_batch=4)
+    plan.start(key(0), 0)
+    plan.ready(key(0))
+    plan.take()
+    assert not plan.is_sealed
+    plan.dataset_spent()
+    assert plan.is_sealed
+    plan.step()
+    assert plan.is_finished
+
+
+def test_events_out_of_order_are_faults() -> None:
+    plan = schedule(ahead=1)
+    with pytest.raises(ScheduleError, match="not live"):
+        plan.ready(key(0))
+    plan.start(key(0), 0)
+    with pytest.raises(ScheduleError, match="may not start"):
+        plan.start(key(1), 0)
+    with pytest.raises(ScheduleError, match="free places"):
+        plan.step()
+    plan.ready(key(0))
+    with pytest.raises(ScheduleError, match="ready already"):
+        plan.ready(key(0))
+
+
+def test_restore_refuses_deadlines_that_cannot_be_met() -> None:
+    with pytest.raises(ScheduleError, match="2 groups are due by batch 3"):
+        schedule().restore(3, [(key(0), 3), (key(1), 3)])
+
+
+@example(ahead=0)
+@given(st.integers(-3, 3))
+def test_ahead_below_a_batch_is_refused(ahead: int) -> None:
+    with pytest.raises(ValueError, match="a batch could never fill"):
+        schedule(prompts_per_batch=4, ahead=ahead)
