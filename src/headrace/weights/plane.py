@@ -22,8 +22,8 @@ class TensorEntry:
     shape: tuple[int, ...]
     dtype: str
     """As `float32`, `bfloat16`."""
-    checksum: int
-    """CRC-32 of the contiguous little-endian bytes."""
+    checksum: int | None
+    """CRC-32 of the contiguous little-endian bytes; None if they never leave the process's memory."""
 
 
 @dataclass(frozen=True, slots=True)

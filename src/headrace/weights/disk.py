@@ -1,0 +1,160 @@
+"""Weights through a folder that both ends see: one subfolder for each version, and a pointer to the newest.
+
+A version's folder appears by one rename, whole and flushed; then the pointer is replaced by another. A reader
+therefore never sees a version in the making; a crash leaves at worst a folder that the next publication removes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from headrace.weights.manifest import build_manifest, from_json, named_once, require_newer, to_json, verify
+from headrace.weights.plane import Manifest, WeightError
+from headrace.weights.version import Version
+
+_POINTER = "LATEST"
+_TENSORS = "weights.safetensors"
+_MANIFEST = "manifest.json"
+
+
+class DiskPublisher:
+    """Writes each version as safetensors, and removes all but the newest `keep`.
+
+    With `keep` of 2, a receiver has the time of one whole publication to open what the pointer named.
+    """
+
+    def __init__(self, folder: str | Path, keep: int = 2) -> None:
+        if keep < 1:
+            raise ValueError(f"keep is {keep}; the newest version at least must be kept")
+        self._folder = Path(folder)
+        self._keep = keep
+
+    def publish(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Manifest:
+        """The last version is read from the folder, so a trainer that a restore left behind is refused."""
+        require_newer(version, _pointed(self._folder))
+        making, made = self._folder / f"making-{_name(version)}", self._folder / _name(version)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for leftover in (*self._folder.glob("making-*"), made):
+                shutil.rmtree(leftover, ignore_errors=True)
+            making.mkdir()
+            manifest = _write(making, version, dict(_storable(named_once(version, tensors))))
+            making.rename(made)
+            _flush(self._folder)
+            self._point_to(version)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(making, ignore_errors=True)
+            raise WeightError(f"cannot publish {version} in {self._folder}: {error}; make room there") from error
+        for _, stale in sorted(_versions(self._folder))[: -self._keep]:
+            shutil.rmtree(stale, ignore_errors=True)
+        return manifest
+
+    def receiver(self) -> DiskReceiver:
+        return DiskReceiver(self._folder)
+
+    def _point_to(self, version: Version) -> None:
+        pointer = self._folder / f"{_POINTER}.new"
+        pointer.write_text(f"{_name(version)}\n")
+        _flush(pointer)
+        pointer.replace(self._folder / _POINTER)
+        _flush(self._folder)
+
+
+class DiskReceiver:
+    """Reads the newest version in the folder of a publisher, perhaps of another process, to the CPU."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+
+    def latest(self) -> Version | None:
+        return _pointed(self._folder)
+
+    def receive(self) -> tuple[Manifest, Mapping[str, torch.Tensor]]:
+        try:
+            return self._read()
+        except _GoneError:  # pruned after the look at the pointer: newer versions were published meanwhile
+            return self._read()
+
+    def _read(self) -> tuple[Manifest, Mapping[str, torch.Tensor]]:
+        version = self.latest()
+        if version is None:
+            raise WeightError(f"no weights were published in {self._folder} yet; publish the initial version first")
+        manifest_file, tensors_file = (self._folder / _name(version) / name for name in (_MANIFEST, _TENSORS))
+        try:
+            manifest = from_json(manifest_file.read_bytes(), str(manifest_file))
+            tensors = load_file(tensors_file)
+        except FileNotFoundError as error:
+            raise _GoneError(f"{version} is not whole in {self._folder}: {error}; publish it again") from error
+        except (OSError, SafetensorError) as error:
+            raise WeightError(f"{tensors_file} is damaged: {error}; publish a new version") from error
+        if manifest.version != version:
+            raise WeightError(f"{manifest_file} is of {manifest.version}, not {version}; publish a new version")
+        verify(manifest, tensors, str(tensors_file))
+        return manifest, MappingProxyType(tensors)
+
+
+class _GoneError(WeightError):
+    """A file of the version that the pointer named is not there."""
+
+
+def _storable(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """On the CPU, contiguous, each with its own storage, as the format wants: tied weights are repeated."""
+    storages: set[int] = set()
+    for name, tensor in tensors:
+        stored = tensor.detach().cpu().contiguous()
+        if stored.untyped_storage().data_ptr() in storages:
+            stored = stored.clone()
+        storages.add(stored.untyped_storage().data_ptr())
+        yield name, stored
+
+
+def _write(folder: Path, version: Version, tensors: dict[str, torch.Tensor]) -> Manifest:
+    manifest = build_manifest(version, tensors)
+    save_file(tensors, folder / _TENSORS)
+    (folder / _MANIFEST).write_bytes(to_json(manifest))
+    for path in (folder / _TENSORS, folder / _MANIFEST, folder):
+        _flush(path)
+    return manifest
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _name(version: Version) -> str:
+    return f"{version.branch}-{version.number}"
+
+
+def _version(name: str) -> Version | None:
+    match = re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", name)
+    return Version(int(match[1]), int(match[2])) if match else None
+
+
+def _versions(folder: Path) -> Iterator[tuple[Version, Path]]:
+    for path in folder.iterdir():
+        if (version := _version(path.name)) is not None:
+            yield version, path
+
+
+def _pointed(folder: Path) -> Version | None:
+    pointer = folder / _POINTER
+    if not pointer.is_file():
+        return None
+    text = pointer.read_bytes().decode(errors="replace")
+    version = _version(text.removesuffix("\n"))
+    if version is None:
+        raise WeightError(f"{pointer} is damaged: {text[:40]!r} names no version; remove it and publish again")
+    return version

@@ -1,0 +1,85 @@
+"""Weights within one process: each publication is an immutable snapshot, freed when its last reader lets go.
+
+No checksum is computed: the bytes go nowhere, and for weights on a device it would cost more than the publication.
+What can go wrong is a reader that writes into a snapshot, and torch counts such writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from headrace.weights.manifest import build_manifest, named_once, require_newer
+from headrace.weights.plane import Manifest, WeightError
+from headrace.weights.version import Version
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    manifest: Manifest
+    tensors: Mapping[str, torch.Tensor]
+    writes: tuple[int, ...]
+    """How often torch had written to each tensor when it was published."""
+
+
+@dataclass(slots=True)
+class _Newest:
+    """All that both ends share: replaced in one assignment, so a reader sees one snapshot or the other."""
+
+    snapshot: _Snapshot | None = None
+
+    @property
+    def version(self) -> Version | None:
+        return self.snapshot.manifest.version if self.snapshot else None
+
+
+class MemoryPublisher:
+    """Clones the tensors on the device where they are."""
+
+    def __init__(self) -> None:
+        self._newest = _Newest()
+
+    def publish(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Manifest:
+        require_newer(version, self._newest.version)
+        copies: dict[str, torch.Tensor] = {}
+        with torch.inference_mode(False):  # a tensor made in inference mode does not count writes
+            for name, tensor in named_once(version, tensors):
+                copies[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+        for device in dict.fromkeys(tensor.device for tensor in copies.values() if tensor.is_cuda):
+            torch.cuda.current_stream(device).synchronize()
+        manifest = build_manifest(version, copies, checksums=False)
+        self._newest.snapshot = _Snapshot(
+            manifest, MappingProxyType(copies), tuple(tensor._version for tensor in copies.values())
+        )
+        return manifest
+
+    def receiver(self) -> MemoryReceiver:
+        return MemoryReceiver(self._newest)
+
+
+class MemoryReceiver:
+    """Hands out the newest snapshot itself, on the publisher's device, without a copy."""
+
+    def __init__(self, newest: _Newest) -> None:
+        self._newest = newest
+
+    def latest(self) -> Version | None:
+        return self._newest.version
+
+    def receive(self) -> tuple[Manifest, Mapping[str, torch.Tensor]]:
+        snapshot = self._newest.snapshot
+        if snapshot is None:
+            raise WeightError("no weights were published yet; publish the initial version first")
+        for (name, tensor), writes in zip(snapshot.tensors.items(), snapshot.writes, strict=True):
+            if tensor._version != writes:
+                raise WeightError(
+                    f"tensor {name!r} of {snapshot.manifest.version} was written to by a receiver; received "
+                    "tensors are read-only: copy them"
+                )
+            if tensor.is_cuda:
+                # The allocator must not reuse the snapshot's memory while this thread's stream reads it.
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
+        return snapshot.manifest, snapshot.tensors
