@@ -1,0 +1,114 @@
+"""Algorithms as data: the stages that run, the table columns that each reads and writes, the losses.
+
+Torch-free, so that a config is checked before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Unit = Literal["row", "group", "batch"]
+
+
+class DataflowError(ValueError):
+    """The stages do not fit together. The message names the columns and the stages, all faults at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    unit: Unit
+    """What must be whole before it starts: a row, a group, or the sealed batch (which stops streaming)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    name: str
+    stages: tuple[Stage, ...]
+    loss: Mapping[str, str]
+    """The loss of each stage that trains a model."""
+
+    @property
+    def stops_streaming(self) -> tuple[str, ...]:
+        """Names of the stages that wait for a sealed batch."""
+        return tuple(stage.name for stage in self.stages if stage.unit == "batch")
+
+
+GRPO = Recipe(
+    name="grpo",
+    stages=(
+        Stage("rollout", (), ("tokens", "loss_mask", "logprobs", "versions", "branches", "reward"), "group"),
+        Stage("filter", ("reward",), ("keep",), "group"),
+        Stage("advantages", ("reward", "keep"), ("advantages",), "group"),
+        Stage("schedule", ("keep",), ("batch",), "group"),
+        Stage(
+            "actor",
+            ("tokens", "loss_mask", "logprobs", "versions", "branches", "advantages", "batch"),
+            (),
+            "row",
+        ),
+    ),
+    loss={"actor": "clipped_surrogate"},
+)
+
+RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in (GRPO,)}
+
+
+def check_dataflow(stages: Sequence[Stage], sources: Iterable[str] = ()) -> tuple[Stage, ...]:
+    """The stages in an order in which every column is written before it is read.
+
+    `sources` are columns that are there from the start (of the dataset). Among stages that could come next,
+    the order given decides. Raises DataflowError if a column that is read has no writer, if any column has
+    two (a source counts as one), or if stages wait for each other in a circle; or if two stages share a name.
+    """
+    writers: dict[str, list[str]] = {column: ["the dataset"] for column in sources}
+    for stage in stages:
+        for column in stage.writes:
+            writers.setdefault(column, []).append(f"stage {stage.name}")
+    faults = [
+        f"column {column} is written by {' and by '.join(names)}: one writer must go"
+        for column, names in writers.items()
+        if len(names) > 1
+    ]
+    faults += [
+        f"column {column} is read by stage {stage.name}, and nothing writes it: add a stage that does"
+        for stage in stages
+        for column in stage.reads
+        if column not in writers
+    ]
+    names = [stage.name for stage in stages]
+    faults += [f"two stages are named {name}" for name in dict.fromkeys(names) if names.count(name) > 1]
+    if faults:
+        raise DataflowError("; ".join(faults))
+    return _in_order(stages, available=set(sources))
+
+
+def _in_order(stages: Sequence[Stage], available: set[str]) -> tuple[Stage, ...]:
+    ordered: list[Stage] = []
+    waiting = list(stages)
+    while waiting:
+        ready = next((stage for stage in waiting if available.issuperset(stage.reads)), None)
+        if ready is None:
+            raise DataflowError(_circle(waiting))
+        waiting.remove(ready)
+        ordered.append(ready)
+        available.update(ready.writes)
+    return tuple(ordered)
+
+
+def _circle(stuck: Sequence[Stage]) -> str:
+    """Walk from a stuck stage to the stuck writer of a column that it reads, until the walk meets itself."""
+    writer = {column: stage for stage in stuck for column in stage.writes}
+    path: list[tuple[Stage, str]] = []
+    stage = stuck[0]
+    while all(stage.name != seen.name for seen, _ in path):
+        column = next(column for column in stage.reads if column in writer)
+        path.append((stage, column))
+        stage = writer[column]
+    start = next(place for place, (seen, _) in enumerate(path) if seen.name == stage.name)
+    steps = [f"stage {reader.name} reads {column}, written by {writer[column].name}" for reader, column in path[start:]]
+    return f"stages wait for each other in a circle: {'; '.join(steps)}: split one of them in two, or cut a read"

@@ -1,0 +1,90 @@
+import subprocess
+import sys
+import typing
+
+import pytest
+
+from headrace.algorithms.recipes import GRPO, RECIPES, DataflowError, Recipe, Stage, check_dataflow
+from headrace.config.algorithm import AlgorithmConfig
+
+
+def names(stages: typing.Iterable[Stage]) -> list[str]:
+    return [stage.name for stage in stages]
+
+
+def test_recipes_are_those_that_the_config_names() -> None:
+    annotation = AlgorithmConfig.model_fields["recipe"].annotation
+    assert set(typing.get_args(annotation)) == set(RECIPES)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
+def test_every_recipe_is_whole(recipe: Recipe) -> None:
+    assert sorted(names(check_dataflow(recipe.stages))) == sorted(names(recipe.stages))
+    assert set(recipe.loss) <= set(names(recipe.stages))
+
+
+def test_grpo_streams_and_runs_in_this_order() -> None:
+    assert names(check_dataflow(tuple(reversed(GRPO.stages)))) == [
+        "rollout",
+        "filter",
+        "schedule",
+        "advantages",
+        "actor",
+    ]
+    assert GRPO.stops_streaming == ()
+
+
+def test_a_stage_of_a_whole_batch_stops_streaming() -> None:
+    whiten = Stage("whiten", ("advantages",), ("whitened",), "batch")
+    assert Recipe("x", (*GRPO.stages, whiten), {}).stops_streaming == ("whiten",)
+
+
+def test_a_column_that_nothing_writes_is_named_with_its_reader() -> None:
+    without = [stage for stage in GRPO.stages if stage.name != "advantages"]
+    with pytest.raises(DataflowError, match="column advantages is read by stage actor, and nothing writes it"):
+        check_dataflow(without)
+    check_dataflow(without, sources=("advantages",))
+
+
+def test_a_column_with_two_writers_is_named_with_both() -> None:
+    judge = Stage("judge", ("tokens",), ("reward",), "row")
+    with pytest.raises(DataflowError, match="column reward is written by stage rollout and by stage judge"):
+        check_dataflow((*GRPO.stages, judge))
+    with pytest.raises(DataflowError, match="column reward is written by the dataset and by stage rollout"):
+        check_dataflow(GRPO.stages, sources=("reward",))
+
+
+def test_all_faults_are_told_at_once() -> None:
+    stages = (Stage("a", ("x",), ("y",), "row"), Stage("b", ("z",), ("y",), "row"))
+    with pytest.raises(DataflowError) as error:
+        check_dataflow(stages)
+    assert all(f"column {column} " in str(error.value) for column in "xyz")
+
+
+def test_a_circle_is_told_without_the_stages_behind_it() -> None:
+    stages = (
+        Stage("behind", ("p",), ("q",), "row"),
+        Stage("one", ("r",), ("p",), "row"),
+        Stage("two", ("p",), ("r",), "row"),
+    )
+    with pytest.raises(DataflowError) as error:
+        check_dataflow(stages)
+    message = str(error.value)
+    assert "stage one reads r, written by two" in message
+    assert "stage two reads p, written by one" in message
+    assert "behind" not in message
+
+
+def test_a_stage_that_reads_what_it_writes_is_a_circle() -> None:
+    with pytest.raises(DataflowError, match="stage loop reads x, written by loop"):
+        check_dataflow((Stage("loop", ("x",), ("x",), "row"),))
+
+
+def test_two_stages_of_one_name_are_refused() -> None:
+    with pytest.raises(DataflowError, match="two stages are named a"):
+        check_dataflow((Stage("a", (), ("x",), "row"), Stage("a", (), ("y",), "row")))
+
+
+def test_recipes_do_without_torch() -> None:
+    program = "import sys, headrace.algorithms.recipes; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
