@@ -53,6 +53,22 @@ def test_weights_by_hand(options: dict[str, object], expected: tuple[float, ...]
     close(weigh(**options).per_token, tensor(*expected))
 
 
+def test_a_geometric_mean_is_over_the_tokens_inside_the_mask() -> None:
+    # Samples of one token (ratio 3) and of three (1, 2, 4: their product 8, its cube root 2), one token outside.
+    ratios, mask = tensor(3, 1, 2, 50, 4), torch.tensor([True, True, True, False, True])
+    zero = torch.zeros_like(ratios)
+    weights = behavior_weights(
+        ratios.log(), zero, mask, torch.tensor([0, 1, 1, 1, 1]), level="geometric", low=0.0, high=9.0
+    )
+    close(weights.per_token, tensor(3, 2, 2, 0, 2))
+
+
+def test_rejected_tokens_still_count() -> None:
+    stats = weigh(low=0.3, high=3.0, mode="mask").stats
+    assert (stats["tokens"].item(), stats["outside"].item()) == (4, 2)
+    assert stats["ratio"].item() == pytest.approx(2 + 4 + 0.1 + 0.5)
+
+
 def test_bounds_belong_to_the_inside() -> None:
     behavior, mask, samples = tensor(0.0, 0.0), torch.tensor([True, True]), torch.tensor([0, 1])
     weights = behavior_weights(tensor(0.0, 0.0), behavior, mask, samples, mode="mask", low=1.0, high=1.0)
