@@ -1,0 +1,53 @@
+"""A run's durable record: ledger, journal, checkpoints, metrics and events. Sees ints, strings, bytes and JSON.
+
+What survives:
+- the kill of the process, at any moment: every call that returned;
+- a power cut: every commit of a checkpoint with all that came before it, and every group whose `journal.sync`
+  returned. What the ledger, metrics and events took down after the last commit may be gone; a synced group whose
+  attempt the ledger still knows is ready again when the run is opened.
+"""
+
+from headrace.store.checkpoints import Checkpoints, Prepared, Restored
+from headrace.store.counts import Counts
+from headrace.store.errors import (
+    ConfigMismatch,
+    DiskFull,
+    IllegalTransition,
+    LawBroken,
+    RunDamaged,
+    RunExists,
+    RunInUse,
+    RunMissing,
+    StoreError,
+)
+from headrace.store.journal import Journal
+from headrace.store.ledger import AttemptRow, Ledger
+from headrace.store.reader import RunReader, RunStatus
+from headrace.store.records import EventRow, MetricRow
+from headrace.store.run_store import RunStore
+from headrace.store.segment import JournalOffset
+
+__all__ = [
+    "AttemptRow",
+    "Checkpoints",
+    "ConfigMismatch",
+    "Counts",
+    "DiskFull",
+    "EventRow",
+    "IllegalTransition",
+    "Journal",
+    "JournalOffset",
+    "LawBroken",
+    "Ledger",
+    "MetricRow",
+    "Prepared",
+    "Restored",
+    "RunDamaged",
+    "RunExists",
+    "RunInUse",
+    "RunMissing",
+    "RunReader",
+    "RunStatus",
+    "RunStore",
+    "StoreError",
+]

@@ -1,0 +1,230 @@
+"""Checkpoints: files made whole beside the run, then named by one transaction."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.store.database import Database
+from headrace.store.errors import RunDamaged, StoreError, write_failed
+from headrace.store.files import remove, sha256_of, sync_path
+from headrace.store.journal import Journal
+from headrace.store.ledger import AttemptRow, Ledger
+from headrace.store.recovery import removable_segments
+
+MANIFEST_NAME = "manifest.json"
+_OURS = re.compile(r"step_\d+(\.\d+)?|\.tmp_\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A folder whose files are durable, that no transaction has named yet."""
+
+    number: int
+    path: Path
+    files: dict[str, dict[str, Any]]
+    """`bytes` and `sha256` of each file, by its path in the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Where a run goes on: version `number`, on a new branch."""
+
+    number: int
+    branch: int
+    path: Path | None
+    """Folder of the checkpoint's files; None for version 0, the initial model."""
+    state: dict[str, Any]
+    """What `commit` was given; empty for version 0."""
+    ready: list[AttemptRow]
+    running: list[AttemptRow]
+    missing: list[Path]
+    """Folders of newer checkpoints that are gone, so that the run goes on from an older one."""
+
+
+class Checkpoints:
+    """Checkpoint N is version N: batches 0 .. N-1 are trained. Version 0 is a checkpoint without files."""
+
+    def __init__(self, folder: Path, database: Database, ledger: Ledger, journal: Journal, *, keep: int) -> None:
+        self._folder = folder
+        self._database = database
+        self._ledger = ledger
+        self._journal = journal
+        self._keep = keep
+        self._prepare_lock = threading.Lock()
+        self._committed = {name for (name,) in self._rows("folder IS NOT NULL", "folder")}
+        """Names of committed folders; replaced, never changed, because `prepare` reads it on other threads."""
+
+    def prepare(self, number: int, write: Callable[[Path], None]) -> Prepared:
+        """Have `write` fill a fresh folder, and make it durable as `step_<number>`. Safe on any thread.
+
+        Raises DiskFull; then the folder is gone again.
+        """
+        with self._prepare_lock:
+            final = self._free_name(number)
+            temporary = self._folder / f".tmp_{number}"
+            remove(temporary)
+            try:
+                temporary.mkdir()
+                write(temporary)
+                files = _seal(temporary, number)
+                remove(final)
+                os.rename(temporary, final)
+                sync_path(self._folder)
+            except Exception as error:
+                remove(temporary)
+                failure = write_failed(error, final)
+                if isinstance(error, OSError) or type(failure) is not StoreError:
+                    raise failure from error
+                raise
+            return Prepared(number, final, files)
+
+    def commit(self, prepared: Prepared, *, branch: int, number: int, state: dict[str, Any]) -> None:
+        """Make a prepared checkpoint the one to restore, durably; groups of batches below `number` are then settled.
+
+        Afterwards removes checkpoints beyond those to keep, and journal segments that no kept one needs.
+        Raises LawBroken if attempts do not add up.
+        """
+        if prepared.number != number:
+            raise StoreError(f"the checkpoint prepared is of version {prepared.number}, the commit of {number}")
+        if not prepared.path.is_dir():
+            raise StoreError(f"{prepared.path} is gone: prepare the checkpoint again")
+        with self._database.transaction(durable=True):
+            self._ledger.counts().check()
+            ((newest,),) = self._database.rows("SELECT max(number) FROM checkpoints")
+            if number < newest:
+                raise StoreError(f"cannot commit version {number}: version {newest} is committed already")
+            # A checkpoint of the same version, made before a restore, gives way to this one.
+            self._database.execute("DELETE FROM checkpoints WHERE number = ?", (number,))
+            self._database.execute(
+                "INSERT INTO checkpoints VALUES (?, ?, ?, ?, ?)",
+                (number, branch, prepared.path.name, json.dumps(prepared.files), json.dumps(state)),
+            )
+            self._database.execute(
+                "DELETE FROM checkpoints WHERE number NOT IN "
+                "(SELECT number FROM checkpoints ORDER BY number DESC LIMIT ?)",
+                (self._keep,),
+            )
+        before = self._committed
+        self._committed = {name for (name,) in self._rows("folder IS NOT NULL", "folder")}
+        for name in sorted(before - self._committed):
+            remove(self._folder / name)
+        self._journal.remove(removable_segments(self._database, self._journal))
+
+    def restore(self) -> Restored:
+        """Go back to the newest commit, on a new branch. Only the model's state goes back; the ledger does not,
+        but for groups trained after the commit, which are ready again.
+
+        Raises RunDamaged, naming the file; LawBroken.
+        """
+        self._ledger.counts().check()
+        self._sweep()
+        kept = self._rows("1 ORDER BY number DESC", "number, branch, folder, files, state")
+        missing: list[Path] = []
+        for number, parent, name, files, state in kept:
+            path = None if name is None else self._folder / name
+            if path is not None and not path.is_dir():
+                missing.append(path)
+                continue
+            if path is not None:
+                older = [row[0] for row in kept if row[0] < number]
+                _verify(path, json.loads(files), older[0] if older else None)
+            branch = self._fork(parent, number)
+            return Restored(
+                number=number,
+                branch=branch,
+                path=path,
+                state=json.loads(state),
+                ready=self._ledger.attempts("ready"),
+                running=self._ledger.attempts("running"),
+                missing=missing,
+            )
+        raise RunDamaged(
+            f"the checkpoints {', '.join(map(str, missing))} are gone, and no older one is kept: put one back, or "
+            "start the run again with --fresh"
+        )
+
+    def lineage(self) -> dict[int, int]:
+        """For each branch that the present one descends from, itself included, its last number that was kept."""
+        return dict(self._database.rows("SELECT branch, upto FROM lineage"))
+
+    def record_version(self, branch: int, number: int, now: float) -> None:
+        """Version (branch, number) is about to be published. `now` is in seconds since the epoch."""
+        self._database.execute("INSERT INTO versions VALUES (?, ?, ?)", (branch, number, now))
+
+    def _fork(self, parent: int, number: int) -> int:
+        with self._database.transaction(durable=True):
+            self._database.execute("DELETE FROM checkpoints WHERE number > ?", (number,))
+            self._database.execute(
+                "UPDATE attempts SET state = 'ready', batch = NULL WHERE state = 'trained' AND batch >= ?", (number,)
+            )
+            self._database.execute("INSERT INTO branches SELECT max(branch) + 1, ?, ? FROM branches", (parent, number))
+            ((branch,),) = self._database.rows("SELECT max(branch) FROM branches")
+        self._committed = {name for (name,) in self._rows("folder IS NOT NULL", "folder")}
+        return branch
+
+    def _free_name(self, number: int) -> Path:
+        """`step_<number>`, with a suffix if a committed checkpoint of that version stays until it is replaced."""
+        name, suffix = f"step_{number}", 0
+        while name in self._committed:
+            suffix += 1
+            name = f"step_{number}.{suffix}"
+        return self._folder / name
+
+    def _sweep(self) -> None:
+        """Remove folders that a crash left unnamed."""
+        for path in sorted(self._folder.iterdir()):
+            if _OURS.fullmatch(path.name) and path.name not in self._committed:
+                remove(path)
+
+    def _rows(self, where: str, columns: str) -> list[tuple[Any, ...]]:
+        return self._database.rows(f"SELECT {columns} FROM checkpoints WHERE {where}")
+
+
+def _seal(folder: Path, number: int) -> dict[str, dict[str, Any]]:
+    """Checksum every file, add the manifest, and fsync all of it."""
+    paths = sorted(folder.rglob("*"))
+    files = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+        for path in paths
+        if path.is_file()
+    }
+    manifest = folder / MANIFEST_NAME
+    manifest.write_text(json.dumps({"number": number, "files": files}, indent=1))
+    for path in [*paths, manifest, folder]:
+        sync_path(path)
+    return files
+
+
+def _verify(folder: Path, files: dict[str, dict[str, Any]], older: int | None) -> None:
+    for name, expected in files.items():
+        path = folder / name
+        fault = _fault(path, expected)
+        if fault is None:
+            continue
+        mend = (
+            f"delete the folder {folder} to resume from step_{older}"
+            if older
+            else f"delete the folder {folder} to resume from version 0, the initial model"
+            if older == 0
+            else "no older checkpoint is kept, so start the run again with --fresh"
+        )
+        raise RunDamaged(f"{path} is damaged ({fault}): put back a copy of it, or {mend}")
+
+
+def _fault(path: Path, expected: dict[str, Any]) -> str | None:
+    if not path.is_file():
+        return "it is missing"
+    size = path.stat().st_size
+    if size != expected["bytes"]:
+        return f"it has {size} bytes instead of {expected['bytes']}"
+    found = sha256_of(path)
+    if found != expected["sha256"]:
+        return f"its sha256 is {found}, not {expected['sha256']}"
+    return None

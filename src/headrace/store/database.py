@@ -1,0 +1,159 @@
+"""One SQLite connection whose errors say what to do."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from headrace.store.errors import RunDamaged, RunMissing, StoreError, disk_full, is_nearly_full
+from headrace.store.files import sync_path
+from headrace.store.schema import APPLICATION_ID, SCHEMA, VERSION
+
+_BUSY_S = 10.0
+
+
+class Database:
+    """run.db, opened by one thread.
+
+    Plain statements commit by themselves. A commit survives the kill of this process at once, and a power cut
+    from the next durable transaction on (write-ahead log, `synchronous=NORMAL`).
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self._path = path
+        if not path.is_file():
+            raise RunMissing(f"{path.parent} holds no run (there is no {path.name}); check the path")
+        mode = "ro" if read_only else "rw"
+        with self._explained():
+            self._connection = sqlite3.connect(
+                f"{path.resolve().as_uri()}?mode={mode}", uri=True, timeout=_BUSY_S, isolation_level=None
+            )
+        try:
+            self._check_format()
+            self.execute("PRAGMA temp_store = MEMORY")
+            if not read_only:
+                self.execute("PRAGMA foreign_keys = ON")
+                self.execute("PRAGMA synchronous = NORMAL")
+        except BaseException:
+            self._connection.close()
+            raise
+
+    @staticmethod
+    def create(path: Path, values: dict[str, str]) -> None:
+        """Make the file with its tables and the run's values; it appears whole or not at all."""
+        beside = path.with_name(path.name + ".new")
+        beside.unlink(missing_ok=True)
+        try:
+            with closing(sqlite3.connect(beside, isolation_level=None)) as connection:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.executescript(f"BEGIN;{SCHEMA}COMMIT;")
+                connection.executemany("INSERT INTO run VALUES (?, ?)", values.items())
+        except sqlite3.Error as error:
+            raise _explain(error, path) from error
+        sync_path(beside)
+        os.replace(beside, path)
+        sync_path(path.parent)
+
+    def check_integrity(self) -> None:
+        """Raises RunDamaged."""
+        found = self.rows("PRAGMA integrity_check(1)")
+        if found != [("ok",)]:
+            raise _damaged(self._path, str(found[0][0]).splitlines()[-1])
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """Run one statement; how many rows it changed."""
+        with self._explained():
+            return self._connection.execute(sql, parameters).rowcount
+
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._explained():
+            return self._connection.execute(sql, parameters).fetchall()
+
+    @contextmanager
+    def transaction(self, *, durable: bool = False) -> Iterator[None]:
+        """All statements inside commit together, or not at all. Nests: an inner failure undoes the inner part.
+
+        `durable`: once committed, this transaction and all before it survive a power cut.
+        """
+        if self._connection.in_transaction:
+            if durable:
+                raise StoreError("a durable transaction cannot be part of another one")
+            with self._nested():
+                yield
+            return
+        if durable:
+            self.execute("PRAGMA synchronous = FULL")
+        try:
+            self.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self.execute("COMMIT")
+            except BaseException:
+                self._undo("ROLLBACK")
+                raise
+        finally:
+            if durable:
+                self.execute("PRAGMA synchronous = NORMAL")
+
+    @contextmanager
+    def _nested(self) -> Iterator[None]:
+        self.execute("SAVEPOINT part")
+        try:
+            yield
+        except BaseException:
+            self._undo("ROLLBACK TO part")
+            self._undo("RELEASE part")
+            raise
+        self.execute("RELEASE part")
+
+    def _undo(self, sql: str) -> None:
+        # A full disk makes SQLite roll the whole transaction back by itself.
+        if self._connection.in_transaction:
+            self.execute(sql)
+
+    def close(self) -> None:
+        with self._explained():
+            self._connection.close()
+
+    def _check_format(self) -> None:
+        ((application,),) = self.rows("PRAGMA application_id")
+        ((version,),) = self.rows("PRAGMA user_version")
+        if application != APPLICATION_ID:
+            raise _damaged(self._path, "it is not the database of a run")
+        if version != VERSION:
+            raise StoreError(
+                f"{self._path} has format {version}, this headrace reads format {VERSION}: "
+                "continue the run with the headrace that made it, or start another with --fresh"
+            )
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _explain(error, self._path) from error
+
+
+def _explain(error: sqlite3.Error, path: Path) -> Exception:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and is_nearly_full(path)):
+        return disk_full(path)
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return _damaged(path, str(error))
+    if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        return StoreError(f"cannot use {path}: {error}; check the disk and the folder's permissions")
+    if code == sqlite3.SQLITE_BUSY:
+        return StoreError(
+            f"waited {_BUSY_S:.0f} s for {path}, which another program keeps locked: close whatever else has it open"
+        )
+    return error
+
+
+def _damaged(path: Path, detail: str) -> RunDamaged:
+    return RunDamaged(
+        f"{path} is damaged ({detail}): put back a copy of it, or start the run again with --fresh, which erases it"
+    )

@@ -1,0 +1,163 @@
+"""The state of every attempt: issued -> running -> ready -> trained(batch) | dropped(reason)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.store.counts import Counts, count
+from headrace.store.database import Database
+from headrace.store.errors import IllegalTransition
+from headrace.store.journal import Journal
+from headrace.store.segment import AttemptKey, JournalOffset
+
+STATES = ("running", "ready", "trained", "dropped")
+_KEY = "epoch = ? AND position = ? AND attempt = ?"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    key: AttemptKey
+    """(epoch, position, attempt)."""
+    prompt_id: str
+    start_version: int
+    deadline: int
+    offset: JournalOffset | None
+    """Where its group is in the journal; None until it has been ready."""
+    batch: int | None
+    """Only of a trained attempt."""
+    reason: str | None
+    """Only of a dropped attempt."""
+
+
+class Ledger:
+    """Every method is one transaction (or part of the store's open one).
+
+    A transition that is not allowed raises IllegalTransition, and changes nothing.
+    """
+
+    def __init__(self, database: Database, journal: Journal) -> None:
+        self._database = database
+        self._journal = journal
+
+    def issue(self, key: AttemptKey, *, prompt_id: str, start_version: int, deadline: int) -> None:
+        """A new attempt, now running. Earlier attempts at the same prompt of the epoch must have been dropped."""
+        epoch, position, attempt = key
+        with self._database.transaction():
+            rivals = self._database.rows(
+                "SELECT attempt, state FROM attempts "
+                "WHERE epoch = ? AND position = ? AND (attempt >= ? OR state != 'dropped')",
+                key,
+            )
+            if rivals:
+                other, state = rivals[0]
+                raise IllegalTransition(
+                    f"cannot issue attempt {_name(key)}: attempt {other} at that prompt is {state}; issue an attempt "
+                    "with a higher number, once the earlier ones are dropped"
+                )
+            self._database.execute(
+                "INSERT INTO attempts (epoch, position, attempt, prompt_id, start_version, deadline, state, "
+                "since_segment, since_offset) VALUES (?, ?, ?, ?, ?, ?, 'running', ?, ?)",
+                (epoch, position, attempt, prompt_id, start_version, deadline, *self._journal.end),
+            )
+            self._database.execute("UPDATE counters SET value = value + 1 WHERE name = 'issued'")
+
+    def reissue(self, key: AttemptKey, *, start_version: int, deadline: int) -> None:
+        """Start a running attempt again after a restore. It is still the same attempt, so nothing is counted."""
+        changed = self._database.execute(
+            f"UPDATE attempts SET start_version = ?, deadline = ? WHERE {_KEY} AND state = 'running'",
+            (start_version, deadline, *key),
+        )
+        self._expect(changed, key, "reissue", "running")
+
+    def ready(self, key: AttemptKey, offset: JournalOffset) -> None:
+        """A running attempt's group is in the journal, and synced."""
+        if not self._journal.is_synced(offset):
+            raise IllegalTransition(
+                f"cannot make attempt {_name(key)} ready: its journal record {tuple(offset)} is not synced; "
+                "call journal.sync() first"
+            )
+        changed = self._database.execute(
+            "UPDATE attempts SET state = 'ready', segment = ?, offset = ?, length = ? "
+            f"WHERE {_KEY} AND state = 'running'",
+            (*offset, *key),
+        )
+        self._expect(changed, key, "make ready", "running")
+
+    def train(self, keys: Iterable[AttemptKey], *, batch: int) -> None:
+        """Ready attempts have been trained in `batch`: all of them, or on an error none.
+
+        Provisional until a checkpoint with a number above `batch` commits.
+        """
+        with self._database.transaction():
+            ((committed,),) = self._database.rows("SELECT max(number) FROM checkpoints")
+            if batch < committed:
+                raise IllegalTransition(
+                    f"cannot train in batch {batch}: the checkpoint of version {committed} has committed it; "
+                    f"the next batch is {committed} or later"
+                )
+            for key in keys:
+                changed = self._database.execute(
+                    f"UPDATE attempts SET state = 'trained', batch = ? WHERE {_KEY} AND state = 'ready'", (batch, *key)
+                )
+                self._expect(changed, key, "train", "ready")
+
+    def drop(self, key: AttemptKey, reason: str) -> None:
+        """A running or ready attempt will not be trained."""
+        changed = self._database.execute(
+            f"UPDATE attempts SET state = 'dropped', reason = ? WHERE {_KEY} AND state IN ('running', 'ready')",
+            (reason, *key),
+        )
+        self._expect(changed, key, "drop", "running or ready")
+
+    def counts(self) -> Counts:
+        return count(self._database)
+
+    def attempts(self, state: str) -> list[AttemptRow]:
+        """The attempts in a state, in the order in which they were first issued."""
+        if state not in STATES:
+            raise ValueError(f"no state {state!r}; the states are {', '.join(STATES)}")
+        rows = self._database.rows(
+            "SELECT epoch, position, attempt, prompt_id, start_version, deadline, segment, offset, length, batch, "
+            "reason FROM attempts WHERE state = ? ORDER BY sequence",
+            (state,),
+        )
+        return [_attempt(row) for row in rows]
+
+    def frontier(self) -> tuple[int, int] | None:
+        """The last (epoch, position) that was issued: where the dataset goes on. None before the first."""
+        rows = self._database.rows("SELECT epoch, position FROM attempts ORDER BY epoch DESC, position DESC LIMIT 1")
+        return (rows[0][0], rows[0][1]) if rows else None
+
+    def latest_attempt(self, epoch: int, position: int) -> int | None:
+        """The highest attempt number issued for a prompt of an epoch."""
+        ((attempt,),) = self._database.rows(
+            "SELECT max(attempt) FROM attempts WHERE epoch = ? AND position = ?", (epoch, position)
+        )
+        return attempt
+
+    def _expect(self, changed: int, key: AttemptKey, action: str, allowed: str) -> None:
+        if changed == 1:
+            return
+        rows = self._database.rows(f"SELECT state FROM attempts WHERE {_KEY}", key)
+        state = rows[0][0] if rows else "unknown"
+        raise IllegalTransition(f"cannot {action} attempt {_name(key)}: it is {state}, and must be {allowed}")
+
+
+def _attempt(row: Sequence[Any]) -> AttemptRow:
+    epoch, position, attempt, prompt_id, start_version, deadline, segment, offset, length, batch, reason = row
+    return AttemptRow(
+        key=(epoch, position, attempt),
+        prompt_id=prompt_id,
+        start_version=start_version,
+        deadline=deadline,
+        offset=None if segment is None else JournalOffset(segment, offset, length),
+        batch=batch,
+        reason=reason,
+    )
+
+
+def _name(key: AttemptKey) -> str:
+    epoch, position, attempt = key
+    return f"{epoch}/{position}#{attempt}"

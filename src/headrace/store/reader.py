@@ -1,0 +1,73 @@
+"""A run's record as other processes see it, while it runs or after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from headrace.store.counts import Counts, count
+from headrace.store.database import Database
+from headrace.store.lock import is_held, owner
+from headrace.store.records import EventsReader, MetricsReader
+from headrace.store.run_store import DATABASE_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    name: str
+    """running, finished, stopped or failed, as the run last said."""
+    alive: bool
+    """Whether a process owns the run now. `running` without one: it was killed."""
+    pid: int | None
+    """The process that owns it, or owned it last."""
+
+
+class RunReader:
+    """Reads without a lock that the run would ever wait for. Raises RunMissing, RunDamaged."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._database = Database(path / DATABASE_NAME, read_only=True)
+        self.metrics = MetricsReader(self._database)
+        self.events = EventsReader(self._database)
+
+    @property
+    def config_yaml(self) -> str:
+        return self._value("config_yaml")
+
+    @property
+    def config_sha256(self) -> str:
+        return self._value("config_sha256")
+
+    @property
+    def created_at(self) -> float:
+        """Seconds since the epoch."""
+        return float(self._value("created_at"))
+
+    def counts(self) -> Counts:
+        return count(self._database)
+
+    def version(self) -> tuple[int, int] | None:
+        """(branch, number) of the newest version of the newest branch that has one."""
+        rows = self._database.rows("SELECT branch, number FROM versions ORDER BY branch DESC, number DESC LIMIT 1")
+        return (rows[0][0], rows[0][1]) if rows else None
+
+    def status(self) -> RunStatus:
+        alive = is_held(self.path)
+        return RunStatus(self._value("status"), alive, owner(self.path))
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> RunReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _value(self, name: str) -> str:
+        ((value,),) = self._database.rows("SELECT value FROM run WHERE name = ?", (name,))
+        return value

@@ -1,0 +1,78 @@
+"""Metrics and events: what a run tells of itself, as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.store.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    id: int
+    branch: int
+    number: int
+    at: float
+    """Seconds since the epoch."""
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    id: int
+    at: float
+    """Seconds since the epoch."""
+    kind: str
+    data: dict[str, Any]
+
+
+class MetricsReader:
+    """Records of versions. Those of versions that a restore took back are kept, but not read."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def read(self, kind: str, after_id: int = 0) -> list[MetricRow]:
+        """Records of a kind by version, then in the order written; only those newer than the record `after_id`."""
+        rows = self._database.rows(
+            "SELECT id, m.branch, number, at, record FROM metrics m JOIN lineage l "
+            "ON m.branch = l.branch AND m.number <= l.upto WHERE kind = ? AND id > ? ORDER BY number, id",
+            (kind, after_id),
+        )
+        return [MetricRow(id, branch, number, at, json.loads(text)) for id, branch, number, at, text in rows]
+
+    def newest_of_branches(self, kind: str) -> list[MetricRow]:
+        """The last record of a kind on every branch, also on those that a restore left."""
+        rows = self._database.rows(
+            "SELECT id, branch, number, at, record FROM metrics "
+            "WHERE id IN (SELECT max(id) FROM metrics WHERE kind = ? GROUP BY branch) ORDER BY branch",
+            (kind,),
+        )
+        return [MetricRow(id, branch, number, at, json.loads(text)) for id, branch, number, at, text in rows]
+
+
+class Metrics(MetricsReader):
+    def write(self, branch: int, number: int, now: float, record: dict[str, Any], *, kind: str = "batch") -> None:
+        """A record of version (branch, number). `now` is in seconds since the epoch."""
+        self._database.execute(
+            "INSERT INTO metrics (kind, branch, number, at, record) VALUES (?, ?, ?, ?, ?)",
+            (kind, branch, number, now, json.dumps(record)),
+        )
+
+
+class EventsReader:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def read(self, after_id: int = 0) -> list[EventRow]:
+        """Events newer than the event `after_id`, in the order written."""
+        rows = self._database.rows("SELECT id, at, kind, data FROM events WHERE id > ? ORDER BY id", (after_id,))
+        return [EventRow(id, at, kind, json.loads(text)) for id, at, kind, text in rows]
+
+
+class Events(EventsReader):
+    def write(self, now: float, kind: str, data: dict[str, Any]) -> None:
+        """`now` is in seconds since the epoch."""
+        self._database.execute("INSERT INTO events (at, kind, data) VALUES (?, ?, ?)", (now, kind, json.dumps(data)))

@@ -1,0 +1,48 @@
+"""What a reopened run takes over from its journal."""
+
+from __future__ import annotations
+
+from headrace.store.database import Database
+from headrace.store.journal import Journal
+from headrace.store.segment import HEADER_BYTES, AttemptKey, JournalOffset
+
+# A group may still be trained, or trained again, if it is ready, or was trained after the oldest kept checkpoint.
+NEEDED = "(state = 'ready' OR (state = 'trained' AND batch >= (SELECT min(number) FROM checkpoints)))"
+
+
+def recover(database: Database, journal: Journal) -> None:
+    """Cut torn ends; running attempts whose group is in the journal become ready. Raises RunDamaged."""
+    needed = dict(
+        database.rows(
+            f"SELECT segment, max(offset + length) + {HEADER_BYTES} FROM attempts WHERE {NEEDED} GROUP BY segment"
+        )
+    )
+    finished = journal.recover(needed)
+    with database.transaction():
+        since: dict[AttemptKey, tuple[int, int]] = {
+            (epoch, position, attempt): (segment, offset)
+            for epoch, position, attempt, segment, offset in database.rows(
+                "SELECT epoch, position, attempt, since_segment, since_offset FROM attempts WHERE state = 'running'"
+            )
+        }
+        for key, record in finished:
+            if key in since and record[:2] >= since[key]:
+                _take(database, key, record)
+        # Cutting may have moved the journal's end back, so that new records lie before the old mark.
+        database.execute("UPDATE attempts SET since_segment = ?, since_offset = ? WHERE state = 'running'", journal.end)
+
+
+def _take(database: Database, key: AttemptKey, record: JournalOffset) -> None:
+    database.execute(
+        "UPDATE attempts SET state = 'ready', segment = ?, offset = ?, length = ? "
+        "WHERE epoch = ? AND position = ? AND attempt = ?",
+        (*record, *key),
+    )
+
+
+def removable_segments(database: Database, journal: Journal) -> list[int]:
+    """Segments without a group that may be trained again, nor one that is written but not ready yet."""
+    kept = {segment for (segment,) in database.rows(f"SELECT DISTINCT segment FROM attempts WHERE {NEEDED}")}
+    ((running,),) = database.rows("SELECT min(since_segment) FROM attempts WHERE state = 'running'")
+    horizon = journal.end[0] if running is None else min(running, journal.end[0])
+    return [segment for segment in journal.segments() if segment < horizon and segment not in kept]

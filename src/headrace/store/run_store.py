@@ -1,0 +1,199 @@
+"""A run's folder, as its one owner sees it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+from headrace.store.checkpoints import Checkpoints
+from headrace.store.database import Database
+from headrace.store.errors import ConfigMismatch, RunExists, RunMissing, write_failed
+from headrace.store.files import remove, write_whole
+from headrace.store.journal import SEGMENT_BYTES, Journal
+from headrace.store.ledger import Ledger
+from headrace.store.lock import LOCK_NAME, RunLock
+from headrace.store.records import Events, Metrics
+from headrace.store.recovery import recover
+from headrace.store.schema import STATUSES
+
+DATABASE_NAME = "run.db"
+CONFIG_NAME = "config.yaml"
+FOLDERS = ("journal", "checkpoints", "logs")
+_MADE_BY_RUNS = (
+    DATABASE_NAME,
+    f"{DATABASE_NAME}-wal",
+    f"{DATABASE_NAME}-shm",
+    f"{DATABASE_NAME}.new",
+    *FOLDERS,
+    CONFIG_NAME,
+    "summary.json",
+    "weights",
+    LOCK_NAME,
+)
+
+
+class RunStore:
+    """The durable record of a run, held by one process and used from one thread.
+
+    Only `journal.sync`, `journal.read` and `checkpoints.prepare` may be called from other threads.
+    """
+
+    def __init__(
+        self, path: Path, lock: RunLock, database: Database, journal: Journal, *, keep_checkpoints: int
+    ) -> None:
+        self.path = path
+        self.journal = journal
+        self.ledger = Ledger(database, journal)
+        self.checkpoints = Checkpoints(path / "checkpoints", database, self.ledger, journal, keep=keep_checkpoints)
+        self.metrics = Metrics(database)
+        self.events = Events(database)
+        self._lock = lock
+        self._database = database
+        self.set_status("running")
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        *,
+        config_yaml: str,
+        config_sha256: str,
+        now: float,
+        keep_checkpoints: int = 2,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> RunStore:
+        """Begin a run in a folder that is absent or holds none. `now` is in seconds since the epoch.
+
+        Raises RunExists, RunInUse, DiskFull.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_failed(error, path) from error
+        with ExitStack() as undo:
+            lock = RunLock(path)
+            undo.callback(lock.release)
+            _refuse_taken(path, config_yaml)
+            for name in FOLDERS:
+                (path / name).mkdir(exist_ok=True)
+            write_whole(path / CONFIG_NAME, config_yaml.encode())
+            values = {
+                "config_yaml": config_yaml,
+                "config_sha256": config_sha256,
+                "created_at": repr(now),
+                "status": "running",
+            }
+            try:
+                Database.create(path / DATABASE_NAME, values)
+            except OSError as error:
+                raise write_failed(error, path / DATABASE_NAME) from error
+            return cls._opened(path, lock, undo, keep_checkpoints, segment_bytes)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        config_sha256: str,
+        keep_checkpoints: int = 2,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> RunStore:
+        """Take over a run that was begun before. Groups that a crash left journalled but running become ready.
+
+        Raises RunMissing, RunInUse, ConfigMismatch, RunDamaged.
+        """
+        if not cls.exists(path):
+            raise RunMissing(
+                f"{path} holds no run (there is no {DATABASE_NAME}); check the path, or leave out --resume"
+            )
+        with ExitStack() as undo:
+            lock = RunLock(path)
+            undo.callback(lock.release)
+            return cls._opened(path, lock, undo, keep_checkpoints, segment_bytes, config_sha256)
+
+    @classmethod
+    def _opened(
+        cls,
+        path: Path,
+        lock: RunLock,
+        undo: ExitStack,
+        keep_checkpoints: int,
+        segment_bytes: int,
+        config_sha256: str | None = None,
+    ) -> RunStore:
+        database = Database(path / DATABASE_NAME)
+        undo.callback(database.close)
+        if config_sha256 is not None:
+            database.check_integrity()
+            _compare_config(path, database, config_sha256)
+        for name in FOLDERS:
+            (path / name).mkdir(exist_ok=True)
+        journal = Journal(path / "journal", segment_bytes=segment_bytes)
+        recover(database, journal)
+        store = cls(path, lock, database, journal, keep_checkpoints=keep_checkpoints)
+        undo.pop_all()
+        return store
+
+    @staticmethod
+    def exists(path: Path) -> bool:
+        """Whether the folder holds a run."""
+        return (path / DATABASE_NAME).exists()
+
+    @classmethod
+    def erase(cls, path: Path) -> None:
+        """Remove what a run made, and nothing else. Raises RunMissing, RunInUse."""
+        if not cls.exists(path) and not (path / LOCK_NAME).exists():
+            raise RunMissing(f"{path} holds no run, so there is nothing to erase; check the path")
+        lock = RunLock(path)
+        try:
+            for name in _MADE_BY_RUNS:
+                remove(path / name)
+        except OSError as error:
+            raise write_failed(error, path) from error
+        finally:
+            lock.release()
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """What ledger, metrics and events write inside commits together or not at all. Never await inside."""
+        return self._database.transaction()
+
+    def set_status(self, status: str) -> None:
+        """One of running, finished, stopped, failed."""
+        if status not in STATUSES:
+            raise ValueError(f"no status {status!r}; it is one of {', '.join(STATUSES)}")
+        self._database.execute("UPDATE run SET value = ? WHERE name = 'status'", (status,))
+
+    def close(self) -> None:
+        """Sync the journal, and give the run free."""
+        with ExitStack() as ends:
+            ends.callback(self._lock.release)
+            ends.callback(self._database.close)
+            ends.callback(self.journal.close)
+
+
+def _refuse_taken(path: Path, config_yaml: str) -> None:
+    if RunStore.exists(path):
+        raise RunExists(
+            f"{path} already holds a run: continue it with --resume, erase it and begin again with --fresh, "
+            "or choose another --dir"
+        )
+    for name in ("journal", "checkpoints"):
+        if (path / name).exists() and any(os.scandir(path / name)):
+            raise RunExists(
+                f"{path / name} is in the way of a new run: choose another --dir, or move it away "
+                "(if an unfinished run left it: --fresh)"
+            )
+    config = path / CONFIG_NAME
+    # A run that ended while it was being created leaves its own config behind.
+    if config.exists() and config.read_bytes() != config_yaml.encode():
+        raise RunExists(f"{config} would be overwritten by the run's own: choose another --dir, or move it away")
+
+
+def _compare_config(path: Path, database: Database, config_sha256: str) -> None:
+    ((found,),) = database.rows("SELECT value FROM run WHERE name = 'config_sha256'")
+    if found != config_sha256:
+        raise ConfigMismatch(
+            f"{path} was made with another config (sha256 {found}, now {config_sha256}): continue it with its own, "
+            f"{path / CONFIG_NAME}, or choose another --dir, or begin again with --fresh"
+        )

@@ -1,0 +1,95 @@
+"""The bytes of a journal segment: a magic, then records of checksum, length, key and payload.
+
+All integers are little-endian: crc32 (4 bytes, over all that follows it), payload length (4), epoch, position and
+attempt (8 each), payload.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from headrace.store.errors import RunDamaged
+
+AttemptKey = tuple[int, int, int]
+"""(epoch, position, attempt)."""
+
+MAGIC = b"HRJRNL01"
+_CRC = struct.Struct("<I")
+_BODY = struct.Struct("<Iqqq")
+HEADER_BYTES = _CRC.size + _BODY.size
+MAX_PAYLOAD_BYTES = 2**32 - 1
+
+
+class JournalOffset(NamedTuple):
+    """Where a record is."""
+
+    segment: int
+    offset: int
+    """Of the record's first byte in the segment."""
+    length: int
+    """Bytes of the payload."""
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """(segment, offset) right after the record."""
+        return self.segment, self.offset + HEADER_BYTES + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    key: AttemptKey
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + HEADER_BYTES + self.length
+
+
+def encode(key: AttemptKey, payload: bytes) -> bytes:
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"a journal record holds at most {MAX_PAYLOAD_BYTES} bytes, this one has {len(payload)}")
+    body = _BODY.pack(len(payload), *key)
+    return b"".join((_CRC.pack(zlib.crc32(payload, zlib.crc32(body))), body, payload))
+
+
+def decode(data: bytes) -> tuple[AttemptKey, bytes] | None:
+    """Key and payload of a whole record; None if its bytes are not what was written."""
+    if len(data) < HEADER_BYTES:
+        return None
+    length, *key = _BODY.unpack_from(data, _CRC.size)
+    payload = data[HEADER_BYTES:]
+    if len(payload) != length or _CRC.unpack_from(data)[0] != zlib.crc32(memoryview(data)[_CRC.size :]):
+        return None
+    return (key[0], key[1], key[2]), payload
+
+
+def scan(path: Path) -> Iterator[Record]:
+    """The records of a segment, from its start to the first that is not whole."""
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            return
+        offset = len(MAGIC)
+        size = path.stat().st_size
+        while len(header := file.read(HEADER_BYTES)) == HEADER_BYTES:
+            (length,) = struct.unpack_from("<I", header, _CRC.size)
+            if offset + HEADER_BYTES + length > size:
+                return
+            found = decode(header + file.read(length))
+            if found is None:
+                return
+            record = Record(found[0], offset, length)
+            yield record
+            offset = record.end
+
+
+def damaged(path: Path, offset: int) -> RunDamaged:
+    return RunDamaged(
+        f"{path} is damaged at byte {offset}, in a group that is not safely trained yet: put back a copy of the "
+        "file, or start the run again with --fresh, which erases it"
+    )

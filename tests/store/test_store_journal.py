@@ -1,0 +1,218 @@
+"""Journal segments: what is written is read, what is torn is cut, what is damaged is told."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from store_helpers import checkpoint, create, finish, issue, payload, reopen, train
+
+from headrace.store import Journal, JournalOffset, RunDamaged, StoreError
+
+HEADER = 32
+MAGIC = 8
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def test_offsets_and_rolling_by_hand(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, segment_bytes=MAGIC + 2 * (HEADER + 10))
+    offsets = [journal.append((0, position, 0), bytes([position]) * 10) for position in range(3)]
+    assert offsets == [JournalOffset(1, 8, 10), JournalOffset(1, 50, 10), JournalOffset(2, 8, 10)]
+    assert [journal.read(offset) for offset in offsets] == [bytes([position]) * 10 for position in range(3)]
+    assert journal.end == (2, 50)
+    assert not any(map(journal.is_synced, offsets))
+    journal.sync()
+    assert all(map(journal.is_synced, offsets))
+    journal.close()
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["000001.journal", "000002.journal"]
+
+
+def test_a_record_larger_than_a_segment_gets_its_own(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, segment_bytes=100)
+    big = os.urandom(1000)
+    offsets = [journal.append((0, i, 0), big) for i in range(2)]
+    assert [offset.segment for offset in offsets] == [1, 2]
+    assert journal.read(offsets[1]) == big
+    journal.close()
+
+
+def test_goes_on_in_the_last_segment(tmp_path: Path) -> None:
+    first = Journal(tmp_path)
+    first.append((0, 0, 0), b"a")
+    first.close()
+    second = Journal(tmp_path)
+    assert second.recover({}) == [((0, 0, 0), JournalOffset(1, 8, 1))]
+    assert second.append((0, 1, 0), b"b") == JournalOffset(1, 8 + HEADER + 1, 1)
+    second.close()
+
+
+@pytest.mark.parametrize("kept", [0, 5, MAGIC, MAGIC + 1, MAGIC + HEADER - 1, MAGIC + HEADER + 3])
+def test_a_torn_first_record_is_cut(tmp_path: Path, kept: int) -> None:
+    journal = Journal(tmp_path)
+    journal.append((0, 0, 0), b"0123456789")
+    journal.close()
+    os.truncate(tmp_path / "000001.journal", kept)
+    again = Journal(tmp_path)
+    assert again.recover({}) == []
+    offset = again.append((0, 1, 0), b"next")
+    again.close()
+    last = Journal(tmp_path)
+    assert last.recover({}) == [((0, 1, 0), offset)]
+    assert last.read(offset) == b"next"
+
+
+def test_zeros_after_the_last_record_are_cut(tmp_path: Path) -> None:
+    """What some file systems leave after a power cut: the size grew, the bytes did not arrive."""
+    journal = Journal(tmp_path)
+    whole = journal.append((0, 0, 0), b"whole")
+    journal.close()
+    path = tmp_path / "000001.journal"
+    size = path.stat().st_size
+    os.truncate(path, size + 4096)
+    again = Journal(tmp_path)
+    assert again.recover({}) == [((0, 0, 0), whole)]
+    assert path.stat().st_size == size
+
+
+def test_read_tells_file_and_byte_of_a_damaged_record(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append((0, 0, 0), b"first")
+    offset = journal.append((0, 1, 0), b"second")
+    for byte in (0, 4, 8, HEADER):
+        flip(tmp_path / "000001.journal", offset.offset + byte)
+        with pytest.raises(RunDamaged, match=rf"000001\.journal is damaged at byte {offset.offset}"):
+            journal.read(offset)
+        flip(tmp_path / "000001.journal", offset.offset + byte)
+    assert journal.read(offset) == b"second"
+    (tmp_path / "000001.journal").unlink()
+    with pytest.raises(RunDamaged, match=r"000001\.journal"):
+        journal.read(offset)
+    journal.close()
+
+
+def test_appends_go_on_while_other_threads_sync(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, segment_bytes=3000)
+    stop = threading.Event()
+    faults: list[Exception] = []
+
+    def sync() -> None:
+        while not stop.is_set():
+            try:
+                journal.sync()
+            except Exception as error:
+                faults.append(error)
+                return
+
+    threads = [threading.Thread(target=sync) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    offsets = [journal.append((0, i, 0), payload((0, i, 0))) for i in range(500)]
+    stop.set()
+    for thread in threads:
+        thread.join()
+    journal.sync()
+    assert faults == []
+    assert all(map(journal.is_synced, offsets))
+    assert not [fd for fd in os.listdir("/proc/self/fd") if _is_left_segment(fd, tmp_path, journal.end[0])]
+    journal.close()
+    assert len(Journal(tmp_path).recover({})) == 500
+
+
+def _is_left_segment(descriptor: str, folder: Path, active: int) -> bool:
+    try:
+        target = os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return False
+    return target.startswith(str(folder)) and not target.endswith(f"{active:06d}.journal")
+
+
+def test_a_failed_fsync_is_never_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path)
+    offset = journal.append((0, 0, 0), b"group")
+
+    def fail(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(StoreError, match="Input/output error"):
+            journal.sync()
+    with pytest.raises(StoreError, match="Input/output error"):
+        journal.sync()
+    assert not journal.is_synced(offset)
+
+
+def test_a_journalled_group_is_ready_when_the_run_is_opened(tmp_path: Path) -> None:
+    store = create(tmp_path / "run")
+    keys = [issue(store, position) for position in range(3)]
+    finish(store, keys[0])
+    offset = store.journal.append(keys[2], payload(keys[2]))
+    store.close()
+    again = reopen(tmp_path / "run")
+    rows = again.ledger.attempts("ready")
+    assert [row.key for row in rows] == [keys[0], keys[2]]
+    assert rows[1].offset == offset
+    assert [row.key for row in again.ledger.attempts("running")] == [keys[1]]
+    again.close()
+
+
+def test_a_record_from_before_the_attempt_was_issued_is_not_taken(tmp_path: Path) -> None:
+    """A power cut may lose the issue and keep the record: the attempt that is issued next is generated anew."""
+    store = create(tmp_path / "run")
+    store.journal.append((0, 0, 0), b"of an issue that was lost")
+    issue(store, 0)
+    store.close()
+    again = reopen(tmp_path / "run")
+    assert [row.key for row in again.ledger.attempts("running")] == [(0, 0, 0)]
+    finish(again, (0, 0, 0))
+    again.close()
+
+
+def test_a_record_written_after_a_cut_is_taken(tmp_path: Path) -> None:
+    store = create(tmp_path / "run")
+    store.journal.append((9, 9, 9), b"x" * 1000)
+    key = issue(store, 0)
+    store.close()
+    os.truncate(tmp_path / "run" / "journal" / "000001.journal", 500)
+    second = reopen(tmp_path / "run")
+    offset = second.journal.append(key, payload(key))
+    second.close()
+    third = reopen(tmp_path / "run")
+    assert [(row.key, row.offset) for row in third.ledger.attempts("ready")] == [(key, offset)]
+    third.close()
+
+
+def test_damage_in_a_group_that_is_still_needed_is_told_at_open(tmp_path: Path) -> None:
+    store = create(tmp_path / "run")
+    offsets = [finish(store, issue(store, position)) for position in range(3)]
+    store.close()
+    path = tmp_path / "run" / "journal" / "000001.journal"
+    flip(path, offsets[1].offset + HEADER + 1)
+    with pytest.raises(RunDamaged, match=rf"000001\.journal is damaged at byte {offsets[1].offset}.*--fresh"):
+        reopen(tmp_path / "run")
+    flip(path, offsets[1].offset + HEADER + 1)
+    reopen(tmp_path / "run").close()
+    path.unlink()
+    with pytest.raises(RunDamaged, match=r"000001\.journal is damaged at byte 0"):
+        reopen(tmp_path / "run")
+
+
+def test_damage_in_a_group_that_is_settled_does_no_harm(tmp_path: Path) -> None:
+    store = create(tmp_path / "run", keep=1)
+    train(store, 0, batch=0)
+    checkpoint(store, 1)
+    store.ledger.drop(issue(store, 1), "failed")
+    store.close()
+    flip(tmp_path / "run" / "journal" / "000001.journal", MAGIC + HEADER)
+    again = reopen(tmp_path / "run", keep=1)
+    assert again.ledger.counts().trained == 1
+    again.close()
