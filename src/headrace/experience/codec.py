@@ -1,0 +1,184 @@
+"""Finished groups to bytes and back: the payload of the journal's records.
+
+msgpack, little-endian arrays as [dtype, length, bytes]. Decoding trusts nothing: every field's type is checked, and
+no dtype is taken from the bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, TypeVar, cast
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
+
+FORMAT = 1
+"""First item of every record; grows when the layout changes."""
+
+_MAX_DEPTH = 32
+_COLUMNS = {
+    "tokens": np.dtype("<i4"),
+    "loss_mask": np.dtype("|b1"),
+    "logprobs": np.dtype("<f4"),
+    "versions": np.dtype("<i4"),
+    "branches": np.dtype("<i4"),
+}
+
+T = TypeVar("T")
+
+
+class CodecError(ValueError):
+    """A group cannot be written, or bytes are no group of this format."""
+
+
+class _Record(NamedTuple):
+    format: int
+    key: list[int]
+    prompt_id: str
+    start_version: int
+    deadline: int
+    samples: list[Any]
+
+
+class _Row(NamedTuple):
+    episode: int
+    sample_index: int
+    arrays: list[list[Any]]
+    status: str
+    reward: float | None
+    failure: str | None
+    metadata: dict[str, Any]
+
+
+def encode_group(group: Group) -> bytes:
+    """Raises CodecError if a sample's metadata is not JSON-like."""
+    record = _Record(
+        FORMAT,
+        list(group.key),
+        group.prompt_id,
+        group.start_version,
+        group.deadline,
+        [_row(sample, group.key) for sample in group.samples],
+    )
+    return cast(bytes, msgpack.packb(record, unicode_errors="surrogatepass"))
+
+
+def decode_group(data: bytes) -> Group:
+    """Inverse of `encode_group`; arrays are fresh and writable. Raises CodecError."""
+    try:
+        unpacked = msgpack.unpackb(data, unicode_errors="surrogatepass", strict_map_key=True)
+    except (ValueError, RecursionError) as error:  # msgpack's own errors are ValueErrors
+        raise CodecError(f"a journal record of {len(data)} bytes is not msgpack: {error}") from error
+    if not isinstance(unpacked, list) or not unpacked or unpacked[0] != FORMAT:
+        found = unpacked[0] if isinstance(unpacked, list) and unpacked else unpacked
+        raise CodecError(f"a journal record has format {str(found)[:40]}; this version of headrace reads {FORMAT}")
+    record = _Record(*_fields(unpacked, len(_Record._fields), "a journal record"))
+    key = GroupKey(*(_typed(part, int, "the key") for part in _fields(record.key, 3, "the group's key")))
+    return Group(
+        key=key,
+        prompt_id=_typed(record.prompt_id, str, "prompt_id"),
+        start_version=_typed(record.start_version, int, "start_version"),
+        deadline=_typed(record.deadline, int, "deadline"),
+        samples=tuple(_sample(row, key) for row in _typed(record.samples, list, "samples")),
+    )
+
+
+def check_metadata(metadata: object) -> None:
+    """Raises CodecError unless this is a mapping of text to JSON-like values with whole numbers of 64 bits."""
+    if not isinstance(metadata, dict):
+        raise CodecError(f"metadata is a {type(metadata).__name__}; it must be a dict with text keys")
+    _check_json_like(metadata, "metadata", 0)
+
+
+def _row(sample: Sample, key: GroupKey) -> _Row:
+    if sample.group != key:
+        raise CodecError(f"a sample of group {sample.group} is in group {key}")
+    check_metadata(sample.metadata)
+    arrays = [_pack_array(getattr(sample, name), dtype) for name, dtype in _COLUMNS.items()]
+    reward = None if sample.reward is None else float(sample.reward)
+    return _Row(sample.episode, sample.index, arrays, str(sample.status), reward, sample.failure, sample.metadata)
+
+
+def _sample(packed: Any, key: GroupKey) -> Sample:
+    row = _Row(*_fields(packed, len(_Row._fields), "a sample"))
+    packed_arrays = _fields(row.arrays, len(_COLUMNS), "a sample's arrays")
+    arrays = {
+        name: _unpack_array(packed_array, dtype, name)
+        for (name, dtype), packed_array in zip(_COLUMNS.items(), packed_arrays, strict=True)
+    }
+    status = _typed(row.status, str, "status")
+    if status not in set(SampleStatus):
+        raise CodecError(f"a sample has the status {status[:40]!r}; there are {', '.join(SampleStatus)}")
+    check_metadata(row.metadata)
+    try:
+        return Sample(
+            group=key,
+            episode=_typed(row.episode, int, "episode"),
+            index=_typed(row.sample_index, int, "index"),
+            status=SampleStatus(status),
+            reward=None if row.reward is None else _typed(row.reward, float, "reward"),
+            failure=None if row.failure is None else _typed(row.failure, str, "failure"),
+            metadata=row.metadata,
+            **arrays,
+        )
+    except ValueError as error:
+        raise CodecError(str(error)) from error
+
+
+def _pack_array(array: NDArray[Any], dtype: np.dtype[Any]) -> list[Any]:
+    if array.ndim != 1 or array.dtype.newbyteorder("<") != dtype:
+        raise CodecError(f"an array of dtype {array.dtype} and shape {array.shape}, where a row of {dtype} belongs")
+    return [dtype.str, len(array), array.astype(dtype, copy=False).tobytes()]
+
+
+def _unpack_array(packed: Any, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
+    found, length, data = _fields(packed, 3, name)
+    if found != dtype.str:
+        raise CodecError(f"{name} has dtype {str(found)[:40]!r}, not {dtype.str!r}")
+    data = _typed(data, bytes, name)
+    if _typed(length, int, name) * dtype.itemsize != len(data):
+        raise CodecError(f"{name} says {length} items of {dtype.itemsize} bytes, but has {len(data)} bytes")
+    if dtype.kind == "b" and data.strip(b"\x00\x01"):
+        raise CodecError(f"{name} has a byte that is neither 0 nor 1")
+    return np.frombuffer(data, dtype).astype(dtype.newbyteorder("="))
+
+
+def _fields(value: Any, count: int, what: str) -> list[Any]:
+    if not isinstance(value, list) or len(value) != count:
+        raise CodecError(f"{what} has {len(value) if isinstance(value, list) else 'no'} fields, not {count}")
+    return value
+
+
+def _typed(value: Any, kind: type[T], what: str) -> T:
+    if type(value) is not kind:  # exactly: a bool is no number here
+        raise CodecError(f"{what} is a {type(value).__name__}, not a {kind.__name__}")
+    return value
+
+
+def _check_json_like(value: object, where: str, depth: int) -> None:
+    if depth > _MAX_DEPTH:
+        raise CodecError(f"{where[:80]} is nested deeper than {_MAX_DEPTH}")
+    match value:
+        case None | bool() | str():
+            return
+        case int():
+            if not -(2**63) <= value < 2**64:
+                raise CodecError(f"{where} is {value}, beyond 64 bits; store it as text")
+        case float():
+            if not math.isfinite(value):
+                raise CodecError(f"{where} is {value}, which is no JSON value")
+        case list():
+            for place, item in enumerate(value):
+                _check_json_like(item, f"{where}[{place}]", depth + 1)
+        case dict():
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    raise CodecError(f"{where} has the key {key!r}; keys are text")
+                _check_json_like(item, f"{where}.{key}", depth + 1)
+        case _:
+            raise CodecError(
+                f"{where} is a {type(value).__name__}; give JSON-like values: text, numbers, bools, None, lists, dicts"
+            )

@@ -1,0 +1,160 @@
+"""The episodes of a group, side by side: played, scored, and made into samples."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+
+from headrace.engines.protocol import EngineError, RequestError
+from headrace.experience.codec import check_metadata
+from headrace.experience.dataset import Prompt
+from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
+from headrace.rollout.failures import FailureKind, describe, describe_exception
+from headrace.rollout.policy import GenerationAborted, Policy, PolicySettings
+from headrace.rollout.rewards.outcome import NotARewardError, RewardOutcome, as_reward
+from headrace.rollout.rewards.pool import Scorer
+from headrace.rollout.trajectory import Trajectory
+from headrace.rollout.workflow import Workflow
+from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.weights.version import Version
+
+
+class _WorkflowLeft(Exception):
+    """The workflow ended by an exception that would have ended more than its episode."""
+
+
+class EpisodeRunner:
+    """Plays `samples_per_prompt` episodes of a prompt at a time.
+
+    Whatever goes wrong in an episode fails its own samples, with a reason, and nothing else. Cancelling `run_group`
+    aborts what its episodes asked of engines.
+    """
+
+    def __init__(
+        self,
+        *,
+        workflow: Workflow,
+        policy: PolicySettings,
+        rewards: Scorer,
+        clock: Clock,
+        samples_per_prompt: int,
+        episode_timeout_s: float,
+    ) -> None:
+        self._workflow = workflow
+        self._policy = policy
+        self._rewards = rewards
+        self._clock = clock
+        self._samples_per_prompt = samples_per_prompt
+        self._episode_timeout_s = episode_timeout_s
+
+    async def run_group(self, key: GroupKey, prompt: Prompt, start_version: Version, deadline: int) -> Group:
+        """All episodes of one attempt, in order of episode. `deadline` is the last batch that may train them whole."""
+        async with asyncio.TaskGroup() as tasks:
+            episodes = [
+                tasks.create_task(self._episode(key, episode, prompt, start_version), name=f"episode {key}/{episode}")
+                for episode in range(self._samples_per_prompt)
+            ]
+        samples = tuple(sample for episode in episodes for sample in episode.result())
+        return Group(key, prompt.prompt_id, start_version.number, deadline, samples)
+
+    async def _episode(self, key: GroupKey, episode: int, prompt: Prompt, min_version: Version) -> list[Sample]:
+        try:
+            trajectories = await self._clock.wait_for(
+                self._play(Policy(self._policy, group=key, episode=episode, min_version=min_version), prompt),
+                self._episode_timeout_s,
+                f"episode {key}/{episode}",
+            )
+            _check(trajectories)
+        except GenerationAborted:
+            return [_empty(key, episode, SampleStatus.ABORTED, None)]
+        except Exception as error:
+            return [_empty(key, episode, SampleStatus.FAILED, _failure_of(error))]
+        if any(trajectory.status is SampleStatus.ABORTED for trajectory in trajectories):
+            return [_empty(key, episode, SampleStatus.ABORTED, None)]
+        try:
+            outcomes = await self._score(trajectories, prompt)
+            return [
+                trajectory.to_sample(key, episode, index, reward=outcome.value, failure=outcome.failure)
+                for index, (trajectory, outcome) in enumerate(zip(trajectories, outcomes, strict=True))
+            ]
+        except Exception as error:  # tokens that do not decode, or whose arrays do not fit each other
+            return [_empty(key, episode, SampleStatus.FAILED, _failure_of(error))]
+
+    async def _play(self, policy: Policy, prompt: Prompt) -> Sequence[Trajectory]:
+        try:
+            played = await self._workflow.run(prompt, policy)
+        except SystemExit as error:
+            raise _WorkflowLeft(f"it called sys.exit({error.code!r})") from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise _WorkflowLeft("it raised CancelledError, though nobody cancelled it") from error
+        return [played] if isinstance(played, Trajectory) else played
+
+    async def _score(self, trajectories: Sequence[Trajectory], prompt: Prompt) -> list[RewardOutcome]:
+        """An outcome for each trajectory. The reward function judges the last; those before share its outcome."""
+        *before, last = trajectories
+        final = _own_outcome(last) or await self._rewards.score(self._response(last), prompt.row, prompt.content)
+        return [*(_own_outcome(trajectory) or final for trajectory in before), final]
+
+    def _response(self, trajectory: Trajectory) -> str:
+        if trajectory.response is not None:
+            return trajectory.response
+        return self._policy.text.decode(trajectory.last_completion)
+
+
+def _own_outcome(trajectory: Trajectory) -> RewardOutcome | None:
+    """What the workflow or environment gave, if it did."""
+    if trajectory.reward is None:
+        return None
+    try:
+        return RewardOutcome(as_reward(trajectory.reward))
+    except NotARewardError as error:
+        return RewardOutcome(None, describe(FailureKind.REWARD_NAN, f"the workflow {error}"))
+
+
+def _check(trajectories: object) -> None:
+    """Raises unless this is what a workflow may return."""
+    if not isinstance(trajectories, Sequence) or not trajectories:
+        raise TypeError(f"the workflow returned {type(trajectories).__name__}; return one Trajectory, or several")
+    for trajectory in trajectories:
+        if not isinstance(trajectory, Trajectory):
+            raise TypeError(f"the workflow returned a {type(trajectory).__name__} among its trajectories")
+        if trajectory.status is SampleStatus.FAILED:
+            raise ValueError("the workflow set the status failed; raise an error that says why instead")
+        if trajectory.response is not None and not isinstance(trajectory.response, str):
+            raise TypeError(f"the trajectory's response is a {type(trajectory.response).__name__}; set text")
+        if not trajectory.has_completion:
+            raise ValueError("the policy chose no token: no room was left after the prompt, or it was never asked")
+        check_metadata(trajectory.metadata)
+
+
+def _failure_of(error: Exception) -> str:
+    match error:
+        case WaitTimeout():
+            return describe(FailureKind.TIMEOUT, str(error))
+        case EngineError() | RequestError():
+            return describe(FailureKind.ENGINE, str(error))
+        case _WorkflowLeft():
+            return describe(FailureKind.WORKFLOW, str(error))
+        case _:
+            return describe(FailureKind.WORKFLOW, describe_exception(error))
+
+
+def _empty(key: GroupKey, episode: int, status: SampleStatus, failure: str | None) -> Sample:
+    """A sample of an episode that left nothing to train on."""
+    return Sample(
+        group=key,
+        episode=episode,
+        index=0,
+        tokens=np.empty(0, np.int32),
+        loss_mask=np.empty(0, np.bool_),
+        logprobs=np.empty(0, np.float32),
+        versions=np.empty(0, np.int32),
+        branches=np.empty(0, np.int32),
+        status=status,
+        failure=failure,
+    )

@@ -1,0 +1,53 @@
+"""The policy and an environment take turns."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from headrace.experience.dataset import Prompt
+from headrace.experience.sample import SampleStatus
+from headrace.rollout.environment import Environment, StepResult
+from headrace.rollout.policy import Policy
+from headrace.rollout.trajectory import Trajectory
+
+
+class MultiTurn:
+    """Until the environment is done, or `max_turns` or the context is used up."""
+
+    def __init__(self, environment: Callable[[], Environment], max_turns: int) -> None:
+        self._environment = environment
+        self._max_turns = max_turns
+
+    async def run(self, prompt: Prompt, policy: Policy) -> Trajectory:
+        environment = self._environment()
+        content = await _result(environment.reset(prompt.row))
+        if content is None:
+            content = prompt.content
+        trajectory = Trajectory(policy.encode(content))
+        for turn in range(1, self._max_turns + 1):
+            completion = await policy.generate(trajectory.tokens)
+            if not len(completion.tokens):  # the context is full
+                trajectory.status = SampleStatus.TRUNCATED
+                break
+            trajectory.add_completion(completion)
+            trajectory.metadata["turns"] = turn
+            step = await _result(environment.step(policy.decode(completion.tokens)))
+            if not isinstance(step, StepResult):
+                raise TypeError(f"the environment's step returned {type(step).__name__}; return a StepResult")
+            if step.reward is not None:
+                trajectory.reward = (trajectory.reward or 0.0) + step.reward
+            if step.done:
+                trajectory.status = SampleStatus.COMPLETED
+                break
+            trajectory.status = SampleStatus.TRUNCATED
+            if turn < self._max_turns:
+                last = int(completion.tokens[-1])
+                chat = not isinstance(content, str)
+                trajectory.add_observation(policy.encode_observation(step.observation, chat=chat, last_token=last))
+        return trajectory
+
+
+async def _result(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value

@@ -1,0 +1,181 @@
+"""The policy as workflows see it: asks engines for tokens, and hides interruptions and failures of engines."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from headrace.engines.protocol import Engine, EngineError, FinishReason, GenerateRequest, SamplingParams, TokenChunk
+from headrace.experience.sample import GroupKey
+from headrace.rollout.router import Router
+from headrace.rollout.tokens import Content, TextCodec
+from headrace.runtime.protocol import Clock
+from headrace.weights.version import Version
+
+_MAX_ENGINE_FAILURES = 3
+"""Engines that may fail under one completion before it is given up."""
+_NO_PROGRESS_PAUSE_S = 0.05
+"""Before asking again an engine that was interrupted before it sampled anything."""
+
+
+class GenerationAborted(Exception):
+    """The run aborted the request; the episode ends, and is not trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What the policy sampled in one call; every array has the same length."""
+
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    branches: NDArray[np.int32]
+    finish_reason: FinishReason
+    """STOP, or LENGTH when a limit on tokens ended it."""
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """What all episodes of a run have in common."""
+
+    router: Router
+    text: TextCodec
+    sampling: SamplingParams
+    seed: int
+    clock: Clock
+    request_timeout_s: float
+    """Limit on one completion, failures and interruptions included."""
+    max_context: int | None = None
+    """Longest prompt + response in tokens that the engines take; no limit of its own unless given."""
+
+
+def noise_key(seed: int, group: GroupKey, episode: int, index: int) -> int:
+    """The 64-bit key of an episode's sampling noise.
+
+    BLAKE2b, 8 bytes, little-endian, of (seed, epoch, position, attempt, episode, index) as little-endian int64.
+    With a token's absolute position it fixes each draw, so noise depends on neither batch-mates nor interruptions.
+    """
+    packed = struct.pack("<6q", seed, *group, episode, index)
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+
+
+class Policy:
+    """The policy for one episode. No token that it gives is of a version older than `min_version`."""
+
+    def __init__(self, settings: PolicySettings, *, group: GroupKey, episode: int, min_version: Version) -> None:
+        self._settings = settings
+        self._group = group
+        self._episode = episode
+        self._min_version = min_version
+        self._requests = 0
+
+    def encode(self, content: Content) -> NDArray[np.int32]:
+        """See `TextCodec.encode`."""
+        return self._settings.text.encode(content)
+
+    def encode_observation(self, text: str, *, chat: bool, last_token: int | None = None) -> NDArray[np.int32]:
+        """See `TextCodec.encode_observation`."""
+        return self._settings.text.encode_observation(text, chat=chat, last_token=last_token)
+
+    def decode(self, tokens: ArrayLike) -> str:
+        """See `TextCodec.decode`."""
+        return self._settings.text.decode(tokens)
+
+    async def generate(
+        self, prompt: Sequence[int] | NDArray[np.int32], *, max_new_tokens: int | None = None, index: int = 0
+    ) -> Completion:
+        """Sample after `prompt` (token ids, at least one), until a stop token or a limit.
+
+        `max_new_tokens` lowers or raises the run's limit. Calls with another `index` draw other noise: give one to
+        each of several continuations of the same tokens. If no room is left in the context, the completion is empty
+        and ends by LENGTH.
+
+        Raises EngineError when no engine could serve it, RequestError when none ever could, WaitTimeout, and
+        GenerationAborted.
+        """
+        settings = self._settings
+        tokens = np.asarray(prompt, dtype=np.int32)
+        limit = settings.sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
+        if settings.max_context is not None:
+            limit = min(limit, settings.max_context - len(tokens))
+        if limit <= 0:
+            return _completion([], FinishReason.LENGTH)
+        return await settings.clock.wait_for(
+            self._complete(tokens, limit, noise_key(settings.seed, self._group, self._episode, index)),
+            settings.request_timeout_s,
+            f"a completion of group {self._group}, episode {self._episode}",
+        )
+
+    async def _complete(self, prompt: NDArray[np.int32], limit: int, key: int) -> Completion:
+        """Ask until an engine ends the completion, each time with what was sampled before."""
+        chunks: list[TokenChunk] = []
+        sampled = 0
+        failed: list[int] = []
+        while sampled < limit:
+            request = GenerateRequest(
+                request_id=f"{self._group}/{self._episode}.{self._requests}",
+                prompt=np.concatenate([prompt, *(chunk.tokens for chunk in chunks)], dtype=np.int32),
+                sampling=replace(self._settings.sampling, max_new_tokens=limit - sampled),
+                noise_key=key,
+                min_version=self._min_version,
+            )
+            self._requests += 1
+            before = sampled
+            with self._settings.router.lease(self._min_version, failed) as (engine_index, engine):
+                try:
+                    finish = await self._ask(engine, request, chunks)
+                except EngineError:
+                    failed.append(engine_index)
+                    if len(failed) >= _MAX_ENGINE_FAILURES or len(failed) == len(self._settings.router.loads):
+                        raise
+                    finish = FinishReason.INTERRUPTED
+            sampled = sum(len(chunk.tokens) for chunk in chunks)
+            if finish is FinishReason.ABORT:
+                raise GenerationAborted(f"request {request.request_id} was aborted")
+            if finish is not FinishReason.INTERRUPTED:
+                return _completion(chunks, finish)
+            if sampled == before:
+                await self._settings.clock.sleep(_NO_PROGRESS_PAUSE_S)
+        return _completion(chunks, FinishReason.LENGTH)
+
+    async def _ask(self, engine: Engine, request: GenerateRequest, chunks: list[TokenChunk]) -> FinishReason:
+        """Append what one engine samples to `chunks`, until it says why it ended."""
+        finish = None
+        try:
+            async for chunk in engine.generate(request):
+                self._check(chunk, request)
+                chunks.append(chunk)
+                if chunk.finish_reason is not None:
+                    finish = chunk.finish_reason
+            if finish is None:
+                raise EngineError(f"request {request.request_id} ended without a finish reason")
+        finally:
+            if finish is None:
+                engine.abort((request.request_id,))
+        return finish
+
+    def _check(self, chunk: TokenChunk, request: GenerateRequest) -> None:
+        lengths = {len(chunk.tokens), len(chunk.logprobs), len(chunk.versions), len(chunk.branches)}
+        if len(lengths) != 1:
+            raise EngineError(f"request {request.request_id}: a chunk whose arrays differ in length")
+        branch, number = self._min_version
+        old = (chunk.branches < branch) | ((chunk.branches == branch) & (chunk.versions < number))
+        if old.any():
+            at = int(old.argmax())
+            served = Version(int(chunk.branches[at]), int(chunk.versions[at]))
+            raise EngineError(f"request {request.request_id} asked for {self._min_version}, but was served by {served}")
+
+
+def _completion(chunks: Sequence[TokenChunk], finish: FinishReason) -> Completion:
+    return Completion(
+        tokens=np.concatenate([np.empty(0, np.int32), *(chunk.tokens for chunk in chunks)], dtype=np.int32),
+        logprobs=np.concatenate([np.empty(0, np.float32), *(chunk.logprobs for chunk in chunks)], dtype=np.float32),
+        versions=np.concatenate([np.empty(0, np.int32), *(chunk.versions for chunk in chunks)], dtype=np.int32),
+        branches=np.concatenate([np.empty(0, np.int32), *(chunk.branches for chunk in chunks)], dtype=np.int32),
+        finish_reason=finish,
+    )

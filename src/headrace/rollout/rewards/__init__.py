@@ -1,0 +1,1 @@
+"""Rewards, each scored in a child process that can be killed."""

@@ -1,0 +1,33 @@
+"""What comes of scoring one response."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RewardOutcome:
+    """Either a finite reward or a failure; never both."""
+
+    value: float | None
+    failure: str | None = None
+    """`kind: detail`, with a kind of `FailureKind`."""
+
+
+class NotARewardError(ValueError):
+    """A reward function or an environment gave something else than a finite number."""
+
+
+def as_reward(value: object) -> float:
+    """`value` as a float: any finite real number, or a bool as 0 or 1. Raises NotARewardError."""
+    if not hasattr(value, "__float__") and not hasattr(value, "__index__"):
+        raise NotARewardError(f"returned {reprlib.repr(value)} ({type(value).__name__}), which is not a number")
+    try:
+        reward = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise NotARewardError(f"returned {reprlib.repr(value)}, which is not a number: {error}") from error
+    if not math.isfinite(reward):
+        raise NotARewardError(f"returned {reward}, which is not finite")
+    return reward

@@ -1,0 +1,16 @@
+"""One prompt, one response."""
+
+from __future__ import annotations
+
+from headrace.experience.dataset import Prompt
+from headrace.rollout.policy import Policy
+from headrace.rollout.trajectory import Trajectory
+
+
+class SingleTurn:
+    """The shortest workflow, and the model for writing another."""
+
+    async def run(self, prompt: Prompt, policy: Policy) -> Trajectory:
+        trajectory = Trajectory(policy.encode(prompt.content))
+        trajectory.add_completion(await policy.generate(trajectory.tokens))
+        return trajectory

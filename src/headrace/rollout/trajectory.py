@@ -1,0 +1,95 @@
+"""One history of an episode: what was given to the policy, and what it chose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.engines.protocol import FinishReason
+from headrace.experience.sample import GroupKey, Sample, SampleStatus
+from headrace.rollout.policy import Completion
+
+
+class Trajectory:
+    """Grows by completions and observations; every token that the policy chose keeps its log-prob and version."""
+
+    def __init__(self, prompt: Sequence[int] | NDArray[np.int32]) -> None:
+        self.status = SampleStatus.COMPLETED
+        """Follows the last completion, unless a workflow sets it."""
+        self.reward: float | None = None
+        """Set by a workflow or environment that scores by itself; otherwise the reward function is asked."""
+        self.response: str | None = None
+        """What the reward function gets; the text of the last completion unless set."""
+        self.metadata: dict[str, Any] = {}
+        """Free, JSON-like values only; stored with the sample."""
+        self._tokens: list[NDArray[np.int32]] = []
+        self._mask: list[NDArray[np.bool_]] = []
+        self._logprobs: list[NDArray[np.float32]] = []
+        self._versions: list[NDArray[np.int32]] = []
+        self._branches: list[NDArray[np.int32]] = []
+        self._last: NDArray[np.int32] = np.empty(0, np.int32)
+        self.add_observation(prompt)
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """All token ids so far: what the next completion follows."""
+        return np.concatenate(self._tokens)
+
+    @property
+    def last_completion(self) -> NDArray[np.int32]:
+        """Token ids of the policy's last turn; empty before the first."""
+        return self._last
+
+    @property
+    def has_completion(self) -> bool:
+        """Whether there is a token that the policy chose."""
+        return any(part.any() for part in self._mask)
+
+    def add_completion(self, completion: Completion) -> None:
+        """Append what the policy chose."""
+        self._append(completion.tokens, True, completion.logprobs, completion.versions, completion.branches)
+        self._last = completion.tokens
+        truncated = completion.finish_reason is FinishReason.LENGTH
+        self.status = SampleStatus.TRUNCATED if truncated else SampleStatus.COMPLETED
+
+    def add_observation(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
+        """Append what the policy was given: it is never trained on these tokens."""
+        ids = np.asarray(tokens, dtype=np.int32)
+        none = np.full(len(ids), -1, dtype=np.int32)
+        self._append(ids, False, np.zeros(len(ids), dtype=np.float32), none, none)
+
+    def to_sample(
+        self, group: GroupKey, episode: int, index: int, *, reward: float | None = None, failure: str | None = None
+    ) -> Sample:
+        """The row of the experience table. With a `failure` its status is FAILED."""
+        return Sample(
+            group=group,
+            episode=episode,
+            index=index,
+            tokens=self.tokens,
+            loss_mask=np.concatenate(self._mask),
+            logprobs=np.concatenate(self._logprobs),
+            versions=np.concatenate(self._versions),
+            branches=np.concatenate(self._branches),
+            status=self.status if failure is None else SampleStatus.FAILED,
+            reward=reward,
+            failure=failure,
+            metadata=self.metadata,
+        )
+
+    def _append(
+        self,
+        tokens: NDArray[np.int32],
+        chosen: bool,
+        logprobs: NDArray[np.float32],
+        versions: NDArray[np.int32],
+        branches: NDArray[np.int32],
+    ) -> None:
+        self._tokens.append(tokens)
+        self._mask.append(np.full(len(tokens), chosen, dtype=np.bool_))
+        self._logprobs.append(logprobs)
+        self._versions.append(versions)
+        self._branches.append(branches)

@@ -1,0 +1,54 @@
+"""How one episode runs, from prompt to trajectory."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Protocol
+
+from headrace.config.errors import ConfigError
+from headrace.config.rollout import RolloutConfig
+from headrace.experience.dataset import Prompt
+from headrace.rollout.multi_turn import MultiTurn
+from headrace.rollout.plugins import load_class
+from headrace.rollout.policy import Policy
+from headrace.rollout.single_turn import SingleTurn
+from headrace.rollout.trajectory import Trajectory
+
+BUILTIN_WORKFLOWS = ("single_turn", "multi_turn")
+
+
+class Workflow(Protocol):
+    """One object serves all episodes, many at a time: what belongs to an episode stays in `run`."""
+
+    async def run(self, prompt: Prompt, policy: Policy) -> Trajectory | Sequence[Trajectory]:
+        """Play one episode. Several trajectories are one episode whose history was rewritten on the way.
+
+        Whatever it raises fails this episode alone.
+        """
+
+
+def load_workflow(config: RolloutConfig) -> Workflow:
+    """The workflow that `config` names. Raises ConfigError if it cannot be had."""
+    if config.workflow == "multi_turn":
+        if config.environment is None:
+            raise ConfigError("rollout.workflow is multi_turn, which needs rollout.environment: path.py:Class")
+        environment = load_class(config.environment, "rollout.environment", {"reset": ("row",), "step": ("action",)})
+        return MultiTurn(environment, config.max_turns)
+    if config.environment is not None:
+        raise ConfigError(
+            f"rollout.environment is {config.environment!r}, but rollout.workflow is {config.workflow}, which has "
+            "none; set rollout.workflow=multi_turn, or remove it"
+        )
+    if config.workflow == "single_turn":
+        return SingleTurn()
+    if ":" not in config.workflow:
+        raise ConfigError(
+            f"rollout.workflow is {config.workflow!r}; write {', '.join(BUILTIN_WORKFLOWS)} or path.py:Class"
+        )
+    workflow = load_class(config.workflow, "rollout.workflow", {"run": ("prompt", "policy")})
+    if not inspect.iscoroutinefunction(workflow.run):
+        raise ConfigError(
+            f"rollout.workflow is {config.workflow!r}, whose method run is not async; write async def run"
+        )
+    return workflow()

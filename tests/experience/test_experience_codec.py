@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from headrace.experience.codec import CodecError, decode_group, encode_group
+from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
+
+json_like = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+COLUMNS = ("tokens", "loss_mask", "logprobs", "versions", "branches")
+DTYPES = (np.int32, np.bool_, np.float32, np.int32, np.int32)
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> Group:
+    key = GroupKey(*(draw(st.integers(-1, 2**40)) for _ in range(3)))
+    samples = []
+    for _ in range(draw(st.integers(0, 3))):
+        length = draw(st.integers(0, 6))
+        arrays = {name: draw(hnp.arrays(dtype, length)) for name, dtype in zip(COLUMNS, DTYPES, strict=True)}
+        samples.append(
+            Sample(
+                group=key,
+                episode=draw(st.integers(0, 99)),
+                index=draw(st.integers(0, 99)),
+                status=draw(st.sampled_from(SampleStatus)),
+                reward=draw(st.none() | st.floats(allow_nan=False)),
+                failure=draw(st.none() | st.text()),
+                metadata=draw(st.dictionaries(st.text(), json_like, max_size=3)),
+                **arrays,
+            )
+        )
+    numbers = st.integers(0, 2**31)
+    return Group(key, draw(st.text()), draw(numbers), draw(numbers), tuple(samples))
+
+
+def small_group(**changes: Any) -> Group:
+    key = GroupKey(1, 2, 3)
+    values: dict[str, Any] = {
+        "group": key,
+        "episode": 0,
+        "index": 0,
+        "tokens": np.array([5, 6], np.int32),
+        "loss_mask": np.array([False, True]),
+        "logprobs": np.array([0, -0.5], np.float32),
+        "versions": np.array([-1, 4], np.int32),
+        "branches": np.array([-1, 0], np.int32),
+        "status": SampleStatus.COMPLETED,
+        "reward": 1.0,
+    }
+    return Group(key, "p7", 4, 6, (Sample(**{**values, **changes}),))
+
+
+@settings(max_examples=100, deadline=None)
+@given(groups())
+def test_a_group_comes_back_as_it_was(group: Group) -> None:
+    back = decode_group(encode_group(group))
+    assert (back.key, back.prompt_id, back.start_version, back.deadline) == (
+        group.key,
+        group.prompt_id,
+        group.start_version,
+        group.deadline,
+    )
+    assert len(back.samples) == len(group.samples)
+    for one, other in zip(back.samples, group.samples, strict=True):
+        for name, dtype in zip(COLUMNS, DTYPES, strict=True):
+            array = getattr(one, name)
+            assert array.dtype == dtype
+            assert array.flags.writeable
+            assert array.tobytes() == getattr(other, name).tobytes()
+        for name in ("group", "episode", "index", "status", "reward", "failure", "metadata"):
+            assert getattr(one, name) == getattr(other, name)
+            assert type(getattr(one, name)) is type(getattr(other, name))
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(CodecError):
+        decode_group(data)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 255))
+def test_a_changed_byte_is_refused_or_gives_a_well_formed_group(place: int, byte: int) -> None:
+    data = bytearray(encode_group(small_group(metadata={"turns": 2})))
+    data[place % len(data)] = byte
+    try:
+        group = decode_group(bytes(data))
+    except CodecError:
+        return
+    assert all(sample.tokens.dtype == np.int32 and len(sample) == len(sample.loss_mask) for sample in group.samples)
+
+
+def test_a_cut_record_is_refused() -> None:
+    data = encode_group(small_group())
+    for end in range(len(data)):
+        with pytest.raises(CodecError):
+            decode_group(data[:end])
+
+
+def test_another_format_is_named() -> None:
+    with pytest.raises(CodecError, match="has format 2; this version of headrace reads 1"):
+        decode_group(msgpack.packb([2, [0, 0, 0], "p", 0, 0, []]))
+
+
+def test_a_dtype_is_not_taken_from_the_bytes() -> None:
+    record = msgpack.unpackb(encode_group(small_group()))
+    record[5][0][2][0][0] = "|O8"
+    with pytest.raises(CodecError, match=r"tokens has dtype '\|O8', not '<i4'"):
+        decode_group(msgpack.packb(record))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"a": object()}, r"metadata.a is a object; give JSON-like values"),
+        ({"a": [1, {2: 3}]}, r"metadata.a\[1\] has the key 2"),
+        ({"a": 2**64}, "beyond 64 bits"),
+        ({"a": float("nan")}, "no JSON value"),
+        ({"a": (1, 2)}, "is a tuple"),
+        (["a"], "metadata is a list"),
+    ],
+)
+def test_metadata_that_is_not_json_like_is_refused(metadata: Any, words: str) -> None:
+    with pytest.raises(CodecError, match=words):
+        encode_group(small_group(metadata=metadata))
+
+
+def test_an_array_of_another_dtype_is_refused() -> None:
+    with pytest.raises(CodecError, match="an array of dtype int64"):
+        encode_group(small_group(tokens=np.array([5, 6], np.int64)))
