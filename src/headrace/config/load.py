@@ -29,7 +29,9 @@ def load_config(kind: type[C], path: str | Path, overrides: Sequence[str] = ()) 
         raise ConfigError(f"no config file at {file}")
     for override in overrides:
         if "=" not in override:
-            raise ConfigError(f"override {override!r} has no '='; write key=value, as trainer.optimizer.lr=1e-6")
+            raise ConfigError(
+                f"override {override!r} has no '='; write key=value, as trainer.optimizer.lr=1e-6"
+            )
     try:
         merged = OmegaConf.merge(OmegaConf.load(file), OmegaConf.from_dotlist(list(overrides)))
         raw = OmegaConf.to_container(merged, resolve=True)

@@ -12,8 +12,7 @@ from headrace.config.base import Section
 class SamplingConfig(Section):
     max_new_tokens: int = Field(default=256, ge=1)
     """Longest response in tokens (of one turn)."""
-    temperature: float = Field(default=1.0, ge=0)
-    """0 is greedy."""
+    temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     """0 is no limit."""
@@ -70,7 +69,9 @@ class AsyncConfig(Section):
     def _mode_and_staleness_agree(self) -> AsyncConfig:
         eta = self.max_staleness
         if self.mode == "sync" and eta not in (None, 0):
-            raise ValueError(f"mode is sync but max_staleness is {eta}; sync means 0: remove it, or use mode: async")
+            raise ValueError(
+                f"mode is sync but max_staleness is {eta}; sync means 0: remove it, or use mode: async"
+            )
         if self.mode == "one_step_off" and eta not in (None, 1):
             raise ValueError(
                 f"mode is one_step_off but max_staleness is {eta}; one_step_off means 1: remove it, or use mode: async"

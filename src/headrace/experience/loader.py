@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 from headrace.experience.flow import Flow
 from headrace.experience.index import Row, RowId
@@ -36,8 +36,11 @@ class StreamingLoader:
         self._streaming = streaming
         self._timeout_s = timeout_s
 
-    async def micro_batches(self, batch: int) -> AsyncIterator[Lease]:
-        """Leases of at most the token budget (one row may exceed it), until every row of `batch` was handed out.
+    async def micro_batches(
+        self, batch: int, until: Callable[[], bool] = lambda: False
+    ) -> AsyncGenerator[Lease]:
+        """Leases of at most the token budget (one row may exceed it), until every row of `batch` was handed out,
+        or `until()` holds (looked at when the consumer is woken).
 
         Raises WaitTimeout if no row comes within the time limit.
         """
@@ -46,13 +49,13 @@ class StreamingLoader:
         def is_complete() -> bool:
             return self._flow.is_sealed and handed_out >= self._flow.rows_of_batch()
 
-        while not is_complete():
+        while not (is_complete() or until()):
             lease = await self._table.lease(
                 self._consumer,
                 lambda ready: self._choose(ready, batch),
                 seconds=self._timeout_s,
                 what=lambda: f"rows of batch {batch} ({self._flow.describe()})",
-                until=is_complete,
+                until=lambda: is_complete() or until(),
             )
             if lease is None:
                 return

@@ -6,6 +6,7 @@ admitted group never waits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -122,6 +123,12 @@ class ExperienceTable:
         self._expire()
         for lease in leases:
             self._index.renew(lease, self._clock.now() + self._lease_s)
+
+    def hold(self, *leases: Lease) -> None:
+        """The rows are being used up and must not go back: the leases last until they are acked."""
+        self._expire()
+        for lease in leases:
+            self._index.renew(lease, math.inf)
 
     def ack(self, *leases: Lease) -> None:
         """Done with these rows, all leases or (StaleLease) none."""

@@ -26,24 +26,17 @@ INITIAL = Version(0, 0)
 
 
 class Lineage:
-    """Which versions the present branch descends from.
+    """Which versions the present branch descends from. Where a branch forked off, its parent's later versions were
+    taken back."""
 
-    A branch forks from (parent, number): the parent's versions after that number were taken back.
-    """
-
-    def __init__(self, branch: int, forks: Mapping[int, Version]) -> None:
-        """`forks`: where each branch but the first began."""
+    def __init__(self, branch: int, last_kept: Mapping[int, int]) -> None:
+        """`branch`: the present one. `last_kept`: for each branch of its line, the last number that was kept."""
         self.branch = branch
-        self._last_kept: dict[int, int] = {}
-        child = branch
-        while (fork := forks.get(child)) is not None:
-            earlier = self._last_kept.get(child)
-            self._last_kept[fork.branch] = fork.number if earlier is None else min(fork.number, earlier)
-            child = fork.branch
+        self._last_kept = dict(last_kept)
 
     def lost(self, branches: NDArray[np.int32], versions: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """True where (branch, number) is no version of this lineage. Both arrays have shape [T]; -1 is not lost."""
-        lost = (branches >= 0) & (branches != self.branch)
+        """True where (branch, number) is no version of this line. All arrays have shape [T]; -1 is not lost."""
+        lost = branches >= 0
         for branch, last in self._last_kept.items():
             lost &= ~((branches == branch) & (versions <= last))
         return lost

@@ -1,0 +1,263 @@
+"""The flow: ledger, journal, table and schedule move together, and a crash loses nothing."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.experience.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
+from headrace.experience.flow import Admission, Flow
+from headrace.experience.index import Consumer
+from headrace.experience.sample import Group, Sample, SampleStatus
+from headrace.experience.schedule import Schedule
+from headrace.experience.table import ExperienceTable
+from headrace.runtime.inline import InlineRuntime
+from headrace.store import RunStore
+
+CONSUMERS = [
+    Consumer("filter", frozenset({"reward"}), "group"),
+    Consumer("actor", frozenset({"tokens", "keep", "batch"})),
+]
+
+
+def group(admission: Admission, tokens: int = 3) -> Group:
+    sample = Sample(
+        group=admission.key,
+        episode=0,
+        index=0,
+        tokens=np.arange(tokens, dtype=np.int32),
+        loss_mask=np.array([False] + [True] * (tokens - 1)),
+        logprobs=np.zeros(tokens, np.float32),
+        versions=np.zeros(tokens, np.int32),
+        branches=np.zeros(tokens, np.int32),
+        status=SampleStatus.COMPLETED,
+        reward=1.0,
+    )
+    return Group(admission.key, admission.prompt.prompt_id, admission.start_version, admission.deadline, (sample,))
+
+
+class Bench:
+    """A flow over a real store, in the state that the store is in."""
+
+    def __init__(self, folder: Path, store: RunStore, on_deadline: str = "wait", prompts: int = 8) -> None:
+        self.folder = folder
+        self.store = store
+        self.runtime = InlineRuntime()
+        dataset = PromptDataset([Prompt(str(place), f"prompt {place}", {}) for place in range(prompts)])
+        last = store.ledger.frontier()
+        source = PromptSource(
+            dataset,
+            PromptOrder(prompts, seed=0, shuffle=True),
+            epochs=1,
+            max_attempts=2,
+            frontier=None if last is None else (last[0], last[1] + 1),
+        )
+        self.table = ExperienceTable(CONSUMERS, capacity=20, lease_s=60.0, clock=self.runtime.clock)
+        schedule = Schedule(
+            prompts_per_batch=2,
+            max_staleness=1,
+            total_batches=10,
+            on_deadline=on_deadline,  # type: ignore[arg-type]
+            ahead=4,
+        )
+        self.flow = Flow(schedule, self.table, source, store, self.runtime, actor="actor")
+
+    def admit(self, version: int = 0) -> Admission:
+        admission = self.flow.admit(version)
+        assert admission is not None
+        return admission
+
+    async def finish_and_keep(self, admission: Admission) -> None:
+        await self.flow.finish(group(admission))
+        self.flow.keep(admission.key)
+
+    def train(self) -> None:
+        """What the actor does with a sealed batch, less the training."""
+        for consumer in ("filter", "actor"):
+            while (lease := self.table.try_lease(consumer, list)) is not None:
+                self.table.ack(lease)
+        self.flow.step()
+
+
+def with_bench(folder: Path, body: Callable[[Bench], Awaitable[None]], **settings: object) -> None:
+    async def main() -> None:
+        store = RunStore.create(folder / "run", config_yaml="", config_sha256="x", now=0.0)
+        bench = Bench(folder / "run", store, **settings)  # type: ignore[arg-type]
+        await body(bench)
+        await bench.runtime.close()
+        bench.store.ledger.counts().check()
+        bench.store.close()
+
+    asyncio.run(main())
+
+
+def reopen(bench: Bench) -> tuple[Bench, int]:
+    """As after a crash: nothing but the folder is left."""
+    bench.store.close()
+    store = RunStore.open(bench.folder, config_sha256="x")
+    restored = store.checkpoints.restore()
+    again = Bench(bench.folder, store)
+    again.flow.restore(restored.number, restored.ready, restored.running)
+    bench.store = store
+    return again, restored.number
+
+
+def test_a_group_goes_from_gate_to_batch(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        first, second = bench.admit(), bench.admit()
+        assert first.deadline == 1
+        await bench.finish_and_keep(second)
+        await bench.finish_and_keep(first)
+        assert bench.flow.is_sealed
+        assert bench.flow.rows_of_batch() == 2
+        counts = bench.store.ledger.counts()
+        assert (counts.issued, counts.running, counts.ready, counts.trained) == (2, 0, 2, 0)
+        bench.train()
+        assert bench.store.ledger.counts().trained == 2
+        assert bench.table.groups == 0
+
+    with_bench(tmp_path, body)
+
+
+def test_the_gate_closes_at_the_bound_and_a_drop_opens_it(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        admissions = [bench.admit() for _ in range(4)]
+        assert bench.flow.admit(0) is None
+        await bench.flow.finish(group(admissions[0]))
+        bench.flow.drop(admissions[0].key, "zero_spread")
+        assert bench.table.groups == 0
+        assert bench.store.ledger.counts().dropped == {"zero_spread": 1}
+        assert bench.flow.admit(0) is not None
+
+    with_bench(tmp_path, body)
+
+
+def test_a_failed_group_is_tried_again_until_its_attempts_are_exhausted(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        first = bench.admit()
+        bench.flow.hand_back(first.key, "failed: reward_timeout")
+        again = bench.admit()
+        assert again.key == first.key._replace(attempt=1)
+        assert again.prompt == first.prompt
+        bench.flow.hand_back(again.key, "failed: reward_timeout")
+        assert bench.admit().key.position != first.key.position
+        dropped = bench.store.ledger.counts().dropped
+        assert dropped == {"failed: reward_timeout": 1, "exhausted (failed: reward_timeout)": 1}
+
+    with_bench(tmp_path, body)
+
+
+def test_the_run_ends_short_when_the_dataset_is_spent(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        for _ in range(3):
+            admission = bench.admit(version=9)
+            if admission.key.position < 3:
+                await bench.finish_and_keep(admission)
+            if bench.flow.is_sealed:
+                bench.train()
+        assert bench.flow.admit(9) is None
+        assert bench.flow.is_sealed
+        assert not bench.flow.is_finished
+        bench.train()
+        assert bench.flow.is_finished
+
+    with_bench(tmp_path, body, prompts=3)
+
+
+def test_after_a_crash_finished_groups_come_back_and_running_ones_are_issued_again(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        trained = [bench.admit(), bench.admit()]
+        finished, running = bench.admit(), bench.admit()
+        for admission in (*trained, finished):
+            await bench.finish_and_keep(admission)
+        bench.train()
+
+        again, number = reopen(bench)
+        assert number == 0, "nothing was committed: the trained groups are ready again"
+        assert again.table.groups == 3
+        assert again.flow.running_groups == 3, "finished groups pass the filter again"
+        for admission in (*trained, finished):
+            again.flow.keep(admission.key)
+        again.train()
+        reissued = again.admit(version=1)
+        assert reissued.key == running.key
+        assert reissued.prompt == running.prompt
+        assert again.store.ledger.counts().issued == 4, "the same attempt, not a new one"
+        await again.runtime.close()
+
+    with_bench(tmp_path, body)
+
+
+def test_after_a_commit_what_it_trained_stays_trained(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        for _ in range(2):
+            await bench.finish_and_keep(bench.admit())
+        bench.train()
+        prepared = bench.store.checkpoints.prepare(1, lambda path: (path / "x").write_text("weights"))
+        bench.store.checkpoints.commit(prepared, branch=0, number=1, state={})
+        again, number = reopen(bench)
+        assert number == 1
+        assert again.table.groups == 0
+        assert again.store.ledger.counts().trained == 2
+        await again.runtime.close()
+
+    with_bench(tmp_path, body)
+
+
+def test_a_prompt_that_was_handed_back_before_a_crash_is_not_lost(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        lost = bench.admit()
+        bench.flow.hand_back(lost.key, "failed: engine")
+        again, _ = reopen(bench)
+        assert again.admit().key == lost.key._replace(attempt=1)
+        await again.runtime.close()
+
+    with_bench(tmp_path, body)
+
+
+def test_overdue_running_groups_are_named_and_handed_back(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        slow = bench.admit()
+        for version in (0, 0, 1, 1):
+            await bench.finish_and_keep(bench.admit(version))
+            if bench.flow.is_sealed:
+                bench.train()
+        assert bench.flow.overdue() == [slow.key]
+        await bench.flow.finish(group(slow))
+        assert bench.table.groups == 0, "it ended too late to be put"
+        bench.flow.hand_back(slow.key, "overdue")
+        assert bench.flow.overdue() == []
+        assert bench.store.ledger.counts().dropped == {"overdue": 1}
+
+    with_bench(tmp_path, body, on_deadline="drop")
+
+
+def test_what_stalls_is_told_in_words(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        admission = bench.admit()
+        await bench.flow.finish(group(admission))
+        bench.flow.drop(admission.key, "zero_spread")
+        bench.admit()
+        assert bench.flow.describe() == (
+            "0 of 2 groups taken, 1 running, 0 ready; dropped since the last step: zero_spread 1"
+        )
+
+    with_bench(tmp_path, body)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_each_prompt_of_an_epoch_is_issued_once(tmp_path: Path, seed: int) -> None:
+    async def body(bench: Bench) -> None:
+        seen = []
+        while not bench.flow.is_finished:
+            admission = bench.flow.admit(9)
+            if admission is not None:
+                seen.append(admission.prompt.prompt_id)
+                await bench.finish_and_keep(admission)
+            if bench.flow.is_sealed and not bench.flow.is_finished:
+                bench.train()
+        assert sorted(seen) == [str(place) for place in range(8)]
+
+    with_bench(tmp_path / str(seed), body)
