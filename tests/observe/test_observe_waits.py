@@ -57,8 +57,13 @@ def test_overlapping_waits_of_one_side_for_one_thing_count_once() -> None:
 def test_a_wait_that_ends_with_an_error_ends() -> None:
     clock = Hand()
     meter = WaitMeter(clock)
-    with pytest.raises(TimeoutError), meter.waiting("actor", "rows"):
-        clock.time += 2
-        raise TimeoutError
+
+    def give_up() -> None:
+        with meter.waiting("actor", "rows"):
+            clock.time += 2
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        give_up()
     clock.time += 2
     assert meter.totals() == {"actor: rows": 2.0}

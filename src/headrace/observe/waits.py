@@ -17,7 +17,8 @@ class _Wait:
 
 
 class WaitMeter:
-    """Seconds in which a side waited for something. Waits of one side for one thing that overlap count once."""
+    """Seconds in which a side waited for something. Waits of one side for one thing that overlap count
+    once."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         """`now` gives monotonic seconds."""

@@ -1,0 +1,53 @@
+"""The live terminal view."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from headrace.observe import panels
+from headrace.observe.plain import describe
+from headrace.observe.snapshot import Snapshot
+
+_SMALLEST = (64, 20)
+"""Columns and lines below which there is no room for panels."""
+_FRAME_LINES = 4 + 4
+"""Lines of the panels whose height does not change: header and groups."""
+
+
+def render(snapshot: Snapshot, width: int, height: int) -> RenderableType:
+    """The whole view, at most `height` lines."""
+    if width < _SMALLEST[0] or height < _SMALLEST[1]:
+        return Text(describe(snapshot), overflow="ellipsis")
+    lower = min((height - _FRAME_LINES) // 2, 9)
+    upper = min(height - _FRAME_LINES - lower, 14)
+    left = width * 2 // 5
+    right = width - left
+    body = Table.grid()
+    body.add_column(width=left)
+    body.add_column(width=right)
+    body.add_row(panels.reward(snapshot, left, upper), panels.speed(snapshot, upper))
+    body.add_row(panels.staleness(snapshot, left, lower), panels.waits(snapshot, right, lower))
+    return Group(panels.header(snapshot, width), body, panels.groups(snapshot, width))
+
+
+class LiveView:
+    """Redraws in place. It owns no thread: `show` draws."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+
+    def open(self) -> None:
+        self._live.start()
+
+    def show(self, snapshot: Snapshot) -> None:
+        size = self._console.size
+        # The line below stays free, or the terminal would scroll at every redraw.
+        self._live.update(render(snapshot, size.width, size.height - 1), refresh=True)
+
+    def close(self) -> None:
+        """Leaves the last view standing."""
+        self._live.stop()

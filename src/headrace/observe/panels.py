@@ -1,0 +1,170 @@
+"""The parts of the live view: each a pure function from a snapshot to something that rich can print."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from headrace.observe.glyphs import amount, bar, curve, decimal, duration, percent
+from headrace.observe.snapshot import Snapshot
+
+_STATUS_STYLES = {"running": "green", "finished": "bold green", "stopped": "yellow", "failed": "bold red"}
+
+
+def status_style(status: str) -> str:
+    return _STATUS_STYLES.get(status, "bold red")
+
+
+def header(snapshot: Snapshot, width: int) -> Panel:
+    progress, done = snapshot.progress, len(snapshot.batches)
+    of = f"{done}/{snapshot.planned_batches}" if snapshot.planned_batches else str(done)
+    line = Text.assemble(("batch ", "dim"), (of, "bold"))
+    if progress is not None:
+        tail = Text.assemble("  ", (percent(progress), "bold"), ("  ETA ", "dim"), (duration(snapshot.eta_s), "bold"))
+        cells = max(width - 4 - line.cell_len - tail.cell_len - 2, 4)
+        filled = round(progress * cells)
+        line.append("  ").append("━" * filled, "cyan").append("━" * (cells - filled), "grey37").append_text(tail)
+    facts = Text.assemble(("version ", "dim"), snapshot.version, ("   elapsed ", "dim"), duration(snapshot.elapsed_s))
+    last = snapshot.last
+    if last is not None:
+        facts.append("   batch ", "dim").append(f"{last.step_s:.2f} s")
+        facts.append("   loss ", "dim").append(decimal(last.loss))
+        facts.append("   grad norm ", "dim").append(decimal(last.grad_norm, 2), "red" if last.skipped else "")
+    return _panel(
+        line,
+        facts,
+        title=Text.assemble(("headrace", "bold"), " · ", snapshot.name),
+        corner=Text(snapshot.status, status_style(snapshot.status)),
+    )
+
+
+def reward(snapshot: Snapshot, width: int, height: int) -> Panel:
+    """The curve of mean rewards over the run, its range in the lower border, and evaluations under it."""
+    rewards = [batch.reward_mean for batch in snapshot.batches]
+    drawn = curve(rewards, width - 4, height - 3, snapshot.planned_batches or 0)
+    scored = [evaluation for evaluation in snapshot.evaluations if evaluation.score is not None]
+    footer = Text.assemble(("eval ", "dim"))
+    if scored:
+        first, last = scored[0], scored[-1]
+        footer.append(f"v{first.number} ").append(decimal(first.score), "bold")
+        if last is not first:
+            footer.append(f" → v{last.number} ").append(decimal(last.score), "bold green")
+    else:
+        footer.append("-")
+    return _panel(
+        *(Text(line, "cyan") for line in drawn),
+        footer,
+        title=Text.assemble("reward ", (decimal(rewards[-1] if rewards else None), "bold cyan")),
+        corner=Text(f"{decimal(min(rewards), 2)} … {decimal(max(rewards), 2)}", "dim") if rewards else None,
+    )
+
+
+def speed(snapshot: Snapshot, height: int) -> Panel:
+    """Tokens per second first; of the rest as much as there is room for."""
+    last = snapshot.last
+    rows = [
+        ("generated", amount(snapshot.generated_per_s), "tok/s"),
+        ("trained", amount(snapshot.trained_per_s), "tok/s"),
+        ("response", decimal(last.response_tokens_mean, 1) if last else "-", "tokens, mean"),
+        ("mismatch", decimal(last.mismatch_mean_abs, 4) if last else "-", "|Δ log-prob|, mean"),
+        ("clipped", percent(last.clip_fraction) if last else "-", "of tokens"),
+        ("swaps", decimal(snapshot.swap_stall_s, 2), "s stalled, all"),
+        ("weights", decimal(last.behavior_weight_mean, 2) if last else "-", "proximal / behaviour, mean"),
+        ("KL", decimal(last.approx_kl, 4) if last else "-", "behaviour to current"),
+        ("lr", f"{last.lr:.2g}" if last else "-", ""),
+    ]
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(justify="right", style="bold", no_wrap=True)
+    table.add_column(style="dim", no_wrap=True)
+    for row in rows[: height - 2]:
+        table.add_row(*row)
+    return _panel(table, title=Text("speed"), height=height)
+
+
+def staleness(snapshot: Snapshot, width: int, height: int) -> Panel:
+    """Share of trained tokens by staleness; what does not fit is gathered in the last line."""
+    rows = height - 3
+    total = sum(snapshot.staleness.values())
+    values = sorted(snapshot.staleness)
+    shown = values if len(values) <= rows else values[: rows - 1]
+    lines = [(str(value), snapshot.staleness[value], value > snapshot.max_staleness) for value in shown]
+    if len(shown) < len(values):
+        rest = values[rows - 1 :]
+        lines.append((f"≥{rest[0]}", sum(snapshot.staleness[v] for v in rest), rest[-1] > snapshot.max_staleness))
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(justify="right", style="dim", no_wrap=True)
+    table.add_column(no_wrap=True, width=max(width - 15, 4))
+    table.add_column(justify="right", no_wrap=True, width=4)
+    for name, tokens, beyond in lines:
+        share = tokens / total if total else 0.0
+        table.add_row(name, Text(bar(share, max(width - 15, 4)), "red" if beyond else "blue"), percent(share))
+    for _ in range(rows - len(lines)):
+        table.add_row("", "", "")
+    out = Text.assemble(("left out ", "dim"), amount(snapshot.masked_tokens))
+    out.append("  late groups ", "dim").append(str(snapshot.late_groups))
+    if snapshot.lost_branch_tokens:
+        out.append("  lost ", "dim").append(amount(snapshot.lost_branch_tokens))
+    return _panel(table, out, title=Text(f"tokens by staleness, η = {snapshot.max_staleness}"))
+
+
+def waits(snapshot: Snapshot, width: int, height: int) -> Panel:
+    """Who computed, and who waited for what: as many lines as there is room for."""
+    worth_a_line = [share for share in snapshot.shares if not share.is_wait or share.share >= 0.005]
+    cells = max((width - 20) // 5, 4)
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True, width=max((len(share.side) for share in worth_a_line), default=0))
+    table.add_column(no_wrap=True, width=cells)
+    table.add_column(justify="right", no_wrap=True, width=4)
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    for share in worth_a_line[: height - 2]:
+        style = "yellow" if share.is_wait else "green"
+        what = Text.assemble(("waits: ", "dim"), share.what) if share.is_wait else Text("computes", "dim")
+        table.add_row(share.side, Text(bar(share.share, cells), style), percent(share.share), what)
+    return _panel(table, title=Text("who works, who waits"), height=height)
+
+
+def groups(snapshot: Snapshot, width: int) -> Panel:
+    """The queue between generation and training, against the most that it may hold; what was lost, and why."""
+    cells = max(width // 5, 8)
+    running = round(min(snapshot.running / snapshot.ahead, 1.0) * cells)
+    ready = round(min(snapshot.ready / snapshot.ahead, 1.0) * cells)
+    ready = min(max(ready, int(snapshot.ready > 0)), cells - running)
+    queue = Text.assemble(("━" * ready, "green"), ("━" * running, "blue"), ("━" * (cells - ready - running), "grey37"))
+    queue.append("  ready ", "dim").append(str(snapshot.ready), "bold green")
+    queue.append("  running ", "dim").append(str(snapshot.running), "bold blue")
+    queue.append(f"  of {snapshot.ahead}", "dim")
+    queue.append("   trained ", "dim").append(str(snapshot.trained), "bold")
+    lost = Text.assemble(("failed samples ", "dim"), (_by_reason(snapshot.failed), "red" if snapshot.failed else ""))
+    lost.append("   dropped ", "dim").append(_by_reason(snapshot.dropped))
+    return _panel(queue, lost, title=Text("groups"))
+
+
+def _by_reason(counted: dict[str, int]) -> str:
+    total = sum(counted.values())
+    if not total:
+        return "0"
+    return f"{total} ({', '.join(f'{reason} {count}' for reason, count in sorted(counted.items()))})"
+
+
+def _panel(*lines: RenderableType, title: Text, height: int | None = None, corner: Text | None = None) -> Panel:
+    """`corner` stands in the lower border, on the right."""
+    # The border is dim, and would dim a title without a style of its own.
+    title.stylize_before("not dim default")
+    body = Table.grid(expand=True)
+    body.add_column(no_wrap=True, overflow="ellipsis")
+    for line in lines:
+        body.add_row(line)
+    return Panel(
+        body,
+        title=title,
+        title_align="left",
+        subtitle=corner,
+        subtitle_align="right",
+        height=height,
+        box=box.ROUNDED,
+        border_style="grey42",
+    )

@@ -1,0 +1,133 @@
+"""What a run has recorded of itself, at one moment: what every view, and the summary, are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from headrace.config.train import TrainConfig
+from headrace.observe import totals
+from headrace.observe.record import BatchRecord, Totals
+from headrace.store import Counts, EventRow, MetricRow, RunReader
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Held-out prompts, answered by one version."""
+
+    branch: int
+    number: int
+    score: float | None
+    """Accuracy where it is recorded, else the mean reward; None if no answer could be scored."""
+    response_tokens_mean: float
+    prompts: int
+    samples: tuple[Mapping[str, Any], ...] = ()
+    """The first few: prompt, response, reward."""
+
+    @staticmethod
+    def of(row: MetricRow) -> Evaluation:
+        record = row.record
+        return Evaluation(
+            branch=row.branch,
+            number=row.number,
+            score=record.get("accuracy", record.get("reward_mean")),
+            response_tokens_mean=record["response_tokens_mean"],
+            prompts=record["prompts"],
+            samples=tuple(record.get("samples", ())),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    name: str
+    """The last part of the run's folder."""
+    status: str
+    """running, finished, stopped, failed; or killed: it calls itself running, but no process owns it."""
+    config: TrainConfig
+    config_sha256: str
+    branch: int
+    number: int
+    """Of the newest version."""
+    planned_batches: int | None
+    """Batches that the run will train; None if it has not said."""
+    counts: Counts
+    batches: tuple[BatchRecord, ...]
+    """By number; without those that a restore took back."""
+    evaluations: tuple[Evaluation, ...]
+    processes: Mapping[int, Totals]
+    """The last totals of each process of the run, by its branch; work that a restore took back included."""
+    events: tuple[EventRow, ...] = field(default=(), repr=False)
+
+    @property
+    def totals(self) -> Totals:
+        """Of all processes of the run."""
+        return totals.add(self.processes.values())
+
+
+class RunWatcher:
+    """Reads a run's record again and again, each time only what is new.
+
+    `live` gives (branch, totals) of the process that runs, where it is this one: fresher than its last
+    record.
+    """
+
+    def __init__(self, reader: RunReader, live: Callable[[], tuple[int, Totals]] | None = None) -> None:
+        self._reader = reader
+        self._live = live
+        raw = OmegaConf.to_container(OmegaConf.create(reader.config_yaml))
+        self._config = TrainConfig.model_validate(raw)
+        self._config_sha256 = reader.config_sha256
+        self._branch = -1
+        self._batches: list[MetricRow] = []
+        self._records: list[BatchRecord] = []
+        self._evaluations: list[MetricRow] = []
+        self._events: list[EventRow] = []
+
+    def read(self) -> RunRecord:
+        branch, number = self._reader.version() or (0, 0)
+        if branch != self._branch:
+            # A restore takes versions back: what was read of them no longer counts.
+            self._branch = branch
+            self._batches, self._records, self._evaluations = [], [], []
+        fresh = self._reader.metrics.read("batch", _last_id(self._batches))
+        self._batches += fresh
+        self._records += [BatchRecord.from_json(row.record) for row in fresh]
+        self._evaluations += self._reader.metrics.read("eval", _last_id(self._evaluations))
+        self._events += self._reader.events.read(self._events[-1].id if self._events else 0)
+        status = self._reader.status()
+        return RunRecord(
+            name=self._reader.path.resolve().name,
+            status="killed" if status.name == "running" and not status.alive else status.name,
+            config=self._config,
+            config_sha256=self._config_sha256,
+            branch=branch,
+            number=number,
+            planned_batches=self._planned_batches(),
+            counts=self._reader.counts(),
+            batches=tuple(self._records),
+            evaluations=tuple(Evaluation.of(row) for row in self._evaluations),
+            processes=self._processes(),
+            events=tuple(self._events),
+        )
+
+    def _planned_batches(self) -> int | None:
+        said = [event.data["batches"] for event in self._events if event.kind == "started"]
+        return said[-1] if said else self._config.trainer.batches
+
+    def _processes(self) -> dict[int, Totals]:
+        latest = {
+            row.branch: Totals(**row.record["totals"]) for row in self._reader.metrics.newest_of_branches("batch")
+        }
+        for row in self._reader.metrics.newest_of_branches("totals"):
+            latest[row.branch] = Totals(**row.record)
+        if self._live is not None:
+            branch, now = self._live()
+            latest[branch] = now
+        return latest
+
+
+def _last_id(rows: list[MetricRow]) -> int:
+    return max((row.id for row in rows), default=0)

@@ -1,0 +1,147 @@
+"""What a view shows of a run now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from headrace.observe import totals
+from headrace.observe.record import BatchRecord, Totals
+from headrace.observe.run_record import Evaluation, RunRecord
+from headrace.observe.summary import staleness_histogram
+
+WINDOW = 10
+"""Batches over which rates, shares and the ETA are taken."""
+
+_COMPUTING = "computing"
+_FIRST_SIDES = ("trainer", "actor", "engines", "rollout")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How a side spent its time lately."""
+
+    side: str
+    what: str
+    """`computing`, or what it waited for."""
+    share: float
+    """Of the time, 0 to 1."""
+
+    @property
+    def is_wait(self) -> bool:
+        return self.what != _COMPUTING
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    name: str
+    status: str
+    version: str
+    planned_batches: int | None
+    elapsed_s: float
+    """Of all processes of the run."""
+    eta_s: float | None
+    batches: tuple[BatchRecord, ...]
+    evaluations: tuple[Evaluation, ...]
+    generated_per_s: float | None
+    trained_per_s: float | None
+    generated_tokens: int
+    staleness: dict[int, int]
+    """Trained tokens by staleness, all batches."""
+    max_staleness: int
+    masked_tokens: int
+    late_groups: int
+    lost_branch_tokens: int
+    running: int
+    """Groups in generation."""
+    ready: int
+    """Groups that wait for a batch."""
+    ahead: int
+    """Most groups running or waiting."""
+    trained: int
+    dropped: dict[str, int]
+    failed: dict[str, int]
+    """Failed samples by kind."""
+    swap_stall_s: float
+    shares: tuple[Share, ...]
+    """Trainer and engines first; of one side, the largest first."""
+
+    @property
+    def last(self) -> BatchRecord | None:
+        return self.batches[-1] if self.batches else None
+
+    @property
+    def progress(self) -> float | None:
+        """0 to 1."""
+        return min(len(self.batches) / self.planned_batches, 1.0) if self.planned_batches else None
+
+
+def take_snapshot(run: RunRecord) -> Snapshot:
+    # A process that has not trained a batch yet is newer than the newest version.
+    process = max(run.processes, default=run.branch)
+    now = run.processes.get(process, Totals())
+    recent = _recent(run.batches, process)
+    # From the record just before the window, or from the start of the process.
+    before = recent[0].totals if len(recent) > WINDOW else Totals()
+    window = recent[1:] if len(recent) > WINDOW else recent
+    lately = totals.since(now, before)
+    total = run.totals
+    batch_groups = run.config.rollout.prompts_per_batch
+    return Snapshot(
+        name=run.name,
+        status=run.status,
+        version=f"v{run.number}" if run.branch == 0 else f"v{run.number}~{run.branch}",
+        planned_batches=run.planned_batches,
+        elapsed_s=total.elapsed_s,
+        eta_s=_eta(run, window),
+        batches=run.batches,
+        evaluations=run.evaluations,
+        generated_per_s=lately.generated_tokens / lately.elapsed_s if lately.elapsed_s > 0 else None,
+        trained_per_s=_trained_per_s(window),
+        generated_tokens=total.generated_tokens,
+        staleness=staleness_histogram(run.batches),
+        max_staleness=run.config.async_.staleness_bound,
+        masked_tokens=sum(batch.masked_tokens for batch in run.batches),
+        late_groups=sum(batch.late_groups for batch in run.batches),
+        lost_branch_tokens=sum(batch.lost_branch_tokens for batch in run.batches),
+        running=run.counts.running,
+        ready=run.counts.ready,
+        ahead=run.config.async_.ahead or 2 * batch_groups,
+        trained=run.counts.trained,
+        dropped=dict(run.counts.dropped),
+        failed=dict(total.failed_samples),
+        swap_stall_s=total.swap_stall_s,
+        shares=_shares(lately),
+    )
+
+
+def _recent(batches: Sequence[BatchRecord], branch: int) -> Sequence[BatchRecord]:
+    """The last batches of this process, one more than the window where there are as many."""
+    return [batch for batch in batches[-WINDOW - 1 :] if batch.branch == branch]
+
+
+def _eta(run: RunRecord, window: Sequence[BatchRecord]) -> float | None:
+    if run.planned_batches is None or not window or run.status != "running":
+        return None
+    return max(run.planned_batches - len(run.batches), 0) * median(batch.step_s for batch in window)
+
+
+def _trained_per_s(window: Sequence[BatchRecord]) -> float | None:
+    seconds = sum(batch.step_s for batch in window)
+    return sum(batch.trained_tokens for batch in window) / seconds if seconds > 0 else None
+
+
+def _shares(lately: Totals) -> tuple[Share, ...]:
+    if lately.elapsed_s <= 0:
+        return ()
+    spent = [("trainer", _COMPUTING, lately.train_s), ("engines", _COMPUTING, lately.generate_s)]
+    for name, seconds in lately.wait_s.items():
+        side, _, what = name.partition(": ")
+        spent.append((side, what, seconds))
+    shares = [Share(side, what, min(max(s / lately.elapsed_s, 0.0), 1.0)) for side, what, s in spent]
+    return tuple(sorted(shares, key=lambda share: (_rank(share.side), share.side, -share.share)))
+
+
+def _rank(side: str) -> int:
+    return _FIRST_SIDES.index(side) if side in _FIRST_SIDES else len(_FIRST_SIDES)

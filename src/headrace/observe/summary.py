@@ -1,0 +1,135 @@
+"""A run in numbers: what `summary.json` holds and `headrace inspect --json` prints. The names are stable.
+
+| field | meaning |
+|---|---|
+| `status` | running, finished, stopped (told to), failed, or killed (no process owns it, and it did not say why) |
+| `version` | number of the newest weight version: batches trained |
+| `wall_s` | seconds that the run's processes ran, added up; a killed one's up to its last batch |
+| `groups.issued` | attempts ever started; = running + ready + trained + dropped |
+| `groups.running` | in generation or not yet scored |
+| `groups.ready` | finished, waiting for a batch |
+| `groups.trained` | trained |
+| `groups.dropped` | never to be trained, by reason |
+| `samples.generated` | samples that ended, failed ones included |
+| `samples.trained` | samples of the trained batches |
+| `samples.failed` | by kind of failure |
+| `tokens.generated` | tokens that engines sampled, whatever became of them |
+| `tokens.trained` | tokens that entered the loss of the trained batches |
+| `tokens.generated_per_s`, `tokens.trained_per_s` | the two above per second of `wall_s` |
+| `tokens.nonpad_share` | share of the positions computed by the trainer that were not padding |
+| `staleness.max`, `staleness.mean` | over trained tokens: batch minus version that sampled the token |
+| `staleness.histogram` | trained tokens by staleness (a number, as a string) |
+| `reward.first`, `reward.last` | mean reward of the first and of the last trained batch, as scored |
+| `eval.before`, `eval.after` | held-out accuracy (or mean reward) of the first and of the last evaluated version |
+| `time.generate_s` | seconds in which the engines computed |
+| `time.train_s` | seconds in which the trainer computed |
+| `time.swap_stall_s` | seconds in which weight swaps kept the engines from decoding |
+| `time.wait_s` | seconds waited, by `side: what` |
+| `mismatch.mean_abs`, `mismatch.max_abs` | absolute difference of the trainer's log-probs from the engines' |
+| `seed`, `config_sha256` | of the resolved config |
+
+What was not measured (yet) is null. Work that a restore took back counts in what was generated and in the
+times, not in what was trained.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.observe.record import BatchRecord
+from headrace.observe.run_record import RunRecord
+from headrace.store.files import write_whole
+
+
+def build_summary(run: RunRecord) -> dict[str, Any]:
+    """The fields of `summary.json`, in its order."""
+    batches, total, counts = run.batches, run.totals, run.counts
+    trained_tokens = sum(batch.trained_tokens for batch in batches)
+    return {
+        "status": run.status,
+        "version": run.number,
+        "wall_s": total.elapsed_s,
+        "groups": {
+            "issued": counts.issued,
+            "running": counts.running,
+            "ready": counts.ready,
+            "trained": counts.trained,
+            "dropped": dict(counts.dropped),
+        },
+        "samples": {
+            "generated": total.generated_samples,
+            "trained": sum(batch.samples for batch in batches),
+            "failed": dict(total.failed_samples),
+        },
+        "tokens": {
+            "generated": total.generated_tokens,
+            "trained": trained_tokens,
+            "generated_per_s": _ratio(total.generated_tokens, total.elapsed_s),
+            "trained_per_s": _ratio(trained_tokens, total.elapsed_s),
+            "nonpad_share": _nonpad_share(batches),
+        },
+        "staleness": _staleness(batches),
+        "reward": {
+            "first": batches[0].reward_mean if batches else None,
+            "last": batches[-1].reward_mean if batches else None,
+        },
+        "eval": _evaluations(run),
+        "time": {
+            "generate_s": total.generate_s,
+            "train_s": total.train_s,
+            "swap_stall_s": total.swap_stall_s,
+            "wait_s": dict(total.wait_s),
+        },
+        "mismatch": {
+            "mean_abs": _ratio(
+                sum(batch.mismatch_mean_abs * batch.trained_tokens for batch in batches), trained_tokens
+            ),
+            "max_abs": max((batch.mismatch_max_abs for batch in batches), default=None),
+        },
+        "seed": run.config.seed,
+        "config_sha256": run.config_sha256,
+    }
+
+
+def write_summary(path: Path, summary: dict[str, Any]) -> None:
+    """Whole or not at all. Raises DiskFull."""
+    write_whole(path, (json.dumps(summary, indent=2) + "\n").encode())
+
+
+def staleness_histogram(batches: Sequence[BatchRecord]) -> dict[int, int]:
+    """Trained tokens by staleness, in rising order."""
+    histogram: Counter[int] = Counter()
+    for batch in batches:
+        histogram.update(batch.staleness)
+    return dict(sorted(histogram.items()))
+
+
+def _staleness(batches: Sequence[BatchRecord]) -> dict[str, Any]:
+    histogram = staleness_histogram(batches)
+    return {
+        "max": max(histogram, default=None),
+        "mean": _ratio(sum(value * tokens for value, tokens in histogram.items()), sum(histogram.values())),
+        "histogram": {str(value): tokens for value, tokens in histogram.items()},
+    }
+
+
+def _evaluations(run: RunRecord) -> dict[str, float | None]:
+    """The last one counts as `after` only if it is of a later version than the first."""
+    if not run.evaluations:
+        return {"before": None, "after": None}
+    first, last = run.evaluations[0], run.evaluations[-1]
+    return {"before": first.score, "after": last.score if last.number > first.number else None}
+
+
+def _nonpad_share(batches: Sequence[BatchRecord]) -> float | None:
+    computed = sum(batch.forwarded_tokens for batch in batches)
+    padding = sum(batch.padding_tokens for batch in batches)
+    return _ratio(computed, computed + padding)
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

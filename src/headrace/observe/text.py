@@ -1,0 +1,131 @@
+"""What `headrace inspect` prints for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from headrace.observe.glyphs import amount, bar, curve, decimal, duration, percent
+from headrace.observe.panels import status_style
+from headrace.observe.run_record import RunRecord
+
+_CURVE_LINES = 6
+_EVENTS_SHOWN = 5
+_QUIET_EVENTS = ("swap",)
+"""One for each batch: they would push out what happened seldom."""
+
+
+def describe_run(run: RunRecord, summary: Mapping[str, Any], width: int) -> RenderableType:
+    """`summary` as made from `run` by `build_summary`; at most `width` columns."""
+    parts: list[RenderableType] = [_title(run), Text()]
+    if run.batches:
+        parts += [_curve(run, min(width, 100)), Text()]
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for name, value in _facts(run, summary):
+        table.add_row(Text(name), Text(value))
+    parts += [table, Text(), _staleness(summary), Text(), _time(summary)]
+    notable = [event for event in run.events if event.kind not in _QUIET_EVENTS][-_EVENTS_SHOWN:]
+    if notable:
+        parts.append(Text("\nlast events", "bold"))
+    for event in notable:
+        told = ", ".join(f"{key} {value}" for key, value in event.data.items())
+        parts.append(Text.assemble("  ", (event.kind, "cyan"), "  ", told))
+    return Group(*parts)
+
+
+def _title(run: RunRecord) -> Text:
+    of = f" of {run.planned_batches}" if run.planned_batches else ""
+    version = f"v{run.number}" if run.branch == 0 else f"v{run.number}~{run.branch}"
+    return Text.assemble(
+        (run.name, "bold"),
+        "  ",
+        (run.status, status_style(run.status)),
+        f"  {version}{of}",
+        ("  config ", "dim"),
+        run.config_sha256[:12],
+    )
+
+
+def _curve(run: RunRecord, width: int) -> RenderableType:
+    rewards = [batch.reward_mean for batch in run.batches]
+    labels = [decimal(max(rewards), 3), *[""] * (_CURVE_LINES - 2), decimal(min(rewards), 3)]
+    indent = max(map(len, labels))
+    drawn = curve(rewards, max(width - indent - 1, 10), _CURVE_LINES, span=0)
+    lines = [
+        Text.assemble((label.rjust(indent), "dim"), " ", (line, "cyan"))
+        for label, line in zip(labels, drawn, strict=True)
+    ]
+    return Group(Text("mean reward of each batch", "bold"), *lines)
+
+
+def _facts(run: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    groups, samples, tokens = summary["groups"], summary["samples"], summary["tokens"]
+    law = "" if run.counts.law_holds else f"  BROKEN: these add up to {run.counts.accounted}"
+    facts = [
+        ("ran", duration(summary["wall_s"])),
+        ("reward", f"{decimal(summary['reward']['first'])} → {decimal(summary['reward']['last'])}"),
+        ("evaluation", f"{decimal(summary['eval']['before'])} → {decimal(summary['eval']['after'])}"),
+        (
+            "groups",
+            f"{groups['issued']} issued = {groups['running']} running + {groups['ready']} ready + "
+            f"{groups['trained']} trained + {sum(groups['dropped'].values())} dropped{law}",
+        ),
+    ]
+    if groups["dropped"]:
+        facts.append(("dropped", _counted(groups["dropped"])))
+    facts.append(("samples", f"{samples['generated']} generated, {samples['trained']} trained"))
+    if samples["failed"]:
+        facts.append(("failed samples", _counted(samples["failed"])))
+    facts += [
+        (
+            "tokens",
+            f"{amount(tokens['generated'])} generated ({amount(tokens['generated_per_s'])}/s), "
+            f"{amount(tokens['trained'])} trained ({amount(tokens['trained_per_s'])}/s)",
+        ),
+        ("not padding", "-" if tokens["nonpad_share"] is None else f"{tokens['nonpad_share']:.1%}"),
+        (
+            "log-prob mismatch",
+            f"{decimal(summary['mismatch']['mean_abs'], 5)} mean, {decimal(summary['mismatch']['max_abs'])} largest",
+        ),
+        ("seed", str(summary["seed"])),
+    ]
+    return facts
+
+
+def _staleness(summary: Mapping[str, Any]) -> RenderableType:
+    staleness = summary["staleness"]
+    total = sum(staleness["histogram"].values())
+    lines = [
+        Text.assemble((f"{age:>4} ", "dim"), (bar(tokens / total, 40).ljust(40), "blue"), f" {percent(tokens / total)}")
+        for age, tokens in staleness["histogram"].items()
+        if total
+    ]
+    mean = decimal(staleness["mean"], 2)
+    return Group(Text.assemble(("staleness of trained tokens", "bold"), f"  mean {mean}"), *lines)
+
+
+def _time(summary: Mapping[str, Any]) -> RenderableType:
+    time, wall = summary["time"], summary["wall_s"]
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    spent = [
+        ("engines computed", time["generate_s"]),
+        ("trainer computed", time["train_s"]),
+        ("engines stalled by weight swaps", time["swap_stall_s"]),
+    ]
+    waits = sorted(time["wait_s"].items(), key=lambda wait: -wait[1])
+    for name, seconds in (*spent, *((f"waited, {what}", seconds) for what, seconds in waits)):
+        table.add_row(Text(f"  {name}"), f"{seconds:.1f} s", percent(seconds / wall) if wall else "-")
+    return Group(Text("time", "bold"), table)
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))

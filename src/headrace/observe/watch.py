@@ -1,0 +1,47 @@
+"""The loop that keeps a view up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from rich.console import Console
+
+from headrace.observe.live import LiveView
+from headrace.observe.plain import PlainView
+from headrace.observe.snapshot import Snapshot
+
+REFRESH_S = 0.5
+
+
+class View(Protocol):
+    def open(self) -> None: ...
+
+    def show(self, snapshot: Snapshot) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Sleeper(Protocol):
+    async def sleep(self, seconds: float) -> None: ...
+
+
+def view_for(console: Console) -> View:
+    """The live view on a terminal that can show it, plain lines elsewhere."""
+    if console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only:
+        return LiveView(console)
+    return PlainView(lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
+
+
+async def watch(view: View, take: Callable[[], Snapshot], clock: Sleeper, *, period_s: float = REFRESH_S) -> None:
+    """Show the run again and again until cancelled, then once more how it ended."""
+    view.open()
+    try:
+        while True:
+            view.show(take())
+            await clock.sleep(period_s)
+    finally:
+        try:
+            view.show(take())
+        finally:
+            view.close()

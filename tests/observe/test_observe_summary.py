@@ -1,0 +1,104 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import observe_samples as samples
+import pytest
+
+from headrace.observe import totals
+from headrace.observe.record import BatchRecord, Totals
+from headrace.observe.summary import build_summary, write_summary
+
+
+def test_names_and_values() -> None:
+    """Three batches of 80 trained tokens; the process has run for 3.5 s, see `observe_samples.totals`."""
+    run = samples.run(
+        batches=(
+            samples.batch(0, reward_mean=0.2, staleness={0: 80}, mismatch_mean_abs=0.01),
+            samples.batch(1, staleness={0: 20, 2: 60}, mismatch_max_abs=0.7),
+            samples.batch(2, reward_mean=0.9, trained_tokens=40, staleness={1: 40}, padding_tokens=40),
+        ),
+        number=3,
+        processes={0: samples.totals(3.5)},
+        evaluations=(samples.evaluation(0, 0.25), samples.evaluation(2, 0.5), samples.evaluation(3, 0.75)),
+    )
+    assert build_summary(run) == {
+        "status": "running",
+        "version": 3,
+        "wall_s": 3.5,
+        "groups": {"issued": 20, "running": 5, "ready": 2, "trained": 12, "dropped": {"zero_spread": 1}},
+        "samples": {"generated": 70, "trained": 48, "failed": {"timeout": 1}},
+        "tokens": {
+            "generated": 350,
+            "trained": 200,
+            "generated_per_s": 100.0,
+            "trained_per_s": pytest.approx(200 / 3.5),
+            "nonpad_share": 360 / 400,
+        },
+        # 100 tokens of staleness 0, 40 of 1, 60 of 2.
+        "staleness": {"max": 2, "mean": 160 / 200, "histogram": {"0": 100, "1": 40, "2": 60}},
+        "reward": {"first": 0.2, "last": 0.9},
+        "eval": {"before": 0.25, "after": 0.75},
+        "time": {
+            "generate_s": pytest.approx(2.8),
+            "train_s": 1.75,
+            "swap_stall_s": pytest.approx(0.035),
+            "wait_s": {
+                "actor: rows of the batch": pytest.approx(1.4),
+                "rollout: the gate": pytest.approx(0.35),
+            },
+        },
+        # Weighted by trained tokens: 80 at 0.01, 120 at 0.002.
+        "mismatch": {"mean_abs": pytest.approx((0.8 + 0.24) / 200), "max_abs": 0.7},
+        "seed": 7,
+        "config_sha256": "ab" * 32,
+    }
+
+
+def test_what_was_not_measured_is_null() -> None:
+    summary = build_summary(samples.run(0, evaluations=(samples.evaluation(0, 0.25),)))
+    assert summary["wall_s"] == 0.0
+    assert summary["tokens"]["trained_per_s"] is None
+    assert summary["tokens"]["nonpad_share"] is None
+    assert summary["staleness"] == {"max": None, "mean": None, "histogram": {}}
+    assert summary["reward"] == {"first": None, "last": None}
+    assert summary["eval"] == {"before": 0.25, "after": None}
+    assert summary["mismatch"] == {"mean_abs": None, "max_abs": None}
+
+
+def test_processes_of_a_run_add_up() -> None:
+    second = samples.totals(10, failed_samples={"reward": 2, "timeout": 3}, wait_s={"actor: a checkpoint": 1.0})
+    summary = build_summary(samples.run(processes={0: samples.totals(5), 1: second}))
+    assert summary["wall_s"] == 15
+    assert summary["tokens"]["generated"] == 1500
+    assert summary["samples"]["failed"] == {"timeout": 4, "reward": 2}
+    assert summary["time"]["wait_s"] == {
+        "actor: rows of the batch": 2.0,
+        "rollout: the gate": 0.5,
+        "actor: a checkpoint": 1.0,
+    }
+
+
+def test_totals_since_is_the_inverse_of_adding() -> None:
+    early = Totals(elapsed_s=2, generated_tokens=30, failed_samples={"a": 1}, wait_s={"x: y": 1.0})
+    late = Totals(elapsed_s=5, generated_tokens=90, failed_samples={"a": 4, "b": 2}, wait_s={"x: y": 1.5, "x: z": 2.0})
+    assert totals.since(late, early) == Totals(
+        elapsed_s=3, generated_tokens=60, failed_samples={"a": 3, "b": 2}, wait_s={"x: y": 0.5, "x: z": 2.0}
+    )
+    assert totals.add([totals.since(late, early), early]) == late
+    assert totals.add([]) == Totals()
+
+
+def test_the_file_is_json_and_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    path.write_text("old")
+    summary = build_summary(samples.run())
+    write_summary(path, summary)
+    assert json.loads(path.read_text()) == summary
+    assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_a_batch_record_survives_json() -> None:
+    record = samples.batch(3, staleness={0: 5, 11: 2})
+    assert BatchRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+    assert replace(record, batch=4) != record

@@ -1,0 +1,224 @@
+"""What people see: rendered to a recording console, and driven by the refresh loop."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import threading
+from dataclasses import replace
+
+import observe_samples as samples
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from headrace.observe.live import LiveView, render
+from headrace.observe.plain import PlainView
+from headrace.observe.run_record import RunRecord
+from headrace.observe.snapshot import Snapshot, take_snapshot
+from headrace.observe.summary import build_summary
+from headrace.observe.text import describe_run
+from headrace.observe.watch import view_for, watch
+from headrace.store import Counts, EventRow
+
+
+def lines_of(run: RunRecord, width: int = 80, height: int = 23) -> list[str]:
+    console = Console(width=width, height=height + 1, file=io.StringIO(), record=True)
+    console.print(render(take_snapshot(run), width, height), end="")
+    return console.export_text().split("\n")
+
+
+@pytest.mark.parametrize("size", [(80, 23), (64, 20), (100, 30), (120, 49), (200, 60), (63, 20), (80, 12)])
+@pytest.mark.parametrize("batches", [0, 1, 37, 81])
+def test_the_view_fits_its_terminal(size: tuple[int, int], batches: int) -> None:
+    run = samples.learning_run(batches)
+    lines = [line for line in lines_of(run, *size) if line]
+    assert len(lines) <= size[1]
+    assert max(map(cell_len, lines)) <= size[0]
+
+
+def test_80_by_24_tells_everything() -> None:
+    text = "\n".join(lines_of(samples.learning_run()))
+    for told in (
+        "addition", "running", "batch 37/81", "46%", "ETA 0:15", "version v37",
+        "reward 0.848", "eval v0 0.250 → v30 0.880", "0.25 … 0.91",
+        "generated    5.1k  tok/s", "trained     11.7k  tok/s",
+        "η = 2", "61%", "28%", "11%",
+        "trainer", "50% computes", "40% waits: rows of the batch", "80% computes", "10% waits: the gate",
+        "ready 4  running 18  of 32", "trained 592", "zero_spread 26", "timeout 1",
+    ):  # fmt: skip
+        assert told in text, told
+    assert "…" not in text.replace("0.25 … 0.91", "")
+
+
+def test_panels_keep_their_height_while_the_run_goes() -> None:
+    """A view that grows or shrinks would jump."""
+    heights = {len(lines_of(samples.learning_run(batches))) for batches in (0, 1, 5, 37)}
+    assert len(heights) == 1
+
+
+def test_more_ages_than_lines_are_gathered() -> None:
+    batch = samples.batch(0, staleness=dict.fromkeys(range(10), 10))
+    text = "\n".join(lines_of(samples.run(1, batches=(batch,))))
+    assert re.search(r"≥3 +\S+ +70%", text)
+
+
+def test_names_and_reasons_are_not_markup() -> None:
+    counts = Counts(issued=1, running=0, ready=0, trained=0, dropped={"[red]x[/nothing]": 1})
+    text = "\n".join(lines_of(samples.run(1, name="[bold]a[/b]", counts=counts)))
+    assert "[bold]a[/b]" in text
+    assert "[red]x[/nothing]" in text
+
+
+def test_the_live_view_redraws_in_place_without_a_thread() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=80, height=24, legacy_windows=False)
+    view = LiveView(console)
+    threads = threading.active_count()
+    view.open()
+    view.show(take_snapshot(samples.learning_run(10)))
+    first = stream.getvalue()
+    view.show(take_snapshot(samples.learning_run(11)))
+    second = stream.getvalue()[len(first) :]
+    assert threading.active_count() == threads
+    view.close()
+    assert "batch 10/81" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", first)
+    assert second.count("\x1b[1A") == 22
+    assert second.count("\n") == 22
+    assert stream.getvalue().endswith("\x1b[?25h")
+
+
+def test_plain_lines_tell_each_batch_and_evaluation_once() -> None:
+    told: list[str] = []
+    view = PlainView(told.append)
+    view.open()
+    view.show(take_snapshot(samples.run(0)))
+    view.show(take_snapshot(samples.run(0, evaluations=(samples.evaluation(0, 0.25),))))
+    view.show(take_snapshot(samples.run(2, evaluations=(samples.evaluation(0, 0.25),))))
+    view.show(take_snapshot(samples.run(2, evaluations=(samples.evaluation(0, 0.25),))))
+    view.close()
+    assert told == [
+        "eval v0  score 0.250  response 9.5 tok  prompts 64",
+        *(
+            f"batch {number}/10  reward 0.250  response 5.0 tok  loss 0.010  grad 0.50  stale 0:75% 1:25%  "
+            "mismatch 0.0020  running 4 ready 2  1.00 s"
+            for number in (1, 2)
+        ),
+    ]
+
+
+def test_plain_lines_of_a_resumed_run_begin_with_where_it_stands() -> None:
+    told: list[str] = []
+    view = PlainView(told.append)
+    view.show(take_snapshot(samples.run(2)))
+    view.show(take_snapshot(samples.run(3)))
+    assert len(told) == 2
+    assert told[0].startswith("demo goes on from v2: batch 2/10")
+    assert told[1].startswith("batch 3/10")
+
+
+def test_a_batch_without_trained_tokens_or_with_a_skipped_step_is_told() -> None:
+    told: list[str] = []
+    view = PlainView(told.append)
+    view.show(take_snapshot(samples.run(0)))
+    odd = samples.batch(0, staleness={}, skipped=True, grad_norm=float("nan"))
+    view.show(take_snapshot(samples.run(1, batches=(odd,))))
+    assert "grad nan (step skipped: not finite)  stale -" in told[0]
+
+
+def test_a_terminal_gets_the_live_view_and_a_file_plain_lines() -> None:
+    terminal = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), force_terminal=True, _environ={})
+    assert isinstance(view_for(terminal), LiveView)
+    ascii_terminal = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), force_terminal=True, _environ={})
+    assert isinstance(view_for(ascii_terminal), PlainView)
+    assert isinstance(view_for(Console(file=io.StringIO(), _environ={})), PlainView)
+
+
+class Steps:
+    """A clock on which each sleep but the last is over at once."""
+
+    def __init__(self, naps: int) -> None:
+        self.naps = naps
+        self.slept: list[float] = []
+        self.asleep = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        if len(self.slept) == self.naps:
+            self.asleep.set()
+            await asyncio.Event().wait()
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def open(self) -> None:
+        self.calls.append("open")
+
+    def show(self, snapshot: Snapshot) -> None:
+        self.calls.append(snapshot.version)
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def test_watch_shows_the_end_when_cancelled() -> None:
+    async def scenario() -> tuple[list[str], list[float]]:
+        view, clock, runs = Seen(), Steps(3), iter(range(100))
+        task = asyncio.create_task(watch(view, lambda: take_snapshot(samples.run(next(runs))), clock, period_s=0.25))
+        await clock.asleep.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return view.calls, clock.slept
+
+    calls, slept = asyncio.run(scenario())
+    assert calls == ["open", "v0", "v1", "v2", "v3", "close"]
+    assert slept == [0.25, 0.25, 0.25]
+
+
+def test_watch_closes_the_view_when_the_record_cannot_be_read() -> None:
+    view = Seen()
+
+    def broken() -> Snapshot:
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        asyncio.run(watch(view, broken, Steps(1)))
+    assert view.calls == ["open", "close"]
+
+
+def test_inspect_tells_the_law_the_reasons_and_the_waits() -> None:
+    run = replace(
+        samples.learning_run(),
+        events=(
+            EventRow(1, 0.0, "swap", {"version": "v1"}),
+            EventRow(2, 0.0, "waiting", {"role": "rollout", "message": "waited [long]"}),
+        ),
+    )
+    console = Console(width=100, file=io.StringIO(), record=True)
+    console.print(describe_run(run, build_summary(run), 100))
+    text = console.export_text()
+    for told in (
+        "addition  running  v37 of 81",
+        "640 issued = 18 running + 4 ready + 592 trained + 26 dropped",
+        "zero_spread 26",
+        "timeout 1",
+        "0.250 → 0.880",
+        "waited, actor: rows of the batch",
+        "mean 0.49",
+        "waiting  role rollout, message waited [long]",
+    ):
+        assert told in text, told
+    assert "BROKEN" not in text
+    assert "swap" not in text.partition("last events")[2]
+
+
+def test_inspect_names_a_broken_law() -> None:
+    counts = Counts(issued=9, running=1, ready=1, trained=1, dropped={})
+    run = samples.run(0, counts=counts)
+    console = Console(width=100, file=io.StringIO(), record=True)
+    console.print(describe_run(run, build_summary(run), 100))
+    assert "BROKEN: these add up to 3" in console.export_text()
