@@ -16,6 +16,7 @@ import pytest
 
 from headrace.config import ConfigError
 from headrace.config.data import RewardConfig
+from headrace.rollout.failures import failure_kind
 from headrace.rollout.rewards.outcome import RewardOutcome
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.inline import SystemClock
@@ -91,7 +92,6 @@ async def never(response, row):
         await asyncio.sleep(1)
 
 def two(a): return 0
-def needs_column(response, row): return row["missing"]
 '''
 
 
@@ -245,6 +245,45 @@ def test_a_reward_whose_file_breaks_during_the_run_fails_its_calls(hostile: str)
     asyncio.run(play())
 
 
+def test_while_one_place_cannot_be_filled_the_others_go_on(hostile: str) -> None:
+    async def play() -> None:
+        async with running(f"{hostile}:reward", workers=2) as pool:
+            Path(hostile).write_text("import absent_library")
+            rows: list[dict[str, Any]] = [{"kind": "exit"}, *({"kind": "good"} for _ in range(20))]
+            bad, *good = await asyncio.gather(*(pool.score("four", row, "") for row in rows))
+            assert (bad.failure or "").startswith("reward_died: the process ended")
+            assert good == [RewardOutcome(4.0)] * 20
+            await asyncio.sleep(0.3)
+            assert await pool.score("four", {"kind": "good"}, "") == RewardOutcome(4.0)
+
+    asyncio.run(play())
+
+
+def test_every_call_of_a_mixed_crowd_gets_its_own_outcome(hostile: str) -> None:
+    crowd = ["good", "raise", "exit", "good", "nan", "good", "sleep", "good", "forge", "good"] * 3
+    rows = [{"kind": kind} for kind in crowd]
+    outcomes = score_all(f"{hostile}:reward", rows, workers=3, timeout_s=0.5)
+    expected = {
+        "good": "4.0",
+        "raise": "reward_raised",
+        "exit": "reward_died",
+        "nan": "reward_nan",
+        "sleep": "reward_timeout",
+        "forge": "reward_died",
+    }
+    seen = [str(o.value) if o.failure is None else failure_kind(o.failure) for o in outcomes]
+    assert seen == [expected[kind] for kind in crowd]
+
+
+def test_a_log_that_cannot_be_written_is_refused_at_the_start(hostile: str, tmp_path: Path) -> None:
+    async def play() -> None:
+        async with running(f"{hostile}:reward", log_path=tmp_path / "absent" / "reward.log"):
+            pass
+
+    with pytest.raises(ConfigError, match=r"cannot start a process to score rewards: .*No such file"):
+        asyncio.run(play())
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -261,7 +300,7 @@ def test_a_function_that_cannot_be_called_is_refused_at_the_start(hostile: str, 
     ("text", "words"),
     [
         ("import absent_library", "ModuleNotFoundError: No module named 'absent_library'"),
-        ("import os; os._exit(9)", "its process ended with exit status 9 while it loaded"),
+        ("import os; os._exit(9)", "but its process ended with exit status 9 while it loaded"),
     ],
 )
 def test_a_file_that_does_not_load_is_refused_at_the_start(tmp_path: Path, text: str, words: str) -> None:

@@ -13,6 +13,24 @@ def test_text_is_encoded_as_the_tokenizer_does_by_default() -> None:
     assert codec.encode("3+4=").dtype == np.int32
 
 
+def test_a_prompt_encoded_again_is_the_same_and_cannot_be_changed_by_an_episode() -> None:
+    codec = TextCodec(char_tokenizer(chat=True))
+    message = [{"role": "user", "content": "ab"}]
+    for content in ("ab", "ab", message, message, "[user]ab[assistant]", "ab"):
+        encoded = codec.encode(content)
+        assert encoded.tolist() == ids("ab" if content == "ab" else "[user]ab[assistant]").tolist()
+        with pytest.raises(ValueError, match="read-only"):
+            encoded[0] = 9
+
+
+def test_messages_changed_in_place_are_encoded_anew() -> None:
+    codec = TextCodec(char_tokenizer(chat=True))
+    messages = [{"role": "user", "content": "a"}]
+    codec.encode(messages)
+    messages[0]["content"] = "b"
+    assert codec.encode(messages).tolist() == ids("[user]b[assistant]").tolist()
+
+
 def test_special_tokens_of_the_tokenizer_are_added_once() -> None:
     from tokenizers.processors import TemplateProcessing
 

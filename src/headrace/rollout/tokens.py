@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -33,17 +34,23 @@ class TextCodec:
 
     def __init__(self, tokenizer: HFTokenizer) -> None:
         self._tokenizer = tokenizer
+        self._last: tuple[Content, NDArray[np.int32]] | None = None
 
     def encode(self, content: Content) -> NDArray[np.int32]:
-        """Ids of a prompt. Text gets the tokenizer's own special tokens; messages are rendered by its chat template,
-        up to where the policy's turn begins.
+        """Ids of a prompt, read-only. Text gets the tokenizer's own special tokens; messages are rendered by its
+        chat template, up to where the policy's turn begins.
 
         Raises ValueError if nothing comes out, or if messages are given but there is no chat template.
         """
-        ids = self._text(content) if isinstance(content, str) else self._plain(self._render(content))
-        if not ids:
+        if self._last is not None and self._last[0] == content:  # the episodes of a group ask one after another
+            return self._last[1]
+        encoded = self._text(content) if isinstance(content, str) else self._plain(self._render(content))
+        if not encoded:
             raise ValueError(f"the prompt {content!r} is encoded to no tokens")
-        return np.asarray(ids, dtype=np.int32)
+        ids = np.asarray(encoded, dtype=np.int32)
+        ids.flags.writeable = False
+        self._last = (deepcopy(content), ids)
+        return ids
 
     def encode_observation(self, text: str, *, chat: bool, last_token: int | None = None) -> NDArray[np.int32]:
         """Ids of what an environment says after a turn of the policy, to be appended to the tokens so far.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +10,8 @@ from typing import Any, Protocol
 from headrace.config.data import RewardConfig
 from headrace.rollout.rewards.builtin import BUILTIN_REWARDS
 from headrace.rollout.rewards.outcome import RewardOutcome
-from headrace.rollout.rewards.slot import Call, Slot
+from headrace.rollout.rewards.queue import Call, CallQueue
+from headrace.rollout.rewards.slot import Slot
 from headrace.runtime.protocol import Clock
 
 
@@ -35,20 +35,19 @@ class RewardPool:
 
     def __init__(self, config: RewardConfig, *, clock: Clock, log_path: Path | None = None) -> None:
         """`log_path` takes what the reward function prints; it is thrown away unless given."""
-        self._queue: deque[Call] = deque()
+        self._queue = CallQueue()
         self._slots = [Slot(self._queue, config, clock, log_path) for _ in range(config.workers)]
+        self._queue.takers.extend(self._slots)
         self._tasks: list[asyncio.Task[None]] = []
         self._ids = count()
 
     async def start(self) -> None:
         """Launch the processes. Raises ConfigError if the function does not load or cannot be called."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                for slot in self._slots:
-                    group.create_task(slot.open())
-        except BaseException as error:
-            await self.close()
-            raise (error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error) from None
+        starts = await asyncio.gather(*(slot.open() for slot in self._slots), return_exceptions=True)
+        for failure in starts:
+            if failure is not None:
+                await self.close()
+                raise failure
         self._tasks = [asyncio.create_task(slot.serve(), name="reward slot") for slot in self._slots]
 
     async def score(self, response: str, row: dict[str, Any], prompt: str | list[dict[str, str]]) -> RewardOutcome:
@@ -57,18 +56,15 @@ class RewardPool:
             raise RuntimeError("the reward pool is not started, or closed")
         call_id = next(self._ids)
         call = Call(call_id, [call_id, response, row, prompt], asyncio.get_running_loop().create_future())
-        self._queue.append(call)
-        for slot in sorted(self._slots, key=lambda slot: slot.in_flight):
-            slot.feed()
+        self._queue.put(call)
         return await call.outcome
 
     async def close(self) -> None:
-        """Kill every process and cancel every call. Idempotent."""
+        """Kill every process and cancel every call, as if its caller had been cancelled. Idempotent."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for slot in self._slots:
             await slot.close()
-        while self._queue:
-            self._queue.popleft().outcome.cancel()
+        self._queue.cancel()

@@ -55,14 +55,18 @@ class RewardProcess(asyncio.Protocol):
         except WaitTimeout as error:
             await child.end(clock)
             raise ConfigError(f"{error}; what does it do while it is imported?") from error
+        except OSError as error:
+            await child.end(clock)
+            raise ConfigError(f"cannot start a process to score rewards: {error}") from error
         except BaseException:
             await child.end(clock)
             raise
-        if reply != ["ready"]:
-            ended = await child.end(clock)
-            words = reply[1] if reply[0] == "error" else f"its process {ended} while it loaded {config.function!r}"
-            raise ConfigError(str(words) if reply[0] == "error" else f"reward.function: {words}")
-        return child
+        if reply == ["ready"]:
+            return child
+        ended = await child.end(clock)
+        if reply[0] == "error":
+            raise ConfigError(str(reply[1]))
+        raise ConfigError(f"reward.function is {config.function!r}, but its process {ended} while it loaded")
 
     async def _launch(self, log_path: Path | None) -> None:
         ours, theirs = socket.socketpair()
@@ -96,6 +100,7 @@ class RewardProcess(asyncio.Protocol):
             self._transport.abort()
         if self._watch is not None:
             self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
         if self._process is None:
             return "did not start"
         self._kill_group(self._process)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headrace.config.data import RewardConfig
 from headrace.config.errors import ConfigError
-from headrace.rollout.failures import FailureKind, describe
+from headrace.rollout.failures import FailureKind
 from headrace.rollout.rewards.outcome import RewardOutcome
 from headrace.rollout.rewards.process import RewardProcess
+from headrace.rollout.rewards.queue import Call, CallQueue
 from headrace.runtime.protocol import Clock, WaitTimeout
 
 _DEPTH = 32
@@ -26,26 +26,8 @@ _QUICK_S = 0.02
 _RESTART_PAUSE_S = 1.0
 
 
-@dataclass(eq=False)
-class Call:
-    """One response to be scored."""
-
-    id: int
-    message: list[Any]
-    outcome: asyncio.Future[RewardOutcome]
-    began: float = field(default=0.0)
-    """When it became the oldest of its process."""
-
-    def settle(self, outcome: RewardOutcome) -> None:
-        if not self.outcome.done():
-            self.outcome.set_result(outcome)
-
-    def fail(self, kind: FailureKind, detail: str) -> None:
-        self.settle(RewardOutcome(None, describe(kind, detail)))
-
-
 class Slot:
-    def __init__(self, queue: deque[Call], config: RewardConfig, clock: Clock, log_path: Path | None) -> None:
+    def __init__(self, queue: CallQueue, config: RewardConfig, clock: Clock, log_path: Path | None) -> None:
         self._queue = queue
         self._config = config
         self._clock = clock
@@ -54,6 +36,10 @@ class Slot:
         self._in_flight: deque[Call] = deque()
         self._depth = 1
         self._stirred = asyncio.Event()
+
+    @property
+    def is_up(self) -> bool:
+        return self._process is not None and not self._process.lost
 
     @property
     def in_flight(self) -> int:
@@ -71,10 +57,10 @@ class Slot:
     def feed(self) -> None:
         """Hand queued calls to the process, as many as it may have."""
         process = self._process
-        while self._queue and process is not None and not process.lost and len(self._in_flight) < self._depth:
-            call = self._queue.popleft()
-            if call.outcome.done():  # its episode was cancelled
-                continue
+        while process is not None and not process.lost and len(self._in_flight) < self._depth:
+            call = self._queue.take()
+            if call is None:
+                return
             if not self._in_flight:
                 call.began = self._clock.now()
                 self._stirred.set()
@@ -92,8 +78,7 @@ class Slot:
             try:
                 await self.open()
             except ConfigError as error:  # the user's file was changed under the run
-                while self._queue:
-                    self._queue.popleft().fail(FailureKind.REWARD_DIED, f"no process takes its place: {error}")
+                self._queue.fail_if_stranded(f"no process takes its place: {error}")
                 await self._clock.sleep(_RESTART_PAUSE_S)
 
     async def close(self) -> None:
@@ -126,8 +111,9 @@ class Slot:
         elif late is not None and late in self._in_flight:
             self._in_flight.remove(late)
             late.fail(FailureKind.REWARD_TIMEOUT, f"took longer than {self._config.timeout_s:g} s")
-        self._queue.extendleft(reversed(self._in_flight))
+        unbegun = list(self._in_flight)
         self._in_flight.clear()
+        self._queue.put_back(unbegun)
 
     def _reply(self, reply: list[Any]) -> None:
         match reply:
