@@ -34,6 +34,23 @@ def test_rates_and_shares_are_of_the_recent_batches() -> None:
     assert snapshot.progress == 0.8
 
 
+def test_batches_of_an_earlier_process_are_outside_the_window() -> None:
+    """Process 0 trained 20 batches in 20 s; process 1 has trained one, and has run for 2 s."""
+    batches = (*(samples.batch(number) for number in range(20)), samples.batch(20, branch=1, totals=samples.totals(1)))
+    snapshot = take_snapshot(
+        samples.run(
+            21,
+            batches=batches,
+            branch=1,
+            planned_batches=30,
+            processes={0: samples.totals(20), 1: samples.totals(2, generated_tokens=800)},
+        )
+    )
+    assert snapshot.generated_per_s == 400
+    assert snapshot.elapsed_s == 22
+    assert snapshot.eta_s == 9
+
+
 def test_a_single_slow_batch_does_not_move_the_eta() -> None:
     batches = tuple(samples.batch(number, step_s=60.0 if number == 4 else 1.0) for number in range(6))
     assert take_snapshot(samples.run(6, batches=batches)).eta_s == 4.0

@@ -62,6 +62,7 @@ def test_more_ages_than_lines_are_gathered() -> None:
     batch = samples.batch(0, staleness=dict.fromkeys(range(10), 10))
     text = "\n".join(lines_of(samples.run(1, batches=(batch,))))
     assert re.search(r"≥3 +\S+ +70%", text)
+    assert "left out 0" in text
 
 
 def test_names_and_reasons_are_not_markup() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rich import box
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -154,12 +154,11 @@ def _panel(*lines: RenderableType, title: Text, height: int | None = None, corne
     """`corner` stands in the lower border, on the right."""
     # The border is dim, and would dim a title without a style of its own.
     title.stylize_before("not dim default")
-    body = Table.grid(expand=True)
-    body.add_column(no_wrap=True, overflow="ellipsis")
     for line in lines:
-        body.add_row(line)
+        if isinstance(line, Text):
+            line.no_wrap, line.overflow = True, "ellipsis"
     return Panel(
-        body,
+        Group(*lines),
         title=title,
         title_align="left",
         subtitle=corner,

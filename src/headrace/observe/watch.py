@@ -11,7 +11,8 @@ from headrace.observe.live import LiveView
 from headrace.observe.plain import PlainView
 from headrace.observe.snapshot import Snapshot
 
-REFRESH_S = 0.5
+REFRESH_S = 1.0
+"""Drawing takes about 10 ms of the event loop."""
 
 
 class View(Protocol):
