@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from headrace.experience.index import Consumer, Row
+from headrace.experience.index import Row
 from headrace.experience.samplers import whole_groups
 from headrace.roles.context import RoleContext
 
@@ -18,8 +18,6 @@ Estimator = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class AdvantagesRole:
-    consumer = Consumer(NAME, frozenset({"reward", "keep"}), unit="group")
-
     def __init__(self, context: RoleContext, estimator: Estimator) -> None:
         self._context = context
         self._estimator = estimator

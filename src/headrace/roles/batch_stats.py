@@ -56,17 +56,13 @@ class BatchStats:
     lost_branch_tokens: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
 
-    def add(
-        self, row: Row, trained: NDArray[np.bool_], batch: int, rule: StalenessRule, lineage: Lineage
-    ) -> None:
+    def add(self, row: Row, trained: NDArray[np.bool_], batch: int, rule: StalenessRule, lineage: Lineage) -> None:
         columns = row.columns
         self.samples += 1
         self.reward += columns["reward"]
         self.response_tokens += int(columns["loss_mask"].sum())
         self.masked_tokens += int((columns["loss_mask"] & ~trained).sum())
-        self.lost_branch_tokens += int(
-            (lineage.lost(columns["branches"], columns["versions"]) & trained).sum()
-        )
+        self.lost_branch_tokens += int((lineage.lost(columns["branches"], columns["versions"]) & trained).sum())
         values, counts = np.unique(rule.staleness(batch, columns["versions"])[trained], return_counts=True)
         for value, count in zip(values, counts, strict=True):
             self.staleness[int(value)] += int(count)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.experience.index import Consumer
 from headrace.experience.samplers import whole_groups
 from headrace.roles.context import RoleContext
-from headrace.rollout.filters import Filter
+from headrace.rollout.filters import Filter, drop_reason
 
 NAME = "filter"
 
 
 class FilterRole:
-    consumer = Consumer(NAME, frozenset({"reward"}), unit="group")
-
     def __init__(self, context: RoleContext, filters: Sequence[Filter]) -> None:
         self._context = context
         self._filters = filters
@@ -23,7 +20,7 @@ class FilterRole:
         """Judge each group as it arrives: `keep` is written, or the group is dropped with the first reason."""
         async for lease in self._context.leases(NAME, whole_groups, "finished groups"):
             group = lease.rows[0].columns["group"]
-            reason = next((reason for judge in self._filters if (reason := judge(group)) is not None), None)
+            reason = drop_reason(self._filters, group)
             self._context.table.ack(lease)
             if reason is None:
                 self._context.flow.keep(group.key)

@@ -1,0 +1,114 @@
+"""Parses the command line and calls one command; the one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from headrace import __version__
+from headrace.config.errors import ConfigError
+
+_BAD_INPUT, _FAILED = 2, 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 done, 1 failed while running, 2 bad input, 130 interrupted."""
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    if unknown := [word for word in rest if word.startswith("-") or "=" not in word]:
+        parser.error(f"unknown argument {unknown[0]!r}; see headrace {args.command} --help")
+    if hasattr(args, "overrides"):
+        args.overrides = [*args.overrides, *rest]
+    elif rest:
+        parser.error(f"headrace {args.command} takes no key=value, and was given {rest[0]!r}")
+    run: Callable[[argparse.Namespace], int] = import_module(f"headrace.cli.{args.module}").run
+    try:
+        return run(args)
+    except ConfigError as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return _BAD_INPUT
+    except KeyboardInterrupt:
+        print("headrace: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if not _is_ours(error):
+            raise
+        print(f"headrace: {error}", file=sys.stderr)
+        return _BAD_INPUT if type(error).__name__ in _REFUSALS else _FAILED
+
+
+_REFUSALS = ("RunInUse", "RunMissing", "RunExists", "ConfigMismatch")
+"""Errors of the store that say no to the command, rather than that something broke."""
+
+
+def _is_ours(error: Exception) -> bool:
+    """Errors whose message is meant for the user; anything else is a fault, and shows its traceback."""
+    from headrace.runtime.protocol import WaitTimeout
+    from headrace.store import StoreError
+
+    return isinstance(error, StoreError | WaitTimeout)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="headrace", description="Asynchronous reinforcement-learning post-training for language models."
+    )
+    parser.add_argument("--version", action="version", version=f"headrace {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def command(name: str, module: str, summary: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=summary, description=summary)
+        added.set_defaults(module=module)
+        return added
+
+    quickstart = command("quickstart", "quickstart.command", "make real input, train on it, and report: the whole way")
+    quickstart.add_argument("--dir", default="quickstart", help="folder for all that is made (default: quickstart)")
+    quickstart.add_argument("--seed", type=int, default=0)
+    quickstart.add_argument("--fresh", action="store_true", help="erase what an earlier quickstart made there")
+
+    train = command("train", "train", "train a policy with asynchronous reinforcement learning")
+    _config(train)
+    train.add_argument("--dir", help="the run's folder (default: runs/NAME-OF-CONFIG)")
+    begin = train.add_mutually_exclusive_group()
+    begin.add_argument("--resume", action="store_true", help="continue the run in --dir from its last checkpoint")
+    begin.add_argument("--fresh", action="store_true", help="erase the run in --dir and begin again")
+    train.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
+    train.add_argument("--plain", action="store_true", help="a line for each batch instead of the live view")
+
+    sft = command("sft", "sft", "fine-tune a model on demonstrations")
+    _config(sft)
+    sft.add_argument("--dir", required=True, help="folder for the model that comes out")
+
+    evaluate = command("eval", "evaluate", "score a model on the held-out prompts of a config")
+    _config(evaluate)
+    evaluate.add_argument("--model", help="model folder, instead of the config's")
+    evaluate.add_argument("--json", action="store_true", help="print the result as JSON")
+
+    check = command("check", "check", "validate a config and print what it would start")
+    _config(check)
+
+    serve = command("serve", "serve", "serve a model over HTTP with the embedded engine")
+    serve.add_argument("model", help="model folder in Hugging Face format, or the name of one on the Hub")
+    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--port", type=int, default=8000)
+    serve.add_argument(
+        "--token-env", metavar="NAME", help="environment variable that holds the token which clients must send"
+    )
+    serve.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    serve.add_argument("--max-concurrent-sequences", type=int, default=64)
+    serve.add_argument("--max-context", type=int)
+    serve.add_argument("--seed", type=int, default=0, help="of the sampling noise of requests without a seed")
+
+    inspect = command("inspect", "inspect", "show a run, while it goes or after")
+    inspect.add_argument("run_dir", metavar="RUN", help="the run's folder")
+    inspect.add_argument("--json", action="store_true", help="print the fields of summary.json")
+
+    command("doctor", "doctor", "look at this machine and installation")
+    return parser
+
+
+def _config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="YAML file")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help="override a key of the config")

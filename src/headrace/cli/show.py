@@ -1,0 +1,20 @@
+"""What `headrace train` prints when a run has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headrace.controller.train import Ended
+
+
+def print_end(folder: Path, ended: Ended, config: str) -> None:
+    run = ended.record
+    scores = [evaluation.score for evaluation in run.evaluations if evaluation.score is not None]
+    change = f", held-out score {scores[0]:.3f} -> {scores[-1]:.3f}" if len(scores) > 1 else ""
+    print(f"{ended.status}: v{run.number} after {run.totals.elapsed_s:.1f} s{change}")
+    if ended.status == "stopped":
+        print(f"  continue with: headrace train {config} --dir {folder} --resume")
+    if run.number:
+        print(f"  model:   {folder / 'checkpoints' / f'step_{run.number}' / 'model'}")
+    print(f"  summary: {folder / 'summary.json'}")
+    print(f"  look at: headrace inspect {folder}")

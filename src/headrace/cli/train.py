@@ -1,0 +1,32 @@
+"""`headrace train`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from headrace.config import TrainConfig, load_config
+
+
+def run(args: argparse.Namespace) -> int:
+    config = load_config(TrainConfig, args.config, args.overrides)
+    from headrace.controller.plan import make_plan
+
+    plan = make_plan(config)
+    if args.dry_run:
+        from headrace.controller.describe import describe_plan
+
+        print(describe_plan(plan))
+        return 0
+    from rich.console import Console
+
+    from headrace.cli.show import print_end
+    from headrace.controller.train import Begin, train
+    from headrace.observe.watch import view_for
+
+    folder = Path(args.dir or Path("runs") / Path(args.config).stem)
+    begin: Begin = "resume" if args.resume else "fresh" if args.fresh else "new"
+    ended = asyncio.run(train(plan, folder, begin, view_for(Console(force_terminal=False if args.plain else None))))
+    print_end(folder, ended, args.config)
+    return 0

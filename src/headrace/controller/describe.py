@@ -1,0 +1,72 @@
+"""A plan in words: the dataflow, the roles and where they run, and the memory."""
+
+from __future__ import annotations
+
+from headrace.algorithms.recipes import check_dataflow
+from headrace.controller.memory import GIB
+from headrace.controller.plan import Plan
+from headrace.controller.threads import lane_threads
+
+_LANE_OF = {"rollout": "engine", "actor": "trainer"}
+
+
+def describe_plan(plan: Plan) -> str:
+    """Several lines, for a terminal."""
+    return "\n".join([*_run(plan), "", *_dataflow(plan), "", *_roles(plan), "", *_memory(plan)])
+
+
+def _run(plan: Plan) -> list[str]:
+    config = plan.config
+    rollout, asynchrony = config.rollout, config.async_
+    return [
+        f"model     {config.model.path}: {plan.memory.parameters / 1e6:,.2f} M parameters, "
+        f"trainer {config.model.dtype}, engine {config.engine.dtype or config.model.dtype}, "
+        f"context {plan.max_context} tokens",
+        f"data      {config.data.train}: {len(plan.prompts)} prompts; held out: {len(plan.eval_prompts)}",
+        f"batches   {plan.total_batches} of {rollout.prompts_per_batch} prompts x {rollout.samples_per_prompt} samples, "
+        f"{config.algorithm.updates_per_batch} optimiser step(s) each",
+        f"schedule  {asynchrony.mode}: staleness at most {asynchrony.staleness_bound}, on deadline "
+        f"{asynchrony.deadline_rule}, swaps {asynchrony.swap}",
+    ]
+
+
+def _dataflow(plan: Plan) -> list[str]:
+    stages = check_dataflow(plan.recipe.stages)
+    lines = [f"dataflow  recipe {plan.recipe.name}"]
+    for stage in stages:
+        reads = ", ".join(stage.reads) or "prompts"
+        writes = ", ".join(stage.writes) or f"version k + 1 (loss: {plan.recipe.loss[stage.name]})"
+        lines.append(f"  {stage.name:<11} each {stage.unit:<6} {reads} -> {writes}")
+    lines.append(f"  streaming: {_streaming(plan)}")
+    return lines
+
+
+def _streaming(plan: Plan) -> str:
+    if plan.recipe.stops_streaming:
+        return f"no: {', '.join(plan.recipe.stops_streaming)} wait for the whole batch"
+    if plan.config.algorithm.updates_per_batch > 1:
+        return "no: with several optimiser steps the batch is sealed first"
+    if not plan.config.async_.streaming:
+        return f"no: mode {plan.config.async_.mode} trains whole batches"
+    return "yes: the trainer begins a batch with its first group"
+
+
+def _roles(plan: Plan) -> list[str]:
+    threads = lane_threads(plan.config)
+    names = [stage.name for stage in plan.recipe.stages if stage.name != "schedule"] + ["weight follower"]
+    if plan.eval_prompts:
+        names.append("evaluator")
+    lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.config.weights.transport}"]
+    for name in names:
+        lane = _LANE_OF.get(name)
+        place = f"compute lane {lane!r}, {threads[lane]} CPU thread(s)" if lane else "event loop"
+        lines.append(f"  {name:<16} {place}")
+    lines.append(f"  {'rewards':<16} {plan.config.reward.workers} child process(es): {plan.config.reward.function}")
+    return lines
+
+
+def _memory(plan: Plan) -> list[str]:
+    memory = plan.memory
+    lines = [f"memory    {memory.total / GIB:,.2f} GiB and activations; {memory.free / GIB:,.1f} GiB free on this host"]
+    lines += [f"  {use:<44} {size / GIB:>9,.3f} GiB" for use, size in memory.uses.items()]
+    return lines

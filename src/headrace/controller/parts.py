@@ -1,0 +1,285 @@
+"""Builds the parts of a training run and connects them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from headrace.algorithms import advantages
+from headrace.algorithms.policy_loss import PolicyLoss
+from headrace.config import TrainConfig
+from headrace.controller.checkpointer import Checkpointer
+from headrace.controller.plan import Plan
+from headrace.controller.policy_objective import PolicyObjective
+from headrace.controller.recorder import Recorder
+from headrace.engines.embedded.engine import EmbeddedEngine
+from headrace.engines.protocol import Engine, SamplingParams, SwapMode
+from headrace.experience.dataset import PromptOrder, PromptSource
+from headrace.experience.flow import Flow
+from headrace.experience.index import Consumer
+from headrace.experience.loader import StreamingLoader
+from headrace.experience.schedule import Schedule
+from headrace.experience.table import ExperienceTable
+from headrace.models.loading import load_causal_lm, resolve_device
+from headrace.observe.tally import Tally
+from headrace.observe.waits import WaitMeter
+from headrace.roles import actor
+from headrace.roles.actor import TRAINER_LANE, ActorRole, TrainedStep
+from headrace.roles.advantages import AdvantagesRole, Estimator
+from headrace.roles.batch_stats import StalenessRule
+from headrace.roles.context import RoleContext
+from headrace.roles.evaluator import EvaluatorRole
+from headrace.roles.filter import FilterRole
+from headrace.roles.rollout import RolloutRole
+from headrace.roles.weight_follower import WeightFollowerRole
+from headrace.rollout.episodes import EpisodeRunner
+from headrace.rollout.evaluation import Evaluation
+from headrace.rollout.policy import PolicySettings
+from headrace.rollout.rewards.pool import RewardPool
+from headrace.rollout.router import Router
+from headrace.rollout.tokens import TextCodec
+from headrace.runtime.protocol import Clock, Runtime
+from headrace.runtime.signal import Signal
+from headrace.store import RunStore
+from headrace.training.trainer import HFTrainer
+from headrace.weights.plane import WeightPublisher
+from headrace.weights.transport import open_transport
+from headrace.weights.version import Lineage, Version
+
+_LEASED_BY_NOBODY = ("rollout", "schedule")
+"""Stages that write columns, but lease no rows: they act through the flow."""
+_LEASE_TERMS_PER_STALL = 1.5
+"""A wait of the run ends before a lease that is held through it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The two ends of the weight plane, each with weights of its own."""
+
+    trainer: HFTrainer
+    engine: EmbeddedEngine
+    publisher: WeightPublisher
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A run, ready to start."""
+
+    branch: int
+    """Of the versions that this process makes."""
+    models: Models
+    flow: Flow
+    recorder: Recorder
+    checkpointer: Checkpointer
+    rollout: RolloutRole
+    filter: FilterRole
+    advantages: AdvantagesRole
+    actor: ActorRole
+    follower: WeightFollowerRole
+    evaluator: EvaluatorRole | None
+
+
+async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
+    """Load the model for both sides. The engine serves version 0 until it is updated."""
+    config = plan.config
+    device = resolve_device(config.model.device)
+
+    objective = PolicyObjective(PolicyLoss(config.algorithm))
+    trainer = await runtime.compute(
+        TRAINER_LANE,
+        lambda: HFTrainer(
+            load_causal_lm(config.model.path, dtype=torch.float32, device=device),
+            config=config.trainer,
+            loss=objective,
+            total_steps=plan.total_batches * config.algorithm.updates_per_batch,
+            temperature=config.rollout.sampling.temperature,
+            dtype=getattr(torch, config.model.dtype),
+            gradient_checkpointing=config.model.gradient_checkpointing,
+            tokenizer=plan.tokenizer,
+            seed=config.seed,
+        ),
+    )
+    engine = await load_engine(plan, runtime)
+    return Models(trainer, engine, open_transport(config.weights, folder / "weights"))
+
+
+def connect(
+    plan: Plan,
+    models: Models,
+    store: RunStore,
+    runtime: Runtime,
+    rewards: RewardPool,
+    lineage: Lineage,
+    committed: Version,
+) -> Parts:
+    """Build roles, table and schedule around the models. `committed`: the version that the run begins from."""
+    config = plan.config
+    rollout = config.rollout
+    clock = runtime.clock
+    eta, ahead = config.async_.staleness_bound, config.async_.ahead or 2 * rollout.prompts_per_batch
+    table = ExperienceTable(
+        [
+            Consumer(stage.name, frozenset(stage.reads), "group" if stage.unit == "group" else "row")
+            for stage in plan.recipe.stages
+            if stage.name not in _LEASED_BY_NOBODY
+        ],
+        capacity=ahead + (eta + 2) * rollout.prompts_per_batch,
+        lease_s=_LEASE_TERMS_PER_STALL * config.runtime.stall_timeout_s,
+        clock=clock,
+    )
+    schedule = Schedule(
+        prompts_per_batch=rollout.prompts_per_batch,
+        max_staleness=eta,
+        total_batches=plan.total_batches,
+        on_deadline=config.async_.deadline_rule,
+        ahead=ahead,
+    )
+    source = PromptSource(
+        plan.prompts,
+        PromptOrder(len(plan.prompts), config.seed, config.data.shuffle),
+        epochs=None if config.trainer.batches is not None else config.trainer.epochs,
+        max_attempts=rollout.max_attempts,
+        frontier=_frontier(store),
+    )
+    flow = Flow(schedule, table, source, store, runtime, actor=actor.NAME)
+    waits, tally = WaitMeter(clock.now), Tally()
+    recorder = Recorder(store, clock, models.engine, flow, tally, waits, branch=lineage.branch)
+    context = RoleContext(runtime, flow, table, waits, recorder.event, config.runtime.stall_timeout_s)
+    checkpointer = Checkpointer(
+        store, models.trainer, runtime, every=config.checkpoint.every, committed=committed.number
+    )
+    published = Signal()
+    rule = config.async_.deadline_rule
+    return Parts(
+        branch=lineage.branch,
+        models=models,
+        flow=flow,
+        recorder=recorder,
+        checkpointer=checkpointer,
+        rollout=RolloutRole(
+            context,
+            models.engine,
+            episode_runner(plan, models.engine, clock, rewards, evaluation=False),
+            tally,
+            min_samples=rollout.min_samples or min(2, rollout.samples_per_prompt),
+        ),
+        filter=FilterRole(context, plan.filters),
+        advantages=AdvantagesRole(context, _estimator(config)),
+        actor=ActorRole(
+            context,
+            StreamingLoader(
+                table,
+                flow,
+                consumer=actor.NAME,
+                max_tokens=config.trainer.max_tokens_per_microbatch,
+                streaming=config.async_.streaming and config.algorithm.updates_per_batch == 1,
+                timeout_s=config.runtime.stall_timeout_s,
+            ),
+            models.trainer,
+            models.publisher,
+            published,
+            lineage,
+            StalenessRule(eta, masks=rule == "mask", allows_late=rule == "late"),
+            max_tokens_per_microbatch=config.trainer.max_tokens_per_microbatch,
+            updates_per_batch=config.algorithm.updates_per_batch,
+            after_step=_after_step(recorder, checkpointer, lineage),
+        ),
+        follower=WeightFollowerRole(
+            context, models.engine, models.publisher.receiver(), published, SwapMode(config.async_.swap)
+        ),
+        evaluator=EvaluatorRole(
+            context,
+            models.engine,
+            held_out_evaluation(plan, models.engine, clock, rewards),
+            recorder.evaluation,
+            every=config.evaluation.every,
+        )
+        if plan.eval_prompts
+        else None,
+    )
+
+
+def episode_runner(plan: Plan, engine: Engine, clock: Clock, rewards: RewardPool, *, evaluation: bool) -> EpisodeRunner:
+    """The runner of training episodes, or that of evaluation."""
+    config, sampling = plan.config, plan.config.rollout.sampling
+    if evaluation:
+        params = SamplingParams(
+            max_new_tokens=config.evaluation.max_new_tokens or sampling.max_new_tokens,
+            temperature=config.evaluation.temperature,
+            stop_token_ids=plan.stop_token_ids,
+        )
+    else:
+        params = SamplingParams(
+            max_new_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            stop_token_ids=plan.stop_token_ids,
+        )
+    return EpisodeRunner(
+        workflow=plan.workflow,
+        policy=PolicySettings(
+            router=Router([engine]),
+            text=TextCodec(plan.tokenizer),
+            sampling=params,
+            seed=config.seed,
+            clock=clock,
+            request_timeout_s=config.rollout.episode_timeout_s,
+            max_context=plan.max_context,
+        ),
+        rewards=rewards,
+        clock=clock,
+        samples_per_prompt=1 if evaluation else config.rollout.samples_per_prompt,
+        episode_timeout_s=config.rollout.episode_timeout_s,
+    )
+
+
+def held_out_evaluation(plan: Plan, engine: Engine, clock: Clock, rewards: RewardPool) -> Evaluation:
+    """Of the plan's held-out prompts."""
+    return Evaluation(
+        engine,
+        episode_runner(plan, engine, clock, rewards, evaluation=True),
+        plan.eval_prompts,
+        TextCodec(plan.tokenizer).decode,
+        clock,
+        concurrency=2 * plan.config.engine.max_concurrent_sequences,
+        timeout_s=plan.config.evaluation.timeout_s,
+    )
+
+
+async def load_engine(plan: Plan, runtime: Runtime) -> EmbeddedEngine:
+    """The engine with weights of its own, not started."""
+    config = plan.config
+    dtype = getattr(torch, config.engine.dtype or config.model.dtype)
+    device = resolve_device(config.model.device)
+    model = await runtime.compute(TRAINER_LANE, lambda: load_causal_lm(config.model.path, dtype=dtype, device=device))
+    return EmbeddedEngine(model, config=config.engine, runtime=runtime)
+
+
+def _after_step(
+    recorder: Recorder, checkpointer: Checkpointer, lineage: Lineage
+) -> Callable[[TrainedStep], Awaitable[None]]:
+    async def after_step(step: TrainedStep) -> None:
+        recorder.batch(step)
+        await checkpointer.after(Version(lineage.branch, step.batch + 1))
+
+    return after_step
+
+
+def _estimator(config: TrainConfig) -> Estimator:
+    match config.algorithm.advantage:
+        case "group_normalized":
+            return advantages.group_normalized
+        case "leave_one_out":
+            return advantages.leave_one_out
+        case "mean_only":
+            return lambda rewards, group_index: advantages.group_normalized(rewards, group_index, scale="none")
+
+
+def _frontier(store: RunStore) -> tuple[int, int] | None:
+    """First (epoch, position) that was never issued."""
+    last = store.ledger.frontier()
+    return None if last is None else (last[0], last[1] + 1)

@@ -1,0 +1,112 @@
+"""What a run will need, read and checked before anything expensive starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.algorithms.recipes import RECIPES, Recipe, check_dataflow
+from headrace.config import ConfigError, TrainConfig
+from headrace.controller.memory import MemoryEstimate, estimate_memory
+from headrace.experience.dataset import Prompt, PromptDataset
+from headrace.models.loading import load_tokenizer, read_generation_stops, read_model_config
+from headrace.rollout.filters import Filter, load_filters
+from headrace.rollout.rewards.pool import required_columns
+from headrace.rollout.tokens import TextCodec
+from headrace.rollout.workflow import Workflow, load_workflow
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A config that can be run, with all of its input that is cheap to hold."""
+
+    config: TrainConfig
+    recipe: Recipe
+    prompts: PromptDataset
+    eval_prompts: tuple[Prompt, ...]
+    tokenizer: Any
+    """A Hugging Face tokenizer."""
+    stop_token_ids: tuple[int, ...]
+    """The model's end-of-sequence tokens and those of the config."""
+    max_context: int
+    """Tokens of prompt and response."""
+    total_batches: int
+    memory: MemoryEstimate
+    workflow: Workflow
+    filters: tuple[Filter, ...]
+
+
+def make_plan(config: TrainConfig) -> Plan:
+    """Read the data, the tokenizer and the model's config; load the user's own classes and functions.
+
+    Raises ConfigError for whatever would make the run fail later; loads no weights and starts nothing.
+    """
+    recipe = RECIPES[config.algorithm.recipe]
+    check_dataflow(recipe.stages)
+    prompts = _dataset(config, config.data.train)
+    eval_prompts = tuple(_dataset(config, config.data.eval)) if config.data.eval else ()
+    workflow = load_workflow(config.rollout)
+    filters = tuple(load_filters(config.rollout.filters))
+    model_config = read_model_config(config.model.path)
+    tokenizer = load_tokenizer(config.model.path)
+    context = _max_context(config, model_config)
+    text = TextCodec(tokenizer)
+    _check_lengths(text, context, prompts, config.data.train)
+    _check_lengths(text, context, eval_prompts, config.data.eval or "")
+    memory = estimate_memory(config, model_config, context)
+    batches = config.trainer.batches
+    if batches is None:
+        batches = math.ceil(len(prompts) * config.trainer.epochs / config.rollout.prompts_per_batch)
+    stops = [*read_generation_stops(config.model.path, tokenizer), *config.rollout.sampling.stop_token_ids]
+    return Plan(
+        config=config,
+        recipe=recipe,
+        prompts=prompts,
+        eval_prompts=eval_prompts[: config.evaluation.max_prompts],
+        tokenizer=tokenizer,
+        stop_token_ids=tuple(dict.fromkeys(stops)),
+        max_context=context,
+        total_batches=batches,
+        memory=memory,
+        workflow=workflow,
+        filters=filters,
+    )
+
+
+def _dataset(config: TrainConfig, path: str) -> PromptDataset:
+    return PromptDataset.from_jsonl(
+        Path(path),
+        prompt_column=config.data.prompt_column,
+        id_column=config.data.id_column,
+        required_columns=required_columns(config.reward),
+    )
+
+
+def _max_context(config: TrainConfig, model_config: Any) -> int:
+    limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    wanted = config.engine.max_context
+    if wanted is None:
+        return limit or 4096
+    if limit is not None and wanted > limit:
+        raise ConfigError(
+            f"engine.max_context is {wanted}, more than the model's {limit} positions; lower it to {limit} or less"
+        )
+    return wanted
+
+
+def _check_lengths(text: TextCodec, context: int, prompts: Iterable[Prompt], path: str) -> None:
+    """Every prompt must leave room for a response of one token at least."""
+    for prompt in prompts:
+        where = f"{path}: prompt {prompt.prompt_id!r}"
+        try:
+            tokens = len(text.encode(prompt.content))
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        if tokens >= context:
+            raise ConfigError(
+                f"{where} has {tokens} tokens, and the context holds {context}, prompt and response together; "
+                "shorten it, remove the row, or raise engine.max_context"
+            )

@@ -1,0 +1,112 @@
+"""Writes a run's record: one entry for each batch and evaluation, and events as they come."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from headrace.engines.protocol import Engine
+from headrace.experience.flow import Flow
+from headrace.observe.record import BatchRecord, Totals
+from headrace.observe.tally import Tally
+from headrace.observe.waits import WaitMeter
+from headrace.roles.actor import TrainedStep
+from headrace.runtime.protocol import Clock
+from headrace.store import RunStore
+from headrace.weights.version import Version
+
+
+class Recorder:
+    def __init__(
+        self,
+        store: RunStore,
+        clock: Clock,
+        engine: Engine,
+        flow: Flow,
+        tally: Tally,
+        waits: WaitMeter,
+        *,
+        branch: int,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._engine = engine
+        self._flow = flow
+        self._tally = tally
+        self._waits = waits
+        self._branch = branch
+        self._began = clock.now()
+        self._last_step = self._began
+        self._train_s = 0.0
+
+    def event(self, kind: str, data: dict[str, Any]) -> None:
+        self._store.events.write(self._clock.wall(), kind, data)
+
+    def evaluation(self, version: Version, result: dict[str, Any]) -> None:
+        record = {"number": version.number, **result}
+        self._store.metrics.write(version.branch, version.number, self._clock.wall(), record, kind="eval")
+
+    def batch(self, step: TrainedStep) -> None:
+        """The batch was trained and its version published."""
+        number = step.batch + 1
+        with self._store.transaction():
+            self._store.checkpoints.record_version(self._branch, number, self._clock.wall())
+            self._store.metrics.write(
+                self._branch, number, self._clock.wall(), self._record(step).to_json(), kind="batch"
+            )
+
+    def end(self) -> None:
+        """This process has stopped working on the run: leave its totals."""
+        self._store.metrics.write(
+            self._branch, self._flow.batch, self._clock.wall(), asdict(self.totals()), kind="totals"
+        )
+
+    def totals(self) -> Totals:
+        """Of this process, up to now."""
+        engine = self._engine.stats()
+        return Totals(
+            elapsed_s=self._clock.now() - self._began,
+            generated_tokens=engine.generated_tokens,
+            generated_samples=self._tally.samples,
+            failed_samples=dict(self._tally.failures),
+            generate_s=engine.busy_s,
+            train_s=self._train_s,
+            swap_stall_s=engine.swap_stall_s,
+            wait_s=self._waits.totals(),
+        )
+
+    def _record(self, step: TrainedStep) -> BatchRecord:
+        now = self._clock.now()
+        step_s, self._last_step = now - self._last_step, now
+        self._train_s += step.train_s
+        stats, reports = step.stats, step.reports
+        tokens = max(sum(report.trained_tokens for report in reports), 1)
+        sums = {name: sum(report.stats[name] for report in reports) for name in reports[0].stats}
+        return BatchRecord(
+            batch=step.batch,
+            branch=self._branch,
+            groups=step.groups,
+            samples=stats.samples,
+            reward_mean=stats.reward / stats.samples,
+            response_tokens_mean=stats.response_tokens / stats.samples,
+            trained_tokens=sum(report.trained_tokens for report in reports),
+            forwarded_tokens=sum(report.forwarded_tokens for report in reports),
+            padding_tokens=sum(report.padding_tokens for report in reports),
+            masked_tokens=stats.masked_tokens,
+            lost_branch_tokens=stats.lost_branch_tokens,
+            late_groups=step.late_groups,
+            staleness=dict(sorted(stats.staleness.items())),
+            loss=sum(report.loss for report in reports) / len(reports),
+            grad_norm=max(report.grad_norm for report in reports),
+            lr=reports[-1].lr,
+            skipped=any(report.skipped for report in reports),
+            mismatch_mean_abs=sums["mismatch_abs"] / tokens,
+            mismatch_max_abs=max(report.maxima["mismatch_abs"] for report in reports),
+            clip_fraction=sums["clipped"] / tokens,
+            behavior_weight_mean=sums["behavior_weight"] / tokens,
+            approx_kl=sums["approx_kl"] / tokens,
+            step_s=step_s,
+            queue_groups=self._flow.ready_groups,
+            running_groups=self._flow.running_groups,
+            totals=self.totals(),
+        )

@@ -1,0 +1,203 @@
+"""A training run from its folder to its summary: begin or restore, supervise, checkpoint, leave cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from headrace.config import config_sha256, dump_config
+from headrace.controller.parts import Models, Parts, connect, load_models
+from headrace.controller.plan import Plan
+from headrace.controller.stopping import StopRequest
+from headrace.controller.threads import lane_threads, prepare_lanes
+from headrace.engines.protocol import SwapMode
+from headrace.observe.run_record import RunRecord, RunWatcher
+from headrace.observe.snapshot import take_snapshot
+from headrace.observe.summary import build_summary, write_summary
+from headrace.observe.watch import View, watch
+from headrace.roles.actor import TRAINER_LANE
+from headrace.rollout.rewards.pool import RewardPool
+from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.protocol import Runtime
+from headrace.store import Restored, RunReader, RunStore
+from headrace.weights.version import INITIAL, Lineage, Version
+
+Begin = Literal["new", "resume", "fresh"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended."""
+
+    status: Literal["finished", "stopped", "failed"]
+    record: RunRecord
+
+
+def open_store(plan: Plan, folder: Path, begin: Begin, now: float) -> tuple[RunStore, Restored | None]:
+    """The run's record, held by this process. Raises StoreErrors that name the folder and the mend."""
+    digest = config_sha256(plan.config)
+    keep = plan.config.checkpoint.keep
+    if begin == "resume":
+        store = RunStore.open(folder, config_sha256=digest, keep_checkpoints=keep)
+        try:
+            return store, store.checkpoints.restore()
+        except BaseException:
+            store.close()
+            raise
+    if begin == "fresh" and RunStore.exists(folder):
+        RunStore.erase(folder)
+    created = RunStore.create(
+        folder, config_yaml=dump_config(plan.config), config_sha256=digest, now=now, keep_checkpoints=keep
+    )
+    return created, None
+
+
+async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None) -> Ended:
+    """Run to the end, or until SIGINT or SIGTERM. Whatever is raised leaves the run ready to be resumed.
+
+    `view` shows the run while it goes. Raises ConfigError, StoreError, WaitTimeout, WeightError, EngineError.
+    """
+    runtime = InlineRuntime(prepare_lanes(lane_threads(plan.config)))
+    store, restored = open_store(plan, folder, begin, runtime.clock.wall())
+    status: Literal["finished", "stopped", "failed"] = "failed"
+    try:
+        with StopRequest() as stop:
+            finished = await _train(plan, folder, store, restored, runtime, stop, view)
+            status = "finished" if finished else "stopped"
+    finally:
+        await runtime.close()
+        store.set_status(status)
+        store.close()
+        with RunReader(folder) as reader:
+            record = RunWatcher(reader).read()
+        write_summary(folder / "summary.json", build_summary(record))
+    return Ended(status, record)
+
+
+async def _train(
+    plan: Plan,
+    folder: Path,
+    store: RunStore,
+    restored: Restored | None,
+    runtime: Runtime,
+    stop: StopRequest,
+    view: View | None,
+) -> bool:
+    """True if the run is finished, False if it was stopped."""
+    async with _rewards(plan, folder, runtime) as rewards:
+        models = await load_models(plan, runtime, folder)
+        begun = await _restore_models(models, restored, runtime)
+        parts = connect(
+            plan, models, store, runtime, rewards, Lineage(begun.branch, store.checkpoints.lineage()), begun
+        )
+        parts.recorder.event("started", {"version": str(begun), "batches": plan.total_batches})
+        await models.engine.start()
+        try:
+            async with _watching(view, folder, parts, runtime):
+                if restored is not None:
+                    parts.flow.restore(restored.number, restored.ready, restored.running)
+                if begun > INITIAL:
+                    await models.engine.update(models.publisher.receiver(), SwapMode.RECOMPUTE)
+                return await _supervise(plan, parts, store, runtime, stop)
+        finally:
+            await models.engine.stop()
+            parts.recorder.end()
+
+
+async def _restore_models(models: Models, restored: Restored | None, runtime: Runtime) -> Version:
+    """Bring the trainer to the commit, and publish the version that the run begins from."""
+    version = INITIAL if restored is None else Version(restored.branch, restored.number)
+    if restored is not None and restored.path is not None:
+        await runtime.compute(TRAINER_LANE, models.trainer.load, restored.path)
+    if version > INITIAL:
+        await runtime.compute(TRAINER_LANE, models.publisher.publish, version, models.trainer.tensors())
+    return version
+
+
+async def _supervise(plan: Plan, parts: Parts, store: RunStore, runtime: Runtime, stop: StopRequest) -> bool:
+    """Evaluate, run the roles until the actor is done, evaluate again, checkpoint."""
+    stopping = runtime.spawn(stop.wait(), "stop request")
+    try:
+        if parts.evaluator is not None and not store.metrics.read("eval"):
+            await _unless(stopping, runtime.spawn(parts.evaluator.evaluate(), "evaluation before"))
+        if not stopping.done():
+            await _run_roles(parts, runtime, stopping)
+        version = Version(parts.branch, parts.flow.batch)
+        await parts.checkpointer.commit(version)
+        if not parts.flow.is_finished:
+            parts.recorder.event("stopped", {"version": str(version), "reason": stop.reason})
+            return False
+        if parts.evaluator is not None and version.number > 0:
+            await parts.follower.follow()
+            await _unless(stopping, runtime.spawn(parts.evaluator.evaluate(), "evaluation after"))
+        parts.recorder.event("finished", {"version": str(version)})
+        return True
+    finally:
+        stopping.cancel()
+
+
+async def _run_roles(parts: Parts, runtime: Runtime, stopping: asyncio.Task[Any]) -> None:
+    """All roles, until the actor has ended; the first that fails ends them all, and its error is raised."""
+    actor = runtime.spawn(parts.actor.run(), "actor")
+    others = [
+        runtime.spawn(parts.rollout.run(), "rollout"),
+        runtime.spawn(parts.filter.run(), "filter"),
+        runtime.spawn(parts.advantages.run(), "advantages"),
+        runtime.spawn(parts.follower.run(), "weight follower"),
+    ]
+    if parts.evaluator is not None:
+        others.append(runtime.spawn(parts.evaluator.run(parts.flow.batch), "evaluator"))
+    try:
+        waiting: set[asyncio.Task[Any]] = {actor, stopping, *others}
+        while not actor.done():
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if stopping in done:
+                parts.actor.stop()
+            for task in (actor, *others):
+                if task in done:
+                    task.result()
+    finally:
+        await _end([*others, actor])
+
+
+async def _unless(stopping: asyncio.Task[Any], task: asyncio.Task[Any]) -> None:
+    """Wait for `task`, or cancel it when the run is told to stop."""
+    await asyncio.wait({stopping, task}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        task.result()
+    else:
+        await _end([task])
+
+
+async def _end(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _rewards(plan: Plan, folder: Path, runtime: Runtime) -> AsyncGenerator[RewardPool]:
+    pool = RewardPool(plan.config.reward, clock=runtime.clock, log_path=folder / "logs" / "reward.log")
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+@asynccontextmanager
+async def _watching(view: View | None, folder: Path, parts: Parts, runtime: Runtime) -> AsyncGenerator[None]:
+    if view is None:
+        yield
+        return
+    with RunReader(folder) as reader:
+        watcher = RunWatcher(reader, live=lambda: (parts.branch, parts.recorder.totals()))
+        task = runtime.spawn(watch(view, lambda: take_snapshot(watcher.read()), runtime.clock), "view")
+        try:
+            yield
+        finally:
+            await _end([task])

@@ -1,0 +1,176 @@
+"""The actor: trains the policy on batch k as its rows become ready, and publishes version k + 1."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.experience.index import Row, StaleLease
+from headrace.experience.loader import StreamingLoader
+from headrace.experience.table import Lease
+from headrace.models.packing import PackRow, pack, plan_microbatches
+from headrace.roles.batch_stats import BatchStats, StalenessRule
+from headrace.roles.context import RoleContext
+from headrace.runtime.signal import Signal
+from headrace.training.protocol import StepReport, Trainer
+from headrace.weights.plane import WeightPublisher
+from headrace.weights.version import Lineage, Version
+
+T = TypeVar("T")
+
+NAME = "actor"
+TRAINER_LANE = "trainer"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedStep:
+    """What the actor reports of a batch."""
+
+    batch: int
+    groups: int
+    late_groups: int
+    stats: BatchStats
+    reports: tuple[StepReport, ...]
+    """One for each optimiser step."""
+    train_s: float
+    """Seconds that the trainer computed for this batch."""
+
+
+class ActorRole:
+    def __init__(
+        self,
+        context: RoleContext,
+        loader: StreamingLoader,
+        trainer: Trainer,
+        publisher: WeightPublisher,
+        published: Signal,
+        lineage: Lineage,
+        rule: StalenessRule,
+        *,
+        max_tokens_per_microbatch: int,
+        updates_per_batch: int,
+        after_step: Callable[[TrainedStep], Awaitable[None]],
+    ) -> None:
+        """`after_step` is awaited once the new version is published: the record and the checkpoint are made there."""
+        self._context = context
+        self._loader = loader
+        self._trainer = trainer
+        self._publisher = publisher
+        self._published = published
+        self._lineage = lineage
+        self._rule = rule
+        self._max_tokens = max_tokens_per_microbatch
+        self._updates = updates_per_batch
+        self._after_step = after_step
+        self._stopping = False
+        self._train_s = 0.0
+
+    def stop(self) -> None:
+        """Have `run` return before the batch that it is at; what was accumulated of it is forgotten."""
+        self._stopping = True
+        self._context.table.wake(NAME)
+
+    async def run(self) -> None:
+        """Train batch after batch until the run is finished or stopped. Never cancelled between a step and its
+        record: `stop` is how it ends early."""
+        flow = self._context.flow
+        while not (flow.is_finished or self._stopping):
+            step = await self._train(flow.batch)
+            if step is None:
+                continue
+            version = Version(self._lineage.branch, flow.batch)
+            await self._compute(self._publisher.publish, version, self._trainer.tensors())
+            self._published.notify()
+            await self._after_step(step)
+
+    async def _train(self, batch: int) -> TrainedStep | None:
+        """One batch: accumulate, step, ack. None if it ended without a step."""
+        self._train_s = 0.0
+        work = _Batch(batch)
+        try:
+            async for lease in self._leases(batch):
+                work.leases.append(lease)
+                masks = [self._rule.trained(row, batch) for row in lease.rows]
+                for row, mask in zip(lease.rows, masks, strict=True):
+                    work.stats.add(row, mask, batch, self._rule, self._lineage)
+                rows = [_pack_row(row, mask) for row, mask in zip(lease.rows, masks, strict=True)]
+                if self._updates == 1:
+                    await self._compute(lambda rows=rows: self._trainer.accumulate(pack(rows)))
+                else:
+                    work.rows.extend(rows)
+                self._context.table.renew(*work.leases)
+        except StaleLease as lost:
+            self._context.report("restarted_batch", {"batch": batch, "message": str(lost)})
+            await self._give_up(work)
+            return None
+        if self._stopping or not work.leases:
+            await self._give_up(work)
+            return None
+        self._context.table.hold(*work.leases)
+        reports = [await self._compute(self._trainer.step)] if self._updates == 1 else await self._several_steps(work)
+        self._context.table.ack(*work.leases)
+        done = self._context.flow.step()
+        return TrainedStep(batch, done.groups, done.late_groups, work.stats, tuple(reports), self._train_s)
+
+    async def _several_steps(self, work: _Batch) -> list[StepReport]:
+        """More than one step on a sealed batch: proximal log-probs under the batch's own version come first."""
+        batches = [
+            [
+                pack([work.rows[chunk[place]] for place in places])
+                for places in plan_microbatches([len(work.rows[i]) for i in chunk], self._max_tokens)
+            ]
+            for chunk in np.array_split(np.arange(len(work.rows)), min(self._updates, len(work.rows)))
+        ]
+        for micro in (micro for batch in batches for micro in batch):
+            micro.columns["proximal"] = await self._compute(self._trainer.logprobs, micro)
+        reports = []
+        for batch in batches:
+            for micro in batch:
+                await self._compute(self._trainer.accumulate, micro)
+            reports.append(await self._compute(self._trainer.step))
+        return reports
+
+    async def _give_up(self, work: _Batch) -> None:
+        """Forget the gradients; rows that are still ours go back."""
+        await self._compute(self._trainer.discard)
+        for lease in work.leases:
+            with suppress(StaleLease):
+                self._context.table.give_back(lease)
+
+    async def _leases(self, batch: int) -> AsyncGenerator[Lease]:
+        source = self._loader.micro_batches(batch, until=lambda: self._stopping)
+        while True:
+            with self._context.waits.waiting(NAME, "rows of the batch"):
+                lease = await anext(source, None)
+            if lease is None or self._stopping:
+                return
+            yield lease
+
+    async def _compute(self, function: Callable[..., T], *args: Any) -> T:
+        clock = self._context.runtime.clock
+        began = clock.now()
+        try:
+            return await self._context.runtime.compute(TRAINER_LANE, function, *args)
+        finally:
+            self._train_s += clock.now() - began
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What the actor holds of the batch that it trains."""
+
+    number: int
+    leases: list[Lease] = field(default_factory=list)
+    rows: list[PackRow] = field(default_factory=list)
+    """Kept only when several steps are made on them."""
+    stats: BatchStats = field(default_factory=BatchStats)
+
+
+def _pack_row(row: Row, trained: NDArray[np.bool_]) -> PackRow:
+    columns = row.columns
+    return PackRow(columns["tokens"], trained, {name: columns[name] for name in ("logprobs", "advantages")})
