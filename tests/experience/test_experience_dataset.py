@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import ConfigError
@@ -109,6 +109,7 @@ def test_missing_file_and_folder_are_named(tmp_path: Path) -> None:
         assert str(path) in str(caught.value)
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 200), seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 10_000))
 def test_every_epoch_is_a_permutation_fixed_by_seed_and_epoch(size: int, seed: int, epoch: int) -> None:
     order = PromptOrder(size, seed, shuffle=True)
@@ -172,10 +173,9 @@ def test_returned_prompt_comes_back_first_as_the_next_attempt_until_exhausted() 
     assert prompts.next() is None
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 9), epochs=st.integers(1, 3), data=st.data())
-def test_source_resumed_at_its_frontier_hands_out_exactly_the_rest(
-    size: int, epochs: int, data: st.DataObject
-) -> None:
+def test_source_resumed_at_its_frontier_hands_out_exactly_the_rest(size: int, epochs: int, data: st.DataObject) -> None:
     taken = data.draw(st.integers(0, size * epochs))
     prompts = source(size, epochs)
     before = [tuple(issued.key) for _ in range(taken) if (issued := prompts.next())]

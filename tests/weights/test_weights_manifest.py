@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.weights.manifest import build_manifest, from_json, to_json, verify
@@ -58,6 +58,7 @@ def test_every_kind_of_difference_is_named() -> None:
         verify(manifest, {"a": tensors()["a"]}, "here")
 
 
+@settings(deadline=None)
 @given(values=st.lists(st.integers(0, 255), min_size=1, max_size=64), data=st.data())
 def test_one_flipped_bit_is_found(values: list[int], data: st.DataObject) -> None:
     sent = torch.tensor(values, dtype=torch.uint8)

@@ -70,9 +70,7 @@ class PromptDataset:
             line_of[prompt_id] = number
             prompts.append(Prompt(prompt_id, content, row))
         if not prompts:
-            raise ConfigError(
-                f"{file} holds no rows; write one JSON object a line, as {{{prompt_column!r}: ...}}"
-            )
+            raise ConfigError(f"{file} holds no rows; write one JSON object a line, as {{{prompt_column!r}: ...}}")
         return PromptDataset(prompts)
 
     def __len__(self) -> int:
@@ -87,17 +85,13 @@ class PromptDataset:
 
 def _lines(file: Path) -> Iterator[bytes]:
     if not file.exists():
-        raise ConfigError(
-            f"no dataset at {file}; correct the path, which is relative to the working directory"
-        )
+        raise ConfigError(f"no dataset at {file}; correct the path, which is relative to the working directory")
     try:
         with file.open("rb") as stream:
             yield stream.readline().removeprefix(b"\xef\xbb\xbf")
             yield from stream
     except OSError as error:
-        raise ConfigError(
-            f"cannot read the dataset {file}: {error.strerror}; give a readable JSONL file"
-        ) from error
+        raise ConfigError(f"cannot read the dataset {file}: {error.strerror}; give a readable JSONL file") from error
 
 
 def _row(line: bytes, where: str) -> dict[str, Any]:
@@ -120,8 +114,7 @@ def _refuse_constant(name: str) -> None:
 def _content(row: dict[str, Any], column: str, where: str) -> str | list[dict[str, str]]:
     if column not in row:
         raise ConfigError(
-            f"{where} has no prompt column {column!r} ({_columns(row)}); set data.prompt_column "
-            "to one of them"
+            f"{where} has no prompt column {column!r} ({_columns(row)}); set data.prompt_column to one of them"
         )
     content = row[column]
     if content in ("", []):
