@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,17 @@ def fill_checkpoint(store: RunStore) -> None:
     store.checkpoints.prepare(2, lambda folder: _fill(folder / "weights.bin"))
 
 
+def fill_and_open(store: RunStore) -> None:
+    """There is no room for what SQLite needs beside the database."""
+    store.close()
+    with suppress(OSError):
+        _fill(store.path.parent / "ballast2")
+    try:
+        reopen(store.path)
+    finally:
+        (store.path.parent / "ballast2").unlink()
+
+
 def _fill(path: Path) -> None:
     with path.open("wb", buffering=0) as file:
         while True:
@@ -44,6 +56,7 @@ WAYS: dict[str, Callable[[RunStore], None]] = {
     "ledger": fill_ledger,
     "events": fill_events,
     "checkpoint": fill_checkpoint,
+    "open": fill_and_open,
 }
 
 
@@ -53,6 +66,9 @@ def main(path: Path, way: str) -> None:
     checkpoint(store, 1)
     with pytest.raises(DiskFull, match=rf"{re.escape(str(path))}.*free space on its disk.*--resume"):
         WAYS[way](store)
+    if way == "open":
+        store = reopen(path)
+        store.checkpoints.restore()
     counts = store.ledger.counts()
     counts.check()
     (path.parent / "ballast").unlink()

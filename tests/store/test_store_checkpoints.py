@@ -48,6 +48,15 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     store.close()
 
 
+def test_preparing_again_replaces_what_was_not_committed(tmp_path: Path) -> None:
+    store = create(tmp_path / "run")
+    store.checkpoints.prepare(3, write_model)
+    again = store.checkpoints.prepare(3, lambda folder: (folder / "other.bin").touch())
+    assert list(again.files) == ["other.bin"]
+    assert sorted(path.name for path in again.path.iterdir()) == ["manifest.json", "other.bin"]
+    store.close()
+
+
 def test_restore_without_a_checkpoint_is_version_0(tmp_path: Path) -> None:
     store = create(tmp_path / "run")
     key = train(store, 0, batch=0)

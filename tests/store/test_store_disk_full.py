@@ -34,7 +34,7 @@ def may_mount() -> bool:
 
 
 @pytest.mark.skipif(not may_mount(), reason="mounting a small disk needs user namespaces")
-@pytest.mark.parametrize("way", ["journal", "ledger", "events", "checkpoint"])
+@pytest.mark.parametrize("way", ["journal", "ledger", "events", "checkpoint", "open"])
 def test_a_full_disk(tmp_path: Path, way: str) -> None:
     create(tmp_path / "run").close()
     (tmp_path / "disk").mkdir()

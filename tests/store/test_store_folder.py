@@ -146,6 +146,24 @@ def test_a_reader_that_looks_for_an_owner_does_not_keep_the_owner_out(tmp_path: 
     timer.join()
 
 
+def test_a_lock_on_an_erased_file_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process erases the run between our opening of the lock file and our locking it."""
+    create(tmp_path / "run").close()
+    flock, calls = fcntl.flock, []
+
+    def erase_first(descriptor: int, operation: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 1:
+            (tmp_path / "run" / "run.lock").unlink()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", erase_first)
+    store = reopen(tmp_path / "run")
+    with pytest.raises(RunInUse):
+        reopen(tmp_path / "run")
+    store.close()
+
+
 def test_an_open_that_fails_gives_the_lock_back(tmp_path: Path) -> None:
     create(tmp_path / "run").close()
     with pytest.raises(ConfigMismatch):

@@ -135,6 +135,31 @@ def _is_left_segment(descriptor: str, folder: Path, active: int) -> bool:
     return target.startswith(str(folder)) and not target.endswith(f"{active:06d}.journal")
 
 
+def test_what_is_appended_to_a_segment_during_its_fsync_is_synced_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The segment takes one more record, and is left for the next one, while `sync` is in its fsync."""
+    journal = Journal(tmp_path, segment_bytes=MAGIC + 2 * (HEADER + 10))
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def append_meanwhile(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+        if len(offsets) == 1:
+            offsets.extend(journal.append((0, position, 0), b"0123456789") for position in (1, 2))
+
+    offsets = [journal.append((0, 0, 0), b"0123456789")]
+    monkeypatch.setattr(os, "fsync", append_meanwhile)
+    journal.sync()
+    assert [journal.is_synced(offset) for offset in offsets] == [True, False, False]
+    synced.clear()
+    journal.sync()
+    assert synced == ["000001.journal", "000002.journal", tmp_path.name]
+    assert all(map(journal.is_synced, offsets))
+    journal.close()
+
+
 def test_a_failed_fsync_is_never_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(tmp_path)
     offset = journal.append((0, 0, 0), b"group")
@@ -179,6 +204,7 @@ def test_a_record_from_before_the_attempt_was_issued_is_not_taken(tmp_path: Path
 
 def test_a_record_written_after_a_cut_is_taken(tmp_path: Path) -> None:
     store = create(tmp_path / "run")
+    store.journal.append((9, 9, 8), b"whole")
     store.journal.append((9, 9, 9), b"x" * 1000)
     key = issue(store, 0)
     store.close()

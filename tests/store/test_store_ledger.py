@@ -142,6 +142,16 @@ def test_a_transaction_of_several_writes_is_undone_together(store: RunStore) -> 
     assert store.metrics.read("batch") == []
 
 
+def test_a_part_that_fails_is_undone_alone(store: RunStore) -> None:
+    keys = [issue(store, position) for position in range(3)]
+    finish(store, keys[0])
+    with store.transaction():
+        with pytest.raises(IllegalTransition):
+            store.ledger.train(keys[:2], batch=0)
+        store.ledger.drop(keys[2], "failed")
+    assert store.ledger.counts() == Counts(3, running=1, ready=1, trained=0, dropped={"failed": 1})
+
+
 def test_a_lost_row_breaks_the_law(store: RunStore) -> None:
     for position in range(3):
         issue(store, position)

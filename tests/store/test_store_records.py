@@ -52,6 +52,7 @@ def test_metrics_of_versions_taken_back_are_hidden(tmp_path: Path) -> None:
     assert store.checkpoints.restore().branch == 3
     write(3, 5)
     assert visible() == [(0, 1), (0, 2), (2, 3), (2, 4), (3, 5)]
+    assert store.checkpoints.lineage() == {3: 2**63 - 1, 2: 4, 0: 2}
     store.close()
     with sqlite3.connect(tmp_path / "run" / "run.db") as database:
         assert database.execute("SELECT count(*) FROM metrics").fetchone() == (8,)

@@ -180,10 +180,7 @@ def _refuse_taken(path: Path, config_yaml: str) -> None:
         )
     for name in ("journal", "checkpoints"):
         if (path / name).exists() and any(os.scandir(path / name)):
-            raise RunExists(
-                f"{path / name} is in the way of a new run: choose another --dir, or move it away "
-                "(if an unfinished run left it: --fresh)"
-            )
+            raise RunExists(f"{path / name} is in the way of a new run: choose another --dir, or move it away")
     config = path / CONFIG_NAME
     # A run that ended while it was being created leaves its own config behind.
     if config.exists() and config.read_bytes() != config_yaml.encode():

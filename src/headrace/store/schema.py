@@ -63,7 +63,7 @@ CREATE VIEW lineage AS
 WITH RECURSIVE line (branch, upto) AS (
     SELECT max(branch), 9223372036854775807 FROM branches
     UNION ALL
-    SELECT b.parent_branch, min(line.upto, b.parent_number)
+    SELECT b.parent_branch, b.parent_number
     FROM line JOIN branches b ON b.branch = line.branch WHERE b.parent_branch IS NOT NULL
 )
 SELECT branch, upto FROM line;
