@@ -1,0 +1,64 @@
+"""What a model folder must hold, checked before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headrace.config import ConfigError
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth")
+
+
+def find_model_folder(path: str) -> Path | None:
+    """The local folder that `path` names, or None if `path` can only be the name of a model on the Hub.
+
+    Raises ConfigError if `path` looks like a folder and is none, or is a folder without config.json.
+    """
+    folder = Path(path).expanduser()
+    if path and folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ConfigError(
+                f"model folder {path!r} has no config.json; give the folder that `save_pretrained` wrote, "
+                "which holds config.json, *.safetensors and the tokenizer's files"
+            )
+        return folder
+    if path and folder.exists():
+        raise ConfigError(f"model path {path!r} is a file; give the folder that holds it")
+    if not _could_be_on_hub(path):
+        raise ConfigError(
+            f"model folder {path!r} does not exist; give a folder in Hugging Face format, or a Hub name as 'org/name'"
+        )
+    return None
+
+
+def check_weights(path: str) -> None:
+    """Raises ConfigError if the local folder `path` holds no safetensors weights."""
+    folder = find_model_folder(path)
+    if folder is None or any(folder.glob("*.safetensors")):
+        return
+    if any((folder / name).is_file() for name in _PICKLED_WEIGHTS):
+        raise ConfigError(
+            f"model folder {path!r} has its weights in pickle files only, which can run code when read; "
+            "save them again with `model.save_pretrained(folder)`, which writes safetensors"
+        )
+    raise ConfigError(
+        f"model folder {path!r} has no weights (*.safetensors); copy them into it, or save the model there with "
+        "`model.save_pretrained(folder)`"
+    )
+
+
+def check_tokenizer(path: str) -> None:
+    """Raises ConfigError if the local folder `path` holds no tokenizer."""
+    folder = find_model_folder(path)
+    if folder is not None and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise ConfigError(
+            f"model folder {path!r} has no tokenizer ({', '.join(_TOKENIZER_FILES[:3])}, ...); save one there with "
+            "`tokenizer.save_pretrained(folder)`"
+        )
+
+
+def _could_be_on_hub(path: str) -> bool:
+    """Whether to ask the Hub, which takes long to fail: `org/name`, unless `org` is a folder here."""
+    organisation, _, name = path.partition("/")
+    return bool(name) and "/" not in name and not path.startswith((".", "~", "/")) and not Path(organisation).is_dir()

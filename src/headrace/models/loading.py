@@ -1,0 +1,141 @@
+"""Models and tokenizers in Hugging Face format: read under one lock, never running code that they bring along."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from headrace.config import ConfigError
+from headrace.models.folder import check_tokenizer, check_weights, find_model_folder
+from headrace.models.quiet import quiet_transformers
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+T = TypeVar("T")
+
+_LOADING = threading.Lock()
+"""`from_pretrained` builds on the meta device by switching process-wide state, so two at once corrupt each other."""
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` (CUDA where there is one, else CPU), `cpu`, `cuda` or `cuda:N`. Raises ConfigError."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device {name!r} is unknown; use auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {name!r} is not there: this machine has {torch.cuda.device_count()} CUDA devices; "
+            "use auto or cpu, or install a CUDA build of torch"
+        )
+    return device
+
+
+def load_causal_lm(path: str | Path, *, dtype: torch.dtype, device: str | torch.device) -> PreTrainedModel:
+    """The causal language model at `path` (folder or Hub name), in eval mode, every weight read from the file.
+
+    No other thread may train or build a model of this process meanwhile: loading switches process-wide state.
+    Raises ConfigError if there is none, or it does not fit its own config.
+    """
+    from transformers import AutoModelForCausalLM
+
+    check_weights(str(path))
+
+    def load() -> Any:
+        return AutoModelForCausalLM.from_pretrained(
+            str(path), dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
+
+    model, report = _read(path, "model", load)
+    if missing := sorted(report["missing_keys"]):
+        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise ConfigError(
+            f"the weights of model {str(path)!r} lack {len(missing)} tensors that its config.json asks for ({shown}); "
+            "give a whole causal language model"
+        )
+    return model.to(device).eval()
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer at `path` (folder or Hub name). Raises ConfigError."""
+    from transformers import AutoTokenizer
+
+    check_tokenizer(str(path))
+    return _read(path, "tokenizer", lambda: AutoTokenizer.from_pretrained(str(path), trust_remote_code=False))
+
+
+def read_model_config(path: str | Path) -> PreTrainedConfig:
+    """The Hugging Face config at `path` (folder or Hub name). Raises ConfigError."""
+    from transformers import AutoConfig
+
+    find_model_folder(str(path))
+    return _read(path, "config", lambda: AutoConfig.from_pretrained(str(path), trust_remote_code=False))
+
+
+def read_generation_stops(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids that end a response: the generation config's, else the model config's, and the tokenizer's, each once."""
+    from transformers import GenerationConfig
+
+    folder = find_model_folder(str(path))
+    config = read_model_config(path)
+    stops: list[int | list[int] | None] = [getattr(config.get_text_config(), "eos_token_id", None)]
+    if folder is None or (folder / "generation_config.json").is_file():
+        generation = _read(path, "generation config", lambda: GenerationConfig.from_pretrained(str(path)))
+        stops = [generation.eos_token_id] if generation.eos_token_id is not None else stops
+    stops.append(tokenizer.eos_token_id)
+    flat = [i for stop in stops if stop is not None for i in ([stop] if isinstance(stop, int) else stop)]
+    return tuple(dict.fromkeys(flat))
+
+
+def count_parameters(config: PreTrainedConfig) -> int:
+    """Parameters of the causal language model that `config` describes, tied ones once. Allocates none of them."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with _LOADING, torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, path: str | Path) -> None:
+    """Write a folder that `transformers` loads: config, safetensors in the model's dtype, and the tokenizer."""
+    with _LOADING, quiet_transformers():
+        model.save_pretrained(str(path))
+        if tokenizer is not None:
+            tokenizer.save_pretrained(str(path))
+
+
+def _read(path: str | Path, what: str, read: Callable[[], T]) -> T:
+    """Run `read` under the lock; what goes wrong with files that a user gave is a ConfigError."""
+    from safetensors import SafetensorError
+
+    faults = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError)
+    with _LOADING, quiet_transformers():
+        try:
+            return read()
+        except faults as error:
+            raise ConfigError(f"{what} of {str(path)!r} cannot be read: {_explain(error)}") from error
+
+
+def _explain(error: Exception) -> str:
+    text = str(error)
+    if "trust_remote_code" in text:
+        return (
+            "it needs code that comes with the model, which Headrace never runs; "
+            "use an architecture that transformers itself has"
+        )
+    if isinstance(error, OSError) and "huggingface.co" in text:
+        return (
+            "there is no such folder here, and the Hugging Face Hub did not give a model of that name; check the "
+            "spelling, the network, and for a private model your token"
+        )
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}; check the files, or save the model again"

@@ -1,0 +1,113 @@
+"""A causal language model that reads packed rows: the fastest of three ways that is exact for its architecture."""
+
+from __future__ import annotations
+
+import inspect
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from headrace.models.attention import PACKED_ATTENTION, UnsupportedAttention, register_packed_attention
+from headrace.models.segments import SegmentPlan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_PROBE_LENGTHS = (7, 4)
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""Largest deviation that is rounding, as a share of the largest value."""
+_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+"""Layer types whose mask `packed_attention` can tell from the arguments that it gets."""
+
+
+class PackedForward(StrEnum):
+    """How the samples of a packed row are kept apart."""
+
+    SEGMENTS = "segments"
+    """`packed_attention`: no mask at all."""
+    MASKED = "masked"
+    """transformers' own block-diagonal mask, which it derives from positions that begin anew."""
+    SEPARATE = "separate"
+    """One forward pass per sample; for architectures that mix tokens outside of attention."""
+
+
+class PackedLM(nn.Module):
+    """Hidden states and logits of packed rows.
+
+    When built, it runs two short samples through the model, separately and packed, and takes the first of
+    `PackedForward` that agrees with the model's own logits; likewise for the output layer.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self._own_attention = model.config._attn_implementation
+        self._softcap: float | None = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+        self.forward_kind, self.has_plain_head = self._probe()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def hidden_states(self, tokens: Tensor, positions: Tensor, lengths: list[int]) -> Tensor:
+        """Last hidden states, [N, hidden], of N tokens that make up samples of these lengths."""
+        return self._run(self.model.base_model, tokens, positions, lengths, self.forward_kind)
+
+    def all_logits(self, tokens: Tensor, positions: Tensor, lengths: list[int]) -> Tensor:
+        """The model's own logits, [N, vocabulary]; for models whose output layer is not a plain one."""
+        return self._run(self.model, tokens, positions, lengths, self.forward_kind)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """[M, hidden] to logits [M, vocabulary]. Only where `has_plain_head`."""
+        logits = self.model.get_output_embeddings()(hidden)
+        return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
+
+    def _run(
+        self, module: nn.Module, tokens: Tensor, positions: Tensor, lengths: list[int], kind: PackedForward
+    ) -> Tensor:
+        if kind is PackedForward.SEPARATE:
+            return torch.cat([module(input_ids=part[None], use_cache=False)[0][0] for part in tokens.split(lengths)])
+        extra = {"segments": SegmentPlan.of(lengths, tokens.device)} if kind is PackedForward.SEGMENTS else {}
+        return module(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **extra)[0][0]
+
+    @torch.no_grad()
+    def _probe(self) -> tuple[PackedForward, bool]:
+        lengths = list(_PROBE_LENGTHS)
+        tokens = torch.arange(1, 1 + sum(lengths), device=self.device) % self.model.config.get_text_config().vocab_size
+        positions = torch.cat([torch.arange(length, device=self.device) for length in lengths])
+        logits = self._run(self.model, tokens, positions, lengths, PackedForward.SEPARATE)
+        for kind in self._candidates():
+            self._set_attention(kind)
+            try:
+                if _agree(self._run(self.model, tokens, positions, lengths, kind), logits):
+                    break
+            except UnsupportedAttention:
+                continue
+        hidden = self._run(self.model.base_model, tokens, positions, lengths, kind)
+        head = self.model.get_output_embeddings()
+        width = getattr(head, "in_features", None) or getattr(head, "nx", None)
+        return kind, head is not None and width == hidden.shape[-1] and _agree(self.head(hidden), logits)
+
+    def _candidates(self) -> list[PackedForward]:
+        model, config = self.model, self.model.config.get_text_config()
+        candidates = [PackedForward.SEPARATE]
+        if "position_ids" in inspect.signature(model.forward).parameters:
+            candidates.insert(0, PackedForward.MASKED)
+            if model._supports_attention_backend and set(getattr(config, "layer_types", None) or ()) <= _KNOWN_LAYERS:
+                candidates.insert(0, PackedForward.SEGMENTS)
+        return candidates
+
+    def _set_attention(self, kind: PackedForward) -> None:
+        register_packed_attention()
+        chosen = PACKED_ATTENTION if kind is PackedForward.SEGMENTS else self._own_attention
+        if self.model.config._attn_implementation != chosen:
+            self.model.set_attn_implementation(chosen)
+
+
+def _agree(value: Tensor, expected: Tensor) -> bool:
+    if value.shape != expected.shape:
+        return False
+    bound = _TOLERANCE[expected.dtype] * expected.abs().max().clamp(min=1e-6)
+    return bool((value - expected).abs().max() <= bound)

@@ -1,0 +1,129 @@
+"""Packing: the samples of a micro-batch laid end to end in one row, without any padding.
+
+Entry i of every array is about token i itself: its log-prob is the one with which tokens 0 to i-1 of the same sample
+predict it. So a sample's first token, which nothing predicts, is never trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PackRow:
+    """One sample to be packed, T tokens long."""
+
+    tokens: NDArray[np.integer]
+    """[T], T >= 1."""
+    mask: NDArray[np.bool_]
+    """[T]: True where the token enters the loss."""
+    columns: Mapping[str, NDArray[np.floating] | float] = field(default_factory=dict)
+    """Per token [T], or one value for all of the sample's tokens."""
+
+    def __post_init__(self) -> None:
+        length = len(self.tokens)
+        if length == 0:
+            raise ValueError("a row without tokens cannot be packed; leave it out")
+        for name, values in [("mask", self.mask), *self.columns.items()]:
+            if np.ndim(values) and np.shape(values) != (length,):
+                raise ValueError(f"{name} has shape {np.shape(values)}, but the row has {length} tokens")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """N tokens of S samples, end to end. All tensors are on one device, except `sequence_starts`."""
+
+    tokens: Tensor
+    """[N] int64."""
+    positions: Tensor
+    """[N] int64: place of the token within its sample, from 0."""
+    sequence_starts: Tensor
+    """[S+1] int64, always on the CPU: sample s is the tokens from entry s to entry s+1."""
+    mask: Tensor
+    """[N] bool: True where the token enters the loss; False at every sample's first token."""
+    sample_index: Tensor
+    """[N] int64: which of the S samples the token belongs to."""
+    columns: dict[str, Tensor]
+    """[N] float32 each."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def num_samples(self) -> int:
+        return self.sequence_starts.shape[0] - 1
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sample, S of them."""
+        return self.sequence_starts.diff().tolist()
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """This micro-batch on `device`; itself if it is there."""
+        if self.tokens.device == device:
+            return self
+        return replace(
+            self,
+            tokens=self.tokens.to(device),
+            positions=self.positions.to(device),
+            mask=self.mask.to(device),
+            sample_index=self.sample_index.to(device),
+            columns={name: column.to(device) for name, column in self.columns.items()},
+        )
+
+
+def pack(rows: Sequence[PackRow]) -> MicroBatch:
+    """Lay `rows` end to end, in their order. All must have the same columns. Raises ValueError."""
+    if not rows:
+        raise ValueError("no rows to pack")
+    names = rows[0].columns.keys()
+    for place, row in enumerate(rows):
+        if row.columns.keys() != names:
+            raise ValueError(f"row {place} has columns {sorted(row.columns)}, row 0 has {sorted(names)}")
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    sample_index = np.repeat(np.arange(len(rows), dtype=np.int64), lengths)
+    mask = np.concatenate([row.mask for row in rows]).astype(np.bool_)
+    mask[starts[:-1]] = False
+    columns = {
+        name: np.concatenate([np.broadcast_to(np.float32(row.columns[name]), len(row)) for row in rows])
+        for name in names
+    }
+    return MicroBatch(
+        tokens=torch.from_numpy(np.concatenate([row.tokens for row in rows]).astype(np.int64)),
+        positions=torch.from_numpy(np.arange(starts[-1], dtype=np.int64) - starts[sample_index]),
+        sequence_starts=torch.from_numpy(starts),
+        mask=torch.from_numpy(mask),
+        sample_index=torch.from_numpy(sample_index),
+        columns={name: torch.from_numpy(values) for name, values in columns.items()},
+    )
+
+
+def plan_microbatches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Split samples of these lengths into micro-batches of at most `max_tokens` tokens, first fit in their order.
+
+    Every index is in exactly one micro-batch, ascending within it; a longer sample is a micro-batch of its own.
+    """
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens is {max_tokens}; use 1 or more")
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for index, length in enumerate(lengths):
+        place = next((i for i, left in enumerate(room) if length <= left), None)
+        if place is None:
+            bins.append([index])
+            room.append(max_tokens - length)
+        else:
+            bins[place].append(index)
+            room[place] -= length
+    return bins

@@ -1,0 +1,81 @@
+"""All parameters of a model in a few flat buffers, so that each step over them is a few large operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+_ALIGNMENT = 32
+"""Elements; every parameter begins at a multiple of 64 bytes in each dtype in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    name: str
+    shape: torch.Size
+    begin: int
+    end: int
+
+
+class FlatParameters:
+    """float32 master weights and gradient sums of a model, and its compute weights, each one flat tensor.
+
+    The model's parameters become views of `compute`, which is `master` itself if the compute dtype is float32. Each
+    backward pass adds to `grads`: directly where parameters are float32, else through a hook that adds the gradient
+    in float32 and frees it, so that small gradients of many micro-batches are not rounded away. Parameters with two
+    or more dimensions come first: up to `decayed`, weight decay applies.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        ordered = [pair for pair in named if pair[1].dim() >= 2]
+        matrices = len(ordered)
+        ordered += [pair for pair in named if pair[1].dim() < 2]
+        self._slots: list[_Slot] = []
+        size = 0
+        self.decayed = 0
+        for index, (name, parameter) in enumerate(ordered):
+            end = size + parameter.numel()
+            self._slots.append(_Slot(name, parameter.shape, size, end))
+            size = -(-end // _ALIGNMENT) * _ALIGNMENT
+            if index < matrices:
+                self.decayed = size
+        device = ordered[0][1].device
+        self.master = torch.zeros(size, dtype=torch.float32, device=device)
+        self.grads = torch.zeros_like(self.master)
+        self.compute = self.master if dtype is torch.float32 else torch.zeros(size, dtype=dtype, device=device)
+        for slot, (_, parameter) in zip(self._slots, ordered, strict=True):
+            self._view(self.master, slot).copy_(parameter.detach())
+            parameter.data = self._view(self.compute, slot)
+            self._collect(parameter, self._view(self.grads, slot))
+        self._order = {name: place for place, (name, _) in enumerate(named)}
+        self.publish()
+
+    def publish(self) -> None:
+        """Bring the compute weights up to date with the masters."""
+        if self.compute is not self.master:
+            self.compute.copy_(self.master)
+
+    def named(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The parameters' parts of `flat`, by name, in the model's order."""
+        for slot in sorted(self._slots, key=lambda slot: self._order[slot.name]):
+            yield slot.name, self._view(flat, slot)
+
+    def _collect(self, parameter: nn.Parameter, grads: Tensor) -> None:
+        if self.compute is self.master:
+            parameter.grad = grads
+            return
+
+        def add(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            grads.add_(parameter.grad)
+            parameter.grad = None
+
+        parameter.register_post_accumulate_grad_hook(add)
+
+    @staticmethod
+    def _view(flat: Tensor, slot: _Slot) -> Tensor:
+        return flat[slot.begin : slot.end].view(slot.shape)

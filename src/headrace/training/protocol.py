@@ -1,0 +1,89 @@
+"""The contract between whoever has packed micro-batches and whoever turns them into new weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from headrace.models.packing import MicroBatch
+
+Scalar = Tensor | float
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint of the trainer cannot be read, or is not of this model."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerms:
+    """What one micro-batch adds to its batch: the loss is sum of numerators / sum of denominators."""
+
+    numerator: Tensor
+    """Scalar, differentiable sum."""
+    denominator: Scalar
+    stats: dict[str, Scalar] = field(default_factory=dict)
+    """Sums, added up over the batch's micro-batches. Detached."""
+    maxima: dict[str, Scalar] = field(default_factory=dict)
+    """Maxima, of which the largest over the micro-batches is kept. Detached."""
+
+
+class Loss(Protocol):
+    """The objective, with its settings."""
+
+    def __call__(self, logprobs: Tensor, micro: MicroBatch) -> LossTerms:
+        """`logprobs`: [N] float32 of the policy being differentiated; 0 outside `micro.mask`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one optimiser step did. Sums and maxima are over its micro-batches."""
+
+    loss: float
+    """Sum of numerators / sum of denominators; 0 if the latter is 0."""
+    grad_norm: float
+    """L2 norm of the gradient of `loss`, before clipping; may be NaN or infinite if `skipped`."""
+    lr: float
+    skipped: bool
+    """True: the gradient was not finite, or nothing was to be trained; the weights stay."""
+    denominator: float
+    stats: dict[str, float]
+    maxima: dict[str, float]
+    forwarded_tokens: int
+    trained_tokens: int
+    padding_tokens: int
+
+
+class Trainer(Protocol):
+    """Blocking; call it on one compute lane."""
+
+    @property
+    def step_count(self) -> int:
+        """Optimiser steps so far, skipped ones included."""
+
+    def accumulate(self, micro: MicroBatch) -> None:
+        """Forward and backward of the loss's numerator; gradients add up in float32, nothing is stepped."""
+
+    def step(self) -> StepReport:
+        """Divide the gradients by the summed denominator, clip, and make one optimiser step."""
+
+    def discard(self) -> None:
+        """Forget what was accumulated since the last step."""
+
+    def logprobs(self, micro: MicroBatch) -> Tensor:
+        """[N] float32 on the micro-batch's device, under the present weights, without gradients."""
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights by Hugging Face name, in compute dtype, tied ones once. Views: the next step changes them."""
+
+    def save(self, path: Path) -> None:
+        """Write all that `load` needs into the folder `path`, with a loadable Hugging Face folder in `model/`."""
+
+    def load(self, path: Path) -> None:
+        """Continue exactly where `save` was called. Raises CheckpointError."""
+
+    def export(self, path: Path) -> None:
+        """Write the weights, config and tokenizer as a folder that `transformers` loads."""

@@ -1,0 +1,40 @@
+"""What the micro-batches of one batch add up to, without waiting for the device before the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from headrace.models.packing import MicroBatch
+from headrace.training.protocol import LossTerms, Scalar
+
+
+@dataclass(slots=True)
+class BatchSums:
+    numerator: Scalar = 0.0
+    denominator: Scalar = 0.0
+    stats: dict[str, Scalar] = field(default_factory=dict)
+    maxima: dict[str, Scalar] = field(default_factory=dict)
+    forwarded_tokens: int = 0
+    trained_tokens: Scalar = 0
+
+    def add(self, terms: LossTerms, micro: MicroBatch) -> None:
+        self.numerator = self.numerator + terms.numerator.detach()
+        self.denominator = self.denominator + _plain(terms.denominator)
+        for name, value in terms.stats.items():
+            self.stats[name] = self.stats.get(name, 0.0) + _plain(value)
+        for name, value in terms.maxima.items():
+            best = self.maxima.get(name)
+            self.maxima[name] = _plain(value) if best is None else _larger(best, _plain(value))
+        self.forwarded_tokens += micro.num_tokens
+        self.trained_tokens = self.trained_tokens + micro.mask.sum()
+
+
+def _plain(value: Scalar) -> Scalar:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _larger(a: Scalar, b: Scalar) -> Scalar:
+    """The larger of two; NaN if either is."""
+    return torch.maximum(torch.as_tensor(a), torch.as_tensor(b))

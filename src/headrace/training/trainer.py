@@ -1,0 +1,182 @@
+"""The trainer on one device: a Hugging Face model, AdamW, and gradients that add up over packed micro-batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from headrace.config import ConfigError
+from headrace.models.loading import save_pretrained_folder
+from headrace.models.logprobs import token_logprobs
+from headrace.models.packed_lm import PackedForward, PackedLM
+from headrace.models.packing import MicroBatch
+from headrace.training.adamw import FlatAdamW, OptimizerSettings
+from headrace.training.dropout import remove_dropout
+from headrace.training.flat import FlatParameters
+from headrace.training.protocol import Loss, StepReport
+from headrace.training.schedule import ScheduleSettings, learning_rate
+from headrace.training.state import (
+    TrainerRecord,
+    read_record,
+    read_state,
+    restore_rng,
+    rng_tensors,
+    write_state,
+)
+from headrace.training.sums import BatchSums
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class TrainerSettings(Protocol):
+    """The settings read here; `TrainerConfig` and `SFTTrainerConfig` of `headrace.config` have them."""
+
+    @property
+    def optimizer(self) -> OptimizerSettings: ...
+
+    @property
+    def lr_schedule(self) -> ScheduleSettings: ...
+
+    @property
+    def max_grad_norm(self) -> float: ...
+
+
+class HFTrainer:
+    """Implements `headrace.training.protocol.Trainer`. Equal inputs give equal weights, bit for bit."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        config: TrainerSettings,
+        loss: Loss,
+        total_steps: int,
+        temperature: float = 1.0,
+        dtype: torch.dtype = torch.float32,
+        gradient_checkpointing: bool = False,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Takes over `model`, which should be loaded in float32: the master weights come from it.
+
+        `dtype`: of the forward and backward passes and of the tensors handed out. `temperature`: of sampling; the
+        policy that is trained is softmax(logits / temperature). `seed`: of torch's generator, for architectures that
+        draw from it when they train. Raises ConfigError if the model cannot checkpoint gradients.
+        """
+        torch.manual_seed(seed)
+        self._config = config
+        self._loss = loss
+        self._total_steps = total_steps
+        self._temperature = temperature
+        self._tokenizer = tokenizer
+        self._model = model.eval()
+        self._lm = PackedLM(model)
+        remove_dropout(model)
+        if gradient_checkpointing:
+            _checkpoint_gradients(model)
+        self._flat = FlatParameters(model, dtype)
+        self._optimizer = FlatAdamW(self._flat, config.optimizer)
+        self._sums = BatchSums()
+        self._step_count = 0
+
+    @property
+    def step_count(self) -> int:
+        return self._step_count
+
+    @property
+    def forward_kind(self) -> PackedForward:
+        """How samples of a packed row are kept apart for this architecture."""
+        return self._lm.forward_kind
+
+    def accumulate(self, micro: MicroBatch) -> None:
+        micro = micro.to(self._lm.device)
+        logprobs = token_logprobs(self._lm, micro, self._temperature)
+        terms = self._loss(logprobs, micro)
+        if terms.numerator.requires_grad:
+            terms.numerator.backward()
+        self._sums.add(terms, micro)
+
+    def step(self) -> StepReport:
+        sums, self._sums = self._sums, BatchSums()
+        denominator = float(sums.denominator)
+        norm = float(torch.linalg.vector_norm(self._flat.grads))
+        grad_norm = norm / denominator if denominator else 0.0
+        lr = learning_rate(self._step_count, self._total_steps, self._config.optimizer.lr, self._config.lr_schedule)
+        skipped = denominator == 0 or not math.isfinite(grad_norm)
+        if not skipped:
+            clip = min(1.0, self._config.max_grad_norm / (grad_norm + 1e-6))
+            self._flat.grads.mul_(clip / denominator)
+            self._optimizer.update(lr)
+            self._flat.publish()
+        self._flat.grads.zero_()
+        self._step_count += 1
+        return StepReport(
+            loss=float(sums.numerator) / denominator if denominator else 0.0,
+            grad_norm=grad_norm,
+            lr=lr,
+            skipped=skipped,
+            denominator=denominator,
+            stats={name: float(value) for name, value in sums.stats.items()},
+            maxima={name: float(value) for name, value in sums.maxima.items()},
+            forwarded_tokens=sums.forwarded_tokens,
+            trained_tokens=int(sums.trained_tokens),
+            padding_tokens=0,
+        )
+
+    def discard(self) -> None:
+        self._sums = BatchSums()
+        self._flat.grads.zero_()
+
+    @torch.no_grad()
+    def logprobs(self, micro: MicroBatch) -> Tensor:
+        values = token_logprobs(self._lm, micro.to(self._lm.device), self._temperature)
+        return values.to(micro.tokens.device)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return self._flat.named(self._flat.compute)
+
+    def save(self, path: Path) -> None:
+        self.export(path / "model")
+        record = TrainerRecord(step_count=self._step_count, updates=self._optimizer.updates)
+        write_state(path, record, {**self._state(), **rng_tensors(self._lm.device)})
+
+    def load(self, path: Path) -> None:
+        record = read_record(path)
+        state = self._state()
+        rng = rng_tensors(self._lm.device)
+        for name, saved in read_state(path, {**state, **rng}):
+            (rng if name in rng else state)[name].copy_(saved)
+        restore_rng(rng, self._lm.device)
+        self._flat.publish()
+        self._optimizer.updates = record.updates
+        self._step_count = record.step_count
+        self.discard()
+
+    def export(self, path: Path) -> None:
+        save_pretrained_folder(self._model, self._tokenizer, path)
+
+    def _state(self) -> dict[str, Tensor]:
+        """The tensors that a continuation needs, as views."""
+        parts = {
+            "master": self._flat.master,
+            "exp_avg": self._optimizer.exp_avg,
+            "exp_avg_sq": self._optimizer.exp_avg_sq,
+        }
+        return {f"{part}.{name}": view for part, flat in parts.items() for name, view in self._flat.named(flat)}
+
+
+def _checkpoint_gradients(model: PreTrainedModel) -> None:
+    if not model.supports_gradient_checkpointing:
+        raise ConfigError(
+            f"model.gradient_checkpointing is true, but {type(model).__name__} does not support it; set it to false"
+        )
+    # transformers checkpoints in train mode only.
+    model.train()
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from models_helpers import CONFIGS, tiny_model, tiny_tokenizer
+from transformers.utils import logging
+
+from headrace.config import ConfigError
+from headrace.models.loading import (
+    count_parameters,
+    load_causal_lm,
+    load_tokenizer,
+    read_generation_stops,
+    read_model_config,
+    resolve_device,
+    save_pretrained_folder,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "model"
+    save_pretrained_folder(tiny_model("qwen3"), tiny_tokenizer(), path)
+    return path
+
+
+def load(path: Path | str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    return load_causal_lm(path, dtype=dtype, device="cpu")
+
+
+def test_a_saved_folder_loads_back_the_same(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    model = load(folder)
+    for (name, a), (_, b) in zip(model.named_parameters(), tiny_model("qwen3").named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+    assert not model.training
+    assert load_tokenizer(folder).decode([3, 4]) == "ab"
+    assert read_model_config(folder).hidden_size == 32
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", ""), "transformers keeps quiet"
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (verbosity, bars)
+
+
+def test_dtype_is_as_asked(folder: Path) -> None:
+    assert {p.dtype for p in load(folder, torch.bfloat16).parameters()} == {torch.bfloat16}
+
+
+def test_concurrent_loads_do_not_disturb_each_other(folder: Path) -> None:
+    models: list[torch.nn.Module] = []
+    threads = [threading.Thread(target=lambda: models.append(load(folder))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(models) == 4
+    for model in models:
+        assert all(p.device.type == "cpu" for p in model.parameters())
+
+
+def test_stops_are_those_of_the_generation_config_and_the_tokenizer(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.eos_token_id == 2
+    assert read_generation_stops(folder, tokenizer) == (2,)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 2, 9]}))
+    assert read_generation_stops(folder, tokenizer) == (7, 2, 9)
+    (folder / "generation_config.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 5}))
+    assert read_generation_stops(folder, tokenizer) == (5, 2)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_parameters_are_counted_without_a_model(name: str) -> None:
+    assert count_parameters(CONFIGS[name]) == sum(p.numel() for p in tiny_model(name).parameters())
+
+
+def test_missing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere' does not exist; give a folder"):
+        load(tmp_path / "nowhere")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    for path in ("nowhere", "./nowhere", "models/nowhere", "a/b/c", "~/nowhere-at-all", ""):
+        with pytest.raises(ConfigError, match="does not exist"):
+            read_model_config(path)
+
+
+def test_a_file_is_no_folder(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="is a file; give the folder"):
+        load(folder / "config.json")
+
+
+def test_folder_without_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    for read in (load, load_tokenizer, read_model_config):
+        with pytest.raises(ConfigError, match=r"has no config.json; give the folder that `save_pretrained` wrote"):
+            read(folder)
+
+
+def test_folder_without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"has no weights \(\*.safetensors\); copy them"):
+        load(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"pickle files only.*save them again"):
+        load(folder)
+
+
+def test_folder_without_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"has no tokenizer.*tokenizer.save_pretrained"):
+        load_tokenizer(folder)
+
+
+def test_damaged_files(folder: Path) -> None:
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(ConfigError, match=r"model of .* cannot be read"):
+        load(folder)
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"tokenizer of .* cannot be read"):
+        load_tokenizer(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config of .* cannot be read"):
+        read_model_config(folder)
+
+
+def test_weights_that_are_not_whole_are_refused_rather_than_made_up(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"lack 11 tensors that its config.json asks for \(model.layers.2"):
+        load(folder)
+
+
+def test_weights_of_another_shape_are_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 64}))
+    with pytest.raises(ConfigError, match=r"model of .* cannot be read"):
+        load(folder)
+
+
+def test_code_that_comes_with_a_model_is_never_run(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\nclass Own: pass\n")
+    for read in (load, read_model_config):
+        with pytest.raises(ConfigError, match="code that comes with the model, which Headrace never runs"):
+            read(folder)
+    assert not (folder / "ran").exists()
+
+
+def test_devices() -> None:
+    assert resolve_device("cpu") == torch.device("cpu")
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(ConfigError, match="'gpu' is unknown; use auto, cpu, cuda or cuda:N"):
+        resolve_device("gpu")
+    with pytest.raises(ConfigError, match=r"'cuda:99' is not there.*use auto or cpu"):
+        resolve_device("cuda:99")
+
+
+def test_importing_the_room_starts_neither_torch_nor_transformers() -> None:
+    import subprocess
+
+    code = "import sys, headrace.models.loading; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

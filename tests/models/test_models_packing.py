@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.models.packing import PackRow, pack, plan_microbatches
+from headrace.models.segments import SegmentPlan
+
+
+def row(tokens: list[int], mask: list[bool], **columns: object) -> PackRow:
+    return PackRow(np.array(tokens, np.int32), np.array(mask), columns)  # type: ignore[arg-type]
+
+
+def test_rows_lie_end_to_end_and_everything_is_aligned_with_the_tokens() -> None:
+    micro = pack(
+        [
+            row([5, 6, 7], [True, True, False], advantages=2.0, logprobs=np.array([0.0, -1.0, -2.0])),
+            row([8], [True], advantages=-1.0, logprobs=np.array([0.5])),
+            row([9, 4], [False, True], advantages=0.5, logprobs=np.array([0.0, -3.0], np.float32)),
+        ]
+    )
+    assert micro.tokens.tolist() == [5, 6, 7, 8, 9, 4]
+    assert micro.positions.tolist() == [0, 1, 2, 0, 0, 1]
+    assert micro.sequence_starts.tolist() == [0, 3, 4, 6]
+    assert micro.sample_index.tolist() == [0, 0, 0, 1, 2, 2]
+    assert micro.mask.tolist() == [False, True, False, False, False, True], "a first token is never trained"
+    assert micro.columns["advantages"].tolist() == [2, 2, 2, -1, 0.5, 0.5]
+    assert micro.columns["logprobs"].tolist() == [0, -1, -2, 0.5, 0, -3]
+    assert (micro.num_tokens, micro.num_samples, micro.lengths) == (6, 3, [3, 1, 2])
+    assert micro.tokens.dtype == micro.positions.dtype == micro.sample_index.dtype == torch.int64
+    assert all(column.dtype == torch.float32 for column in micro.columns.values())
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    with pytest.raises(ValueError, match="mask has shape"):
+        row([1, 2], [True])
+    with pytest.raises(ValueError, match=r"advantages has shape \(3,\), but the row has 2 tokens"):
+        row([1, 2], [True, True], advantages=np.zeros(3))
+    with pytest.raises(ValueError, match="without tokens"):
+        row([], [])
+    with pytest.raises(ValueError, match="no rows"):
+        pack([])
+    with pytest.raises(ValueError, match="row 1 has columns"):
+        pack([row([1], [True], a=1.0), row([1], [True], b=1.0)])
+
+
+def test_first_fit_fills_gaps_left_by_longer_samples() -> None:
+    assert plan_microbatches([6, 5, 4, 12, 5, 1], 10) == [[0, 2], [1, 4], [3], [5]]
+    assert plan_microbatches([], 10) == []
+    with pytest.raises(ValueError, match="max_tokens is 0"):
+        plan_microbatches([1], 0)
+
+
+@given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 60))
+def test_every_sample_is_in_one_micro_batch_within_the_budget(lengths: list[int], budget: int) -> None:
+    plan = plan_microbatches(lengths, budget)
+    assert sorted(i for places in plan for i in places) == list(range(len(lengths)))
+    for places in plan:
+        assert places == sorted(places)
+        assert sum(lengths[i] for i in places) <= budget or len(places) == 1
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40))
+def test_regrouping_keeps_every_token_and_fills_little(lengths: list[int]) -> None:
+    plan = SegmentPlan.of(lengths, torch.device("cpu"))
+    values = torch.arange(sum(lengths), dtype=torch.float64)
+    regrouped = plan.regroup(values)
+    assert torch.equal(plan.restore(regrouped), values)
+    sample = torch.repeat_interleave(torch.tensor(lengths))
+    offset = 0
+    for samples, longest in plan.shapes:
+        for part in regrouped[offset : offset + samples * longest].view(samples, longest).long():
+            assert len(set(sample[part].tolist())) == 1, "a line of a batch holds one sample"
+            size = len(set(part.tolist()))
+            assert part[:size].diff().eq(1).all()
+            assert part[size:].eq(part[size - 1]).all()
+            assert size >= 0.75 * longest - 8
+        offset += samples * longest
+    assert offset == len(regrouped)
+
+
+def test_gradients_pass_the_regrouping_both_ways() -> None:
+    plan = SegmentPlan.of([3, 40, 2, 37, 12], torch.device("cpu"))
+    values = torch.randn(94, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: plan.restore(plan.regroup(x).sin()), values)
