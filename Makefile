@@ -13,7 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 quickstart: $(READY)
-	$(BIN)/headrace quickstart --dir quickstart $(ARGS)
+	$(BIN)/headrace quickstart --dir quickstart --fresh $(ARGS)
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)

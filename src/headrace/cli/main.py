@@ -112,3 +112,7 @@ def _parser() -> argparse.ArgumentParser:
 def _config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="YAML file")
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="override a key of the config")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

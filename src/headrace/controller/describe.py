@@ -23,8 +23,8 @@ def _run(plan: Plan) -> list[str]:
         f"trainer {config.model.dtype}, engine {config.engine.dtype or config.model.dtype}, "
         f"context {plan.max_context} tokens",
         f"data      {config.data.train}: {len(plan.prompts)} prompts; held out: {len(plan.eval_prompts)}",
-        f"batches   {plan.total_batches} of {rollout.prompts_per_batch} prompts x {rollout.samples_per_prompt} samples, "
-        f"{config.algorithm.updates_per_batch} optimiser step(s) each",
+        f"batches   {plan.total_batches} of {rollout.prompts_per_batch} prompts x {rollout.samples_per_prompt} "
+        f"samples, {config.algorithm.updates_per_batch} optimiser step(s) each",
         f"schedule  {asynchrony.mode}: staleness at most {asynchrony.staleness_bound}, on deadline "
         f"{asynchrony.deadline_rule}, swaps {asynchrony.swap}",
     ]

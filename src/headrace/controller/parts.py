@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from headrace.algorithms import advantages
 from headrace.algorithms.policy_loss import PolicyLoss
-from headrace.config import TrainConfig
 from headrace.controller.checkpointer import Checkpointer
 from headrace.controller.plan import Plan
 from headrace.controller.policy_objective import PolicyObjective
@@ -28,7 +28,7 @@ from headrace.observe.tally import Tally
 from headrace.observe.waits import WaitMeter
 from headrace.roles import actor
 from headrace.roles.actor import TRAINER_LANE, ActorRole, TrainedStep
-from headrace.roles.advantages import AdvantagesRole, Estimator
+from headrace.roles.advantages import AdvantagesRole
 from headrace.roles.batch_stats import StalenessRule
 from headrace.roles.context import RoleContext
 from headrace.roles.evaluator import EvaluatorRole
@@ -167,7 +167,7 @@ def connect(
             min_samples=rollout.min_samples or min(2, rollout.samples_per_prompt),
         ),
         filter=FilterRole(context, plan.filters),
-        advantages=AdvantagesRole(context, _estimator(config)),
+        advantages=AdvantagesRole(context, partial(advantages.of_kind, config.algorithm.advantage)),
         actor=ActorRole(
             context,
             StreamingLoader(
@@ -267,16 +267,6 @@ def _after_step(
         await checkpointer.after(Version(lineage.branch, step.batch + 1))
 
     return after_step
-
-
-def _estimator(config: TrainConfig) -> Estimator:
-    match config.algorithm.advantage:
-        case "group_normalized":
-            return advantages.group_normalized
-        case "leave_one_out":
-            return advantages.leave_one_out
-        case "mean_only":
-            return lambda rewards, group_index: advantages.group_normalized(rewards, group_index, scale="none")
 
 
 def _frontier(store: RunStore) -> tuple[int, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,12 +12,14 @@ from typing import Any
 from headrace.algorithms.recipes import RECIPES, Recipe, check_dataflow
 from headrace.config import ConfigError, TrainConfig
 from headrace.controller.memory import MemoryEstimate, estimate_memory
+from headrace.engines.embedded.memory import context_limit
 from headrace.experience.dataset import Prompt, PromptDataset
 from headrace.models.loading import load_tokenizer, read_generation_stops, read_model_config
 from headrace.rollout.filters import Filter, load_filters
-from headrace.rollout.rewards.pool import required_columns
+from headrace.rollout.rewards.pool import RewardPool, required_columns
 from headrace.rollout.tokens import TextCodec
 from headrace.rollout.workflow import Workflow, load_workflow
+from headrace.runtime.inline import SystemClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,8 @@ class Plan:
 def make_plan(config: TrainConfig) -> Plan:
     """Read the data, the tokenizer and the model's config; load the user's own classes and functions.
 
-    Raises ConfigError for whatever would make the run fail later; loads no weights and starts nothing.
+    Raises ConfigError for whatever would make the run fail later. Loads no weights, and leaves nothing running. Not to be
+    called from an event loop.
     """
     recipe = RECIPES[config.algorithm.recipe]
     check_dataflow(recipe.stages)
@@ -50,9 +54,10 @@ def make_plan(config: TrainConfig) -> Plan:
     eval_prompts = tuple(_dataset(config, config.data.eval)) if config.data.eval else ()
     workflow = load_workflow(config.rollout)
     filters = tuple(load_filters(config.rollout.filters))
+    asyncio.run(_check_reward(config))
     model_config = read_model_config(config.model.path)
     tokenizer = load_tokenizer(config.model.path)
-    context = _max_context(config, model_config)
+    context = context_limit(model_config, config.engine)
     text = TextCodec(tokenizer)
     _check_lengths(text, context, prompts, config.data.train)
     _check_lengths(text, context, eval_prompts, config.data.eval or "")
@@ -76,25 +81,23 @@ def make_plan(config: TrainConfig) -> Plan:
     )
 
 
+async def _check_reward(config: TrainConfig) -> None:
+    """Load the reward function where it will run: in a process of its own."""
+    pool = RewardPool(config.reward, clock=SystemClock())
+    try:
+        await pool.start()
+    finally:
+        await pool.close()
+
+
 def _dataset(config: TrainConfig, path: str) -> PromptDataset:
     return PromptDataset.from_jsonl(
         Path(path),
         prompt_column=config.data.prompt_column,
         id_column=config.data.id_column,
-        required_columns=required_columns(config.reward),
+        # An environment gives the rewards of its episodes itself, as a rule.
+        required_columns=() if config.rollout.environment else required_columns(config.reward),
     )
-
-
-def _max_context(config: TrainConfig, model_config: Any) -> int:
-    limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    wanted = config.engine.max_context
-    if wanted is None:
-        return limit or 4096
-    if limit is not None and wanted > limit:
-        raise ConfigError(
-            f"engine.max_context is {wanted}, more than the model's {limit} positions; lower it to {limit} or less"
-        )
-    return wanted
 
 
 def _check_lengths(text: TextCodec, context: int, prompts: Iterable[Prompt], path: str) -> None:

@@ -65,7 +65,7 @@ async def serve_model(
             with StopRequest() as stop:
                 server = await serve(app, host, port)
                 try:
-                    ready(server.url)
+                    ready(server.address)
                     await stop.wait()
                 finally:
                     await server.close()

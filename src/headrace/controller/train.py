@@ -27,13 +27,14 @@ from headrace.store import Restored, RunReader, RunStore
 from headrace.weights.version import INITIAL, Lineage, Version
 
 Begin = Literal["new", "resume", "fresh"]
+Status = Literal["finished", "stopped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
     """How a run ended."""
 
-    status: Literal["finished", "stopped", "failed"]
+    status: Status
     record: RunRecord
 
 
@@ -63,11 +64,10 @@ async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None
     """
     runtime = InlineRuntime(prepare_lanes(lane_threads(plan.config)))
     store, restored = open_store(plan, folder, begin, runtime.clock.wall())
-    status: Literal["finished", "stopped", "failed"] = "failed"
+    status: Status = "failed"
     try:
         with StopRequest() as stop:
-            finished = await _train(plan, folder, store, restored, runtime, stop, view)
-            status = "finished" if finished else "stopped"
+            status = await _train(plan, folder, store, restored, runtime, stop, view)
     finally:
         await runtime.close()
         store.set_status(status)
@@ -86,8 +86,8 @@ async def _train(
     runtime: Runtime,
     stop: StopRequest,
     view: View | None,
-) -> bool:
-    """True if the run is finished, False if it was stopped."""
+) -> Status:
+    """Build the run on its record, and see it to its end."""
     async with _rewards(plan, folder, runtime) as rewards:
         models = await load_models(plan, runtime, folder)
         begun = await _restore_models(models, restored, runtime)
@@ -102,7 +102,9 @@ async def _train(
                     parts.flow.restore(restored.number, restored.ready, restored.running)
                 if begun > INITIAL:
                     await models.engine.update(models.publisher.receiver(), SwapMode.RECOMPUTE)
-                return await _supervise(plan, parts, store, runtime, stop)
+                status = await _supervise(parts, store, runtime, stop)
+                store.set_status(status)
+                return status
         finally:
             await models.engine.stop()
             parts.recorder.end()
@@ -118,7 +120,7 @@ async def _restore_models(models: Models, restored: Restored | None, runtime: Ru
     return version
 
 
-async def _supervise(plan: Plan, parts: Parts, store: RunStore, runtime: Runtime, stop: StopRequest) -> bool:
+async def _supervise(parts: Parts, store: RunStore, runtime: Runtime, stop: StopRequest) -> Status:
     """Evaluate, run the roles until the actor is done, evaluate again, checkpoint."""
     stopping = runtime.spawn(stop.wait(), "stop request")
     try:
@@ -130,12 +132,12 @@ async def _supervise(plan: Plan, parts: Parts, store: RunStore, runtime: Runtime
         await parts.checkpointer.commit(version)
         if not parts.flow.is_finished:
             parts.recorder.event("stopped", {"version": str(version), "reason": stop.reason})
-            return False
+            return "stopped"
         if parts.evaluator is not None and version.number > 0:
             await parts.follower.follow()
             await _unless(stopping, runtime.spawn(parts.evaluator.evaluate(), "evaluation after"))
         parts.recorder.event("finished", {"version": str(version)})
-        return True
+        return "finished"
     finally:
         stopping.cancel()
 

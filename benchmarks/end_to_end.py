@@ -1,0 +1,164 @@
+"""Samples per second of whole GRPO steps: Headrace against TRL, and Headrace's modes against each other.
+
+    python -m benchmarks.end_to_end --trl-python PATH [--runs 5]
+
+Both sides: the same model, prompts, group size, length limit, optimiser settings and reward, on the CPU with the same
+number of threads. Runs alternate; a run's figure is taken over its timed steps, after warm-up steps. The interpreter
+that has TRL is given by its path, so that its dependencies stay out of this environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import save, spread
+from benchmarks.policy_model import make_model, make_prompts
+
+PROMPTS_PER_BATCH, SAMPLES_PER_PROMPT, MAX_NEW_TOKENS, LR = 8, 8, 128, 1e-6
+WARM_UP, STEPS, THREADS = 2, 5, 2
+EOS_CHANCE = {"even": 0.0, "skewed": 1 / 32}
+
+
+def headrace_run(folder: Path, lengths: str, dtype: str, *overrides: str) -> dict[str, Any]:
+    """One run in a process of its own; seconds for each timed batch and what it recorded."""
+    arguments = [sys.executable, "-m", "benchmarks.end_to_end", "--own", str(folder / lengths), "--dtype", dtype]
+    out = subprocess.run([*arguments, *overrides], capture_output=True, text=True, timeout=900, check=False)
+    if out.returncode:
+        raise RuntimeError(out.stderr[-2000:])
+    return json.loads(out.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def own(model: Path, dtype: str, overrides: list[str]) -> None:
+    """The child of `headrace_run`."""
+    from headrace.config import TrainConfig
+    from headrace.controller.plan import make_plan
+    from headrace.controller.train import train
+
+    raw: dict[str, Any] = {
+        "model": {"path": str(model), "dtype": dtype},
+        "data": {"train": str(model.parent / "prompts.jsonl")},
+        "reward": {"function": "benchmarks.policy_model:reward"},
+        "rollout": {
+            "prompts_per_batch": PROMPTS_PER_BATCH,
+            "samples_per_prompt": SAMPLES_PER_PROMPT,
+            "sampling": {"max_new_tokens": MAX_NEW_TOKENS},
+            "filters": [],
+        },
+        "trainer": {"batches": WARM_UP + STEPS, "optimizer": {"lr": LR}, "max_tokens_per_microbatch": 2048},
+        "engine": {"max_concurrent_sequences": 64, "max_context": 160},
+        "checkpoint": {"every": 1000},
+        "runtime": {"threads": THREADS},
+    }
+    for override in overrides:
+        key, _, value = override.partition("=")
+        section, _, name = key.partition(".")
+        raw.setdefault(section, {})[name] = json.loads(value)
+    run = Path(tempfile.mkdtemp())
+    try:
+        ended = asyncio.run(train(make_plan(TrainConfig.model_validate(raw)), run / "run", "new"))
+    finally:
+        shutil.rmtree(run, ignore_errors=True)
+    batches = ended.record.batches
+    first, last = batches[WARM_UP - 1].totals, batches[-1].totals
+    seconds = last.elapsed_s - first.elapsed_s
+    samples = sum(batch.samples for batch in batches[WARM_UP:])
+    print(
+        json.dumps(
+            {
+                "samples_per_s": samples / seconds,
+                "mean_length": statistics.mean(batch.response_tokens_mean for batch in batches),
+                "train_share": (last.train_s - first.train_s) / seconds,
+                "generate_share": (last.generate_s - first.generate_s) / seconds,
+                "nonpad_share": 1
+                - sum(batch.padding_tokens for batch in batches) / sum(batch.forwarded_tokens for batch in batches),
+            }
+        )
+    )
+
+
+def trl_run(python: str, folder: Path, lengths: str, dtype: str, seed: int) -> dict[str, Any]:
+    job = {
+        "threads": THREADS,
+        "prompts": str(folder / "prompts.jsonl"),
+        "model": str(folder / lengths),
+        "output": str(folder / "trl"),
+        "dtype": dtype,
+        "prompts_per_batch": PROMPTS_PER_BATCH,
+        "samples_per_prompt": SAMPLES_PER_PROMPT,
+        "max_new_tokens": MAX_NEW_TOKENS,
+        "warm_up": WARM_UP,
+        "steps": STEPS,
+        "lr": LR,
+        "seed": seed,
+    }
+    script = Path(__file__).parent / "peers" / "trl_grpo.py"
+    out = subprocess.run(
+        [python, str(script), json.dumps(job)],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+        env={"HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin", "HOME": str(folder)},
+    )
+    if out.returncode:
+        raise RuntimeError(out.stderr[-2000:])
+    result = json.loads(out.stdout.splitlines()[-1])
+    samples = PROMPTS_PER_BATCH * SAMPLES_PER_PROMPT * len(result["seconds"])
+    return {"samples_per_s": samples / sum(result["seconds"]), **result}
+
+
+def compare(folder: Path, runs: int, python: str, lengths: str, dtypes: tuple[str, str]) -> dict[str, Any]:
+    """Paired runs of both sides; `dtypes` are ours and TRL's."""
+    pairs = []
+    for seed in range(runs):
+        ours = headrace_run(folder, lengths, dtypes[0])
+        theirs = trl_run(python, folder, lengths, dtypes[1], seed)
+        pairs.append((ours, theirs))
+        print(lengths, dtypes, f"{ours['samples_per_s']:.1f} against {theirs['samples_per_s']:.1f} samples/s", flush=True)
+    return {
+        "lengths": lengths,
+        "dtype": {"headrace": dtypes[0], "trl": dtypes[1]},
+        "mean_over_longest": statistics.mean(pair[0]["mean_length"] for pair in pairs) / MAX_NEW_TOKENS,
+        "headrace_samples_per_s": spread([pair[0]["samples_per_s"] for pair in pairs]),
+        "trl_samples_per_s": spread([pair[1]["samples_per_s"] for pair in pairs]),
+        "ratio": spread([pair[0]["samples_per_s"] / pair[1]["samples_per_s"] for pair in pairs]),
+        "nonpad_share": min(pair[0]["nonpad_share"] for pair in pairs),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--own", type=Path)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--trl-python")
+    parser.add_argument("--runs", type=int, default=5)
+    args, overrides = parser.parse_known_args()
+    if args.own:
+        own(args.own, args.dtype, overrides)
+        return
+    if not args.trl_python:
+        parser.error("--trl-python: the interpreter of an environment with trl, torch, transformers and datasets")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_prompts(folder / "prompts.jsonl")
+        for lengths, chance in EOS_CHANCE.items():
+            make_model(folder / lengths, chance)
+        rows = [
+            compare(folder, args.runs, args.trl_python, lengths, dtypes)
+            for lengths in EOS_CHANCE
+            for dtypes in (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"))
+        ]
+    save("end_to_end", {"runs": args.runs, "steps": STEPS, "threads": THREADS, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""What came of the quickstart, on one screen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from headrace.observe.record import BatchRecord
+from headrace.observe.run_record import Evaluation, RunRecord
+
+_ROWS = 8
+"""Lines of the learning curve."""
+_BAR = 30
+
+
+def render_report(run: RunRecord, seconds: float) -> RenderableType:
+    """`seconds`: of the whole quickstart."""
+    before, after = run.evaluations[0], run.evaluations[-1]
+    return Group(
+        Text(),
+        Text("The learning curve (rewards are of training samples, drawn with temperature)", style="bold"),
+        _curve(run),
+        Text(),
+        Text("Held out, greedy", style="bold"),
+        _held_out(before, after),
+        Text(),
+        Text("The same prompt, before and after", style="bold"),
+        _samples(before, after),
+        Text(),
+        Text(
+            f"{run.number} versions in {run.totals.elapsed_s:.0f} s; the whole quickstart took {seconds:.0f} s. The model "
+            "was taught to blurt answers out; the reward\nsaw only the last digit, and taught it to work the answer out."
+        ),
+    )
+
+
+def render_next_steps(folder: Path) -> RenderableType:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    rows = [
+        (f"headrace inspect {folder / 'run'}", "the run's record: time, staleness, waits"),
+        (f"headrace check {folder / 'grpo.yaml'}", "the dataflow, the roles and the memory of this job"),
+        (f"headrace serve {folder / 'run' / 'checkpoints'}/step_N/model", "talk to what was trained, over HTTP"),
+        (f"{folder / 'grpo.yaml'}", "the config: put in your own model, data and reward"),
+    ]
+    for command, meaning in rows:
+        table.add_row(Text(command, style="cyan"), meaning)
+    return Group(Text("Where to look next", style="bold"), table)
+
+
+def _curve(run: RunRecord) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_row(*(Text(name, style="dim") for name in ("versions", "reward", "", "response tokens", "staleness")))
+    count = len(run.batches)
+    rows = min(_ROWS, count)
+    for row in range(rows):
+        part = run.batches[row * count // rows : (row + 1) * count // rows]
+        reward = sum(batch.reward_mean for batch in part) / len(part)
+        length = sum(batch.response_tokens_mean for batch in part) / len(part)
+        table.add_row(
+            f"v{part[0].batch} .. v{part[-1].batch}",
+            f"{reward:.2f}",
+            Text("█" * round(_BAR * max(min(reward, 1.0), 0.0)), style="green"),
+            f"{length:.1f}",
+            f"{_mean_staleness(part):.2f}",
+        )
+    return table
+
+
+def _mean_staleness(batches: tuple[BatchRecord, ...]) -> float:
+    tokens = sum(count for batch in batches for count in batch.staleness.values())
+    return sum(age * count for batch in batches for age, count in batch.staleness.items()) / max(tokens, 1)
+
+
+def _held_out(before: Evaluation, after: Evaluation) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for name, evaluation in (("before", before), ("after", after)):
+        score = "none" if evaluation.score is None else f"{evaluation.score:.3f}"
+        table.add_row(
+            name,
+            f"accuracy {score}",
+            f"{evaluation.response_tokens_mean:.1f} tokens a response",
+            f"v{evaluation.number}, {evaluation.prompts} prompts",
+        )
+    return table
+
+
+def _samples(before: Evaluation, after: Evaluation) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for was, now in zip(before.samples, after.samples, strict=True):
+        table.add_row(Text(str(was["prompt"])), _answer(was), "->", _answer(now))
+    return table
+
+
+def _answer(sample: Mapping[str, Any]) -> Text:
+    right = sample["reward"] is not None and sample["reward"] > 0
+    return Text(str(sample["response"]), style="green" if right else "red")

@@ -1,0 +1,72 @@
+"""Which tokens may be trained, and what is counted of them."""
+
+import numpy as np
+import pytest
+
+from headrace.experience.index import Row
+from headrace.experience.sample import GroupKey
+from headrace.roles.batch_stats import BatchStats, StalenessError, StalenessRule
+from headrace.weights.version import Lineage
+
+WAIT = StalenessRule(bound=2, masks=False, allows_late=False)
+MASK = StalenessRule(bound=2, masks=True, allows_late=False)
+LATE = StalenessRule(bound=2, masks=False, allows_late=True)
+
+
+def row(versions: list[int], branches: list[int] | None = None) -> Row:
+    """A prompt token, then tokens sampled by these versions."""
+    length = len(versions) + 1
+    return Row(
+        0,
+        GroupKey(0, 0, 0),
+        {
+            "tokens": np.arange(length, dtype=np.int32),
+            "loss_mask": np.array([False] + [True] * (length - 1)),
+            "versions": np.array([-1, *versions], dtype=np.int32),
+            "branches": np.array([-1, *(branches or [0] * len(versions))], dtype=np.int32),
+            "reward": 0.5,
+        },
+    )
+
+
+def test_within_the_bound_all_policy_tokens_are_trained() -> None:
+    assert WAIT.trained(row([3, 4, 5]), batch=5).tolist() == [False, True, True, True]
+
+
+def test_a_token_past_the_bound_is_never_trained_through() -> None:
+    with pytest.raises(StalenessError, match="reached batch 6 with staleness 3, bound 2"):
+        WAIT.trained(row([3, 4, 5]), batch=6)
+
+
+def test_mask_leaves_out_exactly_the_tokens_past_the_bound() -> None:
+    assert MASK.trained(row([3, 4, 5]), batch=6).tolist() == [False, False, True, True]
+
+
+def test_late_trains_the_sample_whole() -> None:
+    assert LATE.trained(row([3, 4, 5]), batch=9).tolist() == [False, True, True, True]
+
+
+def test_a_version_newer_than_the_batch_has_staleness_zero() -> None:
+    """After a restore, tokens of a branch that was left can be of later versions than the batch that trains them."""
+    assert MASK.staleness(2, np.array([1, 2, 5], dtype=np.int32)).tolist() == [1, 0, 0]
+
+
+def test_counts_of_a_batch() -> None:
+    stats = BatchStats()
+    lineage = Lineage(1, {1: 2**62, 0: 3})
+    for item in (row([3, 4, 5], [0, 0, 1]), row([5, 6], [1, 1])):
+        trained = MASK.trained(item, batch=6)
+        stats.add(item, trained, 6, MASK, lineage)
+    assert stats.samples == 2
+    assert stats.reward == 1.0
+    assert stats.response_tokens == 5
+    assert stats.masked_tokens == 1
+    assert dict(stats.staleness) == {0: 1, 1: 2, 2: 1}
+    assert stats.lost_branch_tokens == 1, "version 4 of branch 0 was taken back; version 3 was not, but is masked"
+
+
+def test_lineage_knows_what_was_taken_back() -> None:
+    lineage = Lineage(2, {2: 2**62, 0: 4})
+    branches = np.array([0, 0, 1, 2, -1], dtype=np.int32)
+    versions = np.array([4, 5, 1, 9, -1], dtype=np.int32)
+    assert lineage.lost(branches, versions).tolist() == [False, True, True, False, False]
