@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
@@ -29,20 +29,22 @@ def load_config(kind: type[C], path: str | Path, overrides: Sequence[str] = ()) 
         raise ConfigError(f"no config file at {file}")
     for override in overrides:
         if "=" not in override:
-            raise ConfigError(
-                f"override {override!r} has no '='; write key=value, as trainer.optimizer.lr=1e-6"
-            )
+            raise ConfigError(f"override {override!r} has no '='; write key=value, as trainer.optimizer.lr=1e-6")
     try:
-        merged = OmegaConf.merge(OmegaConf.load(file), OmegaConf.from_dotlist(list(overrides)))
+        loaded = OmegaConf.load(file)
+        if not isinstance(loaded, DictConfig):
+            raise ConfigError(f"{file} holds no mapping; a config is a mapping of sections, as model, data and trainer")
+        merged = OmegaConf.merge(loaded, OmegaConf.from_dotlist(list(overrides)))
         raw = OmegaConf.to_container(merged, resolve=True)
+    except ConfigError:
+        raise
     except (OmegaConfBaseException, ValueError, OSError) as error:
         raise ConfigError(f"{file}: {error}") from error
     except Exception as error:  # a YAML parser's errors share no base with OmegaConf's
         if type(error).__module__.partition(".")[0] != "yaml":
             raise
         raise ConfigError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{file} holds a {type(raw).__name__}; a config is a mapping of sections")
+    assert isinstance(raw, dict)
     try:
         return kind.model_validate(raw)
     except ValidationError as error:

@@ -69,9 +69,7 @@ class AsyncConfig(Section):
     def _mode_and_staleness_agree(self) -> AsyncConfig:
         eta = self.max_staleness
         if self.mode == "sync" and eta not in (None, 0):
-            raise ValueError(
-                f"mode is sync but max_staleness is {eta}; sync means 0: remove it, or use mode: async"
-            )
+            raise ValueError(f"mode is sync but max_staleness is {eta}; sync means 0: remove it, or use mode: async")
         if self.mode == "one_step_off" and eta not in (None, 1):
             raise ValueError(
                 f"mode is one_step_off but max_staleness is {eta}; one_step_off means 1: remove it, or use mode: async"

@@ -34,3 +34,4 @@ class SFTConfig(Section):
     trainer: SFTTrainerConfig = SFTTrainerConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     seed: int = Field(default=0, ge=0, lt=2**32)
+    """Of the order of the data and, in training, of the sampling noise."""

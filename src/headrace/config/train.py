@@ -60,6 +60,7 @@ class TrainConfig(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     seed: int = Field(default=0, ge=0, lt=2**32)
+    """Of the order of the data and, in training, of the sampling noise."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> TrainConfig:

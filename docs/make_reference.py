@@ -1,0 +1,24 @@
+"""Writes docs/configuration.md from the config models: `python docs/make_reference.py`."""
+
+from pathlib import Path
+
+from headrace.config import SFTConfig, TrainConfig
+from headrace.config.reference import render_reference
+
+HEAD = """# Configuration
+
+Every key of the YAML files, with its type, bounds and default. A key is overridden on the command line by its dotted
+name: `headrace train grpo.yaml trainer.optimizer.lr=1e-6`. This page is made from the models in `src/headrace/config/`
+by `python docs/make_reference.py`.
+
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [render_reference("`headrace train`", TrainConfig), render_reference("`headrace sft`", SFTConfig)]
+    return HEAD + "\n".join(parts)
+
+
+if __name__ == "__main__":
+    (Path(__file__).parent / "configuration.md").write_text(page())

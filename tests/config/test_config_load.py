@@ -1,0 +1,77 @@
+"""Configs: files, overrides, digests, and the page that documents them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from headrace.config import ConfigError, TrainConfig, config_sha256, dump_config, load_config
+
+ROOT = Path(__file__).parents[2]
+
+
+def write(folder: Path, **sections: object) -> Path:
+    path = folder / "c.yaml"
+    path.write_text(yaml.safe_dump({"model": {"path": "m"}, "data": {"train": "t.jsonl"}, **sections}))
+    return path
+
+
+def test_overrides_reach_nested_keys_and_keep_the_rest(tmp_path: Path) -> None:
+    path = write(tmp_path, trainer={"max_grad_norm": 0.5})
+    config = load_config(TrainConfig, path, ["trainer.optimizer.lr=1e-5", "async.max_staleness=4"])
+    assert config.trainer.optimizer.lr == 1e-5
+    assert config.trainer.max_grad_norm == 0.5
+    assert config.async_.staleness_bound == 4
+
+
+@pytest.mark.parametrize(("mode", "bound", "rule", "streams"), [
+    ("sync", 0, "wait", False),
+    ("one_step_off", 1, "mask", False),
+    ("async", 2, "mask", True),
+])  # fmt: skip
+def test_modes_set_what_is_not_given(tmp_path: Path, mode: str, bound: int, rule: str, streams: bool) -> None:
+    config = load_config(TrainConfig, write(tmp_path), [f"async.mode={mode}"]).async_
+    assert (config.staleness_bound, config.deadline_rule, config.streaming) == (bound, rule, streams)
+
+
+def test_a_dumped_config_is_read_back_to_an_equal_one(tmp_path: Path) -> None:
+    config = load_config(TrainConfig, write(tmp_path), ["rollout.sampling.top_k=5", "rollout.filters=[]"])
+    again = tmp_path / "again.yaml"
+    again.write_text(dump_config(config))
+    assert load_config(TrainConfig, again) == config
+    assert config_sha256(load_config(TrainConfig, again)) == config_sha256(config)
+
+
+def test_the_digest_tells_configs_apart(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    assert config_sha256(load_config(TrainConfig, path)) != config_sha256(load_config(TrainConfig, path, ["seed=1"]))
+
+
+def test_ahead_must_hold_a_batch(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="async.ahead is 3, less than rollout.prompts_per_batch \\(16\\)"):
+        load_config(TrainConfig, write(tmp_path), ["async.ahead=3"])
+
+
+def test_min_samples_must_fit_the_group(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="min_samples is 9, more than samples_per_prompt \\(8\\)"):
+        load_config(TrainConfig, write(tmp_path), ["rollout.min_samples=9"])
+
+
+def test_a_config_that_is_a_list_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("- a\n- b\n")
+    with pytest.raises(ConfigError, match="mapping"):
+        load_config(TrainConfig, path)
+
+
+def test_the_configuration_page_is_up_to_date() -> None:
+    made = subprocess.run(
+        [sys.executable, "-c", "import make_reference; print(make_reference.page(), end='')"],
+        cwd=ROOT / "docs",
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert (ROOT / "docs" / "configuration.md").read_text() == made, "run: python docs/make_reference.py"
