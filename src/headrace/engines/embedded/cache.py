@@ -1,0 +1,60 @@
+"""Keys and values of the sequences in flight, one slot each."""
+
+from __future__ import annotations
+
+import torch
+
+from headrace.engines.embedded.memory import CachePlan, CacheShape
+
+_FIRST_CAPACITY = 256
+"""Tokens per slot at the start on a CPU; doubled when a sequence outgrows it."""
+
+
+class KeyValueCache:
+    """Per layer one tensor [2, slots, kv_heads, capacity, head_dim]: keys, then values.
+
+    On a CPU the capacity grows with the longest sequence, up to `max_context`, and the cache is float32 even for
+    bfloat16 weights: one query per row is a small matrix product, and there float32 kernels are twice as fast. On a
+    GPU it is allocated whole, in the weights' dtype, as captured graphs hold its address; one more slot then takes
+    what the padding rows of a graph write.
+    What was never written is zero, not arbitrary: masked places still enter a product with 0.
+    """
+
+    def __init__(self, shape: CacheShape, plan: CachePlan, dtype: torch.dtype, device: torch.device) -> None:
+        self.slots = plan.slots
+        self.max_context = plan.max_context
+        on_cpu = device.type == "cpu"
+        self.dtype = torch.float32 if on_cpu else dtype
+        self.capacity = min(_FIRST_CAPACITY, plan.max_context) if on_cpu else plan.max_context
+        rows = plan.slots if on_cpu else plan.slots + 1
+        sizes = (2, rows, shape.heads, self.capacity, shape.head_dim)
+        self.layers = [torch.zeros(sizes, dtype=self.dtype, device=device) for _ in range(shape.layers)]
+
+    def reserve(self, length: int) -> None:
+        """Make room for sequences of `length` tokens."""
+        if length <= self.capacity:
+            return
+        capacity = self.capacity
+        while capacity < length:
+            capacity *= 2
+        capacity = min(capacity, self.max_context)
+        for i, old in enumerate(self.layers):
+            grown = old.new_zeros((*old.shape[:3], capacity, old.shape[4]))
+            grown[:, :, :, : self.capacity] = old
+            self.layers[i] = grown
+        self.capacity = capacity
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The first `length` tokens of one slot to another."""
+        for layer in self.layers:
+            layer[:, target, :, :length] = layer[:, source, :, :length]
+
+    def window(self, layer: int, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of slots 0 .. rows - 1, both [rows, kv_heads, length, head_dim], as views."""
+        data = self.layers[layer][:, :rows, :, :length]
+        return data[0], data[1]
+
+    def gather(self, layer: int, slots: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of any slots (int64 [b]), both [b, kv_heads, length, head_dim], copied."""
+        data = self.layers[layer][:, slots, :, :length]
+        return data[0], data[1]

@@ -1,0 +1,230 @@
+"""The engine's step, synchronous: schedule, run, postprocess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.engines.embedded.batch import DecodeBatch
+from headrace.engines.embedded.cache import KeyValueCache
+from headrace.engines.embedded.memory import CachePlan, cache_shape
+from headrace.engines.embedded.prefill import padded_passes
+from headrace.engines.embedded.probe import choose_runner
+from headrace.engines.embedded.sampler import sample
+from headrace.engines.embedded.scheduler import Chunk, Copy, Plan, Scheduler
+from headrace.engines.embedded.schema import WeightSchema
+from headrace.engines.embedded.sequence import Sequence
+from headrace.engines.protocol import FinishReason, SwapMode, TokenChunk
+from headrace.weights.plane import WeightReceiver
+from headrace.weights.version import Version
+
+_STEPS_BETWEEN_LOOKS = 8
+"""On a GPU the host looks for stop tokens, which costs a sync, once in so many steps."""
+
+Output = tuple[Sequence, TokenChunk]
+
+
+@dataclass(slots=True)
+class Totals:
+    """Since the core was made; seconds of the injected clock."""
+
+    generated_tokens: int = 0
+    prefilled_tokens: int = 0
+    decode_steps: int = 0
+    busy_s: float = 0.0
+    swap_stall_s: float = 0.0
+
+
+@dataclass(slots=True)
+class FlipCost:
+    """Of one exchange of the weights; `prefill_s` and `recomputed_tokens` grow until `pending` is empty."""
+
+    flip_s: float
+    interrupted: int
+    pending: list[Sequence]
+    """Interrupted sequences that are not back in the cache."""
+    prefill_s: float = 0.0
+    recomputed_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewWeights:
+    """A version that is ready to be exchanged for the present one."""
+
+    version: Version
+    prepared: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What consecutive decode steps sampled, [steps, n], in slot order."""
+
+    tokens: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+
+
+class EngineCore:
+    """Owns the scheduler, the cache and the weights. One caller at a time, on any thread.
+
+    The exceptions: `interrupt`, set and cleared from elsewhere, ends a run of decode steps after the present one;
+    `prepare` may run beside `step`.
+    """
+
+    def __init__(
+        self, model: Any, plan: CachePlan, prefill_tokens: int, version: Version, now: Callable[[], float]
+    ) -> None:
+        self.version = version
+        self.totals = Totals()
+        self.interrupt = False
+        self.scheduler = Scheduler(plan.slots, prefill_tokens)
+        self._now = now
+        self._device = model.device
+        self._schema = WeightSchema(model)
+        with torch.inference_mode():
+            self._cache = KeyValueCache(cache_shape(model.config), plan, model.dtype, model.device)
+            self._runner = choose_runner(model, self._cache)
+            self._batch = DecodeBatch(plan.slots, model.config.get_text_config().vocab_size, model.device)
+        self._flip_cost: FlipCost | None = None
+        self._last_step_end = 0.0
+
+    @torch.inference_mode()
+    def step(self) -> list[Output]:
+        """One pass of prefill and a run of decode steps. Returns the chunks that are due."""
+        begin = self._now()
+        plan = self.scheduler.schedule(self.version)
+        run = self._run(plan)
+        outputs = self._postprocess(run)
+        self._last_step_end = self._now()
+        self.totals.busy_s += self._last_step_end - begin
+        return outputs
+
+    @torch.inference_mode()
+    def abort(self, sequences: Iterable[Sequence]) -> list[Output]:
+        """End these with what they have."""
+        outputs, slots = [], []
+        for sequence in sequences:
+            if sequence.is_finished:
+                continue
+            sequence.finish_reason = FinishReason.ABORT
+            if not self.scheduler.remove_waiting(sequence):
+                slots.append(self.scheduler.running.index(sequence))
+            outputs.append((sequence, sequence.take_chunk()))
+        self._copy(self.scheduler.retire(slots))
+        self._settle_flip_cost()
+        return outputs
+
+    @torch.no_grad()
+    def prepare(self, receiver: WeightReceiver) -> NewWeights:
+        """Receive, check and arrange the newest version beside the present one. Raises WeightError."""
+        manifest, tensors = receiver.receive()
+        return NewWeights(manifest.version, self._runner.prepare(self._schema.check(tensors)))
+
+    @torch.inference_mode()
+    def flip(self, new: NewWeights, mode: SwapMode) -> FlipCost:
+        """Exchange the weights between two steps. What is returned is complete once its `pending` is empty.
+
+        With `drain` nothing may be in flight.
+        """
+        in_flight = self.scheduler.in_flight
+        begin = self._last_step_end if in_flight else self._now()
+        if mode is SwapMode.KEEP:
+            self.scheduler.restart_partial()
+        else:
+            self.scheduler.interrupt()
+            self._batch.forget()
+        self._runner.flip(new.prepared)
+        self._synchronize()
+        self.version = new.version
+        pending = [] if mode is SwapMode.KEEP else in_flight
+        self._flip_cost = FlipCost(self._now() - begin, len(in_flight), pending)
+        self.totals.swap_stall_s += self._flip_cost.flip_s
+        return self._flip_cost
+
+    def _run(self, plan: Plan) -> _Run | None:
+        self._copy(plan.copies)
+        if plan.chunks:
+            self._prefill(plan.chunks)
+        self._copy(plan.late_copies)
+        self._settle_flip_cost()
+        return self._decode(plan.steps) if plan.steps else None
+
+    def _prefill(self, chunks: tuple[Chunk, ...]) -> None:
+        begin = self._now()
+        self._cache.reserve(max(chunk.stop for chunk in chunks))
+        for work in padded_passes(chunks, self._device):
+            self._runner.prefill(work)
+        total = sum(chunk.stop - chunk.start for chunk in chunks)
+        self.totals.prefilled_tokens += total
+        if self._flip_cost is not None and self._flip_cost.pending:
+            again = sum(c.stop - c.start for c in chunks if c.sequence in self._flip_cost.pending)
+            self._synchronize()
+            seconds = (self._now() - begin) * again / total
+            self._flip_cost.prefill_s += seconds
+            self._flip_cost.recomputed_tokens += again
+            self.totals.swap_stall_s += seconds
+
+    def _decode(self, steps: int) -> _Run:
+        """At most so many steps; fewer when a sequence ends or somebody interrupts."""
+        batch, running = self._batch, self.scheduler.running
+        batch.load(running)
+        length = max(sequence.length for sequence in running)
+        self._cache.reserve(length + steps - 1)
+        tokens: list[torch.Tensor] = []
+        logprobs: list[torch.Tensor] = []
+        for step in range(steps):
+            logits = self._runner.decode(batch.tokens, batch.positions, length + step)
+            sampled, chosen = sample(logits, batch.rows, batch.positions + 1)
+            batch.advance(sampled)
+            tokens.append(sampled)
+            logprobs.append(chosen)
+            if self.interrupt or self._sees_stop(tokens):
+                break
+        return _Run(torch.stack(tokens).cpu().numpy(), torch.stack(logprobs).cpu().numpy())
+
+    def _sees_stop(self, tokens: list[torch.Tensor]) -> bool:
+        """Whether a stop token is among those not looked at yet."""
+        if self._device.type == "cpu":
+            return bool(self._batch.stops(tokens[-1].numpy()).any())
+        if len(tokens) % _STEPS_BETWEEN_LOOKS:
+            return False
+        fresh = torch.stack(tokens[-_STEPS_BETWEEN_LOOKS:]).cpu().numpy()
+        return bool(self._batch.stops(fresh).any())
+
+    def _postprocess(self, run: _Run | None) -> list[Output]:
+        """Give the sequences their tokens up to their stop, and the slots of those that ended to others."""
+        if run is None:
+            return []
+        outputs, ended = [], []
+        steps = len(run.tokens)
+        stops = self._batch.stops(run.tokens)
+        stopped: list[bool] = list(stops.any(axis=0).tolist())
+        for slot, sequence in enumerate(self.scheduler.running):
+            count = int(stops[:, slot].argmax()) + 1 if stopped[slot] else steps
+            sequence.append(run.tokens[:count, slot], run.logprobs[:count, slot], self.version, stopped[slot])
+            self.totals.generated_tokens += count
+            if sequence.is_finished:
+                ended.append(slot)
+            if sequence.is_finished or sequence.request.stream:
+                outputs.append((sequence, sequence.take_chunk()))
+        self.totals.decode_steps += steps
+        self._copy(self.scheduler.retire(ended))
+        return outputs
+
+    def _copy(self, copies: Iterable[Copy]) -> None:
+        for copy in copies:
+            self._cache.copy(copy.source, copy.target, copy.length)
+
+    def _settle_flip_cost(self) -> None:
+        """Strike out the sequences that are in the cache again, or have ended."""
+        if self._flip_cost is not None and self._flip_cost.pending:
+            running = self.scheduler.running
+            self._flip_cost.pending = [s for s in self._flip_cost.pending if not s.is_finished and s not in running]
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

@@ -1,0 +1,303 @@
+"""The asyncio front of the embedded engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headrace.config import EngineConfig
+from headrace.engines.embedded.core import EngineCore, FlipCost, NewWeights, Output
+from headrace.engines.embedded.memory import CachePlan, plan_cache
+from headrace.engines.embedded.sequence import Sequence
+from headrace.engines.embedded.validate import check_request
+from headrace.engines.protocol import (
+    EngineError,
+    EngineStats,
+    GenerateRequest,
+    RequestError,
+    SwapMode,
+    SwapReport,
+    TokenChunk,
+)
+from headrace.runtime.protocol import Runtime
+from headrace.runtime.signal import Signal
+from headrace.weights.plane import WeightError, WeightReceiver
+from headrace.weights.version import INITIAL, Version
+
+_LANE = "engine"
+_WEIGHTS_LANE = "weights"
+_PIN_DEADLINE_S = 3600.0
+_SWAP_DEADLINE_S = 3600.0
+_STOP_DEADLINE_S = 60.0
+
+
+@dataclass(slots=True)
+class _Client:
+    """A request and whoever reads its chunks."""
+
+    sequence: Sequence
+    chunks: asyncio.Queue[TokenChunk | Exception]
+
+
+@dataclass(slots=True)
+class _Swap:
+    new: NewWeights
+    mode: SwapMode
+    cost: FlipCost | None = None
+
+
+class EmbeddedEngine:
+    """See `Engine`. The core runs on the lane `engine`; new weights are received on the lane `weights`.
+
+    The event loop and the core take turns: between two calls of `EngineCore.step` the loop hands over what came in
+    meanwhile. It ends a running call early by `EngineCore.interrupt`.
+    """
+
+    def __init__(self, model: Any, *, config: EngineConfig, runtime: Runtime, version: Version = INITIAL) -> None:
+        """`model` (a Hugging Face causal language model, on its device) belongs to the engine from here on."""
+        self._model: Any = model
+        self._config = config
+        self._runtime = runtime
+        self._version = version
+        self._vocab_size = int(model.config.get_text_config().vocab_size)
+        self._plan: CachePlan | None = None
+        self._core: EngineCore | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
+        self._stopping = False
+        self._clients: dict[str, _Client] = {}
+        self._arrived: list[Sequence] = []
+        self._to_abort: list[Sequence] = []
+        self._swap: _Swap | None = None
+        self._updating = asyncio.Lock()
+        self._pins = 0
+        self._changed = Signal()
+        self._work = asyncio.Event()
+
+    @property
+    def version(self) -> Version:
+        return self._version if self._core is None else self._core.version
+
+    async def start(self) -> None:
+        """Raises ConfigError if the KV cache does not fit, EngineError if the architecture is not supported."""
+        if self._task is not None:
+            raise EngineError("the engine was started already")
+        self._core = await self._runtime.compute(_LANE, self._build)
+        self._task = self._runtime.spawn(self._serve(), "embedded engine")
+
+    async def stop(self) -> None:
+        if self._task is None:
+            return
+        self._stopping = True
+        self._nudge()
+        await self._runtime.clock.wait_for(self._task, _STOP_DEADLINE_S, "the engine's last decode step")
+        self._model, self._core, self._task = None, None, None
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        core = self._serving()
+        if self._plan is None:
+            raise EngineError("the engine was not started")
+        check_request(request, self._vocab_size, self._plan.max_context)
+        if request.request_id in self._clients:
+            raise RequestError(f"request id {request.request_id!r} is in use; give each request its own")
+        client = _Client(Sequence(request, self._plan.max_context), asyncio.Queue())
+        self._clients[request.request_id] = client
+        self._arrived.append(client.sequence)
+        self._nudge(interrupt=core.scheduler.has_free_slot)
+        try:
+            while True:
+                chunk = await client.chunks.get()
+                if isinstance(chunk, Exception):
+                    raise EngineError(f"request {request.request_id!r} was lost: {chunk}") from chunk
+                yield chunk
+                if chunk.finish_reason is not None:
+                    return
+        finally:
+            if not client.sequence.is_finished:
+                self.abort([request.request_id])
+            self._clients.pop(request.request_id, None)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            client = self._clients.get(request_id)
+            if client is not None:
+                self._to_abort.append(client.sequence)
+                self._nudge()
+
+    async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
+        """Raises WeightError, and leaves the loaded version, if the newest is damaged, does not fit or is older."""
+        clock = self._runtime.clock
+        async with self._updating:
+            core = self._serving()
+            if not self._is_newer(receiver.latest()):
+                return None
+            await self._changed.wait_until(
+                lambda: self._pins == 0 or self._failure is not None,
+                clock,
+                _PIN_DEADLINE_S,
+                lambda: f"{self._pins} pins on version {self.version} to be released before it is replaced",
+            )
+            new = await self._runtime.compute(_WEIGHTS_LANE, core.prepare, receiver)
+            if not self._is_newer(new.version):
+                return None
+            swap = _Swap(new, mode)
+            self._swap = swap
+            self._nudge()
+            try:
+                await self._changed.wait_until(
+                    lambda: self._is_done(swap) or self._failure is not None or self._stopping,
+                    clock,
+                    _SWAP_DEADLINE_S,
+                    lambda: f"{len(core.scheduler.in_flight)} sequences in flight, to swap to {new.version}",
+                )
+            finally:
+                self._swap = None
+                core.scheduler.admitting = True
+                self._nudge()
+            self._serving()
+            return self._report(swap)
+
+    def pin(self) -> Pin:
+        self._serving()
+        self._pins += 1
+        return Pin(self)
+
+    def stats(self) -> EngineStats:
+        core = self._core
+        if core is None:
+            return EngineStats(0, 0, 0, 0, 0, 0.0, 0.0)
+        totals = core.totals
+        return EngineStats(
+            running=len(core.scheduler.running),
+            waiting=core.scheduler.waiting + len(self._arrived),
+            generated_tokens=totals.generated_tokens,
+            prefilled_tokens=totals.prefilled_tokens,
+            decode_steps=totals.decode_steps,
+            busy_s=totals.busy_s,
+            swap_stall_s=totals.swap_stall_s,
+        )
+
+    def _build(self) -> EngineCore:
+        model, config = self._model, self._config
+        dtype = model.dtype if config.dtype is None else getattr(torch, config.dtype)
+        model.to(dtype).eval().requires_grad_(False)
+        if model.device.type == "cuda":
+            plan = plan_cache(model.config, config, dtype, torch.cuda.mem_get_info(model.device)[0])
+        else:
+            plan = plan_cache(model.config, config, torch.float32)
+        self._plan = plan
+        return EngineCore(model, plan, config.prefill_tokens_per_step, self._version, self._runtime.clock.now)
+
+    def _serving(self) -> EngineCore:
+        """The core. Raises EngineError if the engine does not serve."""
+        if self._failure is not None:
+            raise EngineError(f"the engine died: {self._failure}") from self._failure
+        if self._core is None or self._stopping:
+            raise EngineError("the engine is not running: start it first, and ask nothing of it after stop")
+        return self._core
+
+    def _nudge(self, interrupt: bool = True) -> None:
+        """There is something to hand over."""
+        self._work.set()
+        if interrupt and self._core is not None:
+            self._core.interrupt = True
+
+    async def _serve(self) -> None:
+        core = self._serving()
+        try:
+            while not self._stopping:
+                self._work.clear()
+                core.interrupt = False
+                await self._hand_over(core)
+                await self._flip_if_due(core)
+                self._changed.notify()
+                if core.scheduler.can_progress(core.version):
+                    self._deliver(await self._runtime.compute(_LANE, core.step))
+                else:
+                    await self._work.wait()
+            self._to_abort = [client.sequence for client in self._clients.values()]
+            await self._hand_over(core)
+        except asyncio.CancelledError:
+            self._fail(EngineError("its runtime was closed"))
+            raise
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._changed.notify()
+
+    async def _hand_over(self, core: EngineCore) -> None:
+        arrived, self._arrived = self._arrived, []
+        for sequence in arrived:
+            core.scheduler.add(sequence)
+        if self._to_abort:
+            aborted, self._to_abort = self._to_abort, []
+            self._deliver(await self._runtime.compute(_LANE, core.abort, aborted))
+
+    async def _flip_if_due(self, core: EngineCore) -> None:
+        swap = self._swap
+        if swap is None or swap.cost is not None or self._pins:
+            return
+        if swap.mode is SwapMode.DRAIN:
+            core.scheduler.admitting = False
+            if core.scheduler.in_flight:
+                return
+        swap.cost = await self._runtime.compute(_LANE, core.flip, swap.new, swap.mode)
+        core.scheduler.admitting = True
+
+    def _deliver(self, outputs: list[Output]) -> None:
+        for sequence, chunk in outputs:
+            client = self._clients.get(sequence.request.request_id)
+            if client is not None and client.sequence is sequence:
+                client.chunks.put_nowait(chunk)
+
+    def _fail(self, error: Exception) -> None:
+        """The engine is dead: nobody may wait for it."""
+        self._failure = error
+        for client in self._clients.values():
+            client.chunks.put_nowait(error)
+
+    def _is_newer(self, offered: Version | None) -> bool:
+        if offered is None or offered == self.version:
+            return False
+        if offered.branch < self.version.branch:
+            raise WeightError(
+                f"publication {offered} is of branch {offered.branch}, which was left: "
+                f"the engine holds {self.version}; publish on the new branch"
+            )
+        if offered < self.version:
+            raise WeightError(
+                f"publication {offered} is older than {self.version}, which the engine holds; publish a newer one"
+            )
+        return True
+
+    def _release_pin(self) -> None:
+        self._pins -= 1
+        self._nudge()
+        self._changed.notify()
+
+    @staticmethod
+    def _is_done(swap: _Swap) -> bool:
+        return swap.cost is not None and not swap.cost.pending
+
+    @staticmethod
+    def _report(swap: _Swap) -> SwapReport:
+        cost = swap.cost
+        assert cost is not None
+        return SwapReport(swap.new.version, cost.flip_s, cost.prefill_s, cost.recomputed_tokens, cost.interrupted)
+
+
+class Pin:
+    """See `PinnedVersion`."""
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self.version = engine.version
+        self._engine: EmbeddedEngine | None = engine
+
+    def release(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine._release_pin()

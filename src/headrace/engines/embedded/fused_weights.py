@@ -1,0 +1,124 @@
+"""Weights of Llama-like decoders, arranged for few and large matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+
+@dataclass(frozen=True, slots=True)
+class FusedShape:
+    """What a Llama-like decoder needs beside its weights."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    tied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """x W^T + b with W^T stored contiguously: for few rows that is up to 1.5 times as fast on a CPU."""
+
+    weight: torch.Tensor
+    """[in, out]"""
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedLayer:
+    input_norm: torch.Tensor
+    qkv: Projection
+    qk_norm: torch.Tensor | None
+    """[heads + kv_heads, head_dim]: the weight of `q_norm` for each query head, then of `k_norm` for each key head."""
+    out: Projection
+    post_norm: torch.Tensor
+    gate_up: Projection
+    down: Projection
+
+    def tensors(self) -> list[torch.Tensor]:
+        norms = [self.input_norm, self.post_norm] + ([] if self.qk_norm is None else [self.qk_norm])
+        return norms + [t for p in (self.qkv, self.out, self.gate_up, self.down) for t in p.tensors()]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedWeights:
+    embedding: torch.Tensor
+    layers: tuple[FusedLayer, ...]
+    norm: torch.Tensor
+    head: Projection
+
+    def tensors(self) -> list[torch.Tensor]:
+        layers = [tensor for layer in self.layers for tensor in layer.tensors()]
+        return [self.embedding, self.norm, *self.head.tensors(), *layers]
+
+    def overwrite(self, other: FusedWeights) -> None:
+        """Take the other's values at this one's addresses."""
+        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
+            mine.copy_(theirs)
+
+
+def fused_names(shape: FusedShape, names: frozenset[str]) -> frozenset[str]:
+    """Those of a model's parameter names that `fuse` would use."""
+    wanted = {"model.embed_tokens.weight", "model.norm.weight"}
+    if not shape.tied:
+        wanted |= {"lm_head.weight", "lm_head.bias"}
+    attention = tuple(f"self_attn.{part}_proj" for part in ("q", "k", "v", "o"))
+    projections = (*attention, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    norms = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")
+    for i in range(shape.layers):
+        wanted |= {f"model.layers.{i}.{part}.weight" for part in (*projections, *norms)}
+        wanted |= {f"model.layers.{i}.{part}.bias" for part in projections}
+    return frozenset(wanted & names)
+
+
+def fuse(weights: Mapping[str, torch.Tensor], shape: FusedShape) -> FusedWeights:
+    """From tensors by Hugging Face name, all of one dtype and device. Copies every matrix."""
+    embedding = weights["model.embed_tokens.weight"].clone()
+    head = "model.embed_tokens" if shape.tied else "lm_head"
+    return FusedWeights(
+        embedding,
+        tuple(_fuse_layer(weights, f"model.layers.{i}.", shape) for i in range(shape.layers)),
+        weights["model.norm.weight"].clone(),
+        _project(weights, head),
+    )
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.rms_norm(x, (x.shape[-1],), None, eps) * weight
+
+
+def _fuse_layer(weights: Mapping[str, torch.Tensor], prefix: str, shape: FusedShape) -> FusedLayer:
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    qk_norm = None
+    if attention + "q_norm.weight" in weights:
+        query, key = weights[attention + "q_norm.weight"], weights[attention + "k_norm.weight"]
+        qk_norm = torch.cat([query.expand(shape.heads, -1), key.expand(shape.kv_heads, -1)])
+    return FusedLayer(
+        weights[prefix + "input_layernorm.weight"].clone(),
+        _project(weights, *(attention + part for part in ("q_proj", "k_proj", "v_proj"))),
+        qk_norm,
+        _project(weights, attention + "o_proj"),
+        weights[prefix + "post_attention_layernorm.weight"].clone(),
+        _project(weights, mlp + "gate_proj", mlp + "up_proj"),
+        _project(weights, mlp + "down_proj"),
+    )
+
+
+def _project(weights: Mapping[str, torch.Tensor], *modules: str) -> Projection:
+    """The named linear layers side by side."""
+    weight = torch.cat([weights[name + ".weight"] for name in modules]).t().contiguous()
+    if modules[0] + ".bias" not in weights:
+        return Projection(weight, None)
+    return Projection(weight, torch.cat([weights[name + ".bias"] for name in modules]))

@@ -1,0 +1,76 @@
+"""CUDA graphs of the decode step: one launch instead of hundreds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from headrace.engines.embedded.cache import KeyValueCache
+
+_SHORTEST = 256
+_WARM_UPS = 2
+
+Decode = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
+"""(tokens [n], positions [n], rows written [n], length) -> logits [n, V]"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    rows: torch.Tensor
+    logits: torch.Tensor
+
+
+class DecodeGraphs:
+    """One graph per bucket of batch size and of length, both powers of two, captured when first needed.
+
+    The padding rows of a bucket write to the cache's spare slot, at position 0.
+    """
+
+    def __init__(self, decode: Decode, cache: KeyValueCache, rows: torch.Tensor) -> None:
+        self._decode = decode
+        self._cache = cache
+        self._rows = rows
+        self._graphs: dict[tuple[int, int], _Graph] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
+        count = len(tokens)
+        bucket = min(_power_of_two(count), self._cache.slots)
+        reach = min(max(_power_of_two(length), _SHORTEST), self._cache.max_context)
+        captured = self._graphs.get((bucket, reach))
+        if captured is None:
+            captured = self._capture(bucket, reach)
+            self._graphs[bucket, reach] = captured
+        captured.tokens[:count].copy_(tokens)
+        captured.positions.zero_()
+        captured.positions[:count].copy_(positions)
+        captured.rows.fill_(self._cache.slots)
+        captured.rows[:count].copy_(self._rows[:count])
+        captured.graph.replay()
+        return captured.logits[:count]
+
+    def _capture(self, bucket: int, reach: int) -> _Graph:
+        """Warm-ups and capture write only to the spare slot."""
+        device = self._rows.device
+        tokens = torch.zeros(bucket, dtype=torch.int64, device=device)
+        positions = torch.zeros_like(tokens)
+        rows = torch.full_like(tokens, self._cache.slots)
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UPS):
+                self._decode(tokens, positions, rows, reach)
+        torch.cuda.current_stream(device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            logits = self._decode(tokens, positions, rows, reach)
+        return _Graph(graph, tokens, positions, rows, logits)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,42 @@
+"""The model's forward passes over the slots of the cache, whatever computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPass:
+    """Chunks of sequences, padded to one length by repeating each chunk's last token at its own position."""
+
+    tokens: torch.Tensor
+    """Int64 [b, T]."""
+    positions: torch.Tensor
+    """Int64 [b, T]."""
+    slots: torch.Tensor
+    """Int64 [b]."""
+    length: int
+    """Keys that the longest of the sequences has after this pass."""
+
+
+class Runner(Protocol):
+    """Computes keys, values and logits with one version of the weights."""
+
+    def prefill(self, work: PrefillPass) -> None:
+        """Write the keys and values of these tokens to the cache."""
+
+    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
+        """Feed token i, int64 [n], to slot i at its position; returns float32 logits [n, V].
+
+        `length` is at least 1 + the greatest position.
+        """
+
+    def prepare(self, weights: Mapping[str, torch.Tensor]) -> Any:
+        """New weights, by checked parameter name, in the form that `flip` takes. Leaves the present ones alone."""
+
+    def flip(self, prepared: Any) -> None:
+        """From now on compute with these. Only between two passes."""

@@ -1,0 +1,220 @@
+"""Which sequences compute what in the next step. Knows slots and lengths, nothing of tensors."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headrace.engines.embedded.sequence import Sequence
+from headrace.weights.version import Version
+
+_LONGEST_RUN = 64
+_STREAM_RUN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The keys and values of a slot's first `length` tokens, to another slot."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens `start` .. `stop` - 1 of a sequence to prefill into its slot."""
+
+    sequence: Sequence
+    slot: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """In this order: `copies`, one pass over `chunks`, `late_copies`, then `steps` decode steps of the running."""
+
+    copies: tuple[Copy, ...]
+    chunks: tuple[Chunk, ...]
+    late_copies: tuple[Copy, ...]
+    steps: int
+
+
+class Scheduler:
+    """Slots 0 .. n-1 belong to the n running sequences, in order, so that a decode step reads a plain slice.
+
+    Prefilling computes all of a sequence but its last token, which the first decode step feeds: so prefilling never
+    samples, and a prompt that many requests share is computed once and copied to the others. At most one sequence is
+    partly prefilled; it heads the queue, and slot n is its own. Every other queued sequence has nothing in the cache.
+    """
+
+    def __init__(self, slots: int, prefill_tokens_per_step: int) -> None:
+        self._slots = slots
+        self._prefill_tokens = prefill_tokens_per_step
+        self._queue: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.admitting = True
+        """False: sequences that never had a slot stay in the queue (`drain`)."""
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def in_flight(self) -> list[Sequence]:
+        """Those that run, are partly prefilled, or were interrupted."""
+        return self.running + [sequence for sequence in self._queue if sequence.in_flight]
+
+    @property
+    def has_free_slot(self) -> bool:
+        return len(self.running) < self._slots
+
+    def add(self, sequence: Sequence) -> None:
+        self._queue.append(sequence)
+
+    def remove_waiting(self, sequence: Sequence) -> bool:
+        """False if it does not wait."""
+        if sequence not in self._queue:
+            return False
+        self._queue.remove(sequence)
+        return True
+
+    def can_progress(self, version: Version) -> bool:
+        """Whether `schedule` would find anything to do."""
+        return bool(self.running) or any(self._may_start(sequence, version) for sequence in self._queue)
+
+    def schedule(self, version: Version) -> Plan:
+        """Fill the free slots, first come first served, then decode. The caller carries out the whole plan."""
+        if not self._queue or not self.has_free_slot:
+            return Plan((), (), (), self._run_length(prefilling=False))
+        intake = _Intake(self, version)
+        prefilling = intake.fill()
+        return Plan(
+            tuple(intake.copies),
+            tuple(intake.chunks),
+            tuple(intake.late_copies),
+            self._run_length(prefilling),
+        )
+
+    def retire(self, slots: Iterable[int]) -> list[Copy]:
+        """Take the sequences of these slots out; the last running ones move into the holes. To be done in order."""
+        holes = sorted(slots)
+        before = len(self.running)
+        left = before - len(holes)
+        gone = frozenset(holes)
+        movers = [slot for slot in range(left, before) if slot not in gone]
+        moves = []
+        for source, target in zip(movers, (hole for hole in holes if hole < left), strict=True):
+            moves.append(Copy(source, target, self.running[source].cached))
+            self.running[target] = self.running[source]
+        del self.running[left:]
+        if holes and self._queue and self._queue[0].cached:
+            moves.append(Copy(before, left, self._queue[0].cached))
+        return moves
+
+    def interrupt(self) -> list[Sequence]:
+        """Drop every key and value: who ran goes back to the head of the queue, tokens kept. Returns those."""
+        interrupted = self.in_flight
+        for sequence in interrupted:
+            sequence.drop_cache()
+        self._queue.extendleft(reversed(self.running))
+        self.running.clear()
+        return interrupted
+
+    def restart_partial(self) -> None:
+        """Drop what is partly prefilled: it would be finished under other weights than it was begun."""
+        if self._queue:
+            self._queue[0].drop_cache()
+
+    def _may_start(self, sequence: Sequence, version: Version) -> bool:
+        if not self.admitting and not sequence.in_flight:
+            return False
+        floor = sequence.request.min_version
+        return floor is None or floor <= version
+
+    def _run_length(self, prefilling: bool) -> int:
+        if not self.running:
+            return 0
+        longest = 1 if prefilling else _LONGEST_RUN
+        for sequence in self.running:
+            longest = min(longest, sequence.room)
+            if sequence.request.stream:
+                first = sequence.length == sequence.prompt_length
+                longest = min(longest, 1 if first else _STREAM_RUN)
+        return longest
+
+
+class _Intake:
+    """One filling of the free slots."""
+
+    def __init__(self, scheduler: Scheduler, version: Version) -> None:
+        self._scheduler = scheduler
+        self._version = version
+        self._budget = scheduler._prefill_tokens
+        self.copies: list[Copy] = []
+        self.chunks: list[Chunk] = []
+        self.late_copies: list[Copy] = []
+        self._donors: dict[bytes, int] = {}
+        """Slots whose prompt was computed by this version before this pass, by prompt."""
+        self._fresh: dict[bytes, int] = {}
+        """Slots whose prompt is computed in this pass."""
+        for slot, sequence in enumerate(scheduler.running):
+            if sequence.kv_version == version:
+                self._donors.setdefault(sequence.prompt_key, slot)
+
+    def fill(self) -> bool:
+        """True if there is more to prefill in the next step."""
+        scheduler, queue = self._scheduler, self._scheduler._queue
+        passed_over: list[Sequence] = []
+        more = False
+        while queue and scheduler.has_free_slot:
+            sequence = queue.popleft()
+            if not scheduler._may_start(sequence, self._version):
+                passed_over.append(sequence)
+            elif self._awaits_sibling(sequence):
+                passed_over.append(sequence)
+                more = True
+            elif not self._place(sequence):
+                more = True
+                if sequence.cached:
+                    passed_over.insert(0, sequence)
+                else:
+                    queue.appendleft(sequence)
+                break
+        queue.extendleft(reversed(passed_over))
+        return more
+
+    def _awaits_sibling(self, sequence: Sequence) -> bool:
+        """True if this pass computes its prompt for another, and it has more than that to compute."""
+        return (
+            sequence.cached == 0
+            and sequence.prompt_key in self._fresh
+            and sequence.prompt_key not in self._donors
+            and sequence.length > sequence.prompt_length
+        )
+
+    def _place(self, sequence: Sequence) -> bool:
+        """Give it the next slot, and what prefilling the budget allows. False if some of it is left to do."""
+        slot, target = len(self._scheduler.running), sequence.length - 1
+        shared = sequence.prompt_length - 1
+        donor = self._donors.get(sequence.prompt_key) if sequence.cached == 0 else None
+        late = self._fresh.get(sequence.prompt_key) if sequence.cached == 0 and donor is None else None
+        start = sequence.cached if donor is None and late is None else shared
+        if start < target and self._budget == 0:
+            return False
+        if donor is not None and shared:
+            self.copies.append(Copy(donor, slot, shared))
+        elif late is not None and shared:
+            self.late_copies.append(Copy(late, slot, shared))
+        stop = min(target, start + self._budget)
+        if stop > start:
+            self.chunks.append(Chunk(sequence, slot, start, stop))
+            self._budget -= stop - start
+        sequence.cached, sequence.kv_version, sequence.in_flight = stop, self._version, True
+        if stop < target:
+            return False
+        self._scheduler.running.append(sequence)
+        self._fresh.setdefault(sequence.prompt_key, slot)
+        return True

@@ -1,0 +1,48 @@
+"""Which tensors a new version of the weights must bring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from headrace.weights.plane import WeightError
+
+
+class WeightSchema:
+    """Names and shapes of a model's parameters; names that only repeat one of them (tied weights) may come or not."""
+
+    def __init__(self, model: Any) -> None:
+        parameters = dict(model.named_parameters())
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        self._optional = frozenset(model.state_dict()) - frozenset(self._shapes)
+        first = next(iter(parameters.values()))
+        self._dtype, self._device = first.dtype, first.device
+
+    def check(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The parameters in the engine's dtype, on its device.
+
+        Raises WeightError if one is missing, extra or misshapen. A tensor that is so already is not copied.
+        """
+        missing = [name for name in self._shapes if name not in tensors]
+        extra = [name for name in tensors if name not in self._shapes and name not in self._optional]
+        if missing or extra:
+            raise WeightError(
+                f"the publication does not fit the engine's model: {_some('lacks', missing)}{_some('adds', extra)}"
+                "publish the parameters of the same model, by Hugging Face name"
+            )
+        for name, shape in self._shapes.items():
+            if tuple(tensors[name].shape) != shape:
+                raise WeightError(
+                    f"tensor {name!r} has shape {tuple(tensors[name].shape)}, the engine's model has {shape}; "
+                    "publish the parameters of the same model"
+                )
+        return {name: tensors[name].detach().to(self._device, self._dtype) for name in self._shapes}
+
+
+def _some(verb: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return f"it {verb} {len(names)} tensors ({shown}); "
