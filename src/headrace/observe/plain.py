@@ -67,10 +67,17 @@ class PlainView:
             self._told = {"batches": len(snapshot.batches), "evaluations": len(snapshot.evaluations)}
             if snapshot.batches:
                 self._write(f"{snapshot.name} goes on from {snapshot.version}: {describe(snapshot)}")
-        for evaluation in snapshot.evaluations[self._told["evaluations"] :]:
-            self._write(evaluation_line(evaluation))
-        for batch in snapshot.batches[self._told["batches"] :]:
-            self._write(f"{batch_line(batch, snapshot.planned_batches)}")
+        # By version: that of an evaluation, and the one that a batch made.
+        lines = [
+            (evaluation.number, evaluation_line(evaluation))
+            for evaluation in snapshot.evaluations[self._told["evaluations"] :]
+        ]
+        lines += [
+            (batch.batch + 1, batch_line(batch, snapshot.planned_batches))
+            for batch in snapshot.batches[self._told["batches"] :]
+        ]
+        for _, line in sorted(lines, key=lambda item: item[0]):
+            self._write(line)
         self._told = {"batches": len(snapshot.batches), "evaluations": len(snapshot.evaluations)}
 
     def close(self) -> None:

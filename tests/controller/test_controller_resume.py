@@ -1,0 +1,139 @@
+"""A run that is killed or told to stop goes on from one commit: no prompt lost, none trained twice, nothing drawn again."""
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from controller_jobs import make_job, run, start
+
+from headrace.config import TrainConfig, config_sha256, load_config
+from headrace.store import RunReader, RunStore
+
+BATCHES = 14
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """One epoch of 40 prompts in batches of 2, less what the filter drops."""
+    return make_job(tmp_path / "job", trainer__batches=BATCHES, rollout__sampling__max_new_tokens=24)
+
+
+def wait_for_version(process: subprocess.Popen[str], folder: Path, number: int, seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert process.poll() is None, process.communicate()[0]
+        if (folder / "run.db").exists():
+            with RunReader(folder) as reader:
+                if (reader.version() or (0, 0))[1] >= number:
+                    return
+        time.sleep(0.02)
+    raise AssertionError(f"the run did not reach version {number} within {seconds} s")
+
+
+def attempts(folder: Path) -> list[tuple[int, int, int, str]]:
+    connection = sqlite3.connect(folder / "run.db")
+    try:
+        return connection.execute("SELECT epoch, position, attempt, state FROM attempts").fetchall()
+    finally:
+        connection.close()
+
+
+def check_record(folder: Path) -> dict:
+    """The law, and no prompt trained twice in an epoch; returns the summary."""
+    with RunReader(folder) as reader:
+        reader.counts().check()
+    trained = Counter((epoch, position) for epoch, position, _, state in attempts(folder) if state == "trained")
+    assert not [prompt for prompt, count in trained.items() if count > 1]
+    positions = sorted({(epoch, position) for epoch, position, _, _ in attempts(folder)})
+    assert positions == [(place // 40, place % 40) for place in range(len(positions))], "a prompt was skipped"
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_sigterm_checkpoints_and_resume_goes_on_from_there(job: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start("train", job, "--dir", folder)
+    wait_for_version(process, folder, 3)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    assert "stopped" in out
+    assert "--resume" in out
+    stopped_at = check_record(folder)["version"]
+    assert (folder / "checkpoints" / f"step_{stopped_at}" / "model" / "config.json").exists()
+
+    code, out = run("train", job, "--dir", folder, "--resume")
+    assert code == 0, out
+    summary = check_record(folder)
+    assert summary["status"] == "finished"
+    assert summary["version"] == BATCHES
+    with RunReader(folder) as reader:
+        numbers = [row.number for row in reader.metrics.read("batch")]
+    assert numbers == list(range(1, BATCHES + 1)), "every version exactly once"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_kill_at_any_moment_loses_nothing(job: Path, tmp_path: Path, seed: int) -> None:
+    folder = tmp_path / "run"
+    rng = random.Random(seed)
+    process = start("train", job, "--dir", folder)
+    wait_for_version(process, folder, rng.randrange(1, 5))
+    for _ in range(2):
+        time.sleep(rng.random() * 0.5)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        digest = config_sha256(load_config(TrainConfig, job))
+        store = RunStore.open(folder, config_sha256=digest)
+        finished = [row.key for row in store.ledger.attempts("ready") + store.ledger.attempts("trained")]
+        journalled = {row.key: row.offset for row in store.ledger.attempts("ready")}
+        store.close()
+        with RunReader(folder) as reader:
+            reached = (reader.version() or (0, 0))[1]
+        process = start("train", job, "--dir", folder, "--resume")
+        wait_for_version(process, folder, min(reached + 1, BATCHES - 1))
+        with RunReader(folder) as reader:
+            states = {row[:3]: row[3] for row in attempts(folder)}
+        assert all(states[key] != "running" for key in finished), "a finished group was drawn again"
+        assert journalled.keys() <= states.keys()
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    summary = check_record(folder)
+    assert summary["status"] == "finished"
+    assert summary["version"] == BATCHES
+
+
+def test_a_damaged_checkpoint_is_refused_by_name(job: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    code, out = run("train", job, "trainer.batches=2", "--dir", folder)
+    assert code == 0, out
+    weights = folder / "checkpoints" / "step_2" / "trainer.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 1
+    weights.write_bytes(data)
+    code, out = run("train", job, "trainer.batches=2", "--dir", folder, "--resume")
+    assert code == 1
+    assert str(weights) in out
+    assert "Traceback" not in out
+
+
+def test_a_second_process_is_refused_while_the_first_runs(job: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start("train", job, "trainer.batches=100000", "--dir", folder)
+    try:
+        wait_for_version(process, folder, 1)
+        code, out = run("train", job, "trainer.batches=100000", "--dir", folder, "--resume")
+        assert code == 2
+        assert f"{process.pid}" in out
+        code, out = run("inspect", folder, "--json")
+        assert code == 0
+        assert json.loads(out)["status"] == "running"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)

@@ -1,0 +1,171 @@
+"""Whole runs in every mode, on several architectures, and with a user's own parts."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from controller_jobs import make_job, make_model, run
+
+from headrace.cli.main import main
+from headrace.experience.codec import decode_group
+from headrace.store import RunReader, RunStore
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_job"
+
+
+def train(job: Path, folder: Path, *overrides: str) -> dict:
+    assert main(["train", str(job), *overrides, "--dir", str(folder), "--plain"]) == 0
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "gemma3", "gpt2"])
+def test_a_users_own_job(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shipped example, as its first lines say to run it, with a model of each architecture."""
+    config = (EXAMPLE / "grpo.yaml").read_text()
+    assert len(config.splitlines()) <= 40
+    for path in EXAMPLE.iterdir():
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    make_model(tmp_path / "model", architecture)
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "grpo.yaml"]) == 0
+    summary = train(Path("grpo.yaml"), Path("run"), "trainer.batches=3")
+    assert summary["status"] == "finished"
+    assert summary["version"] == 3
+    assert summary["mismatch"]["max_abs"] < 0.5
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoints" / "step_3" / "model")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["async.mode=sync"],
+        ["async.mode=one_step_off"],
+        ["async.mode=async", "async.max_staleness=3", "async.swap=keep"],
+        ["async.swap=drain"],
+        ["async.on_deadline=wait"],
+        ["async.on_deadline=drop"],
+        ["async.on_deadline=late"],
+        ["weights.transport=disk"],
+        ["algorithm.updates_per_batch=3"],
+        ["algorithm.objective=naive", "algorithm.aggregation=sample_mean", "algorithm.advantage=leave_one_out"],
+        ["model.dtype=bfloat16"],
+        ["model.gradient_checkpointing=true", "trainer.lr_schedule.kind=cosine"],
+        ["rollout.sampling.top_p=0.9", "rollout.sampling.top_k=20", "rollout.sampling.temperature=0.8"],
+        ["evaluation.every=2"],
+    ],
+    ids=lambda overrides: ",".join(part.partition(".")[2] for part in overrides),
+)
+def test_every_mode_trains_to_the_end_within_its_bound(overrides: list[str], tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job")
+    summary = train(job, tmp_path / "run", *overrides)
+    assert summary["status"] == "finished"
+    assert summary["version"] == 6
+    groups = summary["groups"]
+    assert groups["issued"] == groups["running"] + groups["ready"] + groups["trained"] + sum(groups["dropped"].values())
+    assert groups["trained"] == 12
+    assert summary["tokens"]["nonpad_share"] >= 0.98
+    bound = {"async.mode=sync": 0, "async.mode=one_step_off": 1, "async.mode=async": 3}.get(overrides[0], 2)
+    if overrides != ["async.on_deadline=late"]:
+        assert summary["staleness"]["max"] <= bound
+    assert summary["eval"]["before"] is not None
+    assert summary["eval"]["after"] is not None
+
+
+def test_on_policy_log_probs_of_engine_and_trainer_agree(tmp_path: Path) -> None:
+    summary = train(make_job(tmp_path / "job"), tmp_path / "run", "async.mode=sync")
+    assert summary["mismatch"]["max_abs"] <= 1e-4
+
+
+def test_every_trained_token_carries_log_prob_and_version(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(make_job(tmp_path / "job"), folder, "checkpoint.keep=100")
+    with RunReader(folder) as reader:
+        digest = reader.config_sha256
+    store = RunStore.open(folder, config_sha256=digest, keep_checkpoints=100)
+    trained = store.ledger.attempts("trained")
+    assert len(trained) == 12
+    for row in trained:
+        assert row.offset is not None
+        group = decode_group(store.journal.read(row.offset))
+        for sample in group.samples:
+            chosen = sample.loss_mask
+            assert (sample.versions[chosen] >= group.start_version).all()
+            assert (sample.branches[chosen] == 0).all()
+            assert (sample.logprobs[chosen] <= 0).all()
+            assert np.isfinite(sample.logprobs).all()
+            assert (np.diff(sample.versions[chosen]) >= 0).all(), "a sample's versions only grow"
+    store.close()
+
+
+def test_the_same_seed_gives_the_same_run_where_nothing_is_concurrent(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job")
+    for name in ("a", "b"):
+        train(job, tmp_path / name, "async.mode=sync", "runtime.threads=1")
+    rewards = []
+    for name in ("a", "b"):
+        with RunReader(tmp_path / name) as reader:
+            rewards.append([row.record["reward_mean"] for row in reader.metrics.read("batch")])
+    assert rewards[0] == rewards[1]
+
+
+FAULTY = """
+import os, time
+def score(response, row):
+    kind = int(row["answer"]) % 5
+    if kind == 0:
+        raise ValueError("no such answer")
+    if kind == 1:
+        time.sleep(60)
+    if kind == 2:
+        return float("nan")
+    if kind == 3:
+        os._exit(3)
+    return sum(map(ord, response)) % 7 / 7
+"""
+
+
+def test_a_misbehaving_reward_costs_its_samples_and_never_the_run(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", reward__timeout_s=0.3, rollout__max_attempts=1, reward__workers=2)
+    (tmp_path / "job" / "reward.py").write_text(FAULTY)
+    summary = train(job, tmp_path / "run", "trainer.batches=2")
+    assert summary["status"] == "finished"
+    failed = summary["samples"]["failed"]
+    assert failed.keys() <= {"reward_raised", "reward_timeout", "reward_nan", "reward_died"}
+    assert len(failed) >= 2
+    assert any(reason.startswith("exhausted (failed: reward_") for reason in summary["groups"]["dropped"])
+
+
+GUESS = """
+class Guess:
+    def reset(self, row):
+        self.answer = row["answer"]
+        return None
+    def step(self, action):
+        from headrace.rollout.environment import StepResult
+        self.turns = getattr(self, "turns", 0) + 1
+        done = self.turns == 2
+        return StepResult(observation="no", reward=len(action) % 3 / 3 if done else None, done=done)
+"""
+
+
+def test_an_environment_of_several_turns(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job")
+    (tmp_path / "job" / "env.py").write_text(GUESS)
+    environment = f"rollout.environment={tmp_path}/job/env.py:Guess"
+    summary = train(job, tmp_path / "run", "rollout.workflow=multi_turn", environment, "trainer.batches=2")
+    assert summary["status"] == "finished"
+    assert summary["samples"]["failed"] == {}
+
+
+def test_nothing_to_learn_ends_with_a_reason_and_not_with_a_hang(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", runtime__stall_timeout_s=3)
+    (tmp_path / "job" / "reward.py").write_text("def score(response, row):\n    return 1.0\n")
+    code, out = run("train", job, "--dir", tmp_path / "run")
+    assert code == 1
+    assert "waited 3.0 s for rows of batch 0" in out
+    assert "zero_spread" in out
+    assert "Traceback" not in out
