@@ -15,6 +15,8 @@ from headrace.config import EngineConfig
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.protocol import GenerateRequest, SamplingParams, TokenChunk
 from headrace.runtime.inline import InlineRuntime
+from headrace.weights.memory import MemoryPublisher, MemoryReceiver
+from headrace.weights.version import Version
 
 VOCAB = 97
 _COMMON: dict[str, Any] = {
@@ -129,3 +131,10 @@ def greedy(model: Any, tokens: Any, count: int) -> list[int]:
         pad_token_id=0,
     )
     return out[0, len(tokens) :].tolist()
+
+
+def published(model: Any, version: Version) -> MemoryReceiver:
+    """The receiving end of one publication of the model's parameters."""
+    publisher = MemoryPublisher()
+    publisher.publish(version, model.named_parameters())
+    return publisher.receiver()

@@ -202,7 +202,7 @@ class EngineCore:
         outputs, ended = [], []
         steps = len(run.tokens)
         stops = self._batch.stops(run.tokens)
-        stopped: list[bool] = list(stops.any(axis=0).tolist())
+        stopped = [bool(hit) for hit in np.any(stops, axis=0)]
         for slot, sequence in enumerate(self.scheduler.running):
             count = int(stops[:, slot].argmax()) + 1 if stopped[slot] else steps
             sequence.append(run.tokens[:count, slot], run.logprobs[:count, slot], self.version, stopped[slot])

@@ -1,0 +1,170 @@
+"""The scheduler against a cache made of lists: what a decode step reads is what it should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from engines_helpers import request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.engines.embedded.scheduler import Copy, Plan, Scheduler
+from headrace.engines.embedded.sequence import Sequence
+from headrace.engines.protocol import FinishReason
+from headrace.weights.version import Version
+
+Entry = tuple[int, int, tuple[int, ...]]
+"""What a key depends on: version, position, and the tokens up to there."""
+
+
+class PretendEngine:
+    """Carries out plans; token n of a response is n, so that prefixes are told apart by the prompt."""
+
+    def __init__(self, slots: int, prefill_tokens: int) -> None:
+        self.scheduler = Scheduler(slots, prefill_tokens)
+        self.prefill_tokens = prefill_tokens
+        self.slots: list[list[Entry]] = [[] for _ in range(slots)]
+        self.version = Version(0, 0)
+        self.prefilled = 0
+        self.exact = True
+        """False once a swap kept old keys."""
+
+    def step(self) -> Plan:
+        plan = self.scheduler.schedule(self.version)
+        self.copy(plan.copies)
+        assert sum(c.stop - c.start for c in plan.chunks) <= self.prefill_tokens
+        for chunk in plan.chunks:
+            slot = self.slots[chunk.slot]
+            assert len(slot) >= chunk.start
+            del slot[chunk.start :]
+            slot += [self.entry(chunk.sequence, i) for i in range(chunk.start, chunk.stop)]
+            self.prefilled += chunk.stop - chunk.start
+        self.copy(plan.late_copies)
+        assert len(self.scheduler.running) <= len(self.slots)
+        if plan.steps:
+            self.decode(plan.steps)
+        return plan
+
+    def decode(self, steps: int) -> None:
+        ended = []
+        for i, sequence in enumerate(self.scheduler.running):
+            slot = self.slots[i]
+            del slot[sequence.length - 1 :]
+            assert len(slot) == sequence.length - 1 == sequence.cached
+            for entry, position in zip(slot, range(len(slot)), strict=True):
+                wanted = self.entry(sequence, position)
+                assert entry[1:] == wanted[1:]
+                assert not self.exact or entry[0] == wanted[0]
+            assert steps <= sequence.room
+            floor = sequence.request.min_version
+            assert floor is None or floor <= self.version
+            done = sequence.length - sequence.prompt_length
+            new = np.arange(done, done + steps)
+            sequence.append(new, np.zeros(steps, np.float32), self.version, stopped=False)
+            slot += [self.entry(sequence, p) for p in range(len(slot), sequence.length - 1)]
+            if sequence.is_finished:
+                ended.append(i)
+        self.copy(self.scheduler.retire(ended))
+
+    def copy(self, copies: Any) -> None:
+        for one in copies:
+            assert isinstance(one, Copy)
+            self.slots[one.target] = self.slots[one.source][: one.length]
+
+    def entry(self, sequence: Sequence, position: int) -> Entry:
+        return self.version.number, position, tuple(sequence.token_ids(0, position + 1).tolist())
+
+    def abort(self, sequence: Sequence) -> None:
+        sequence.finish_reason = FinishReason.ABORT
+        if not self.scheduler.remove_waiting(sequence):
+            self.copy(self.scheduler.retire([self.scheduler.running.index(sequence)]))
+
+    def swap(self, keep: bool) -> None:
+        self.version = Version(0, self.version.number + 1)
+        if keep:
+            self.exact = False
+            self.scheduler.restart_partial()
+        else:
+            self.scheduler.interrupt()
+
+
+_ARRIVAL = st.tuples(st.integers(0, 3), st.integers(1, 12), st.integers(1, 9), st.integers(0, 2))
+_EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("arrive"), st.lists(_ARRIVAL, min_size=1, max_size=5)),
+        st.tuples(st.just("step"), st.integers(1, 4)),
+        st.tuples(st.just("abort"), st.integers(0, 40)),
+        st.tuples(st.just("swap"), st.booleans()),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(slots=st.integers(1, 5), prefill_tokens=st.integers(1, 20), events=_EVENTS)
+def test_every_step_reads_the_keys_of_its_own_tokens(slots: int, prefill_tokens: int, events: list[Any]) -> None:
+    engine = PretendEngine(slots, prefill_tokens)
+    everyone: list[Sequence] = []
+    for kind, detail in events:
+        if kind == "arrive":
+            for token, prompt_length, room, ahead in detail:
+                floor = Version(0, engine.version.number + ahead) if ahead else None
+                tokens = [token] * prompt_length
+                everyone.append(Sequence(request(str(len(everyone)), tokens, room, min_version=floor), 64))
+                engine.scheduler.add(everyone[-1])
+        elif kind == "step":
+            for _ in range(detail):
+                engine.step()
+        elif kind == "abort" and detail < len(everyone) and not everyone[detail].is_finished:
+            engine.abort(everyone[detail])
+        elif kind == "swap":
+            engine.swap(detail)
+    engine.version = Version(0, 1000)
+    engine.scheduler.interrupt()
+    engine.exact = True
+    for _ in range(5000):
+        if not engine.scheduler.can_progress(engine.version):
+            break
+        engine.step()
+    assert all(sequence.is_finished for sequence in everyone)
+    assert engine.scheduler.waiting == len(engine.scheduler.running) == 0
+
+
+def test_a_group_costs_one_prompt_and_a_recomputation_one_prompt_and_the_tails() -> None:
+    engine = PretendEngine(8, 1000)
+    for i in range(4):
+        engine.scheduler.add(Sequence(request(str(i), [7] * 10, 20, stream=True), 64))
+    engine.step()
+    assert engine.prefilled == 9
+    engine.step()  # 1 + 4 tokens sampled each
+    engine.swap(keep=False)
+    engine.step()
+    engine.step()
+    # The first: 10 + 5 - 1. The others: their last prompt token and 4 of 5 sampled.
+    assert engine.prefilled == 9 + 14 + 3 * 5
+    assert len(engine.scheduler.running) == 4
+
+
+def test_what_waits_for_newer_weights_does_not_hold_up_others() -> None:
+    engine = PretendEngine(1, 100)
+    engine.scheduler.add(Sequence(request("new", [1, 2], 3, min_version=Version(0, 1)), 64))
+    engine.scheduler.add(Sequence(request("old", [1, 2], 3), 64))
+    engine.step()
+    assert not engine.scheduler.can_progress(engine.version)
+    engine.swap(keep=False)
+    engine.step()
+    assert engine.scheduler.waiting == 0
+    assert not engine.scheduler.can_progress(engine.version)
+
+
+def test_drain_admits_nobody_new_but_finishes_what_it_began() -> None:
+    engine = PretendEngine(2, 4)
+    engine.scheduler.add(Sequence(request("begun", [1] * 10, 3), 64))
+    engine.scheduler.add(Sequence(request("new", [2] * 3, 3), 64))
+    engine.step()  # 4 of 9 prompt tokens
+    engine.scheduler.admitting = False
+    while engine.scheduler.can_progress(engine.version):
+        engine.step()
+    assert not engine.scheduler.in_flight
+    assert engine.scheduler.waiting == 1
