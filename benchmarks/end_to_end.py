@@ -34,7 +34,7 @@ def headrace_run(folder: Path, lengths: str, dtype: str, *overrides: str) -> dic
     out = subprocess.run([*arguments, *overrides], capture_output=True, text=True, timeout=900, check=False)
     if out.returncode:
         raise RuntimeError(out.stderr[-2000:])
-    return json.loads(out.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+    return json.loads(out.stdout.splitlines()[-1])
 
 
 def own(model: Path, dtype: str, overrides: list[str]) -> None:
@@ -123,7 +123,9 @@ def compare(folder: Path, runs: int, python: str, lengths: str, dtypes: tuple[st
         ours = headrace_run(folder, lengths, dtypes[0])
         theirs = trl_run(python, folder, lengths, dtypes[1], seed)
         pairs.append((ours, theirs))
-        print(lengths, dtypes, f"{ours['samples_per_s']:.1f} against {theirs['samples_per_s']:.1f} samples/s", flush=True)
+        print(
+            lengths, dtypes, f"{ours['samples_per_s']:.1f} against {theirs['samples_per_s']:.1f} samples/s", flush=True
+        )
     return {
         "lengths": lengths,
         "dtype": {"headrace": dtypes[0], "trl": dtypes[1]},

@@ -75,7 +75,7 @@ def _probe() -> torch.Tensor:
 
 def _common_size(model: torch.nn.Module) -> float:
     """Mean of the common component after the last norm."""
-    return float(model.model(_probe()).last_hidden_state[..., 0].mean())  # type: ignore[operator,union-attr]
+    return float(model.model(_probe()).last_hidden_state[..., 0].mean())  # type: ignore[operator]
 
 
 def _logit_for(model: torch.nn.Module, chance: float) -> float:

@@ -50,12 +50,12 @@ def test_the_digest_tells_configs_apart(tmp_path: Path) -> None:
 
 
 def test_ahead_must_hold_a_batch(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="async.ahead is 3, less than rollout.prompts_per_batch \\(16\\)"):
+    with pytest.raises(ConfigError, match=r"async\.ahead is 3, less than rollout\.prompts_per_batch \(16\)"):
         load_config(TrainConfig, write(tmp_path), ["async.ahead=3"])
 
 
 def test_min_samples_must_fit_the_group(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="min_samples is 9, more than samples_per_prompt \\(8\\)"):
+    with pytest.raises(ConfigError, match=r"min_samples is 9, more than samples_per_prompt \(8\)"):
         load_config(TrainConfig, write(tmp_path), ["rollout.min_samples=9"])
 
 

@@ -1,4 +1,4 @@
-"""A run that is killed or told to stop goes on from one commit: no prompt lost, none trained twice, nothing drawn again."""
+"""A run that is killed or told to stop goes on from one commit: nothing lost, trained twice or drawn again."""
 
 import json
 import os

@@ -3,6 +3,8 @@
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -38,13 +40,19 @@ def test_lanes_run_beside_each_other_and_the_loop() -> None:
     asyncio.run(main())
 
 
-def test_a_lane_is_prepared_once_before_its_first_call() -> None:
+def test_each_call_is_wrapped_on_its_lanes_thread() -> None:
     async def main() -> None:
-        prepared: list[str] = []
-        runtime = InlineRuntime({"lane": lambda: prepared.append("lane")})
-        assert prepared == []
-        for _ in range(3):
-            assert await runtime.compute("lane", prepared.copy) == ["lane"]
+        seen: list[tuple[str, str, int]] = []
+
+        @contextmanager
+        def around(lane: str) -> Iterator[None]:
+            seen.append(("begin", lane, threading.get_ident()))
+            yield
+            seen.append(("end", lane, threading.get_ident()))
+
+        runtime = InlineRuntime(around)
+        thread = await runtime.compute("lane", threading.get_ident)
+        assert seen == [("begin", "lane", thread), ("end", "lane", thread)]
         await runtime.close()
 
     asyncio.run(main())

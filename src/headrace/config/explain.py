@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from headrace.config.base import Section
 
 
-def explain(kind: type[Section], raw: dict[str, Any], error: ValidationError, source: str) -> str:
+def explain(kind: type[Section], error: ValidationError, source: str) -> str:
     """One line for each fault, headed by the file."""
     lines = [_explain_one(kind, detail) for detail in error.errors()]
     head = f"{source}: {lines[0]}" if len(lines) == 1 else f"{source}: {len(lines)} faults"

@@ -44,11 +44,10 @@ def load_config(kind: type[C], path: str | Path, overrides: Sequence[str] = ()) 
         if type(error).__module__.partition(".")[0] != "yaml":
             raise
         raise ConfigError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
-    assert isinstance(raw, dict)
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(explain(kind, raw, error, str(file))) from error
+        raise ConfigError(explain(kind, error, str(file))) from error
 
 
 def dump_config(config: Section) -> str:

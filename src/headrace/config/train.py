@@ -72,7 +72,7 @@ class TrainConfig(Section):
             )
         if self.algorithm.advantage != "mean_only" and self.rollout.samples_per_prompt == 1:
             raise ValueError(
-                f"algorithm.advantage is {self.algorithm.advantage} but rollout.samples_per_prompt is 1: one sample has "
-                "no group to compare with, so every advantage would be 0; set samples_per_prompt to 2 or more"
+                f"algorithm.advantage is {self.algorithm.advantage} but rollout.samples_per_prompt is 1: one sample "
+                "has no group to compare with, so every advantage would be 0; set samples_per_prompt to 2 or more"
             )
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.algorithms.recipes import check_dataflow
 from headrace.controller.memory import GIB
 from headrace.controller.plan import Plan
-from headrace.controller.threads import lane_threads
+from headrace.controller.threads import available_threads
 
 _LANE_OF = {"rollout": "engine", "actor": "trainer"}
 
@@ -52,14 +52,16 @@ def _streaming(plan: Plan) -> str:
 
 
 def _roles(plan: Plan) -> list[str]:
-    threads = lane_threads(plan.config)
+    threads = available_threads(plan.config.runtime.threads)
     names = [stage.name for stage in plan.recipe.stages if stage.name != "schedule"] + ["weight follower"]
     if plan.eval_prompts:
         names.append("evaluator")
     lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.config.weights.transport}"]
     for name in names:
         lane = _LANE_OF.get(name)
-        place = f"compute lane {lane!r}, {threads[lane]} CPU thread(s)" if lane else "event loop"
+        place = (
+            f"compute lane {lane!r}: {threads} CPU thread(s), shared while the other computes" if lane else "event loop"
+        )
         lines.append(f"  {name:<16} {place}")
     lines.append(f"  {'rewards':<16} {plan.config.reward.workers} child process(es): {plan.config.reward.function}")
     return lines

@@ -7,7 +7,7 @@ from typing import Any
 from headrace.config import ConfigError
 from headrace.controller.parts import held_out_evaluation, load_engine
 from headrace.controller.plan import Plan
-from headrace.controller.threads import available_threads, prepare_lanes
+from headrace.controller.threads import ThreadShare, available_threads
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.inline import InlineRuntime
 
@@ -16,8 +16,7 @@ async def evaluate(plan: Plan) -> dict[str, Any]:
     """The result of one evaluation (see `Evaluation.run`). Raises ConfigError if there are no held-out prompts."""
     if not plan.eval_prompts:
         raise ConfigError("the config names no held-out prompts; set data.eval to a JSONL file")
-    threads = available_threads(plan.config.runtime.threads)
-    runtime = InlineRuntime(prepare_lanes({"engine": threads, "trainer": threads}))
+    runtime = InlineRuntime(ThreadShare(available_threads(plan.config.runtime.threads)).around)
     rewards = RewardPool(plan.config.reward, clock=runtime.clock)
     try:
         await rewards.start()

@@ -45,8 +45,8 @@ class Plan:
 def make_plan(config: TrainConfig) -> Plan:
     """Read the data, the tokenizer and the model's config; load the user's own classes and functions.
 
-    Raises ConfigError for whatever would make the run fail later. Loads no weights, and leaves nothing running. Not to be
-    called from an event loop.
+    Raises ConfigError for whatever would make the run fail later. Loads no weights, and leaves nothing running. Not to
+    be called from an event loop.
     """
     recipe = RECIPES[config.algorithm.recipe]
     check_dataflow(recipe.stages)

@@ -9,7 +9,7 @@ import torch
 
 from headrace.config.model import EngineConfig
 from headrace.controller.stopping import StopRequest
-from headrace.controller.threads import available_threads, prepare_lanes
+from headrace.controller.threads import ThreadShare, available_threads
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.models.loading import (
     load_causal_lm,
@@ -42,7 +42,7 @@ async def serve_model(
     tokenizer = load_tokenizer(path)
     model_config = read_model_config(path).get_text_config()
     stops = read_generation_stops(path, tokenizer)
-    runtime = InlineRuntime(prepare_lanes({"engine": available_threads(None), _LOADING_LANE: available_threads(None)}))
+    runtime = InlineRuntime(ThreadShare(available_threads(None)).around)
     dtype = getattr(torch, config.dtype or "float32")
     try:
         model = await runtime.compute(

@@ -1,11 +1,14 @@
-"""How many CPU threads each compute lane gets."""
+"""How many CPU threads each compute lane gets: all of them while it computes alone, its share beside another."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from headrace.config import TrainConfig
+HEAVY_LANES = ("engine", "trainer")
+"""Lanes that compute for long; the others use one thread."""
 
 
 def available_threads(configured: int | None) -> int:
@@ -17,24 +20,34 @@ def available_threads(configured: int | None) -> int:
     return os.cpu_count() or 1
 
 
-def lane_threads(config: TrainConfig) -> dict[str, int]:
-    """Threads by lane. Where generation and training take turns each gets all of them, else half."""
-    threads = available_threads(config.runtime.threads)
-    if config.async_.mode == "sync":
-        return {"engine": threads, "trainer": threads, "weights": 1}
-    half = max(threads // 2, 1)
-    return {"engine": threads - half or 1, "trainer": half, "weights": 1}
+class ThreadShare:
+    """Sets torch's number of threads, which torch keeps for each calling thread, when a call on a lane begins.
 
+    A call that began alone keeps its threads when another lane's begins: calls are short beside a batch.
+    """
 
-def prepare_lanes(threads: dict[str, int]) -> dict[str, Callable[[], None]]:
-    """What each lane's thread runs first. Torch keeps its number of threads for each thread that calls it."""
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._lock = threading.Lock()
+        self._busy: dict[str, None] = {}
 
-    def setter(count: int) -> Callable[[], None]:
-        def prepare() -> None:
-            import torch
+    def threads(self, lane: str, busy: int) -> int:
+        """Threads for a call on `lane` while `busy` other heavy lanes compute."""
+        return max(self._total // (busy + 1), 1) if lane in HEAVY_LANES else 1
 
+    @contextmanager
+    def around(self, lane: str) -> Iterator[None]:
+        """Wraps one call, on the lane's own thread."""
+        import torch
+
+        with self._lock:
+            count = self.threads(lane, len(self._busy))
+            if lane in HEAVY_LANES:
+                self._busy[lane] = None
+        if torch.get_num_threads() != count:
             torch.set_num_threads(count)
-
-        return prepare
-
-    return {lane: setter(count) for lane, count in threads.items()}
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy.pop(lane, None)

@@ -13,7 +13,7 @@ from headrace.config import config_sha256, dump_config
 from headrace.controller.parts import Models, Parts, connect, load_models
 from headrace.controller.plan import Plan
 from headrace.controller.stopping import StopRequest
-from headrace.controller.threads import lane_threads, prepare_lanes
+from headrace.controller.threads import ThreadShare, available_threads
 from headrace.engines.protocol import SwapMode
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.observe.snapshot import take_snapshot
@@ -62,7 +62,7 @@ async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None
 
     `view` shows the run while it goes. Raises ConfigError, StoreError, WaitTimeout, WeightError, EngineError.
     """
-    runtime = InlineRuntime(prepare_lanes(lane_threads(plan.config)))
+    runtime = InlineRuntime(ThreadShare(available_threads(plan.config.runtime.threads)).around)
     store, restored = open_store(plan, folder, begin, runtime.clock.wall())
     status: Status = "failed"
     try:

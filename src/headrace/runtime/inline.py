@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 from headrace.runtime.protocol import Clock, WaitTimeout
@@ -39,15 +40,17 @@ class SystemClock:
 class InlineRuntime:
     """The runtime of one machine, of notebooks, debuggers and tests.
 
-    A lane is made when it is first used. `prepare` maps a lane's name to what its thread runs once before
-    anything else, as setting the number of torch threads.
+    A lane is made when it is first used. `around` makes, from a lane's name, what each call on that lane is wrapped in,
+    on the lane's own thread.
     """
 
     def __init__(
-        self, prepare: Mapping[str, Callable[[], None]] | None = None, clock: Clock | None = None
+        self,
+        around: Callable[[str], AbstractContextManager[None]] = lambda lane: nullcontext(),
+        clock: Clock | None = None,
     ) -> None:
         self._clock: Clock = clock or SystemClock()
-        self._prepare = dict(prepare or {})
+        self._around = around
         self._lanes: dict[str, ThreadPoolExecutor] = {}
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._closed = False
@@ -62,11 +65,13 @@ class InlineRuntime:
             raise RuntimeError(f"the runtime is closed; lane {lane!r} takes no more work")
         executor = self._lanes.get(lane)
         if executor is None:
-            executor = ThreadPoolExecutor(
-                max_workers=1, thread_name_prefix=f"headrace-{lane}", initializer=self._prepare.get(lane)
-            )
-            self._lanes[lane] = executor
-        return await asyncio.get_running_loop().run_in_executor(executor, function, *args)
+            executor = self._lanes[lane] = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"headrace-{lane}")
+
+        def call() -> T:
+            with self._around(lane):
+                return function(*args)
+
+        return await asyncio.get_running_loop().run_in_executor(executor, call)
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(coroutine, name=name)

@@ -33,8 +33,8 @@ def render_report(run: RunRecord, seconds: float) -> RenderableType:
         _samples(before, after),
         Text(),
         Text(
-            f"{run.number} versions in {run.totals.elapsed_s:.0f} s; the whole quickstart took {seconds:.0f} s. The model "
-            "was taught to blurt answers out; the reward\nsaw only the last digit, and taught it to work the answer out."
+            f"{run.number} versions in {run.totals.elapsed_s:.0f} s; the whole quickstart took {seconds:.0f} s.\n"
+            "The model was taught to blurt answers out. The reward saw only the last digit, and taught it to work them out."
         ),
     )
 
