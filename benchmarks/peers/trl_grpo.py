@@ -5,6 +5,7 @@ Run by `benchmarks.end_to_end` with the interpreter of an environment that has T
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -67,7 +68,7 @@ def main(job: dict[str, object]) -> None:
     )
     trainer.train()
     warm = int(job["warm_up"])  # type: ignore[call-overload]
-    seconds = [later - earlier for earlier, later in zip(ends, ends[1:], strict=False)][warm - 1 :]
+    seconds = [later - earlier for earlier, later in itertools.pairwise(ends)][warm - 1 :]
     print(json.dumps({"seconds": seconds, "mean_length": sum(lengths) / len(lengths), "longest": max(lengths)}))
 
 

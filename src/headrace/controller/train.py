@@ -106,8 +106,8 @@ async def _train(
                 store.set_status(status)
                 return status
         finally:
-            await models.engine.stop()
             parts.recorder.end()
+            await models.engine.stop()
 
 
 async def _restore_models(models: Models, restored: Restored | None, runtime: Runtime) -> Version:

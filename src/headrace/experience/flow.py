@@ -122,9 +122,7 @@ class Flow:
                 return None
             key, prompt = issued
             deadline = self._schedule.start(key, version)
-            self._store.ledger.issue(
-                key, prompt_id=prompt.prompt_id, start_version=version, deadline=deadline
-            )
+            self._store.ledger.issue(key, prompt_id=prompt.prompt_id, start_version=version, deadline=deadline)
         self._table.reserve(key)
         return Admission(key, prompt, version, deadline)
 
@@ -167,9 +165,7 @@ class Flow:
     def step(self) -> TrainedBatch:
         """The batch was trained: its groups are done, and the next batch is composed."""
         keys = self._schedule.taken
-        done = TrainedBatch(
-            self._schedule.batch, len(keys), sum(placement.is_late for placement in self._placements)
-        )
+        done = TrainedBatch(self._schedule.batch, len(keys), sum(placement.is_late for placement in self._placements))
         self._store.ledger.train(keys, batch=self._schedule.batch)
         for key in keys:
             del self._rows[key]
@@ -197,10 +193,7 @@ class Flow:
         for row in self._store.ledger.attempts("dropped"):
             reason = (row.reason or "").partition(":")[0]
             key = GroupKey(*row.key)
-            if (
-                reason in HANDED_BACK
-                and self._store.ledger.latest_attempt(key.epoch, key.position) == key.attempt
-            ):
+            if reason in HANDED_BACK and self._store.ledger.latest_attempt(key.epoch, key.position) == key.attempt:
                 self._source.returned(key)
 
     def _put(self, group: Group) -> None:

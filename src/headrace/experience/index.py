@@ -116,9 +116,7 @@ class TableIndex:
                 self._fill(queue, row, present)
         return ids
 
-    def write(
-        self, row_ids: Sequence[RowId], column: str, values: Sequence[Any], lease: Lease | None = None
-    ) -> None:
+    def write(self, row_ids: Sequence[RowId], column: str, values: Sequence[Any], lease: Lease | None = None) -> None:
         """Fill a column that these rows lack. With `lease`, only while it is held."""
         if lease is not None:
             self._held(lease)
@@ -191,9 +189,7 @@ class TableIndex:
 
     def next_expiry(self, consumer: str) -> float | None:
         """When the first of this consumer's leases ends, unless renewed."""
-        return min(
-            (lease.expires for lease in self._leases.values() if lease.consumer == consumer), default=None
-        )
+        return min((lease.expires for lease in self._leases.values() if lease.consumer == consumer), default=None)
 
     def remove(self, key: GroupKey) -> None:
         """Take a group out, whoever holds its rows; a lease keeps its other rows."""
@@ -234,9 +230,7 @@ class TableIndex:
 
     def _held(self, lease: Lease) -> None:
         if self._leases.get(lease.lease_id) is not lease:
-            raise StaleLease(
-                f"lease {lease.lease_id} of {lease.consumer} has ended; its rows went back to the table"
-            )
+            raise StaleLease(f"lease {lease.lease_id} of {lease.consumer} has ended; its rows went back to the table")
 
     def _queue(self, consumer: str) -> _Queue:
         if consumer not in self._queues:

@@ -36,9 +36,7 @@ class StreamingLoader:
         self._streaming = streaming
         self._timeout_s = timeout_s
 
-    async def micro_batches(
-        self, batch: int, until: Callable[[], bool] = lambda: False
-    ) -> AsyncGenerator[Lease]:
+    async def micro_batches(self, batch: int, until: Callable[[], bool] = lambda: False) -> AsyncGenerator[Lease]:
         """Leases of at most the token budget (one row may exceed it), until every row of `batch` was handed out,
         or `until()` holds (looked at when the consumer is woken).
 

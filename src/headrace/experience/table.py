@@ -67,9 +67,7 @@ class ExperienceTable:
             signal.notify()
         return ids
 
-    def write(
-        self, row_ids: Sequence[RowId], column: str, values: Sequence[Any], lease: Lease | None = None
-    ) -> None:
+    def write(self, row_ids: Sequence[RowId], column: str, values: Sequence[Any], lease: Lease | None = None) -> None:
         """Fill one column. With `lease`, StaleLease if it has ended meanwhile."""
         self._expire()
         self._index.write(row_ids, column, values, lease)

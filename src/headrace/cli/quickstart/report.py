@@ -34,7 +34,7 @@ def render_report(run: RunRecord, seconds: float) -> RenderableType:
         Text(),
         Text(
             f"{run.number} versions in {run.totals.elapsed_s:.0f} s; the whole quickstart took {seconds:.0f} s.\n"
-            "The model was taught to blurt answers out. The reward saw only the last digit, and taught it to work them out."
+            "The model was taught to blurt answers out. The reward, which sees only the last digit, taught it to work."
         ),
     )
 

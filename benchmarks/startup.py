@@ -1,0 +1,59 @@
+"""From `headrace train` to its first trained step, tiny model, as a whole process.
+
+python -m benchmarks.startup [--runs 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import yaml
+
+from benchmarks.machine import save, spread
+from benchmarks.policy_model import make_model, make_prompts
+
+
+def first_step_s(folder: Path) -> float:
+    """Seconds from the start of the process to the line that it prints for its first batch."""
+    command = [sys.executable, "-m", "headrace.cli.main", "train", str(folder / "grpo.yaml")]
+    began = time.perf_counter()
+    with subprocess.Popen(
+        [*command, "--dir", str(folder / "run"), "--fresh", "--plain"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        seconds = next(time.perf_counter() - began for line in process.stdout if line.startswith("batch 1/"))
+        process.communicate(timeout=120)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=5)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_prompts(folder / "prompts.jsonl")
+        make_model(folder / "model", 1 / 32)
+        config = {
+            "model": {"path": str(folder / "model")},
+            "data": {"train": str(folder / "prompts.jsonl")},
+            "reward": {"function": "benchmarks.policy_model:reward"},
+            "rollout": {"prompts_per_batch": 4, "samples_per_prompt": 4, "sampling": {"max_new_tokens": 32}},
+            "engine": {"max_context": 64},
+            "trainer": {"batches": 1},
+        }
+        (folder / "grpo.yaml").write_text(yaml.safe_dump(config))
+        times = [first_step_s(folder) for _ in range(args.runs)]
+    result = {"first_trained_step_s": spread(times)}
+    print(json.dumps(result))
+    save("startup", result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The whole way on one page: real input, a warm-up on demonstrations, asynchronous RL, and what came of it."""
