@@ -13,7 +13,7 @@ from torch import Tensor
 from headrace.config import ConfigError
 from headrace.models.loading import save_pretrained_folder
 from headrace.models.logprobs import token_logprobs
-from headrace.models.packed_lm import PackedForward, PackedLM
+from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
 from headrace.training.adamw import FlatAdamW, OptimizerSettings
 from headrace.training.dropout import remove_dropout
@@ -88,11 +88,6 @@ class HFTrainer:
     @property
     def step_count(self) -> int:
         return self._step_count
-
-    @property
-    def forward_kind(self) -> PackedForward:
-        """How samples of a packed row are kept apart for this architecture."""
-        return self._lm.forward_kind
 
     def accumulate(self, micro: MicroBatch) -> None:
         micro = micro.to(self._lm.device)
