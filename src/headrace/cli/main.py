@@ -45,10 +45,13 @@ _REFUSALS = ("RunInUse", "RunMissing", "RunExists", "ConfigMismatch")
 
 def _is_ours(error: Exception) -> bool:
     """Errors whose message is meant for the user; anything else is a fault, and shows its traceback."""
+    from headrace.engines.protocol import EngineError
     from headrace.runtime.protocol import WaitTimeout
     from headrace.store import StoreError
+    from headrace.training.protocol import CheckpointError
+    from headrace.weights.plane import WeightError
 
-    return isinstance(error, StoreError | WaitTimeout)
+    return isinstance(error, StoreError | WaitTimeout | EngineError | WeightError | CheckpointError)
 
 
 def _parser() -> argparse.ArgumentParser:

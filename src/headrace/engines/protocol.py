@@ -113,6 +113,10 @@ class Engine(Protocol):
     def version(self) -> Version:
         """The version that the next decode step samples from; it only grows."""
 
+    @property
+    def failure(self) -> Exception | None:
+        """Why the engine died, or None while it lives. A dead engine serves nothing more."""
+
     async def start(self) -> None:
         """Allocate, and begin to serve. Raises EngineError if it cannot."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from headrace.engines.protocol import Engine
+from headrace.engines.protocol import Engine, EngineError
 from headrace.experience.flow import Admission, Flow
 from headrace.experience.sample import Group, GroupKey
 from headrace.observe.tally import Tally
@@ -35,9 +35,14 @@ class RolloutRole:
         self._groups: dict[GroupKey, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Until the run is finished. Leaving early (cancelled) ends every group that runs."""
+        """Until the run is finished. Leaving early (cancelled) ends every group that runs.
+
+        Raises EngineError if the engine has died: no prompt would come to anything any more.
+        """
         try:
             while not self._flow.is_finished:
+                if self._engine.failure is not None:
+                    raise EngineError(f"the engine died: {self._engine.failure}; resume the run to go on")
                 await self._end_overdue()
                 version = self._engine.version
                 admission = self._flow.admit(version.number)

@@ -82,6 +82,10 @@ class EmbeddedEngine:
     def version(self) -> Version:
         return self._version if self._core is None else self._core.version
 
+    @property
+    def failure(self) -> Exception | None:
+        return self._failure
+
     async def start(self) -> None:
         """Raises ConfigError if the KV cache does not fit, EngineError if the architecture is not supported."""
         if self._task is not None:
