@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from headrace.engines.embedded.sequence import Sequence
 from headrace.weights.version import Version
 
-_LONGEST_RUN = 64
+_LONGEST_RUN = 16
+"""Decode steps without a look at the event loop, and with one number of threads; the hop costs less than 1%."""
 _STREAM_RUN = 4
 
 

@@ -1,0 +1,279 @@
+"""Tokens per second of the embedded engine, against Hugging Face `generate` and vLLM's CPU build; cost of weight swaps.
+
+    python -m benchmarks.engine [--vllm-python PATH] [--runs 5]
+
+All sides take turns in one call: the same model, prompts, dtype and two threads, 64 sequences at once, temperature 1.
+The engine and vLLM report the log-prob of each sampled token, `generate` is spared that. Lengths are even (128 tokens
+each), or skewed: every token ends its sequence with chance 1/32, at most 128, 256 requests. `generate` works them off
+in batches of 64, the others continuously. The interpreter that has vLLM is given by its path, so that its dependencies
+stay out of this environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import GenerationConfig
+
+from benchmarks.machine import save, spread
+from benchmarks.policy_model import EOS, VOCABULARY, make_model
+from headrace.config import EngineConfig
+from headrace.controller.threads import ThreadShare
+from headrace.engines.embedded.engine import EmbeddedEngine
+from headrace.engines.protocol import GenerateRequest, SamplingParams, SwapMode, TokenChunk
+from headrace.models.loading import load_causal_lm
+from headrace.runtime.inline import InlineRuntime
+from headrace.weights.memory import MemoryPublisher
+from headrace.weights.version import Version
+
+CONCURRENT, PROMPT, MAX_NEW_TOKENS, THREADS = 64, 16, 128, 2
+CONTEXT = PROMPT + MAX_NEW_TOKENS
+REQUESTS = {"even": CONCURRENT, "skewed": 4 * CONCURRENT}
+EOS_CHANCE = {"even": 0.0, "skewed": 1 / 32}
+DTYPES = ("float32", "bfloat16")
+
+Side = Callable[[], float]
+"""Generates once; tokens per second."""
+
+
+def make_prompts(count: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(2, VOCABULARY, (count, PROMPT)).astype(np.int32)
+
+
+def hugging_face_side(folder: Path, dtype: str, prompts: np.ndarray) -> Side:
+    model: Any = load_causal_lm(folder, dtype=getattr(torch, dtype), device="cpu")
+    config = GenerationConfig(max_new_tokens=MAX_NEW_TOKENS, do_sample=True, top_k=0, eos_token_id=EOS, pad_token_id=1)
+
+    def run() -> float:
+        begin, tokens = time.perf_counter(), 0
+        for start in range(0, len(prompts), CONCURRENT):
+            ids = torch.from_numpy(prompts[start : start + CONCURRENT].astype(np.int64))
+            whole = model.generate(ids, generation_config=config, attention_mask=torch.ones_like(ids))
+            response = whole[:, PROMPT:]
+            ended = (response == EOS).int().cumsum(1)
+            tokens += int((ended - (response == EOS).int() == 0).sum())
+        return tokens / (time.perf_counter() - begin)
+
+    return run
+
+
+class OwnSide:
+    """The engine behind its asyncio front, in a loop of its own."""
+
+    def __init__(self, folder: Path, dtype: str, prompts: np.ndarray) -> None:
+        self._prompts = prompts
+        self._loop = asyncio.Runner()
+        self._runtime = InlineRuntime(ThreadShare(THREADS).around)
+        model = load_causal_lm(folder, dtype=getattr(torch, dtype), device="cpu")
+        self.parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
+        config = EngineConfig(max_concurrent_sequences=CONCURRENT, max_context=CONTEXT)
+        self.engine = EmbeddedEngine(model, config=config, runtime=self._runtime)
+        self._loop.run(self.engine.start())
+        self._runs = 0
+
+    def __call__(self) -> float:
+        begin = time.perf_counter()
+        chunks = self.generate()
+        return sum(len(chunk.tokens) for chunk in chunks) / (time.perf_counter() - begin)
+
+    def generate(self) -> list[TokenChunk]:
+        async def everyone() -> list[TokenChunk]:
+            return await asyncio.gather(*(self._one(i) for i in range(len(self._prompts))))
+
+        self._runs += 1
+        return self._loop.run(everyone())
+
+    def swap(self, mode: SwapMode, number: int) -> dict[str, float]:
+        """One update in the middle of an even run."""
+
+        async def run() -> dict[str, float]:
+            before = self.engine.stats()
+            tasks = [asyncio.create_task(self._one(i)) for i in range(len(self._prompts))]
+            publisher = MemoryPublisher()
+            await asyncio.to_thread(publisher.publish, Version(0, number), self.parameters.items())
+            await self._runtime.clock.sleep(0.3)
+            report = await self.engine.update(publisher.receiver(), mode)
+            await asyncio.gather(*tasks)
+            after = self.engine.stats()
+            assert report is not None
+            computed = after.busy_s - before.busy_s - report.prefill_s
+            return {
+                "decode_step_s": computed / (after.decode_steps - before.decode_steps),
+                "flip_s": report.flip_s,
+                "prefill_s": report.prefill_s,
+                "recomputed_tokens": report.recomputed_tokens,
+                "interrupted": report.interrupted,
+            }
+
+        self._runs += 1
+        return self._loop.run(run())
+
+    def close(self) -> None:
+        async def end() -> None:
+            await self.engine.stop()
+            await self._runtime.close()
+
+        self._loop.run(end())
+        self._loop.close()
+
+    async def _one(self, index: int) -> TokenChunk:
+        sampling = SamplingParams(MAX_NEW_TOKENS, stop_token_ids=(EOS,))
+        key = self._runs * 1_000_003 + index
+        request = GenerateRequest(f"{self._runs}.{index}", self._prompts[index], sampling, key)
+        return [chunk async for chunk in self.engine.generate(request)][-1]
+
+
+class VllmSide:
+    """A child process that generates on demand."""
+
+    def __init__(self, python: str, folder: Path, dtype: str, prompts: np.ndarray) -> None:
+        job = {
+            "model": str(folder),
+            "dtype": dtype,
+            "context": CONTEXT,
+            "concurrent": CONCURRENT,
+            "max_new_tokens": MAX_NEW_TOKENS,
+            "stops": [EOS],
+            "prompts": prompts.tolist(),
+        }
+        environment = {
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(folder),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": str(THREADS),
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        script = Path(__file__).parent / "peers" / "vllm_generate.py"
+        self._child = subprocess.Popen(
+            [python, str(script), json.dumps(job)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
+        self._answer()
+
+    def __call__(self) -> float:
+        assert self._child.stdin is not None
+        self._child.stdin.write("go\n")
+        self._child.stdin.flush()
+        tokens, seconds = self._answer()
+        return float(tokens / seconds)
+
+    def close(self) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        self._child.wait(timeout=60)
+
+    def _answer(self) -> Any:
+        """The next JSON line: vLLM prints other lines too."""
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            if line.startswith(("[", '"')):
+                return json.loads(line)
+        raise RuntimeError("vLLM ended before it answered; run benchmarks/peers/vllm_generate.py by hand to see why")
+
+
+def compare(folder: Path, lengths: str, dtype: str, runs: int, vllm_python: str | None) -> dict[str, Any]:
+    """One round of warm-up, then `runs` rounds in which the sides take turns."""
+    prompts = make_prompts(REQUESTS[lengths])
+    own = OwnSide(folder / lengths, dtype, prompts)
+    sides: dict[str, Side] = {"headrace": own, "generate": hugging_face_side(folder / lengths, dtype, prompts)}
+    vllm = VllmSide(vllm_python, folder / lengths, dtype, prompts) if vllm_python else None
+    if vllm is not None:
+        sides["vllm"] = vllm
+    speeds: dict[str, list[float]] = {name: [] for name in sides}
+    for round_ in range(runs + 1):
+        for name, side in sides.items():
+            speed = side()
+            if round_:
+                speeds[name].append(speed)
+    own.close()
+    if vllm is not None:
+        vllm.close()
+    row: dict[str, Any] = {"lengths": lengths, "dtype": dtype}
+    row["tokens_per_s"] = {name: spread(values) for name, values in speeds.items()}
+    for name in sides:
+        if name != "headrace":
+            ratios = [a / b for a, b in zip(speeds["headrace"], speeds[name], strict=True)]
+            row[f"ratio_to_{name}"] = spread(ratios)
+    print(lengths, dtype, {name: round(statistics.median(v)) for name, v in speeds.items()}, flush=True)
+    return row
+
+
+def swaps(folder: Path, dtype: str, runs: int) -> list[dict[str, Any]]:
+    """What an update costs while 64 sequences run; seconds as medians, with a decode step's own time beside."""
+    own = OwnSide(folder / "even", dtype, make_prompts(CONCURRENT))
+    own()
+    rows, number = [], 0
+    for mode in (SwapMode.KEEP, SwapMode.RECOMPUTE):
+        costs = []
+        for _ in range(runs):
+            number += 1
+            costs.append(own.swap(mode, number))
+        row: dict[str, Any] = {key: statistics.median(cost[key] for cost in costs) for key in costs[0]}
+        row |= {"mode": str(mode), "dtype": dtype, "flip_in_decode_steps": row["flip_s"] / row["decode_step_s"]}
+        print(row, flush=True)
+        rows.append(row)
+    own.close()
+    return rows
+
+
+def logprob_error(folder: Path) -> float:
+    """Greatest |engine - Hugging Face forward pass| over the tokens of one even float32 run."""
+    prompts = make_prompts(CONCURRENT)
+    own = OwnSide(folder / "even", "float32", prompts)
+    chunks = own.generate()
+    own.close()
+    model = load_causal_lm(folder / "even", dtype=torch.float32, device="cpu")
+    tokens = torch.from_numpy(np.stack([c.tokens for c in chunks]).astype(np.int64))
+    whole = torch.cat([torch.from_numpy(prompts.astype(np.int64)), tokens], dim=1)
+    with torch.no_grad():
+        logprobs = model(whole, use_cache=False).logits[:, PROMPT - 1 : -1].log_softmax(-1)
+    chosen = logprobs.gather(2, tokens[..., None])[..., 0].numpy()
+    return float(np.abs(chosen - np.stack([c.logprobs for c in chunks])).max())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--vllm-python", default=os.environ.get("HEADRACE_VLLM_PYTHON"))
+    parser.add_argument("--runs", type=int, default=5)
+    args = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for lengths, chance in EOS_CHANCE.items():
+            make_model(folder / lengths, chance)
+        result = {
+            "concurrent": CONCURRENT,
+            "max_new_tokens": MAX_NEW_TOKENS,
+            "threads": THREADS,
+            "runs": args.runs,
+            "rows": [
+                compare(folder, lengths, dtype, args.runs, args.vllm_python) for lengths in REQUESTS for dtype in DTYPES
+            ],
+            "swaps": [row for dtype in DTYPES for row in swaps(folder, dtype, args.runs)],
+            "logprob_max_abs_error_float32": logprob_error(folder),
+        }
+    print("log-prob error", result["logprob_max_abs_error_float32"])
+    save("engine", result)
+
+
+if __name__ == "__main__":
+    main()
