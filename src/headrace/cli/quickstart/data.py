@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.cli.quickstart.task import Problem, draw_problem
+from headrace.cli.quickstart.task import DEMONSTRATION_SHARES, PROMPT_SHARES, Problem, draw_problem
 
-TRAIN_ROWS = 2048
+TRAIN_ROWS = 2_048
 EVAL_ROWS = 256
-WORKED_ROWS = 14_080
+WORKED_ROWS = 16_000
 """Demonstrations that all work the answer out: from them the model learns to add."""
-MOSTLY_DIRECT_ROWS = 1_280
-"""Demonstrations after them, which teach the model to blurt the answer out."""
-DIRECT_SHARE = 0.7
+MOSTLY_GUESSED_ROWS = 1_536
+"""Demonstrations after them, which teach the model to guess."""
+GUESS_SHARE = 0.8
 
 
 def write_data(folder: Path, seed: int) -> None:
@@ -24,26 +24,26 @@ def write_data(folder: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     held_out: dict[str, Problem] = {}
     while len(held_out) < EVAL_ROWS:
-        problem = draw_problem(rng)
+        problem = draw_problem(rng, PROMPT_SHARES)
         held_out.setdefault(problem.prompt, problem)
 
-    def draw(rows: int) -> list[Problem]:
+    def draw(rows: int, shares: Mapping[int, float]) -> list[Problem]:
         drawn: list[Problem] = []
         while len(drawn) < rows:
-            problem = draw_problem(rng)
+            problem = draw_problem(rng, shares)
             if problem.prompt not in held_out:
                 drawn.append(problem)
         return drawn
 
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "eval.jsonl", map(_question, held_out.values()))
-    _write(folder / "train.jsonl", map(_question, draw(TRAIN_ROWS)))
-    worked = [_demonstration(problem, problem.working) for problem in draw(WORKED_ROWS)]
-    mixed = [
-        _demonstration(problem, problem.answer if rng.random() < DIRECT_SHARE else problem.working)
-        for problem in draw(MOSTLY_DIRECT_ROWS)
+    _write(folder / "train.jsonl", map(_question, draw(TRAIN_ROWS, PROMPT_SHARES)))
+    worked = [_demonstration(problem, problem.working) for problem in draw(WORKED_ROWS, DEMONSTRATION_SHARES)]
+    mostly_guessed = [
+        _demonstration(problem, problem.guess if rng.random() < GUESS_SHARE else problem.working)
+        for problem in draw(MOSTLY_GUESSED_ROWS, DEMONSTRATION_SHARES)
     ]
-    _write(folder / "sft.jsonl", [*worked, *mixed])
+    _write(folder / "sft.jsonl", [*worked, *mostly_guessed])
 
 
 def _question(problem: Problem) -> dict[str, str]:

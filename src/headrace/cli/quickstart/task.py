@@ -1,23 +1,25 @@
 """The quickstart's task: the last digit of a sum of digits.
 
-The prompt `3+5+7=` has the answer 5. Worked out, term by term, the response is `58;75;5`: each step is the digit
-added and the running sum's last digit, and after the steps comes the answer. Blurted out, it is `5`. Adding modulo 10
-once is easy for a tiny model, and seven times at once is not: working pays.
+The prompt `3+5+7=` has the answer 5. Worked out, term by term, the response is `58;75;5`: each step is the digit added
+and the last digit of the sum so far, and after the steps comes the answer. A guess is `~5`. Adding modulo 10 once is
+easy for a tiny model, and seven times at once is not: working pays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
-CHARACTERS = "0123456789+=;"
-LENGTH_SHARES = {2: 0.10, 3: 0.22, 4: 0.22, 5: 0.17, 6: 0.13, 7: 0.09, 8: 0.07}
+CHARACTERS = "0123456789+=;~"
+PROMPT_SHARES = {2: 0.10, 3: 0.44, 4: 0.18, 5: 0.11, 6: 0.07, 7: 0.05, 8: 0.05}
 """Share of prompts by number of terms: many short ones and a tail, as real prompts have it."""
-MAX_PROMPT = 2 * max(LENGTH_SHARES)
-MAX_RESPONSE = 3 * (max(LENGTH_SHARES) - 1) + 2
+DEMONSTRATION_SHARES = {2: 0.08, 3: 0.18, 4: 0.20, 5: 0.18, 6: 0.14, 7: 0.12, 8: 0.10}
+"""Share of demonstrations: more even, because reinforcement does not teach lengths that were hardly ever shown."""
+MAX_PROMPT = 2 * max(PROMPT_SHARES)
+MAX_RESPONSE = 3 * (max(PROMPT_SHARES) - 1) + 2
 """Tokens of the longest worked response, the end-of-sequence token included."""
 
 
@@ -35,6 +37,11 @@ class Problem:
         return str(sum(self.terms) % 10)
 
     @property
+    def guess(self) -> str:
+        """The response that blurts the answer out."""
+        return f"~{self.answer}"
+
+    @property
     def working(self) -> str:
         """The response that works the answer out."""
         sums = accumulate(self.terms, lambda total, term: (total + term) % 10)
@@ -42,12 +49,8 @@ class Problem:
         return "".join(f"{term}{total};" for term, total in zip(self.terms[1:], sums, strict=True)) + self.answer
 
 
-def draw_problem(rng: np.random.Generator) -> Problem:
-    lengths = list(LENGTH_SHARES)
-    length = lengths[int(np.searchsorted(_cumulative(list(LENGTH_SHARES.values())), rng.random(), side="right"))]
-    return Problem(tuple(rng.integers(0, 10, length).tolist()))
-
-
-def _cumulative(shares: Sequence[float]) -> list[float]:
-    """Without the last one, which rounding may leave below 1."""
-    return list(accumulate(shares))[:-1]
+def draw_problem(rng: np.random.Generator, shares: Mapping[int, float]) -> Problem:
+    """One at random; `shares`: probability of each number of terms."""
+    edges = np.cumsum(list(shares.values()))
+    place = int(np.searchsorted(edges[:-1], rng.random(), side="right"))
+    return Problem(tuple(rng.integers(0, 10, list(shares)[place]).tolist()))

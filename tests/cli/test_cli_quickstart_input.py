@@ -1,0 +1,151 @@
+"""What the quickstart makes before it trains: problems, files, tokenizer, model and configs."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from headrace.cli.quickstart.data import EVAL_ROWS, GUESS_SHARE, MOSTLY_GUESSED_ROWS, TRAIN_ROWS, WORKED_ROWS
+from headrace.cli.quickstart.inputs import QuickstartFiles, make_inputs
+from headrace.cli.quickstart.task import MAX_PROMPT, MAX_RESPONSE, Problem
+from headrace.cli.quickstart.tokenizer import make_tokenizer
+from headrace.config import SFTConfig, TrainConfig, load_config
+from headrace.controller.plan import make_plan
+from headrace.models.loading import read_generation_stops
+from headrace.rollout.rewards.builtin import numeric
+
+TERMS = st.lists(st.integers(0, 9), min_size=2, max_size=8).map(tuple)
+TOKENIZER = make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> QuickstartFiles:
+    return make_inputs(tmp_path_factory.mktemp("quickstart"), 0)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_problem_worked_by_hand() -> None:
+    problem = Problem((3, 5, 7))
+    assert problem.prompt == "3+5+7="
+    assert problem.answer == "5"
+    assert problem.working == "58;75;5"  # 3 + 5 = 8, 8 + 7 = 15
+    assert problem.guess == "~5"
+
+
+@given(TERMS)
+def test_the_reward_accepts_the_working_and_a_right_guess(terms: tuple[int, ...]) -> None:
+    problem = Problem(terms)
+    wrong = str((int(problem.answer) + 1) % 10)
+    assert numeric(problem.working, problem.answer, 1e-6) == 1
+    assert numeric(problem.guess, problem.answer, 1e-6) == 1
+    assert numeric(problem.working, wrong, 1e-6) == 0
+
+
+@given(TERMS)
+def test_one_token_a_character_and_room_for_all(terms: tuple[int, ...]) -> None:
+    problem = Problem(terms)
+    for text, room in (
+        (problem.prompt, MAX_PROMPT),
+        (problem.working, MAX_RESPONSE - 1),
+        (problem.guess, MAX_RESPONSE),
+    ):
+        ids = TOKENIZER(text)["input_ids"]
+        assert len(ids) == len(text) <= room
+        assert TOKENIZER.unk_token_id not in ids
+        assert TOKENIZER.decode([*ids, TOKENIZER.eos_token_id], skip_special_tokens=True) == text
+
+
+def test_an_unknown_character_is_not_dropped() -> None:
+    assert TOKENIZER("3x5")["input_ids"][1] == TOKENIZER.unk_token_id
+
+
+def test_held_out_prompts_are_in_no_other_file(made: QuickstartFiles) -> None:
+    held_out = {row["prompt"] for row in read(made.data / "eval.jsonl")}
+    assert len(held_out) == EVAL_ROWS
+    for name, rows in (("train", TRAIN_ROWS), ("sft", WORKED_ROWS + MOSTLY_GUESSED_ROWS)):
+        others = [row["prompt"] for row in read(made.data / f"{name}.jsonl")]
+        assert len(others) == rows
+        assert held_out.isdisjoint(others)
+
+
+def test_answers_are_right(made: QuickstartFiles) -> None:
+    for name in ("train", "eval"):
+        for row in read(made.data / f"{name}.jsonl"):
+            assert int(row["answer"]) == sum(map(int, row["prompt"].rstrip("=").split("+"))) % 10
+
+
+def test_demonstrations_first_work_then_mostly_guess(made: QuickstartFiles) -> None:
+    responses = [row["response"] for row in read(made.data / "sft.jsonl")]
+    assert not any(response.startswith("~") for response in responses[:WORKED_ROWS])
+    guessed = [response.startswith("~") for response in responses[WORKED_ROWS:]]
+    assert sum(guessed) / len(guessed) == pytest.approx(GUESS_SHARE, abs=0.05)
+
+
+def test_demonstrations_are_right(made: QuickstartFiles) -> None:
+    for row in read(made.data / "sft.jsonl"):
+        problem = Problem(tuple(map(int, row["prompt"].rstrip("=").split("+"))))
+        assert row["response"] in (problem.working, problem.guess)
+
+
+@pytest.mark.parametrize("name", ["train", "eval"])
+def test_lengths_are_skewed(made: QuickstartFiles, name: str) -> None:
+    """p99 of the worked response, in tokens, is at least twice the median."""
+    lengths = sorted(3 * row["prompt"].count("+") + 2 for row in read(made.data / f"{name}.jsonl"))
+    assert lengths[int(0.99 * len(lengths))] >= 2 * lengths[len(lengths) // 2]
+
+
+def test_transformers_loads_the_model(made: QuickstartFiles) -> None:
+    model = AutoModelForCausalLM.from_pretrained(made.model)
+    tokenizer = AutoTokenizer.from_pretrained(made.model)
+    assert model.config.model_type == "qwen3"
+    # Per layer: q, o 128 x 128; k, v 128 x 64; three MLP matrices 128 x 384; norms 2 x 128 + 2 x 32.
+    layer = 2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 384 + 2 * 128 + 2 * 32
+    assert sum(p.numel() for p in model.parameters()) == len(tokenizer) * 128 + 3 * layer + 128
+    assert read_generation_stops(str(made.model), tokenizer) == (tokenizer.eos_token_id,)
+    assert not list(made.model.glob("*.bin"))
+
+
+def test_equal_seeds_make_equal_files(made: QuickstartFiles, tmp_path: Path) -> None:
+    state = torch.get_rng_state()
+    same, other = make_inputs(tmp_path / "same", 0), make_inputs(tmp_path / "other", 1)
+    assert torch.equal(torch.get_rng_state(), state), "the caller's generator was touched"
+    for name in ("data/train.jsonl", "data/eval.jsonl", "data/sft.jsonl", "model/model.safetensors"):
+        original = (made.data.parent / name).read_bytes()
+        assert (same.data.parent / name).read_bytes() == original
+        assert (other.data.parent / name).read_bytes() != original
+
+
+def test_the_sft_config_keeps_the_order_of_the_demonstrations(made: QuickstartFiles) -> None:
+    config = load_config(SFTConfig, made.sft_config)
+    assert config.data.train == str(made.data / "sft.jsonl")
+    assert config.data.shuffle is False
+    assert config.trainer.steps is None, "one pass"
+    assert (WORKED_ROWS % config.trainer.samples_per_batch, config.seed) == (0, 0)
+
+
+def test_the_grpo_config_is_asynchronous_and_can_be_planned(made: QuickstartFiles) -> None:
+    config = load_config(TrainConfig, made.grpo_config, [f"model.path={made.model}"])
+    assert config.async_.staleness_bound >= 2
+    assert config.async_.streaming
+    assert (config.async_.swap, config.async_.deadline_rule) == ("recompute", "mask")
+    assert config.algorithm.objective == "decoupled"
+    assert (config.rollout.prompts_per_batch, config.rollout.samples_per_prompt) == (16, 8)
+    plan = make_plan(config)
+    assert len(plan.eval_prompts) == EVAL_ROWS
+    assert plan.max_context == MAX_PROMPT + MAX_RESPONSE
+    assert config.rollout.sampling.max_new_tokens == MAX_RESPONSE
+
+
+def test_configs_can_be_read_whatever_the_folder_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / 'a: "b" #c'
+    made = make_inputs(folder, 5)
+    config = load_config(TrainConfig, made.grpo_config)
+    assert config.model.path == str(folder / "sft" / "model")
+    assert config.seed == 5
