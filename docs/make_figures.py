@@ -26,7 +26,9 @@ WIDTH, HEIGHT = 100, 30
 def draw_curve(run: RunRecord, path: Path) -> None:
     versions = [batch.batch for batch in run.batches]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    left.plot(versions, [batch.reward_mean for batch in run.batches], color="#4c9ab5", label="reward of training samples")
+    left.plot(
+        versions, [batch.reward_mean for batch in run.batches], color="#4c9ab5", label="reward of training samples"
+    )
     left.plot(
         [evaluation.number for evaluation in run.evaluations],
         [evaluation.score for evaluation in run.evaluations],

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
     console.print(render_report(record, time.monotonic() - began))
     console.print()
-    console.print(render_next_steps(folder))
+    console.print(render_next_steps(folder, folder / "run" / "checkpoints" / f"step_{record.number}" / "model"))
     return 0
 
 

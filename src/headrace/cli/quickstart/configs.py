@@ -53,6 +53,7 @@ algorithm: {{objective: decoupled}}
 trainer:
   batches: 80
   optimizer: {{lr: 1.0e-4}}
+evaluation: {{every: 20}}
 engine: {{max_concurrent_sequences: 64}}
 seed: {seed}
 """,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ def render_report(run: RunRecord, seconds: float) -> RenderableType:
         Text("The learning curve (rewards are of training samples, drawn with temperature)", style="bold"),
         _curve(run),
         Text(),
-        Text("Held out, greedy", style="bold"),
-        _held_out(before, after),
+        Text(f"Held out: {after.prompts} prompts that were never trained on, answered greedily", style="bold"),
+        _held_out(run.evaluations),
         Text(),
         Text("The same prompt, before and after", style="bold"),
         _samples(before, after),
@@ -39,16 +39,18 @@ def render_report(run: RunRecord, seconds: float) -> RenderableType:
     )
 
 
-def render_next_steps(folder: Path) -> RenderableType:
+def render_next_steps(folder: Path, model: Path) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
     rows = [
         (f"headrace inspect {folder / 'run'}", "the run's record: time, staleness, waits"),
         (f"headrace check {folder / 'grpo.yaml'}", "the dataflow, the roles and the memory of this job"),
-        (f"headrace serve {folder / 'run' / 'checkpoints'}/step_N/model", "talk to what was trained, over HTTP"),
+        (f"headrace serve {model}", "talk to what was trained, over HTTP"),
         (f"{folder / 'grpo.yaml'}", "the config: put in your own model, data and reward"),
     ]
     for command, meaning in rows:
-        table.add_row(Text(command, style="cyan"), meaning)
+        table.add_row(Text(command, style="cyan"))
+        table.add_row(Text(f"    {meaning}"))
     return Group(Text("Where to look next", style="bold"), table)
 
 
@@ -76,15 +78,16 @@ def _mean_staleness(batches: tuple[BatchRecord, ...]) -> float:
     return sum(age * count for batch in batches for age, count in batch.staleness.items()) / max(tokens, 1)
 
 
-def _held_out(before: Evaluation, after: Evaluation) -> Table:
+def _held_out(evaluations: Sequence[Evaluation]) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
-    for name, evaluation in (("before", before), ("after", after)):
-        score = "none" if evaluation.score is None else f"{evaluation.score:.3f}"
+    table.add_row(*(Text(name, style="dim") for name in ("version", "accuracy", "", "response tokens")))
+    for evaluation in evaluations:
+        score = evaluation.score or 0.0
         table.add_row(
-            name,
-            f"accuracy {score}",
-            f"{evaluation.response_tokens_mean:.1f} tokens a response",
-            f"v{evaluation.number}, {evaluation.prompts} prompts",
+            f"v{evaluation.number}",
+            f"{score:.3f}",
+            Text("█" * round(_BAR * max(min(score, 1.0), 0.0)), style="blue"),
+            f"{evaluation.response_tokens_mean:.1f}",
         )
     return table
 
