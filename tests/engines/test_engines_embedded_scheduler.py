@@ -168,3 +168,39 @@ def test_drain_admits_nobody_new_but_finishes_what_it_began() -> None:
         engine.step()
     assert not engine.scheduler.in_flight
     assert engine.scheduler.waiting == 1
+
+
+def test_a_nearly_full_engine_waits_a_little_to_prefill_for_several_at_once() -> None:
+    engine = PretendEngine(48, 1000)
+    for i in range(48):
+        rooms = {0: 3, 1: 5, 2: 5}
+        engine.scheduler.add(Sequence(request(str(i), [i] * 4, rooms.get(i, 60)), 64))
+    engine.step()  # 3 steps: the first one ends
+    for i in range(2):
+        engine.scheduler.add(Sequence(request(f"late {i}", [50 + i] * 4, 60), 128))
+    prefilled = engine.prefilled
+    assert engine.step().steps == 2  # one slot is free, three are worth a pass: held until more end
+    assert engine.prefilled == prefilled
+    assert len(engine.step().chunks) == 2
+    engine.abort(engine.scheduler.running[0])
+    engine.abort(engine.scheduler.running[0])
+    engine.scheduler.add(Sequence(request("last", [60] * 4, 60), 128))
+    held = 0
+    while engine.scheduler.waiting:
+        plan = engine.step()
+        held += plan.steps if not plan.chunks else 0
+    assert held == 0  # three were free again
+
+
+def test_the_wait_of_a_nearly_full_engine_ends_after_eight_steps() -> None:
+    engine = PretendEngine(32, 1000)
+    for i in range(32):
+        engine.scheduler.add(Sequence(request(str(i), [i] * 4, 3 if i == 0 else 50, stream=i == 1), 64))
+    engine.step()
+    engine.step()
+    engine.scheduler.add(Sequence(request("late", [50] * 4, 60), 128))
+    held = 0
+    while engine.scheduler.waiting:
+        plan = engine.step()
+        held += 0 if plan.chunks else plan.steps
+    assert held == 8

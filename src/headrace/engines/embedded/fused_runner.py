@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from headrace.engines.embedded.attention import decode_attention, decode_bias, prefill_attention, visible
 from headrace.engines.embedded.cache import KeyValueCache
-from headrace.engines.embedded.fused_weights import FusedShape, FusedWeights, fuse, fused_names, rms_norm
+from headrace.engines.embedded.fused_weights import FusedShape, FusedWeights, fuse, fused_names
 from headrace.engines.embedded.graphs import DecodeGraphs
 from headrace.engines.embedded.rope import RotaryTable
 from headrace.engines.embedded.runner import PrefillPass
@@ -110,24 +110,24 @@ class FusedRunner:
             return decode_attention(qkv[:, : shape.heads], keys, values, bias, scale).view(count, -1)
 
         hidden = self._layers(tokens, positions, attend)
-        normed = rms_norm(hidden, self._weights.norm, shape.norm_eps).to(self._dtype)
+        normed = self._weights.norm(hidden).to(self._dtype)
         return self._weights.head(normed).float()
 
     def _layers(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """Hidden states [N, hidden] after the last layer, before the last norm."""
-        shape, dtype, eps = self._shape, self._dtype, self._shape.norm_eps
+        shape, dtype = self._shape, self._dtype
         turned = shape.heads + shape.kv_heads
         cos, sin = self._rotary.at(positions)
         hidden = F.embedding(tokens, self._weights.embedding).to(self._cache.dtype)
         for i, layer in enumerate(self._weights.layers):
-            normed = rms_norm(hidden, layer.input_norm, eps).to(dtype)
+            normed = layer.input_norm(hidden).to(dtype)
             qkv = layer.qkv(normed).to(self._cache.dtype).view(len(tokens), -1, shape.head_dim)
             qk = qkv[:, :turned]
-            source = qk if layer.qk_norm is None else rms_norm(qk, layer.qk_norm, eps)
+            source = qk if layer.qk_norm is None else layer.qk_norm(qk)
             half_turn = source.roll(shape.head_dim // 2, -1)
             torch.addcmul(source * cos, half_turn, sin, out=qk)
             hidden = self._add(hidden, attend(i, qkv).to(dtype), layer.out)
-            gate, up = layer.gate_up(rms_norm(hidden, layer.post_norm, eps).to(dtype)).chunk(2, dim=1)
+            gate, up = layer.gate_up(layer.post_norm(hidden).to(dtype)).chunk(2, dim=1)
             hidden = self._add(hidden, F.silu(gate).mul_(up), layer.down)
         return hidden
 
