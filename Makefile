@@ -27,5 +27,10 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
+# With the interpreter at hand, and its own torch: for a machine with a CUDA device. `make gpu-check PYTHON=python3`
+gpu-check:
+	PYTHONPATH=src:. $(PYTHON) -m pytest -m gpu -p no:cacheprovider $(ARGS)
+	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu
+
 clean:
 	rm -rf $(VENV) quickstart

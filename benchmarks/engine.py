@@ -52,14 +52,14 @@ def make_prompts(count: int) -> np.ndarray:
     return np.random.default_rng(0).integers(2, VOCABULARY, (count, PROMPT)).astype(np.int32)
 
 
-def hugging_face_side(folder: Path, dtype: str, prompts: np.ndarray) -> Side:
-    model: Any = load_causal_lm(folder, dtype=getattr(torch, dtype), device="cpu")
+def hugging_face_side(folder: Path, dtype: str, prompts: np.ndarray, device: str = "cpu") -> Side:
+    model: Any = load_causal_lm(folder, dtype=getattr(torch, dtype), device=device)
     config = GenerationConfig(max_new_tokens=MAX_NEW_TOKENS, do_sample=True, top_k=0, eos_token_id=EOS, pad_token_id=1)
 
     def run() -> float:
         begin, tokens = time.perf_counter(), 0
         for start in range(0, len(prompts), CONCURRENT):
-            ids = torch.from_numpy(prompts[start : start + CONCURRENT].astype(np.int64))
+            ids = torch.from_numpy(prompts[start : start + CONCURRENT].astype(np.int64)).to(device)
             whole = model.generate(ids, generation_config=config, attention_mask=torch.ones_like(ids))
             response = whole[:, PROMPT:]
             ended = (response == EOS).int().cumsum(1)
@@ -72,11 +72,11 @@ def hugging_face_side(folder: Path, dtype: str, prompts: np.ndarray) -> Side:
 class OwnSide:
     """The engine behind its asyncio front, in a loop of its own."""
 
-    def __init__(self, folder: Path, dtype: str, prompts: np.ndarray) -> None:
+    def __init__(self, folder: Path, dtype: str, prompts: np.ndarray, device: str = "cpu") -> None:
         self._prompts = prompts
         self._loop = asyncio.Runner()
         self._runtime = InlineRuntime(ThreadShare(THREADS).around)
-        model = load_causal_lm(folder, dtype=getattr(torch, dtype), device="cpu")
+        model = load_causal_lm(folder, dtype=getattr(torch, dtype), device=device)
         self.parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
         config = EngineConfig(max_concurrent_sequences=CONCURRENT, max_context=CONTEXT)
         self.engine = EmbeddedEngine(model, config=config, runtime=self._runtime)
