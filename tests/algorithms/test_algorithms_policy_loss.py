@@ -81,9 +81,10 @@ def test_stats_and_maxima_by_hand() -> None:
     terms, _ = run(config())
     ratios = (3, 0.5, 5)  # current / behaviour
     assert terms.stats["tokens"].item() == 3
-    assert terms.stats["mismatch_abs"].item() == pytest.approx(sum(abs(math.log(r)) for r in ratios), abs=1e-10)
+    mismatch = (2, 0.5, 10)  # proximal / behaviour
+    assert terms.stats["mismatch_abs"].item() == pytest.approx(sum(abs(math.log(r)) for r in mismatch), abs=1e-10)
     assert terms.stats["approx_kl"].item() == pytest.approx(sum(r - 1 - math.log(r) for r in ratios), abs=1e-10)
-    assert terms.maxima["mismatch_abs"].item() == pytest.approx(math.log(5), abs=1e-10)
+    assert terms.maxima["mismatch_abs"].item() == pytest.approx(math.log(10), abs=1e-10)
     assert not any(value.requires_grad for value in (*terms.stats.values(), *terms.maxima.values()))
 
 

@@ -10,6 +10,7 @@ import pytest
 from headrace.experience.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
 from headrace.experience.flow import Admission, Flow
 from headrace.experience.index import Consumer
+from headrace.experience.loader import StreamingLoader
 from headrace.experience.sample import Group, Sample, SampleStatus
 from headrace.experience.schedule import Schedule
 from headrace.experience.table import ExperienceTable
@@ -41,7 +42,10 @@ def group(admission: Admission, tokens: int = 3) -> Group:
 class Bench:
     """A flow over a real store, in the state that the store is in."""
 
-    def __init__(self, folder: Path, store: RunStore, on_deadline: str = "wait", prompts: int = 8) -> None:
+    def __init__(
+        self, folder: Path, store: RunStore, on_deadline: str = "wait", prompts: int = 8, batches: int = 10
+    ) -> None:
+        self.prompts, self.batches = prompts, batches
         self.folder = folder
         self.store = store
         self.runtime = InlineRuntime()
@@ -58,7 +62,7 @@ class Bench:
         schedule = Schedule(
             prompts_per_batch=2,
             max_staleness=1,
-            total_batches=10,
+            total_batches=batches,
             on_deadline=on_deadline,  # type: ignore[arg-type]
             ahead=4,
         )
@@ -98,7 +102,7 @@ def reopen(bench: Bench) -> tuple[Bench, int]:
     bench.store.close()
     store = RunStore.open(bench.folder, config_sha256="x")
     restored = store.checkpoints.restore()
-    again = Bench(bench.folder, store)
+    again = Bench(bench.folder, store, prompts=bench.prompts, batches=bench.batches)
     again.flow.restore(restored.number, restored.ready, restored.running)
     bench.store = store
     return again, restored.number
@@ -144,7 +148,7 @@ def test_a_failed_group_is_tried_again_until_its_attempts_are_exhausted(tmp_path
         bench.flow.hand_back(again.key, "failed: reward_timeout")
         assert bench.admit().key.position != first.key.position
         dropped = bench.store.ledger.counts().dropped
-        assert dropped == {"failed: reward_timeout": 1, "exhausted (failed: reward_timeout)": 1}
+        assert dropped == {"again: failed: reward_timeout": 1, "exhausted (failed: reward_timeout)": 1}
 
     with_bench(tmp_path, body)
 
@@ -229,9 +233,74 @@ def test_overdue_running_groups_are_named_and_handed_back(tmp_path: Path) -> Non
         assert bench.table.groups == 0, "it ended too late to be put"
         bench.flow.hand_back(slow.key, "overdue")
         assert bench.flow.overdue() == []
-        assert bench.store.ledger.counts().dropped == {"overdue": 1}
+        assert bench.store.ledger.counts().dropped == {"again: overdue": 1}
 
     with_bench(tmp_path, body, on_deadline="drop")
+
+
+def test_all_overdue_ready_groups_go_before_any_enters_the_next_batch(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        slow = [bench.admit(), bench.admit()]
+        for version in (0, 0):
+            await bench.finish_and_keep(bench.admit(version))
+        bench.train()
+        for version in (1, 1):
+            await bench.finish_and_keep(bench.admit(version))
+        # Batch 1 is full, and was the last one that could have taken these two.
+        for admission in slow:
+            await bench.finish_and_keep(admission)
+        bench.train()
+        assert bench.store.ledger.counts().dropped == {"again: overdue": 2}
+        assert bench.flow.ready_groups == 0
+
+    with_bench(tmp_path, body, on_deadline="drop")
+
+
+def test_a_restore_brings_back_more_groups_than_the_table_holds(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        for _ in range(15):
+            for _ in range(2):
+                await bench.finish_and_keep(bench.admit(version=bench.flow.batch))
+            bench.train()
+        again, number = reopen(bench)
+        assert number == 0
+        assert again.table.groups == 30
+        assert again.flow.admit(0) is None, "nothing starts until there is room again"
+        await again.runtime.close()
+
+    with_bench(tmp_path, body, prompts=40, batches=20)
+
+
+def test_a_filters_drop_is_not_taken_for_a_prompt_handed_back(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        admission = bench.admit()
+        await bench.flow.finish(group(admission))
+        bench.flow.drop(admission.key, "failed")
+        again, _ = reopen(bench)
+        assert again.admit().key.position == admission.key.position + 1
+        await again.runtime.close()
+
+    with_bench(tmp_path, body)
+
+
+def test_the_loader_ends_when_the_last_groups_of_the_dataset_are_dropped(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        loader = StreamingLoader(
+            bench.table, bench.flow, consumer="actor", max_tokens=100, streaming=True, timeout_s=5.0
+        )
+        admission = bench.admit()
+        assert bench.flow.admit(0) is None
+
+        async def consume() -> list[object]:
+            return [lease async for lease in loader.micro_batches(0)]
+
+        consuming = asyncio.create_task(consume())
+        await bench.flow.finish(group(admission))
+        bench.flow.drop(admission.key, "zero_spread")
+        assert await asyncio.wait_for(consuming, 2) == []
+        assert bench.flow.is_finished
+
+    with_bench(tmp_path, body, prompts=1)
 
 
 def test_what_stalls_is_told_in_words(tmp_path: Path) -> None:

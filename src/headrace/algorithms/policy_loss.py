@@ -24,8 +24,8 @@ class LossTerms:
     denominator: Tensor
     """Scalar, detached."""
     stats: Stats
-    """Sums over the tokens inside the mask; divide by `tokens` for means. `mismatch_abs`: |current -
-    behaviour| in log-probs. `approx_kl`: k3 of KL(behaviour || current). `clipped`: tokens whose gradient the
+    """Sums over the tokens inside the mask; divide by `tokens` for means. `mismatch_abs`: |proximal -
+    behaviour| in log-probs (proximal is the current policy unless given). `approx_kl`: k3 of KL(behaviour || current). `clipped`: tokens whose gradient the
     clip took away. `behavior_weight`: the weights applied (1 each for `naive`)."""
     maxima: Stats
     """Largest over the tokens inside the mask, 0 for none. `mismatch_abs`."""
@@ -69,7 +69,8 @@ class PolicyLoss:
             per_token, weight_sum = per_token * weights.per_token, weights.stats["weight"]
         numerator, denominator = aggregate(per_token, mask, sample_index, mode=config.aggregation)
 
-        mismatch = keep(kl.estimate(current, behavior, kind="abs"), mask)
+        # Between engine and trainer; what earlier steps on the same batch changed is none of it.
+        mismatch = keep(kl.estimate(current if proximal is None else proximal, behavior, kind="abs"), mask)
         stats = {
             "tokens": loss.stats["tokens"],
             "mismatch_abs": mismatch.sum(),

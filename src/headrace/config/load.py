@@ -18,6 +18,16 @@ from headrace.config.explain import explain
 
 C = TypeVar("C", bound=Section)
 
+_OPERATIONAL = {
+    "runtime": True,
+    "checkpoint": True,
+    "weights": True,
+    "evaluation": True,
+    "engine": {"max_concurrent_sequences", "kv_cache_gib", "prefill_tokens_per_step"},
+    "reward": {"timeout_s", "workers"},
+}
+"""Keys that a resumed run may change."""
+
 
 def load_config(kind: type[C], path: str | Path, overrides: Sequence[str] = ()) -> C:
     """Read, merge and validate. Relative paths in the file stay as written: they are relative to the caller.
@@ -56,6 +66,7 @@ def dump_config(config: Section) -> str:
 
 
 def config_sha256(config: Section) -> str:
-    """Hex digest of the resolved config: equal configs have equal digests."""
-    text = json.dumps(config.model_dump(mode="json", by_alias=True), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    """Hex digest of what decides a run's result: configs that differ only in where and how fast they run (`runtime`,
+    `checkpoint`, `weights`, `evaluation`, sizes of the engine, processes of the reward) have equal digests."""
+    values = config.model_dump(mode="json", by_alias=True, exclude=_OPERATIONAL)
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from headrace.roles.actor import TRAINER_LANE
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.protocol import Runtime
-from headrace.store import Restored, RunReader, RunStore
+from headrace.store import Restored, RunReader, RunStore, StoreError
 from headrace.weights.version import INITIAL, Lineage, Version
 
 Begin = Literal["new", "resume", "fresh"]
@@ -66,16 +66,27 @@ async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None
     store, restored = open_store(plan, folder, begin, runtime.clock.wall())
     status: Status = "failed"
     try:
-        with StopRequest() as stop:
-            status = await _train(plan, folder, store, restored, runtime, stop, view)
-    finally:
-        await runtime.close()
-        store.set_status(status)
-        store.close()
-        with RunReader(folder) as reader:
-            record = RunWatcher(reader).read()
-        write_summary(folder / "summary.json", build_summary(record))
-    return Ended(status, record)
+        try:
+            with StopRequest() as stop:
+                status = await _train(plan, folder, store, restored, runtime, stop, view)
+        finally:
+            await runtime.close()
+            try:
+                store.set_status(status)
+            finally:
+                store.close()
+    except BaseException:
+        with suppress(StoreError, OSError):  # what went wrong first is what the user must hear of
+            _summarise(folder)
+        raise
+    return Ended(status, _summarise(folder))
+
+
+def _summarise(folder: Path) -> RunRecord:
+    with RunReader(folder) as reader:
+        record = RunWatcher(reader).read()
+    write_summary(folder / "summary.json", build_summary(record))
+    return record
 
 
 async def _train(
@@ -106,8 +117,10 @@ async def _train(
                 store.set_status(status)
                 return status
         finally:
-            parts.recorder.end()
-            await models.engine.stop()
+            try:
+                parts.recorder.end()
+            finally:
+                await models.engine.stop()
 
 
 async def _restore_models(models: Models, restored: Restored | None, runtime: Runtime) -> Version:

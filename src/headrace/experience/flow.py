@@ -22,8 +22,8 @@ from headrace.store import AttemptRow, RunStore
 JOURNAL_LANE = "journal"
 OVERDUE = "overdue"
 EXHAUSTED = "exhausted"
-HANDED_BACK = (OVERDUE, "failed")
-"""Reasons, up to a colon, after which a prompt is tried again."""
+HANDED_BACK = "again: "
+"""Begins the reason of a drop after which the prompt is tried again; no filter's name can begin so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +140,7 @@ class Flow:
 
     def hand_back(self, key: GroupKey, reason: str) -> None:
         """The attempt came to nothing: try its prompt again, unless its attempts are exhausted."""
-        self._overdue.pop(key, None)
-        again = self._source.returned(key)
-        self._remove(key, reason if again else f"{EXHAUSTED} ({reason})")
-        if again:
-            self._schedule.dataset_refilled()
+        self._hand_back(key, reason)
         self._advance()
 
     def drop(self, key: GroupKey, reason: str) -> None:
@@ -171,9 +167,10 @@ class Flow:
             del self._rows[key]
         self._placements.clear()
         self._dropped.clear()
+        # All that are overdue go before anything enters the new batch: none of them may be taken.
         for key in self._schedule.step():
             if key in self._rows:
-                self.hand_back(key, OVERDUE)
+                self._hand_back(key, OVERDUE)
             else:
                 self._overdue[key] = None
         self._advance()
@@ -187,14 +184,21 @@ class Flow:
             if row.offset is None:
                 raise ValueError(f"group {row.key} is ready but has no place in the journal")
             group = decode_group(self._store.journal.read(row.offset))
-            self._table.reserve(group.key)
+            self._table.reserve(group.key, beyond_capacity=True)
             self._put(group)
         self._reissue.extend(GroupKey(*row.key) for row in running)
         for row in self._store.ledger.attempts("dropped"):
-            reason = (row.reason or "").partition(":")[0]
             key = GroupKey(*row.key)
-            if reason in HANDED_BACK and self._store.ledger.latest_attempt(key.epoch, key.position) == key.attempt:
+            handed_back = (row.reason or "").startswith(HANDED_BACK)
+            if handed_back and self._store.ledger.latest_attempt(key.epoch, key.position) == key.attempt:
                 self._source.returned(key)
+
+    def _hand_back(self, key: GroupKey, reason: str) -> None:
+        self._overdue.pop(key, None)
+        again = self._source.returned(key)
+        self._remove(key, f"{HANDED_BACK}{reason}" if again else f"{EXHAUSTED} ({reason})")
+        if again:
+            self._schedule.dataset_refilled()
 
     def _put(self, group: Group) -> None:
         samples = group.trainable

@@ -45,6 +45,8 @@ class StreamingLoader:
         handed_out = 0
 
         def is_complete() -> bool:
+            if self._flow.is_finished:
+                return True
             return self._flow.is_sealed and handed_out >= self._flow.rows_of_batch()
 
         while not (is_complete() or until()):

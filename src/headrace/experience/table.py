@@ -47,9 +47,10 @@ class ExperienceTable:
     def has_room(self) -> bool:
         return len(self._reserved) + self._index.groups < self._capacity
 
-    def reserve(self, key: GroupKey) -> None:
-        """Keep a place for a group. Raises TableError if there is none."""
-        if not self.has_room:
+    def reserve(self, key: GroupKey, *, beyond_capacity: bool = False) -> None:
+        """Keep a place for a group. Raises TableError if there is none, unless `beyond_capacity`: a restore brings
+        back all groups since the commit, and nothing starts until there is room again."""
+        if not (self.has_room or beyond_capacity):
             raise TableError(f"no place for group {key}: {self._capacity} groups are reserved or held")
         self._reserved[key] = None
 
@@ -123,7 +124,7 @@ class ExperienceTable:
             self._index.renew(lease, self._clock.now() + self._lease_s)
 
     def hold(self, *leases: Lease) -> None:
-        """The rows are being used up and must not go back: the leases last until they are acked."""
+        """The rows are being computed with: the leases last until they are renewed or acked."""
         self._expire()
         for lease in leases:
             self._index.renew(lease, math.inf)

@@ -35,7 +35,7 @@ def batch_line(batch: BatchRecord, planned: int | None) -> str:
         f"reward {decimal(batch.reward_mean)}",
         f"response {decimal(batch.response_tokens_mean, 1)} tok",
         f"loss {decimal(batch.loss)}",
-        f"grad {decimal(batch.grad_norm, 2)}" + (" (step skipped: not finite)" if batch.skipped else ""),
+        f"grad {decimal(batch.grad_norm, 2)}" + (" (step skipped)" if batch.skipped else ""),
         f"stale {ages or '-'}",
         f"mismatch {decimal(batch.mismatch_mean_abs, 4)}",
         f"running {batch.running_groups} ready {batch.queue_groups}",

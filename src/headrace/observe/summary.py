@@ -26,7 +26,8 @@
 | `time.swap_stall_s` | seconds in which weight swaps kept the engines from decoding |
 | `time.wait_s` | seconds waited, by `side: what` |
 | `mismatch.mean_abs`, `mismatch.max_abs` | absolute difference of the trainer's log-probs from the engines' |
-| `seed`, `config_sha256` | of the resolved config |
+| `seed` | of the config |
+| `config_sha256` | digest of what decides the run's result: a resumed run must have the same |
 
 What was not measured (yet) is null. Work that a restore took back counts in what was generated and in the
 times, not in what was trained.

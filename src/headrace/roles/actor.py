@@ -99,6 +99,7 @@ class ActorRole:
                 for row, mask in zip(lease.rows, masks, strict=True):
                     work.stats.add(row, mask, batch, self._rule, self._lineage)
                 rows = [_pack_row(row, mask) for row, mask in zip(lease.rows, masks, strict=True)]
+                self._context.table.hold(*work.leases)
                 if self._updates == 1:
                     await self._compute(lambda rows=rows: self._trainer.accumulate(pack(rows)))
                 else:

@@ -32,23 +32,20 @@ class EvaluatorRole:
         self._every = every
 
     async def run(self, last: int) -> None:
-        """Evaluate whenever the engine's version has passed another multiple of `every`, beginning after `last`.
-
-        An evaluation that takes too long is reported and left out.
-        """
+        """Evaluate whenever the engine's version has passed another multiple of `every`, beginning after `last`."""
         if self._every is None:
             return
         flow = self._context.flow
         while not flow.is_finished:
             if self._engine.version.number // self._every > last // self._every:
                 last = self._engine.version.number
-                try:
-                    await self.evaluate()
-                except WaitTimeout as late:
-                    self._context.report("evaluation_given_up", {"message": str(late)})
+                await self.evaluate()
             else:
                 await self._context.changed(NAME, "a version to evaluate")
 
     async def evaluate(self) -> None:
-        """Evaluate the present version, and record it. Raises WaitTimeout."""
-        self._record(*await self._evaluation.run())
+        """Evaluate the present version, and record it. One that takes too long is reported and left out."""
+        try:
+            self._record(*await self._evaluation.run())
+        except WaitTimeout as late:
+            self._context.report("evaluation_given_up", {"message": str(late)})

@@ -62,7 +62,7 @@ class RolloutRole:
             self._tally.count((sample.response_tokens, sample.failure) for sample in group.samples)
             if len(group.trainable) >= self._min_samples:
                 await self._flow.finish(group)
-            elif admission.key not in self._flow.overdue():
+            elif self._engine.failure is None and admission.key not in self._flow.overdue():
                 self._flow.hand_back(admission.key, f"failed: {_commonest_failure(group)}")
         finally:
             self._flow.changed.notify()

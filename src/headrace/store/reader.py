@@ -49,9 +49,13 @@ class RunReader:
         return count(self._database)
 
     def version(self) -> tuple[int, int] | None:
-        """(branch, number) of the newest version of the newest branch that has one."""
-        rows = self._database.rows("SELECT branch, number FROM versions ORDER BY branch DESC, number DESC LIMIT 1")
-        return (rows[0][0], rows[0][1]) if rows else None
+        """(branch, number) of the newest branch's newest version: where it forked off, if it made none yet. None if the
+        first branch made none."""
+        ((branch, number),) = self._database.rows(
+            "SELECT b.branch, coalesce(max(v.number), b.parent_number) FROM branches b "
+            "LEFT JOIN versions v ON v.branch = b.branch WHERE b.branch = (SELECT max(branch) FROM branches)"
+        )
+        return None if number is None else (branch, number)
 
     def status(self) -> RunStatus:
         alive = is_held(self.path)
