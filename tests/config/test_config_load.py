@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from headrace.config import ConfigError, TrainConfig, config_sha256, dump_config, load_config
+from headrace.config import ConfigError, SFTConfig, TrainConfig, config_sha256, dump_config, load_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,6 +57,32 @@ def test_ahead_must_hold_a_batch(tmp_path: Path) -> None:
 def test_min_samples_must_fit_the_group(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"min_samples is 9, more than samples_per_prompt \(8\)"):
         load_config(TrainConfig, write(tmp_path), ["rollout.min_samples=9"])
+
+
+@pytest.mark.parametrize(("betas", "words"), [
+    ("[0.9,1]", r"trainer\.optimizer\.betas\.1 is 1: input should be less than 1"),
+    ("[-0.1,0.9]", r"trainer\.optimizer\.betas\.0 is -0\.1: input should be greater than or equal to 0"),
+])  # fmt: skip
+def test_betas_must_be_from_0_to_below_1(tmp_path: Path, betas: str, words: str) -> None:
+    for kind in (TrainConfig, SFTConfig):
+        with pytest.raises(ConfigError, match=words):
+            load_config(kind, write(tmp_path), [f"trainer.optimizer.betas={betas}"])
+
+
+def test_an_episode_may_not_outlast_the_wait_for_it(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    words = r"episode_timeout_s is 1800, more than runtime\.stall_timeout_s \(900\).* to 1800 or more, or lower"
+    with pytest.raises(ConfigError, match=words):
+        load_config(TrainConfig, path, ["rollout.episode_timeout_s=1800"])
+    load_config(TrainConfig, path, ["rollout.episode_timeout_s=1800", "runtime.stall_timeout_s=1800"])
+
+
+@pytest.mark.parametrize("key", ["kind", "stall_timeout_s"])
+def test_sft_refuses_settings_that_it_would_not_heed(tmp_path: Path, key: str) -> None:
+    path = write(tmp_path)
+    assert load_config(SFTConfig, path, ["runtime.threads=1"]).runtime.threads == 1
+    with pytest.raises(ConfigError, match=rf"unknown key runtime\.{key}"):
+        load_config(SFTConfig, path, [f"runtime.{key}=1"])
 
 
 def test_a_config_that_is_a_list_is_refused(tmp_path: Path) -> None:

@@ -74,7 +74,12 @@ def make_job(folder: Path, **changes: object) -> Path:
         "model": {"path": str(folder / "model")},
         "data": {"train": str(folder / "train.jsonl"), "eval": str(folder / "eval.jsonl")},
         "reward": {"function": f"{folder}/reward.py:score"},
-        "rollout": {"prompts_per_batch": 2, "samples_per_prompt": 3, "sampling": {"max_new_tokens": 8}},
+        "rollout": {
+            "prompts_per_batch": 2,
+            "samples_per_prompt": 3,
+            "sampling": {"max_new_tokens": 8},
+            "episode_timeout_s": 60,
+        },
         "trainer": {"batches": 6, "optimizer": {"lr": 1e-3}},
         "engine": {"max_concurrent_sequences": 8},
         "checkpoint": {"every": 2},

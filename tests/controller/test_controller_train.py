@@ -162,7 +162,7 @@ def test_an_environment_of_several_turns(tmp_path: Path) -> None:
 
 
 def test_nothing_to_learn_ends_with_a_reason_and_not_with_a_hang(tmp_path: Path) -> None:
-    job = make_job(tmp_path / "job", runtime__stall_timeout_s=3)
+    job = make_job(tmp_path / "job", runtime__stall_timeout_s=3, rollout__episode_timeout_s=3)
     (tmp_path / "job" / "reward.py").write_text("def score(response, row):\n    return 1.0\n")
     code, out = run("train", job, "--dir", tmp_path / "run")
     assert code == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
 from pydantic.fields import FieldInfo
@@ -47,12 +47,16 @@ def _section_of(field: FieldInfo) -> type[Section] | None:
 
 
 def _type(field: FieldInfo) -> str:
+    return _name(field.annotation) + _bounds(field)
+
+
+def _bounds(field: FieldInfo) -> str:
     bounds = []
     for rule in field.metadata:
         for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
             if isinstance(rule, getattr(annotated_types, name.capitalize())):
                 bounds.append(f"{sign} {getattr(rule, name)}")
-    return " ".join([_name(field.annotation), *([f"({', '.join(bounds)})"] if bounds else [])])
+    return f" ({', '.join(bounds)})" if bounds else ""
 
 
 def _name(annotation: Any) -> str:
@@ -61,6 +65,9 @@ def _name(annotation: Any) -> str:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (Union, UnionType):
         return " or ".join(_name(part) for part in arguments if part is not type(None))
+    if origin is Annotated:
+        field = FieldInfo.from_annotation(annotation)
+        return _name(field.annotation) + _bounds(field)
     if origin is tuple:
         return f"list of {_name(arguments[0])}"
     return {int: "integer", float: "number", str: "text", bool: "true, false"}.get(annotation, str(annotation))

@@ -33,7 +33,7 @@ class RolloutConfig(Section):
     max_turns: int = Field(default=8, ge=1)
     """`multi_turn`: turns of the policy in one episode."""
     episode_timeout_s: float = Field(default=600.0, gt=0)
-    """An episode that takes longer fails."""
+    """An episode that takes longer fails. At most `runtime.stall_timeout_s`."""
     min_samples: int | None = Field(default=None, ge=1)
     """A group trains with at least this many samples that did not fail; 2, or 1 for groups of one, unless given."""
     max_attempts: int = Field(default=3, ge=1)

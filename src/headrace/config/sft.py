@@ -6,7 +6,6 @@ from pydantic import Field
 
 from headrace.config.base import Section
 from headrace.config.model import ModelConfig
-from headrace.config.train import RuntimeConfig
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
 
 
@@ -28,10 +27,15 @@ class SFTTrainerConfig(Section):
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
 
 
+class SFTRuntimeConfig(Section):
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads; the machine's cores unless given."""
+
+
 class SFTConfig(Section):
     model: ModelConfig
     data: SFTDataConfig
     trainer: SFTTrainerConfig = SFTTrainerConfig()
-    runtime: RuntimeConfig = RuntimeConfig()
+    runtime: SFTRuntimeConfig = SFTRuntimeConfig()
     seed: int = Field(default=0, ge=0, lt=2**32)
-    """Of the order of the data and, in training, of the sampling noise."""
+    """Of the order of the data."""

@@ -43,7 +43,8 @@ class RuntimeConfig(Section):
     threads: int | None = Field(default=None, ge=1)
     """CPU threads for all compute lanes together; the machine's cores unless given."""
     stall_timeout_s: float = Field(default=900.0, gt=0)
-    """A wait of the run that lasts longer ends it with an error that says what it waited for."""
+    """A wait of the run that lasts longer ends it with an error that says what it waited for; never less than
+    `rollout.episode_timeout_s`."""
 
 
 class TrainConfig(Section):
@@ -69,6 +70,13 @@ class TrainConfig(Section):
             raise ValueError(
                 f"async.ahead is {ahead}, less than rollout.prompts_per_batch ({batch}): a batch could never fill; "
                 f"raise it to {batch} or more"
+            )
+        episode_s, stall_s = self.rollout.episode_timeout_s, self.runtime.stall_timeout_s
+        if episode_s > stall_s:
+            raise ValueError(
+                f"rollout.episode_timeout_s is {episode_s:g}, more than runtime.stall_timeout_s ({stall_s:g}): the run "
+                f"would be taken for stalled while it waits for a long episode; raise runtime.stall_timeout_s to "
+                f"{episode_s:g} or more, or lower rollout.episode_timeout_s"
             )
         if self.algorithm.advantage != "mean_only" and self.rollout.samples_per_prompt == 1:
             raise ValueError(

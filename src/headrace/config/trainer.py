@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from headrace.config.base import Section
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
 
 class OptimizerConfig(Section):
     lr: float = Field(default=1e-6, gt=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
 
