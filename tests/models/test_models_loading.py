@@ -159,8 +159,9 @@ def test_code_that_comes_with_a_model_is_never_run(folder: Path) -> None:
 def test_devices() -> None:
     assert resolve_device("cpu") == torch.device("cpu")
     assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-    with pytest.raises(ConfigError, match="'gpu' is unknown; use auto, cpu, cuda or cuda:N"):
-        resolve_device("gpu")
+    for name in ("gpu", "meta", "mps", "cpu:1", "cuda:", "cuda:-1", "cuda:x", "CPU", ""):
+        with pytest.raises(ConfigError, match=f"{name!r} is unknown; use auto, cpu, cuda or cuda:N"):
+            resolve_device(name)
     with pytest.raises(ConfigError, match=r"'cuda:99' is not there.*use auto or cpu"):
         resolve_device("cuda:99")
 

@@ -69,6 +69,13 @@ def _roles(plan: Plan) -> list[str]:
 
 def _memory(plan: Plan) -> list[str]:
     memory = plan.memory
-    lines = [f"memory    {memory.total / GIB:,.2f} GiB and activations; {memory.free / GIB:,.1f} GiB free on this host"]
+    lines = [
+        f"memory    {memory.total / GIB:,.2f} GiB and activations; {memory.free / GIB:,.1f} GiB free on {memory.place}"
+    ]
+    if memory.total > memory.free:
+        lines.append(
+            f"  WARNING: that is {(memory.total - memory.free) / GIB:,.2f} GiB more than is free: free memory, lower "
+            "engine.max_concurrent_sequences or engine.kv_cache_gib, or take a smaller model"
+        )
     lines += [f"  {use:<44} {size / GIB:>9,.3f} GiB" for use, size in memory.uses.items()]
     return lines

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
+import torch
 
-from headrace.config import TrainConfig
-from headrace.engines.embedded.memory import kv_cache_bytes
+from headrace.config import EngineConfig, TrainConfig
+from headrace.engines.embedded.memory import CachePlan, plan_cache
 from headrace.models.loading import count_parameters
 
 GIB = 2**30
@@ -22,29 +23,51 @@ class MemoryEstimate:
     parameters: int
     """Number of parameters, not bytes."""
     uses: dict[str, int]
+    place: str
+    """Whose memory it is: `this host`, or a device."""
     free: int
-    """Of the host's memory, now."""
+    """There, now."""
 
     @property
     def total(self) -> int:
         return sum(self.uses.values())
 
 
-def estimate_memory(config: TrainConfig, model_config: Any, max_context: int) -> MemoryEstimate:
-    """`model_config`: a Hugging Face config. Builds the model on no device, and loads nothing."""
+def estimate_memory(config: TrainConfig, model_config: Any, device: torch.device) -> MemoryEstimate:
+    """`model_config`: a Hugging Face config. Builds the model on no device, and loads nothing.
+
+    Raises ConfigError if the KV cache does not fit.
+    """
     parameters = count_parameters(model_config)
     trainer_bytes = _BYTES[config.model.dtype]
-    engine_bytes = _BYTES[config.engine.dtype or config.model.dtype]
+    engine_dtype = config.engine.dtype or config.model.dtype
+    engine_bytes = _BYTES[engine_dtype]
     masters = 4 * parameters
     uses = {
         "trainer: float32 weights": masters,
         "trainer: gradients (float32)": masters,
         "trainer: AdamW moments (float32)": 2 * masters,
         "engine: weights": engine_bytes * parameters,
-        "weight plane: newest version": trainer_bytes * parameters,
         "engine: next version while it is received": engine_bytes * parameters,
-        "engine: KV cache": kv_cache_bytes(model_config, config.engine),
+        "engine: KV cache": plan_kv_cache(model_config, config.engine, engine_dtype, device).bytes_wanted,
     }
     if config.model.dtype == "bfloat16":
         uses["trainer: bfloat16 weights"] = trainer_bytes * parameters
-    return MemoryEstimate(parameters, uses, psutil.virtual_memory().available)
+    if config.weights.transport == "memory":
+        uses["weight plane: newest version"] = trainer_bytes * parameters
+    place = "this host" if device.type == "cpu" else str(device)
+    return MemoryEstimate(parameters, uses, place, free_bytes(device))
+
+
+def plan_kv_cache(model_config: Any, engine_config: EngineConfig, dtype: str, device: torch.device) -> CachePlan:
+    """The cache that an embedded engine with weights of `dtype` will have on `device`. Raises ConfigError."""
+    # On a CPU the engine keeps it in float32, whatever the weights are.
+    kept = torch.float32 if device.type == "cpu" else getattr(torch, dtype)
+    return plan_cache(model_config, engine_config, kept, free_bytes(device))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory now: of the device, or of the host for the CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)

@@ -7,19 +7,21 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.algorithms.recipes import RECIPES, Recipe, check_dataflow
 from headrace.config import ConfigError, TrainConfig
-from headrace.controller.memory import MemoryEstimate, estimate_memory
-from headrace.engines.embedded.memory import context_limit
 from headrace.experience.dataset import Prompt, PromptDataset
-from headrace.models.loading import load_tokenizer, read_generation_stops, read_model_config
+from headrace.models.folder import check_weights
+from headrace.models.loading import load_tokenizer, read_generation_stops, read_model_config, resolve_device
 from headrace.rollout.filters import Filter, load_filters
 from headrace.rollout.rewards.pool import RewardPool, required_columns
 from headrace.rollout.tokens import TextCodec
 from headrace.rollout.workflow import Workflow, load_workflow
 from headrace.runtime.inline import SystemClock
+
+if TYPE_CHECKING:
+    from headrace.controller.memory import MemoryEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +54,23 @@ def make_plan(config: TrainConfig) -> Plan:
     check_dataflow(recipe.stages)
     prompts = _dataset(config, config.data.train)
     eval_prompts = tuple(_dataset(config, config.data.eval)) if config.data.eval else ()
+    check_weights(config.model.path)
     workflow = load_workflow(config.rollout)
     filters = tuple(load_filters(config.rollout.filters))
     asyncio.run(_check_reward(config))
+
+    # From here on torch is needed, which takes seconds to import: faults in the data are told before.
+    from headrace.controller.memory import estimate_memory
+    from headrace.engines.embedded.memory import context_limit
+
+    device = resolve_device(config.model.device)
     model_config = read_model_config(config.model.path)
     tokenizer = load_tokenizer(config.model.path)
     context = context_limit(model_config, config.engine)
     text = TextCodec(tokenizer)
     _check_lengths(text, context, prompts, config.data.train)
     _check_lengths(text, context, eval_prompts, config.data.eval or "")
-    memory = estimate_memory(config, model_config, context)
+    memory = estimate_memory(config, model_config, device)
     batches = config.trainer.batches
     if batches is None:
         batches = math.ceil(len(prompts) * config.trainer.epochs / config.rollout.prompts_per_batch)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.weights.version import Version
+
+if TYPE_CHECKING:
+    import torch
 
 
 class WeightError(RuntimeError):
