@@ -1,6 +1,9 @@
 """Supervised fine-tuning: what it reads, what it learns, and what it leaves behind."""
 
+import errno
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,14 +16,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 sys.path.insert(0, str(Path(__file__).parent))
 from controller_jobs import CHARACTERS, EOS, make_model
 
-from headrace.config import ConfigError, SFTConfig
+from headrace.config import ConfigError, SFTConfig, dump_config
 from headrace.config.sft import SFTDataConfig
 from headrace.controller import offline
 from headrace.controller.demonstrations import read_demonstrations
 from headrace.controller.offline import run_sft, token_mean_nll
+from headrace.controller.output import OutputFolder
 from headrace.experience.dataset import PromptOrder
 from headrace.models.loading import load_tokenizer
 from headrace.models.packing import PackRow, pack
+from headrace.store import DiskFull, StoreError
 
 ROWS: list[dict[str, object]] = [{"prompt": f"{a}+{b}=", "response": f"{a + b}"} for a in range(4) for b in range(4)]
 LETTERS = [{"prompt": f"{letter}:", "response": letter.upper()} for letter in "abcdefgh"]
@@ -248,3 +253,103 @@ def test_a_second_run_replaces_the_first_ones_model(tmp_path: Path, model: Path)
     run_sft(make_config(tmp_path, model, steps=1), out, report=no_report, now=stopped_clock)
     assert sorted(path.name for path in out.iterdir()) == ["model", "summary.json"]
     assert not (out / "model" / "stale.safetensors").exists()
+
+
+def test_an_output_folder_that_is_a_file(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "out").write_text("")
+    for out in (tmp_path / "out", tmp_path / "out" / "deeper"):
+        with pytest.raises(ConfigError, match=r"out(/deeper)?( is a file| cannot be written: Not a directory).*--dir"):
+            run_sft(make_config(tmp_path, model), out, report=no_report, now=stopped_clock)
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(offline, "load_causal_lm", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(Path, "mkdir", forbidden)  # root, who may run the tests, is refused nothing
+    with pytest.raises(ConfigError, match=r"out cannot be written: Permission denied; correct its permissions"):
+        run_sft(make_config(tmp_path, model), tmp_path / "out", report=no_report, now=stopped_clock)
+
+
+@pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "full"), OSError(errno.EIO, "broken")])
+def test_a_model_that_cannot_be_saved_leaves_the_one_before(tmp_path: Path, fault: OSError) -> None:
+    output = OutputFolder(tmp_path)
+    output.claim()
+    output.replace_model(lambda folder: (folder / "w").write_text("first") and None)
+
+    def fail(folder: Path) -> None:
+        (folder / "w").write_text("half")
+        raise fault
+
+    output.claim()
+    with pytest.raises(StoreError) as raised:
+        output.replace_model(fail)
+    assert str(output.model) in str(raised.value)
+    assert isinstance(raised.value, DiskFull) == (fault.errno == errno.ENOSPC)
+    assert "--resume" not in str(raised.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (output.model / "w").read_text() == "first"
+
+
+class Killed(BaseException):
+    """Ends the process, as far as the code at hand can tell."""
+
+
+@pytest.mark.parametrize("step", range(3))
+def test_a_kill_while_the_model_is_replaced_leaves_one(
+    tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = OutputFolder(tmp_path)
+    output.claim()
+    output.replace_model(lambda folder: (folder / "w").write_text("first") and None)
+    output.claim()
+    calls = iter(range(10))
+    rename = Path.rename
+
+    def killed_in_between(path: Path, target: Path) -> Path:
+        if next(calls) == step:
+            raise Killed
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed_in_between)
+    try:
+        output.replace_model(lambda folder: (folder / "w").write_text("second") and None)
+    except Killed:
+        assert step < 2
+    monkeypatch.undo()
+    OutputFolder(tmp_path).claim()
+    assert (output.model / "w").read_text() == ("second" if step == 2 else "first")
+
+
+FULL_DISK = """
+set -e
+mount -t tmpfs -o size="$4" tmpfs "$1"
+exec "$2" -m headrace.cli.main sft "$3" --dir "$1/out"
+"""
+
+
+def may_mount() -> bool:
+    """Whether this machine lets us mount a disk of our own, as root of a private namespace."""
+    probe = ["unshare", "--mount", "--map-root-user", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    try:
+        return subprocess.run(probe, capture_output=True, timeout=10).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+@pytest.mark.skipif(not may_mount(), reason="mounting a small disk needs user namespaces")
+@pytest.mark.parametrize("size", ["32k", "96k"], ids=["weights", "tokenizer"])
+def test_a_disk_that_fills_up_while_the_model_is_saved(tmp_path: Path, model: Path, size: str) -> None:
+    (tmp_path / "disk").mkdir()
+    config = tmp_path / "sft.yaml"
+    config.write_text(dump_config(make_config(tmp_path, model, steps=1)))
+    shell = ["sh", "-c", FULL_DISK, "sh", str(tmp_path / "disk"), sys.executable, str(config), size]
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", *shell], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert f"no space left while writing {tmp_path}/disk/out/model: free space on its disk" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,8 +12,10 @@ from torch import Tensor
 
 from headrace.config import ConfigError, SFTConfig
 from headrace.controller.demonstrations import read_demonstrations
+from headrace.controller.output import OutputFolder
 from headrace.controller.threads import available_threads
 from headrace.experience.dataset import PromptOrder
+from headrace.models.folder import check_weights
 from headrace.models.loading import (
     load_causal_lm,
     load_tokenizer,
@@ -58,12 +58,15 @@ def run_sft(
     """Fine-tune on demonstrations; write `out`/model and `out`/summary.json, over what is there.
 
     `report` is called some twenty times, with the steps done, the loss of the last one, and tokens/s since the call
-    before. `now`: monotonic seconds. Raises ConfigError for bad input, before the model is loaded.
+    before. `now`: monotonic seconds. Raises ConfigError for bad input and for a folder that cannot be written, before
+    the model is loaded; DiskFull or another StoreError if the model cannot be saved.
     """
-    target = out / "model"
+    output = OutputFolder(out)
     source = Path(config.model.path).expanduser()
-    if source.exists() and source.resolve() == target.resolve():
-        raise ConfigError(f"{target} is the model to begin from, and would be overwritten; give another --dir")
+    if source.exists() and source.resolve() == output.model.resolve():
+        raise ConfigError(f"{output.model} is the model to begin from, and would be overwritten; give another --dir")
+    device = resolve_device(config.model.device)
+    check_weights(config.model.path)
     tokenizer = load_tokenizer(config.model.path)
     stops = read_generation_stops(config.model.path, tokenizer)
     if not stops:
@@ -75,9 +78,10 @@ def run_sft(
     context = getattr(read_model_config(config.model.path).get_text_config(), "max_position_embeddings", None)
     rows = read_demonstrations(config.data, tokenizer, end_token_id=end, max_context=context)
     steps = config.trainer.steps or math.ceil(len(rows) / config.trainer.samples_per_batch)
+    output.claim()
     torch.set_num_threads(available_threads(config.runtime.threads))
     trainer = HFTrainer(
-        load_causal_lm(config.model.path, dtype=torch.float32, device=resolve_device(config.model.device)),
+        load_causal_lm(config.model.path, dtype=torch.float32, device=device),
         config=config.trainer,
         loss=token_mean_nll,
         total_steps=steps,
@@ -88,10 +92,9 @@ def run_sft(
     )
     order = PromptOrder(len(rows), config.seed, config.data.shuffle)
     batches = _batches(rows, order, samples=config.trainer.samples_per_batch, steps=steps)
-    result = _train(trainer, batches, target, steps, config.trainer.max_tokens_per_microbatch, report, now)
-    _replace_model(trainer, target)
-    summary = {"status": "finished", **asdict(result), "model": str(target), "seed": config.seed}
-    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    result = _train(trainer, batches, output.model, steps, config.trainer.max_tokens_per_microbatch, report, now)
+    output.replace_model(trainer.export)
+    output.write_summary({"status": "finished", **asdict(result), "model": str(output.model), "seed": config.seed})
     return result
 
 
@@ -140,13 +143,3 @@ def _train(
         trained_tokens=trained,
         wall_s=now() - start,
     )
-
-
-def _replace_model(trainer: HFTrainer, target: Path) -> None:
-    """Export beside `target`, then put it in its place, so that what is there is always whole."""
-    fresh = target.with_name(target.name + ".new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    trainer.export(fresh)
-    shutil.rmtree(target, ignore_errors=True)
-    fresh.rename(target)
