@@ -1,6 +1,7 @@
 """What the quickstart makes before it trains: problems, files, tokenizer, model and configs."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from headrace.cli.main import main
 from headrace.cli.quickstart.data import EVAL_ROWS, GUESS_SHARE, MOSTLY_GUESSED_ROWS, TRAIN_ROWS, WORKED_ROWS
 from headrace.cli.quickstart.inputs import QuickstartFiles, make_inputs
+from headrace.cli.quickstart.report import render_next_steps
 from headrace.cli.quickstart.task import MAX_PROMPT, MAX_RESPONSE, Problem
 from headrace.cli.quickstart.tokenizer import make_tokenizer
 from headrace.config import SFTConfig, TrainConfig, load_config
@@ -143,8 +146,50 @@ def test_the_grpo_config_is_asynchronous_and_can_be_planned(made: QuickstartFile
     assert config.rollout.sampling.max_new_tokens == MAX_RESPONSE
 
 
+def test_configs_made_in_a_relative_folder_work_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = make_inputs(Path("quick"), 0)
+    config = tmp_path / made.grpo_config
+    monkeypatch.chdir("/")
+    loaded = load_config(TrainConfig, config)
+    assert loaded.data.eval == str(tmp_path / "quick" / "data" / "eval.jsonl")
+    assert load_config(SFTConfig, tmp_path / made.sft_config).model.path == str(tmp_path / "quick" / "model")
+
+
+def test_next_steps_are_commands_to_be_copied(tmp_path: Path) -> None:
+    folder = tmp_path / "a [bold] folder of a name so long that no terminal has a line for it" / ("x" * 60)
+    text = render_next_steps(folder, folder / "run" / "model").plain
+    commands = [shlex.split(line) for line in text.splitlines() if line.startswith("headrace")]
+    assert [command[1] for command in commands] == ["inspect", "eval", "check", "serve"]
+    assert commands[1] == ["headrace", "eval", f"{folder}/grpo.yaml", "--model", f"{folder}/run/model"]
+
+
+@pytest.mark.parametrize("seed", ["-1", "4294967296"])
+def test_a_seed_out_of_range_is_refused(seed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quickstart", "--dir", str(tmp_path / "new"), f"--seed={seed}"]) == 2
+    assert capsys.readouterr().err == f"headrace: --seed is {seed}; give a whole number from 0 to 4294967295\n"
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_cannot_be_one_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    for path, said in ((tmp_path / "file", "is a file"), (tmp_path / "file" / "in", "cannot be written: Not a dir")):
+        assert main(["quickstart", "--dir", str(path)]) == 2
+        assert f"headrace: --dir {path} {said}" in capsys.readouterr().err
+
+
+def test_only_what_a_quickstart_made_is_erased(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine").write_text("")
+    assert main(["quickstart", "--dir", str(tmp_path)]) == 2
+    assert "begin again with --fresh" in capsys.readouterr().err
+    assert main(["quickstart", "--dir", str(tmp_path), "--fresh"]) == 2
+    assert "was not made by a quickstart" in capsys.readouterr().err
+    assert (tmp_path / "data" / "mine").exists()
+
+
 def test_configs_can_be_read_whatever_the_folder_is_called(tmp_path: Path) -> None:
-    folder = tmp_path / 'a: "b" #c'
+    folder = tmp_path / 'a: "b" #c ${d}'
     made = make_inputs(folder, 5)
     config = load_config(TrainConfig, made.grpo_config)
     assert config.model.path == str(folder / "sft" / "model")

@@ -16,11 +16,14 @@ _MADE = ("data", "model", "sft", "run", "sft.yaml", "grpo.yaml")
 
 
 def run(args: argparse.Namespace) -> int:
-    folder = Path(args.dir)
+    if not 0 <= args.seed < 2**32:
+        raise ConfigError(f"--seed is {args.seed}; give a whole number from 0 to {2**32 - 1}")
+    folder = Path(args.dir).expanduser()
     _make_room(folder, args.fresh)
     began = time.monotonic()
 
     from rich.console import Console
+    from rich.text import Text
 
     from headrace.cli.quickstart.inputs import make_inputs
     from headrace.cli.quickstart.report import render_next_steps, render_report
@@ -28,14 +31,15 @@ def run(args: argparse.Namespace) -> int:
     from headrace.store import RunReader
 
     console = Console()
-    console.print(f"Making data, a tokenizer, a model and two configs in {folder}", highlight=False)
+    console.print(f"Making data, a tokenizer, a model and two configs in {folder}", highlight=False, markup=False)
     made = make_inputs(folder, args.seed)
     steps = [
         ("Warming up on demonstrations", ["sft", str(made.sft_config), "--dir", str(folder / "sft")]),
-        ("Training with asynchronous GRPO", ["train", str(made.grpo_config), "--dir", str(folder / "run")]),
+        ("Training with asynchronous GRPO", ["train", str(made.grpo_config), "--dir", str(folder / "run"), "--fresh"]),
     ]
     for title, step in steps:
-        console.print(f"\n[bold]{title}[/]\n$ headrace {shlex.join(step)}", highlight=False)
+        command = f"\n$ headrace {shlex.join(step)}"
+        console.print(Text.assemble("\n", (title, "bold"), command), highlight=False, soft_wrap=True)
         if code := _call(step):
             return code
     with RunReader(folder / "run") as reader:
@@ -44,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
         return 1
     console.print(render_report(record, time.monotonic() - began))
     console.print()
-    console.print(render_next_steps(folder, folder / "run" / "checkpoints" / f"step_{record.number}" / "model"))
+    model = folder / "run" / "checkpoints" / f"step_{record.number}" / "model"
+    console.print(render_next_steps(folder, model), highlight=False, soft_wrap=True)
     return 0
 
 
@@ -55,7 +60,19 @@ def _call(step: list[str]) -> int:
 
 
 def _make_room(folder: Path, fresh: bool) -> None:
-    """Refuse to write over anything, or erase what an earlier quickstart made, and nothing else in the folder."""
+    """Refuse to write over anything, or erase what an earlier quickstart made, and nothing else in the folder.
+
+    Raises ConfigError.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--dir {folder} is a file; give a folder")
+    try:
+        _clear(folder, fresh)
+    except OSError as error:
+        raise ConfigError(f"--dir {folder} cannot be written: {error.strerror}; choose another --dir") from error
+
+
+def _clear(folder: Path, fresh: bool) -> None:
     made = [folder / name for name in _MADE if (folder / name).exists()]
     if made and not fresh:
         raise ConfigError(f"{made[0]} exists: begin again with --fresh, or choose another --dir")

@@ -62,5 +62,5 @@ seed: {seed}
 
 
 def _text(path: Path) -> str:
-    """Quoted, so that any folder's name is one YAML string."""
-    return json.dumps(str(path))
+    """Quoted, so that any folder's name is one YAML string, and nothing in it is interpolated."""
+    return json.dumps(str(path).replace("${", r"\${"))

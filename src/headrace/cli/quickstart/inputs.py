@@ -22,7 +22,7 @@ class QuickstartFiles:
 
 
 def make_inputs(folder: Path, seed: int) -> QuickstartFiles:
-    """Write them into `folder`. Equal seeds give equal files; paths in the configs begin with `folder`."""
+    """Write them into `folder`. Equal seeds give equal files, but for the paths in the configs, which are absolute."""
     folder.mkdir(parents=True, exist_ok=True)
     files = QuickstartFiles(
         data=folder / "data",
@@ -32,6 +32,6 @@ def make_inputs(folder: Path, seed: int) -> QuickstartFiles:
     )
     write_data(files.data, seed)
     make_model(files.model, seed)
-    write_sft_config(files.sft_config, folder, seed)
-    write_grpo_config(files.grpo_config, folder, seed)
+    write_sft_config(files.sft_config, folder.absolute(), seed)
+    write_grpo_config(files.grpo_config, folder.absolute(), seed)
     return files

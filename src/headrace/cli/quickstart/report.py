@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,19 +40,22 @@ def render_report(run: RunRecord, seconds: float) -> RenderableType:
     )
 
 
-def render_next_steps(folder: Path, model: Path) -> RenderableType:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    rows = [
-        (f"headrace inspect {folder / 'run'}", "the run's record: time, staleness, waits"),
-        (f"headrace check {folder / 'grpo.yaml'}", "the dataflow, the roles and the memory of this job"),
-        (f"headrace serve {model}", "talk to what was trained, over HTTP"),
-        (f"{folder / 'grpo.yaml'}", "the config: put in your own model, data and reward"),
+def render_next_steps(folder: Path, model: Path) -> Text:
+    """To be printed without wrapping, so that every command can be copied."""
+    config = folder / "grpo.yaml"
+    rows: list[tuple[list[object], str]] = [
+        (["headrace", "inspect", folder / "run"], "the run's record: time, staleness, waits"),
+        (["headrace", "eval", config, "--model", model], "score what was trained on the held-out prompts"),
+        (["headrace", "check", config], "the dataflow, the roles and the memory of this job"),
+        (["headrace", "serve", model], "talk to what was trained, over HTTP"),
+        ([config], "the config: put in your own model, data and reward"),
     ]
-    for command, meaning in rows:
-        table.add_row(Text(command, style="cyan"))
-        table.add_row(Text(f"    {meaning}"))
-    return Group(Text("Where to look next", style="bold"), table)
+    text = Text("Where to look next", style="bold")
+    for words, meaning in rows:
+        text.append("\n")
+        text.append(shlex.join(map(str, words)), style="not bold cyan")
+        text.append(f"\n    {meaning}", style="not bold")
+    return text
 
 
 def _curve(run: RunRecord) -> Table:
