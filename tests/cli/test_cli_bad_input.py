@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from transformers import BloomConfig
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "controller"))
 from controller_jobs import make_job
@@ -30,6 +31,7 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
     monkeypatch.setattr("headrace.models.loading.load_causal_lm", forbidden)
     monkeypatch.setattr("headrace.controller.parts.load_causal_lm", forbidden, raising=False)
+    monkeypatch.setattr("headrace.controller.serve.load_causal_lm", forbidden)
 
     def run(*arguments: str) -> str:
         code = main(list(arguments) or ["check", str(folder / "grpo.yaml")])
@@ -229,3 +231,45 @@ def test_check_of_a_bad_file_imports_neither_torch_nor_transformers(tmp_path: Pa
         "assert code == 2\nassert not {'torch', 'transformers'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--max-concurrent-sequences", "0"],
+            "max_concurrent_sequences is 0: input should be greater than or equal to 1",
+        ),
+        (["--max-context", "1"], "max_context is 1: input should be greater than or equal to 2"),
+        (["--max-context", "500"], "--max-context is 500, but the model has 96 positions; set --max-context to 96"),
+        (["--host", "0.0.0.0"], "host is '0.0.0.0', which others can reach, and no token is set; set a token"),
+        (["--token-env", "HEADRACE_NO_SUCH"], "--token-env names HEADRACE_NO_SUCH, which is not set"),
+    ],
+)
+def test_serve_options(refused, folder: Path, options: list[str], said: str) -> None:
+    assert said in refused("serve", str(folder / "model"), *options)
+
+
+def test_serve_with_too_little_memory(refused, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.controller.memory.free_bytes", lambda device: 1000)
+    error = refused("serve", str(folder / "model"))
+    assert "one sequence of 96 tokens takes 24576 bytes of KV cache" in error
+    assert "set --max-context to 1 or less" in error
+
+
+def test_serve_a_model_without_weights(refused, folder: Path, tmp_path: Path) -> None:
+    copy_model(folder / "model", tmp_path, without="model.safetensors")
+    assert "has no weights (*.safetensors); copy them into it" in refused("serve", str(tmp_path))
+
+
+def test_serve_a_model_that_does_not_say_its_context(refused, folder: Path, tmp_path: Path) -> None:
+    copy_model(folder / "model", tmp_path, without="config.json")
+    BloomConfig(hidden_size=32, n_layer=1, n_head=2).save_pretrained(tmp_path)
+    error = refused("serve", str(tmp_path))
+    assert "config.json has no max_position_embeddings: set --max-context" in error
+
+
+def copy_model(source: Path, target: Path, *, without: str) -> None:
+    for path in source.iterdir():
+        if path.name != without:
+            (target / path.name).write_bytes(path.read_bytes())

@@ -87,6 +87,7 @@ class ScriptedEngine:
     aborted: list[str] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     version: Version = INITIAL
+    failure: Exception | None = None
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         reply = self.replies[min(len(self.requests), len(self.replies) - 1)]

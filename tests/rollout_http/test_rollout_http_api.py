@@ -84,6 +84,17 @@ def test_models_version_and_health() -> None:
     run(engine, test)
 
 
+def test_health_tells_of_a_dead_engine_and_not_why_to_those_without_a_token() -> None:
+    engine = ScriptedEngine([HELLO], failure=RuntimeError("secret path"))
+
+    async def test(post: Post) -> None:
+        status, body = await post("/health", method="GET")
+        assert status == 503
+        assert body["error"]["message"] == "the engine died; start the server again"
+
+    run(engine, test, token="t")
+
+
 def test_completion_whole() -> None:
     engine = ScriptedEngine([HELLO])
 

@@ -6,7 +6,10 @@ import argparse
 import asyncio
 import os
 
+from pydantic import ValidationError
+
 from headrace.config import ConfigError
+from headrace.config.explain import explain
 from headrace.config.model import EngineConfig
 
 
@@ -16,20 +19,31 @@ def run(args: argparse.Namespace) -> int:
         token = os.environ.get(args.token_env)
         if not token:
             raise ConfigError(f"--token-env names {args.token_env}, which is not set; export it, or leave it out")
-    config = EngineConfig(
-        dtype=args.dtype, max_concurrent_sequences=args.max_concurrent_sequences, max_context=args.max_context
-    )
+    config = _engine_config(args)
     from headrace.controller.serve import serve_model
 
-    asyncio.run(
-        serve_model(
-            args.model,
-            config,
-            host=args.host,
-            port=args.port,
-            token=token,
-            seed=args.seed,
-            ready=lambda address: print(f"serving {args.model} at {address}", flush=True),
+    try:
+        asyncio.run(
+            serve_model(
+                args.model,
+                config,
+                host=args.host,
+                port=args.port,
+                token=token,
+                seed=args.seed,
+                ready=lambda address: print(f"serving {args.model} at {address}", flush=True),
+            )
         )
-    )
+    except ConfigError as error:
+        # Here an engine's setting is an option of the command, not a key of a file.
+        raise ConfigError(str(error).replace("engine.max_context", "--max-context")) from error
     return 0
+
+
+def _engine_config(args: argparse.Namespace) -> EngineConfig:
+    try:
+        return EngineConfig(
+            dtype=args.dtype, max_concurrent_sequences=args.max_concurrent_sequences, max_context=args.max_context
+        )
+    except ValidationError as error:
+        raise ConfigError(explain(EngineConfig, error, "headrace serve")) from error

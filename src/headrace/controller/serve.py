@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 
 from headrace.config.model import EngineConfig
+from headrace.controller.memory import plan_kv_cache
 from headrace.controller.stopping import StopRequest
 from headrace.controller.threads import ThreadShare, available_threads
 from headrace.engines.embedded.engine import EmbeddedEngine
+from headrace.models.folder import check_weights
 from headrace.models.loading import (
     load_causal_lm,
     load_tokenizer,
@@ -19,7 +21,7 @@ from headrace.models.loading import (
     resolve_device,
 )
 from headrace.rollout.http.app import build_app
-from headrace.rollout.http.server import serve
+from headrace.rollout.http.server import check_host, serve
 from headrace.runtime.inline import InlineRuntime
 
 _LOADING_LANE = "weights"
@@ -37,16 +39,21 @@ async def serve_model(
 ) -> None:
     """Serve until SIGINT or SIGTERM. `ready` is given the address once requests are answered.
 
-    Raises ConfigError for a model that cannot be loaded, or a host beyond loopback without a token.
+    Raises ConfigError, before the model is loaded, for a folder that lacks something, a context that is not the
+    model's, a KV cache that does not fit, or a host beyond loopback without a token.
     """
+    check_host(host, guarded=token is not None)
+    check_weights(path)
     tokenizer = load_tokenizer(path)
-    model_config = read_model_config(path).get_text_config()
+    model_config = read_model_config(path)
     stops = read_generation_stops(path, tokenizer)
+    device = resolve_device("auto")
+    dtype = config.dtype or "float32"
+    max_context = plan_kv_cache(model_config, config, dtype, device).max_context
     runtime = InlineRuntime(ThreadShare(available_threads(None)).around)
-    dtype = getattr(torch, config.dtype or "float32")
     try:
         model = await runtime.compute(
-            _LOADING_LANE, lambda: load_causal_lm(path, dtype=dtype, device=resolve_device("auto"))
+            _LOADING_LANE, lambda: load_causal_lm(path, dtype=getattr(torch, dtype), device=device)
         )
         engine = EmbeddedEngine(model, config=config, runtime=runtime)
         app = build_app(
@@ -55,8 +62,8 @@ async def serve_model(
             model_name=Path(path).name,
             clock=runtime.clock,
             token=token,
-            max_context=config.max_context or model_config.max_position_embeddings,
-            vocab_size=model_config.vocab_size,
+            max_context=max_context,
+            vocab_size=model_config.get_text_config().vocab_size,
             eos_token_ids=stops,
             seed=seed,
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from headrace.engines.protocol import Engine, GenerateRequest
+from headrace.engines.protocol import Engine, EngineError, GenerateRequest
 from headrace.rollout.http.jobs import Job, ModelLimits, parse_chat, parse_completion, parse_generate
 from headrace.rollout.http.sampling import Deadline, merged, noise_key, sample
 from headrace.rollout.http.shapes import ChatShape, CompletionShape, Envelope, Shape, usage
@@ -43,6 +43,9 @@ class Front:
         self._requests = 0
 
     async def health(self, _: web.Request) -> web.Response:
+        """Raises EngineError once the engine is dead: it serves nothing more until the server is started again."""
+        if self._engine.failure is not None:
+            raise EngineError("the engine died; start the server again")
         return respond({"status": "ok"})
 
     async def version(self, _: web.Request) -> web.Response:

@@ -31,10 +31,7 @@ async def serve(app: web.Application, host: str, port: int) -> HttpServer:
 
     Raises ConfigError for a host beyond loopback unless the application asks for a token, or if it cannot listen.
     """
-    if not app[GUARDED] and not _is_loopback(host):
-        raise ConfigError(
-            f"host is {host!r}, which others can reach, and no token is set; set a token, or use 127.0.0.1"
-        )
+    check_host(host, guarded=app[GUARDED])
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
     try:
@@ -44,6 +41,14 @@ async def serve(app: web.Application, host: str, port: int) -> HttpServer:
         raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another host or port") from error
     address, bound = runner.addresses[0][:2]
     return HttpServer(f"http://[{address}]:{bound}" if ":" in address else f"http://{address}:{bound}", runner)
+
+
+def check_host(host: str, *, guarded: bool) -> None:
+    """Raises ConfigError for a host beyond loopback, unless a token is asked for there (`guarded`)."""
+    if not guarded and not _is_loopback(host):
+        raise ConfigError(
+            f"host is {host!r}, which others can reach, and no token is set; set a token, or use 127.0.0.1"
+        )
 
 
 def _is_loopback(host: str) -> bool:
