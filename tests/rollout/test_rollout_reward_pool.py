@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -192,6 +194,81 @@ def test_children_of_a_killed_reward_end_with_it(hostile: str, tmp_path: Path) -
     assert (outcome.failure or "").startswith("reward_timeout")
     pid = int(pid_file.read_text())
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+RUN = """
+import asyncio, sys
+from headrace.config.data import RewardConfig
+from headrace.rollout.rewards.pool import RewardPool
+from headrace.runtime.inline import SystemClock
+
+async def play():
+    pool = RewardPool(RewardConfig(function=sys.argv[1], timeout_s=60, workers=2), clock=SystemClock())
+    await pool.start()
+    rows = [{"kind": kind, "pid_file": sys.argv[2]} for kind in sys.argv[3:]]
+    calls = [asyncio.create_task(pool.score("four", row, "")) for row in rows]
+    await asyncio.sleep(0.2)
+    print("busy", flush=True)
+    await asyncio.gather(*calls)
+
+asyncio.run(play())
+"""
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("kinds", [["sleep", "child"], ["backtrack", "good"]])
+def test_a_run_killed_by_force_leaves_no_reward_behind(hostile: str, tmp_path: Path, kinds: list[str]) -> None:
+    """Neither one that sleeps, nor what it started, nor one that never lets Python run, nor one that is idle."""
+    pid_file = tmp_path / "pid"
+    command = [sys.executable, "-c", RUN, f"{hostile}:reward", str(pid_file), *kinds]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "busy\n"
+        if "child" in kinds:
+            until(lambda: pid_file.exists() and bool(pid_file.read_text()), "the reward's own child did not start")
+        left = [child.pid for child in psutil.Process(run.pid).children(recursive=True)]
+        assert len(left) == 2 + ("child" in kinds)
+        run.send_signal(signal.SIGKILL)
+    until(lambda: all(map(is_gone, left)), f"a process of {left} lives on")
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+@pytest.mark.parametrize("closed", ["before", "after"])
+def test_a_lifeline_that_is_closed_ends_the_group(platform: str, closed: str) -> None:
+    code = (
+        f"import sys, time; sys.platform = {platform!r}\n"
+        "from headrace.rollout.rewards.lifeline import end_with\n"
+        "end_with(int(sys.argv[1])); print('held', flush=True); time.sleep(60)\n"
+    )
+    watched, lifeline = os.pipe()
+    if closed == "before":
+        os.close(lifeline)
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(watched)],
+        pass_fds=[watched],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        os.close(watched)
+        if closed == "after":
+            assert child.stdout is not None
+            assert child.stdout.readline() == "held\n"
+            os.close(lifeline)
+        assert child.wait(10) == -signal.SIGKILL
 
 
 def test_several_workers_score_at_the_same_time(hostile: str) -> None:

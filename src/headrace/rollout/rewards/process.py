@@ -27,7 +27,7 @@ _LAST_WORDS_S = 0.1
 
 
 class RewardProcess(asyncio.Protocol):
-    """A child in a process group of its own, so that its children end with it."""
+    """A child in a process group of its own, so that its children end with it; and all of them end with the run."""
 
     def __init__(self) -> None:
         self.lost = False
@@ -41,6 +41,8 @@ class RewardProcess(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._process: Process | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._lifeline: int | None = None
+        """Open in this process alone; see `lifeline`."""
 
     @staticmethod
     async def start(config: RewardConfig, clock: Clock, log_path: Path | None) -> RewardProcess:
@@ -71,6 +73,8 @@ class RewardProcess(asyncio.Protocol):
     async def _launch(self, log_path: Path | None) -> None:
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as files:
+            watched, self._lifeline = os.pipe()
+            files.callback(os.close, watched)
             output = DEVNULL if log_path is None else files.enter_context(log_path.open("ab")).fileno()
             try:
                 self._process = await asyncio.create_subprocess_exec(
@@ -79,7 +83,8 @@ class RewardProcess(asyncio.Protocol):
                     "-m",
                     "headrace.rollout.rewards.worker",
                     str(theirs.fileno()),
-                    pass_fds=(theirs.fileno(),),
+                    str(watched),
+                    pass_fds=(theirs.fileno(), watched),
                     stdin=DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -101,6 +106,9 @@ class RewardProcess(asyncio.Protocol):
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
         if self._process is None:
             return "did not start"
         self._kill_group(self._process)

@@ -1,9 +1,9 @@
 """The child process that scores. It starts fast: neither torch nor the run's config package is imported.
 
-Run as `python -P -m headrace.rollout.rewards.worker FD`, where FD is a socket to the run. The first message sets
-it up: [function, answer_column, tolerance]; the answer is ["ready"] or ["error", text]. Then each
-[id, response, row, prompt] is answered by [id, reward, failure], in order, before the next begins. Standard
-output and error belong to the user's code.
+Run as `python -P -m headrace.rollout.rewards.worker FD LIFELINE`, where FD is a socket to the run, and LIFELINE a
+pipe that the run holds open. The first message sets it up: [function, answer_column, tolerance]; the answer is
+["ready"] or ["error", text]. Then each [id, response, row, prompt] is answered by [id, reward, failure], in order,
+before the next begins. Standard output and error belong to the user's code.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from headrace.rollout.failures import FailureKind, describe, describe_exception
 from headrace.rollout.plugins import accepts_keyword, load_function
 from headrace.rollout.rewards.builtin import BUILTIN_REWARDS, builtin_reward
 from headrace.rollout.rewards.frames import FrameBuffer, encode_frame
+from headrace.rollout.rewards.lifeline import end_with
 from headrace.rollout.rewards.outcome import NotARewardError, as_reward
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _MAX_BYTES = 2**31
 
 
 def main() -> None:
+    end_with(int(sys.argv[2]))
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     messages = _messages(channel)
