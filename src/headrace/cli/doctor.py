@@ -9,16 +9,27 @@ import shutil
 import sqlite3
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-import psutil
-
 from headrace import __version__
 from headrace.controller.threads import available_threads
 
-_NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "omegaconf", "rich", "aiohttp")
+_NEEDED = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "pydantic",
+    "omegaconf",
+    "rich",
+    "aiohttp",
+    "msgpack",
+    "psutil",
+)
 _EXTRAS = {"math_verify": ("math", "reward.function=math")}
 _GIB = 2**30
 _LOW_DISK_GIB, _LOW_MEMORY_GIB = 5, 2
@@ -51,13 +62,13 @@ def _findings() -> Iterator[tuple[bool, str, str]]:
 
 
 def _machine() -> Iterator[tuple[bool, str, str]]:
-    memory = psutil.virtual_memory()
     yield True, "processors", f"{available_threads(None)} usable by this process of {os.cpu_count()}"
-    yield (
-        memory.available > _LOW_MEMORY_GIB * _GIB,
-        "memory",
-        f"{memory.available / _GIB:.1f} GiB free of {memory.total / _GIB:.1f} GiB",
-    )
+    with suppress(ImportError):  # a finding of its own, above
+        import psutil
+
+        memory = psutil.virtual_memory()
+        text = f"{memory.available / _GIB:.1f} GiB free of {memory.total / _GIB:.1f} GiB"
+        yield memory.available > _LOW_MEMORY_GIB * _GIB, "memory", text
     free = shutil.disk_usage(Path.cwd()).free / _GIB
     yield free > _LOW_DISK_GIB, "disk", f"{free:.0f} GiB free here; a checkpoint takes 14 bytes a parameter"
 

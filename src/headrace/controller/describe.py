@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.algorithms.recipes import check_dataflow
-from headrace.controller.memory import GIB
+from headrace.controller.memory import GIB, MIB
 from headrace.controller.plan import Plan
 from headrace.controller.threads import available_threads
 
@@ -69,13 +69,15 @@ def _roles(plan: Plan) -> list[str]:
 
 def _memory(plan: Plan) -> list[str]:
     memory = plan.memory
-    lines = [
-        f"memory    {memory.total / GIB:,.2f} GiB and activations; {memory.free / GIB:,.1f} GiB free on {memory.place}"
-    ]
+    lines = [f"memory    {_size(memory.total)} and activations; {_size(memory.free)} free on {memory.place}"]
     if memory.total > memory.free:
         lines.append(
-            f"  WARNING: that is {(memory.total - memory.free) / GIB:,.2f} GiB more than is free: free memory, lower "
+            f"  WARNING: that is {_size(memory.total - memory.free)} more than is free: free memory, lower "
             "engine.max_concurrent_sequences or engine.kv_cache_gib, or take a smaller model"
         )
-    lines += [f"  {use:<44} {size / GIB:>9,.3f} GiB" for use, size in memory.uses.items()]
+    lines += [f"  {use:<44} {_size(size):>12}" for use, size in memory.uses.items()]
     return lines
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:,.2f} GiB" if count >= GIB else f"{count / MIB:,.2f} MiB"

@@ -12,7 +12,7 @@ from headrace.config import EngineConfig, TrainConfig
 from headrace.engines.embedded.memory import CachePlan, plan_cache
 from headrace.models.loading import count_parameters
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 _BYTES = {"float32": 4, "bfloat16": 2}
 
 
