@@ -109,6 +109,72 @@ def test_kill_at_any_moment_loses_nothing(job: Path, tmp_path: Path, seed: int) 
     assert summary["version"] == BATCHES
 
 
+def test_a_kill_long_after_the_last_commit_can_be_resumed(tmp_path: Path) -> None:
+    """More groups come back than a running table ever holds."""
+    job = make_job(tmp_path / "job", trainer__batches=18, checkpoint__every=1000)
+    folder = tmp_path / "run"
+    process = start("train", job, "--dir", folder)
+    wait_for_version(process, folder, 12)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    with RunReader(folder) as reader:
+        before = reader.counts()
+    assert before.trained >= 24
+    code, out = run("train", job, "--dir", folder, "--resume")
+    assert code == 0, out
+    summary = check_record(folder)
+    assert summary["version"] == 18
+    generated = summary["samples"]["generated"]
+    assert generated < 2 * 18 * 2 * 3, "what was journalled was not generated again"
+
+
+def test_a_resumed_run_may_change_where_it_runs_but_not_what_it_computes(job: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    code, out = run("train", job, "trainer.batches=2", "--dir", folder)
+    assert code == 0, out
+    code, out = run(
+        "train", job, "trainer.batches=2", "runtime.threads=1", "evaluation.timeout_s=5", "--dir", folder, "--resume"
+    )
+    assert code == 0, out
+    code, out = run("train", job, "trainer.batches=2", "trainer.max_grad_norm=2", "--dir", folder, "--resume")
+    assert code == 2
+    assert "was made with another config" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_the_process_at_once_and_the_run_can_be_resumed(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    job = make_job(tmp_path / "job", trainer__batches=100_000)
+    folder = tmp_path / "run"
+    process = start("train", job, "--dir", folder)
+    wait_for_version(process, folder, 2)
+    process.send_signal(number)
+    time.sleep(0.01)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    store = RunStore.open(folder, config_sha256=config_sha256(load_config(TrainConfig, job)))
+    restored = store.checkpoints.restore()
+    store.ledger.counts().check()
+    assert restored.number >= 0
+    store.close()
+
+
+def test_a_stop_right_after_a_resume_shows_the_version_that_was_restored(job: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start("train", job, "trainer.batches=100000", "--dir", folder)
+    wait_for_version(process, folder, 5)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    store = RunStore.open(
+        folder, config_sha256=config_sha256(load_config(TrainConfig, job, ["trainer.batches=100000"]))
+    )
+    restored = store.checkpoints.restore()
+    store.close()
+    with RunReader(folder) as reader:
+        assert reader.version() == (restored.branch, restored.number)
+
+
 def test_a_damaged_checkpoint_is_refused_by_name(job: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code, out = run("train", job, "trainer.batches=2", "--dir", folder)

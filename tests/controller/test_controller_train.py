@@ -161,6 +161,49 @@ def test_an_environment_of_several_turns(tmp_path: Path) -> None:
     assert summary["samples"]["failed"] == {}
 
 
+def test_a_dataset_whose_last_prompts_are_dropped_ends_the_run(tmp_path: Path) -> None:
+    """One epoch, and a filter that drops the groups of all prompts but a few."""
+    job = make_job(tmp_path / "job", trainer__batches=None)
+    (tmp_path / "job" / "filters.py").write_text("def some(group):\n    return int(group.prompt_id) % 5 == 0\n")
+    code, out = run("train", job, f"rollout.filters=[{tmp_path}/job/filters.py:some]", "--dir", tmp_path / "run")
+    assert code == 0, out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["groups"]["trained"] == 8
+    assert summary["groups"]["dropped"] == {"some": 32}
+
+
+def test_an_evaluation_that_takes_too_long_is_left_out(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", evaluation__timeout_s=1e-6)
+    summary = train(job, tmp_path / "run", "trainer.batches=2")
+    assert summary["status"] == "finished"
+    assert summary["eval"] == {"before": None, "after": None}
+    with RunReader(tmp_path / "run") as reader:
+        kinds = [event.kind for event in reader.events.read()]
+    assert kinds.count("evaluation_given_up") == 2
+
+
+def test_a_disk_that_fills_ends_the_run_with_one_clear_error(tmp_path: Path) -> None:
+    """RLIMIT_FSIZE stands in for the disk: writing past it fails as a full disk does, for this process only."""
+    import resource
+    import subprocess
+    import sys
+
+    job = make_job(tmp_path / "job")
+    process = subprocess.run(
+        [sys.executable, "-m", "headrace.cli.main", "train", str(job), "--dir", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000)),
+    )
+    assert process.returncode == 1, process.stdout + process.stderr
+    assert "Traceback" not in process.stderr
+    assert "headrace: " in process.stderr
+    assert str(tmp_path / "run") in process.stderr
+
+
 def test_nothing_to_learn_ends_with_a_reason_and_not_with_a_hang(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", runtime__stall_timeout_s=3, rollout__episode_timeout_s=3)
     (tmp_path / "job" / "reward.py").write_text("def score(response, row):\n    return 1.0\n")

@@ -32,11 +32,24 @@ def grads(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+def groups(seed: int = 0) -> list[PackRow]:
+    """Two groups with a common prompt each, one sample of which repeats another from end to end; 75 tokens."""
+    rng = np.random.default_rng(seed)
+    packed = []
+    for prompt, responses in ((9, (3, 8, 1)), (5, (4, 20, 0, 5))):
+        common = rng.integers(0, VOCAB, prompt)
+        for response in responses:
+            tokens = np.concatenate([common, rng.integers(0, VOCAB, response)])
+            packed.append(PackRow(tokens, np.arange(len(tokens)) >= prompt - 2))
+    packed[2] = packed[1]
+    return packed
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_packed_equals_one_by_one(name: str, temperature: float) -> None:
-    samples = rows(LENGTHS)
-    weights = torch.randn(sum(LENGTHS), generator=torch.Generator().manual_seed(1))
+@pytest.mark.parametrize("samples", [rows(LENGTHS), groups()], ids=["apart", "sharing prompts"])
+def test_packed_equals_one_by_one(name: str, temperature: float, samples: list[PackRow]) -> None:
+    weights = torch.randn(sum(map(len, samples)), generator=torch.Generator().manual_seed(1))
 
     alone = tiny_model(name)
     expected = torch.cat([one_by_one(alone, row, temperature) for row in samples])

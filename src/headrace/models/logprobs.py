@@ -32,7 +32,7 @@ def token_logprobs(
     targets = micro.tokens[trained]
     row = (micro.tokens, micro.positions, micro.lengths)
     if lm.has_plain_head:
-        hidden = lm.hidden_states(*row).index_select(0, trained - 1)
+        hidden = lm.hidden_states(*row, trained - 1)
         chosen = _from_hidden(lm, hidden, targets, temperature, max_logits)
     else:
         chosen = _from_logits(lm.all_logits(*row).index_select(0, trained - 1), targets, temperature)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.models.attention import PACKED_ATTENTION, UnsupportedAttention, register_packed_attention
+from headrace.models.prefixes import SharedPrefixes
 from headrace.models.segments import SegmentPlan
 
 if TYPE_CHECKING:
@@ -51,9 +52,21 @@ class PackedLM(nn.Module):
     def device(self) -> torch.device:
         return self.model.device
 
-    def hidden_states(self, tokens: Tensor, positions: Tensor, lengths: list[int]) -> Tensor:
-        """Last hidden states, [N, hidden], of N tokens that make up samples of these lengths."""
-        return self._run(self.model.base_model, tokens, positions, lengths, self.forward_kind)
+    def hidden_states(self, tokens: Tensor, positions: Tensor, lengths: list[int], at: Tensor) -> Tensor:
+        """Last hidden states, [P, hidden], at the places `at` [P] of N tokens that make up samples of these lengths.
+
+        Where the model's attention allows it, what samples have in common at their beginning is computed once.
+        """
+        module = self.model.base_model
+        if self.forward_kind is not PackedForward.SEGMENTS:
+            return self._run(module, tokens, positions, lengths, self.forward_kind).index_select(0, at)
+        prefixes = SharedPrefixes.of(tokens.cpu().numpy(), lengths)
+        kept, source = (torch.from_numpy(places).to(tokens.device) for places in (prefixes.kept, prefixes.source))
+        segments = SegmentPlan.of(lengths, tokens.device, prefixes)
+        computed = module(
+            input_ids=tokens[kept][None], position_ids=positions[kept][None], use_cache=False, segments=segments
+        )
+        return computed[0][0].index_select(0, source[at])
 
     def all_logits(self, tokens: Tensor, positions: Tensor, lengths: list[int]) -> Tensor:
         """The model's own logits, [N, vocabulary]; for models whose output layer is not a plain one."""
@@ -85,7 +98,8 @@ class PackedLM(nn.Module):
                     break
             except UnsupportedAttention:
                 continue
-        hidden = self._run(self.model.base_model, tokens, positions, lengths, kind)
+        self.forward_kind = kind
+        hidden = self.hidden_states(tokens, positions, lengths, torch.arange(len(tokens), device=self.device))
         head = self.model.get_output_embeddings()
         width = getattr(head, "in_features", None) or getattr(head, "nx", None)
         return kind, head is not None and width == hidden.shape[-1] and _agree(self.head(hidden), logits)

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.models.prefixes import SharedPrefixes
+
 _MIN_SHARE = 0.75
 """A sample shorter than this share of its batch's longest (less `_SLACK` tokens) begins a new batch: measured,
 calls saved against arithmetic on filling."""
@@ -22,17 +24,21 @@ _SLACK = 8
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlan:
-    """Where each token of a packed row (N tokens) goes in the regrouped one (M >= N tokens)."""
+    """Where each computed token (U) goes among the regrouped ones (M), in which every sample is whole."""
 
     shapes: tuple[tuple[int, int], ...]
     """(samples, tokens of the longest) of each batch; their products add up to M."""
     gather: Tensor
     """[M] int64: the token at each regrouped place; filling repeats its sample's last token."""
     place: Tensor
-    """[N] int64: the regrouped place of each token."""
+    """[U] int64: the regrouped place of each token, in the first sample that has it."""
+    repeats: tuple[Tensor, Tensor] | None
+    """Places where a token that samples share stands again, and which token: int64 both. None if none is shared."""
 
     @staticmethod
-    def of(lengths: Sequence[int], device: torch.device) -> SegmentPlan:
+    def of(lengths: Sequence[int], device: torch.device, prefixes: SharedPrefixes | None = None) -> SegmentPlan:
+        """Of samples of these lengths, N tokens in all; `prefixes` says which U of them are computed, all if None."""
+        prefixes = prefixes or SharedPrefixes.none(sum(lengths))
         starts = np.concatenate([[0], np.cumsum(lengths)])
         shapes: list[tuple[int, int]] = []
         gather: list[np.ndarray] = []
@@ -47,18 +53,25 @@ class SegmentPlan:
             place[gather[-1][real]] = offset + np.flatnonzero(real)
             shapes.append((len(members), longest))
             offset += len(members) * longest
+        again = np.ones(len(place), dtype=np.bool_)
+        again[prefixes.kept] = False
+        repeats = None
+        if again.any():
+            pair = place[again], prefixes.source[again]
+            repeats = torch.from_numpy(pair[0]).to(device), torch.from_numpy(pair[1]).to(device)
         return SegmentPlan(
             tuple(shapes),
-            torch.from_numpy(np.concatenate(gather)).to(device),
-            torch.from_numpy(place).to(device),
+            torch.from_numpy(prefixes.source[np.concatenate(gather)]).to(device),
+            torch.from_numpy(place[prefixes.kept]).to(device),
+            repeats,
         )
 
     def regroup(self, values: Tensor) -> Tensor:
-        """[N, ...] to [M, ...]. What flows back to filling is dropped: it must be nothing."""
-        return _Regroup.apply(values, self.gather, self.place)
+        """[U, ...] to [M, ...]. What flows back to filling is dropped: it must be nothing."""
+        return _Regroup.apply(values, self.gather, self.place, self.repeats)
 
     def restore(self, values: Tensor) -> Tensor:
-        """[M, ...] to [N, ...]."""
+        """[M, ...] to [U, ...]: of a shared token what its first sample has, which is what all have."""
         return _Restore.apply(values, self.gather, self.place)
 
 
@@ -79,14 +92,20 @@ class _Regroup(torch.autograd.Function):
     """Both directions are gathers: autograd's own backward of a gather is a far slower scatter."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, gather: Tensor, place: Tensor) -> Tensor:
-        ctx.save_for_backward(place)
+    def forward(
+        ctx: Any, values: Tensor, gather: Tensor, place: Tensor, repeats: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        ctx.save_for_backward(place, *(repeats or ()))
         return values.index_select(0, gather)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (place,) = ctx.saved_tensors
-        return grads[0].index_select(0, place), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        place, *repeats = ctx.saved_tensors
+        total = grads[0].index_select(0, place)
+        if repeats:
+            again, token = repeats
+            total.index_add_(0, token, grads[0].index_select(0, again))
+        return total, None, None, None
 
 
 class _Restore(torch.autograd.Function):
