@@ -7,16 +7,15 @@ from typing import Any
 from headrace.config import ConfigError
 from headrace.controller.parts import held_out_evaluation, load_engine
 from headrace.controller.plan import Plan
-from headrace.controller.threads import ThreadShare, available_threads
+from headrace.controller.threads import inline_runtime
 from headrace.rollout.rewards.pool import RewardPool
-from headrace.runtime.inline import InlineRuntime
 
 
 async def evaluate(plan: Plan) -> dict[str, Any]:
     """The result of one evaluation (see `Evaluation.run`). Raises ConfigError if there are no held-out prompts."""
     if not plan.eval_prompts:
         raise ConfigError("the config names no held-out prompts; set data.eval to a JSONL file")
-    runtime = InlineRuntime(ThreadShare(available_threads(plan.config.runtime.threads)).around)
+    runtime = inline_runtime(plan.config.runtime.threads, take_turns=True)
     rewards = RewardPool(plan.config.reward, clock=runtime.clock)
     try:
         await rewards.start()

@@ -10,7 +10,7 @@ import torch
 from headrace.config.model import EngineConfig
 from headrace.controller.memory import plan_kv_cache
 from headrace.controller.stopping import StopRequest
-from headrace.controller.threads import ThreadShare, available_threads
+from headrace.controller.threads import inline_runtime
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.models.folder import check_weights
 from headrace.models.loading import (
@@ -22,7 +22,6 @@ from headrace.models.loading import (
 )
 from headrace.rollout.http.app import build_app
 from headrace.rollout.http.server import check_host, serve
-from headrace.runtime.inline import InlineRuntime
 
 _LOADING_LANE = "weights"
 
@@ -50,7 +49,7 @@ async def serve_model(
     device = resolve_device("auto")
     dtype = config.dtype or "float32"
     max_context = plan_kv_cache(model_config, config, dtype, device).max_context
-    runtime = InlineRuntime(ThreadShare(available_threads(None)).around)
+    runtime = inline_runtime(None, take_turns=True)
     try:
         model = await runtime.compute(
             _LOADING_LANE, lambda: load_causal_lm(path, dtype=getattr(torch, dtype), device=device)

@@ -13,7 +13,7 @@ from headrace.config import config_sha256, dump_config
 from headrace.controller.parts import Models, Parts, connect, load_models
 from headrace.controller.plan import Plan
 from headrace.controller.stopping import StopRequest
-from headrace.controller.threads import ThreadShare, available_threads
+from headrace.controller.threads import inline_runtime
 from headrace.engines.protocol import SwapMode
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.observe.snapshot import take_snapshot
@@ -21,7 +21,6 @@ from headrace.observe.summary import build_summary, write_summary
 from headrace.observe.watch import View, watch
 from headrace.roles.actor import TRAINER_LANE
 from headrace.rollout.rewards.pool import RewardPool
-from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunReader, RunStore, StoreError
 from headrace.weights.version import INITIAL, Lineage, Version
@@ -62,7 +61,7 @@ async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None
 
     `view` shows the run while it goes. Raises ConfigError, StoreError, WaitTimeout, WeightError, EngineError.
     """
-    runtime = InlineRuntime(ThreadShare(available_threads(plan.config.runtime.threads)).around)
+    runtime = inline_runtime(plan.config.runtime.threads, take_turns=plan.config.async_.mode == "sync")
     store, restored = open_store(plan, folder, begin, runtime.clock.wall())
     status: Status = "failed"
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
@@ -41,16 +41,18 @@ class InlineRuntime:
     """The runtime of one machine, of notebooks, debuggers and tests.
 
     A lane is made when it is first used. `around` makes, from a lane's name, what each call on that lane is wrapped in,
-    on the lane's own thread.
+    on the lane's own thread. `turns` names lanes that share one thread: their calls take turns.
     """
 
     def __init__(
         self,
         around: Callable[[str], AbstractContextManager[None]] = lambda lane: nullcontext(),
         clock: Clock | None = None,
+        turns: Collection[str] = (),
     ) -> None:
         self._clock: Clock = clock or SystemClock()
         self._around = around
+        self._turns = turns
         self._lanes: dict[str, ThreadPoolExecutor] = {}
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._closed = False
@@ -63,9 +65,10 @@ class InlineRuntime:
         """See `Runtime.compute`."""
         if self._closed:
             raise RuntimeError(f"the runtime is closed; lane {lane!r} takes no more work")
-        executor = self._lanes.get(lane)
+        thread = "turns" if lane in self._turns else lane
+        executor = self._lanes.get(thread)
         if executor is None:
-            executor = self._lanes[lane] = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"headrace-{lane}")
+            executor = self._lanes[thread] = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"headrace-{thread}")
 
         def call() -> T:
             with self._around(lane):
