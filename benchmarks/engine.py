@@ -2,8 +2,8 @@
 
     python -m benchmarks.engine [--vllm-python PATH] [--runs 5]
 
-All sides take turns in one call: the same model, prompts, dtype and two threads, 64 sequences at once, temperature 1.
-The engine and vLLM report the log-prob of each sampled token, `generate` is spared that. Lengths are even (128 tokens
+The sides take turns in one call, each in a process of its own: the same model, prompts, dtype and two threads, 64
+sequences at once, temperature 1. The engine and vLLM report the log-prob of each sampled token, `generate` is spared that. Lengths are even (128 tokens
 each), or skewed: every token ends its sequence with chance 1/32, at most 128, 256 requests. `generate` works them off
 in batches of 64, the others continuously. The interpreter that has vLLM is given by its path, so that its dependencies
 stay out of this environment.
@@ -17,9 +17,9 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,43 +30,46 @@ from transformers import GenerationConfig
 from benchmarks.machine import save, spread
 from benchmarks.policy_model import EOS, VOCABULARY, make_model
 from headrace.config import EngineConfig
-from headrace.controller.threads import ThreadShare
+from headrace.controller.threads import inline_runtime
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.protocol import GenerateRequest, SamplingParams, SwapMode, TokenChunk
 from headrace.models.loading import load_causal_lm
-from headrace.runtime.inline import InlineRuntime
 from headrace.weights.memory import MemoryPublisher
 from headrace.weights.version import Version
 
 CONCURRENT, PROMPT, MAX_NEW_TOKENS, THREADS = 64, 16, 128, 2
 CONTEXT = PROMPT + MAX_NEW_TOKENS
+SETTLE_S = 0.5
+"""Between turns: the threads of the side before spin for a while."""
 REQUESTS = {"even": CONCURRENT, "skewed": 4 * CONCURRENT}
 EOS_CHANCE = {"even": 0.0, "skewed": 1 / 32}
 DTYPES = ("float32", "bfloat16")
-
-Side = Callable[[], float]
-"""Generates once; tokens per second."""
 
 
 def make_prompts(count: int) -> np.ndarray:
     return np.random.default_rng(0).integers(2, VOCABULARY, (count, PROMPT)).astype(np.int32)
 
 
-def hugging_face_side(folder: Path, dtype: str, prompts: np.ndarray, device: str = "cpu") -> Side:
-    model: Any = load_causal_lm(folder, dtype=getattr(torch, dtype), device=device)
-    config = GenerationConfig(max_new_tokens=MAX_NEW_TOKENS, do_sample=True, top_k=0, eos_token_id=EOS, pad_token_id=1)
+class HuggingFaceSide:
+    """`generate` in batches of 64."""
 
-    def run() -> float:
-        begin, tokens = time.perf_counter(), 0
-        for start in range(0, len(prompts), CONCURRENT):
-            ids = torch.from_numpy(prompts[start : start + CONCURRENT].astype(np.int64)).to(device)
-            whole = model.generate(ids, generation_config=config, attention_mask=torch.ones_like(ids))
-            response = whole[:, PROMPT:]
-            ended = (response == EOS).int().cumsum(1)
-            tokens += int((ended - (response == EOS).int() == 0).sum())
-        return tokens / (time.perf_counter() - begin)
+    def __init__(self, folder: Path, dtype: str, prompts: np.ndarray, device: str = "cpu") -> None:
+        torch.set_num_threads(THREADS)
+        self._prompts = prompts
+        self._model: Any = load_causal_lm(folder, dtype=getattr(torch, dtype), device=device)
+        self._config = GenerationConfig(
+            max_new_tokens=MAX_NEW_TOKENS, do_sample=True, top_k=0, eos_token_id=EOS, pad_token_id=1
+        )
 
-    return run
+    def tokens(self) -> int:
+        """Generates once; how many tokens."""
+        count = 0
+        for start in range(0, len(self._prompts), CONCURRENT):
+            ids = torch.from_numpy(self._prompts[start : start + CONCURRENT].astype(np.int64)).to(self._model.device)
+            whole = self._model.generate(ids, generation_config=self._config, attention_mask=torch.ones_like(ids))
+            ends = (whole[:, PROMPT:] == EOS).int()
+            count += int((ends.cumsum(1) - ends == 0).sum())
+        return count
 
 
 class OwnSide:
@@ -75,7 +78,7 @@ class OwnSide:
     def __init__(self, folder: Path, dtype: str, prompts: np.ndarray, device: str = "cpu") -> None:
         self._prompts = prompts
         self._loop = asyncio.Runner()
-        self._runtime = InlineRuntime(ThreadShare(THREADS).around)
+        self._runtime = inline_runtime(THREADS, take_turns=True)
         model = load_causal_lm(folder, dtype=getattr(torch, dtype), device=device)
         self.parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
         config = EngineConfig(max_concurrent_sequences=CONCURRENT, max_context=CONTEXT)
@@ -83,10 +86,9 @@ class OwnSide:
         self._loop.run(self.engine.start())
         self._runs = 0
 
-    def __call__(self) -> float:
-        begin = time.perf_counter()
-        chunks = self.generate()
-        return sum(len(chunk.tokens) for chunk in chunks) / (time.perf_counter() - begin)
+    def tokens(self) -> int:
+        """Generates once; how many tokens."""
+        return sum(len(chunk.tokens) for chunk in self.generate())
 
     def generate(self) -> list[TokenChunk]:
         async def everyone() -> list[TokenChunk]:
@@ -135,41 +137,23 @@ class OwnSide:
         return [chunk async for chunk in self.engine.generate(request)][-1]
 
 
-class VllmSide:
-    """A child process that generates on demand."""
+class Child:
+    """A side in a process of its own: generates once for each line that it gets."""
 
-    def __init__(self, python: str, folder: Path, dtype: str, prompts: np.ndarray) -> None:
-        job = {
-            "model": str(folder),
-            "dtype": dtype,
-            "context": CONTEXT,
-            "concurrent": CONCURRENT,
-            "max_new_tokens": MAX_NEW_TOKENS,
-            "stops": [EOS],
-            "prompts": prompts.tolist(),
-        }
-        environment = {
-            "PATH": "/usr/bin:/bin",
-            "HOME": str(folder),
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": str(THREADS),
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_NO_USAGE_STATS": "1",
-        }
-        script = Path(__file__).parent / "peers" / "vllm_generate.py"
+    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
         self._child = subprocess.Popen(
-            [python, str(script), json.dumps(job)],
+            arguments,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             env=environment,
         )
+        self._arguments = arguments
         self._answer()
 
-    def __call__(self) -> float:
+    def tokens_per_s(self) -> float:
+        time.sleep(SETTLE_S)
         assert self._child.stdin is not None
         self._child.stdin.write("go\n")
         self._child.stdin.flush()
@@ -187,32 +171,67 @@ class VllmSide:
         for line in self._child.stdout:
             if line.startswith(("[", '"')):
                 return json.loads(line)
-        raise RuntimeError("vLLM ended before it answered; run benchmarks/peers/vllm_generate.py by hand to see why")
+        raise RuntimeError(f"a side ended before it answered; run it by hand to see why: {self._arguments[:4]}")
+
+
+def start_side(name: str, folder: Path, dtype: str, prompts: np.ndarray, vllm_python: str | None) -> Child:
+    job = {
+        "side": name,
+        "model": str(folder),
+        "dtype": dtype,
+        "context": CONTEXT,
+        "concurrent": CONCURRENT,
+        "max_new_tokens": MAX_NEW_TOKENS,
+        "stops": [EOS],
+        "prompts": prompts.tolist(),
+    }
+    if name != "vllm":
+        return Child([sys.executable, "-m", "benchmarks.engine", "--side", json.dumps(job)], dict(os.environ))
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(folder),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(THREADS),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    script = Path(__file__).parent / "peers" / "vllm_generate.py"
+    return Child([str(vllm_python), str(script), json.dumps(job)], environment)
+
+
+def serve_side(job: dict[str, Any]) -> None:
+    """The child of `start_side`, for our own side and for `generate`."""
+    kind = OwnSide if job["side"] == "headrace" else HuggingFaceSide
+    side = kind(Path(job["model"]), job["dtype"], np.array(job["prompts"], dtype=np.int32))
+    print(json.dumps("ready"), flush=True)
+    for _ in sys.stdin:
+        begin = time.perf_counter()
+        count = side.tokens()
+        print(json.dumps([count, time.perf_counter() - begin]), flush=True)
+    if isinstance(side, OwnSide):
+        side.close()
 
 
 def compare(folder: Path, lengths: str, dtype: str, runs: int, vllm_python: str | None) -> dict[str, Any]:
     """One round of warm-up, then `runs` rounds in which the sides take turns."""
     prompts = make_prompts(REQUESTS[lengths])
-    own = OwnSide(folder / lengths, dtype, prompts)
-    sides: dict[str, Side] = {"headrace": own, "generate": hugging_face_side(folder / lengths, dtype, prompts)}
-    vllm = VllmSide(vllm_python, folder / lengths, dtype, prompts) if vllm_python else None
-    if vllm is not None:
-        sides["vllm"] = vllm
-    speeds: dict[str, list[float]] = {name: [] for name in sides}
+    names = ["headrace", "generate"] + (["vllm"] if vllm_python else [])
+    sides = {name: start_side(name, folder / lengths, dtype, prompts, vllm_python) for name in names}
+    speeds: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(runs + 1):
         for name, side in sides.items():
-            speed = side()
+            speed = side.tokens_per_s()
             if round_:
                 speeds[name].append(speed)
-    own.close()
-    if vllm is not None:
-        vllm.close()
+    for side in sides.values():
+        side.close()
     row: dict[str, Any] = {"lengths": lengths, "dtype": dtype}
     row["tokens_per_s"] = {name: spread(values) for name, values in speeds.items()}
-    for name in sides:
-        if name != "headrace":
-            ratios = [a / b for a, b in zip(speeds["headrace"], speeds[name], strict=True)]
-            row[f"ratio_to_{name}"] = spread(ratios)
+    for name in names[1:]:
+        ratios = [a / b for a, b in zip(speeds["headrace"], speeds[name], strict=True)]
+        row[f"ratio_to_{name}"] = spread(ratios)
     print(lengths, dtype, {name: round(statistics.median(v)) for name, v in speeds.items()}, flush=True)
     return row
 
@@ -220,7 +239,7 @@ def compare(folder: Path, lengths: str, dtype: str, runs: int, vllm_python: str 
 def swaps(folder: Path, dtype: str, runs: int) -> list[dict[str, Any]]:
     """What an update costs while 64 sequences run; seconds as medians, with a decode step's own time beside."""
     own = OwnSide(folder / "even", dtype, make_prompts(CONCURRENT))
-    own()
+    own.tokens()
     rows, number = [], 0
     for mode in (SwapMode.KEEP, SwapMode.RECOMPUTE):
         costs = []
@@ -254,8 +273,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--vllm-python", default=os.environ.get("HEADRACE_VLLM_PYTHON"))
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--side", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    torch.set_num_threads(THREADS)
+    if args.side:
+        serve_side(args.side)
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for lengths, chance in EOS_CHANCE.items():

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.engine import CONCURRENT, MAX_NEW_TOKENS, OwnSide, hugging_face_side, make_prompts
+from benchmarks.engine import CONCURRENT, MAX_NEW_TOKENS, HuggingFaceSide, OwnSide, make_prompts
 from benchmarks.machine import save, spread
 from benchmarks.policy_model import VOCABULARY, make_model
 from headrace.config import TrainConfig
@@ -30,13 +30,14 @@ RUNS, SAMPLES, LENGTH = 5, 64, 256
 
 def engine_row(folder: Path, dtype: str) -> dict[str, Any]:
     prompts = make_prompts(CONCURRENT)
-    own, theirs = OwnSide(folder, dtype, prompts, "cuda"), hugging_face_side(folder, dtype, prompts, "cuda")
+    own, theirs = OwnSide(folder, dtype, prompts, "cuda"), HuggingFaceSide(folder, dtype, prompts, "cuda")
     speeds: dict[str, list[float]] = {"headrace": [], "generate": []}
     for round_ in range(RUNS + 1):
         for name, side in (("headrace", own), ("generate", theirs)):
-            speed = side()
+            began = time.perf_counter()
+            tokens = side.tokens()
             if round_:
-                speeds[name].append(speed)
+                speeds[name].append(tokens / (time.perf_counter() - began))
     swaps = {str(mode): own.swap(mode, number) for number, mode in enumerate((SwapMode.KEEP, SwapMode.RECOMPUTE), 1)}
     own.close()
     ratio = spread([a / b for a, b in zip(speeds["headrace"], speeds["generate"], strict=True)])

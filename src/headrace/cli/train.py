@@ -28,5 +28,5 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.dir or Path("runs") / Path(args.config).stem)
     begin: Begin = "resume" if args.resume else "fresh" if args.fresh else "new"
     ended = asyncio.run(train(plan, folder, begin, view_for(Console(force_terminal=False if args.plain else None))))
-    print_end(folder, ended, args.config)
+    print_end(folder, ended)
     return 0

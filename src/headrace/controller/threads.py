@@ -26,8 +26,8 @@ class ThreadShare:
     """Sets torch's number of threads, which torch keeps for each calling thread, when a call on a lane begins.
 
     Where lanes take turns, each has all threads. Where they compute beside each other, the engine has half, and the
-    trainer the rest, and one more while the engine rests. Not all: OpenMP keeps a team of threads for each lane, and once
-    all teams together outnumber the processors its barriers sleep instead of spinning, which costs more than the
+    trainer the rest, and one more while the engine rests. Not all: OpenMP keeps a team of threads for each lane, and
+    once all teams together outnumber the processors its barriers sleep instead of spinning, which costs more than the
     threads bring.
     """
 
