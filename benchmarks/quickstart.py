@@ -1,6 +1,6 @@
 """The quickstart over several seeds: accuracy before and after, lengths and time. Figures go to `results/quickstart.json`.
 
-    python -m benchmarks.quickstart [--seeds 5]
+python -m benchmarks.quickstart [--seeds 5]
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,11 @@ import pytest
 import torch
 from engines_helpers import collect, prompt, published, reference_logprobs, request, serving, tiny_model
 
+from headrace.config import EngineConfig
+from headrace.engines.embedded.core import EngineCore
 from headrace.engines.embedded.engine import EmbeddedEngine
+from headrace.engines.embedded.memory import plan_cache
+from headrace.engines.embedded.sequence import Sequence
 from headrace.engines.protocol import GenerateRequest, SwapMode, SwapReport, TokenChunk
 from headrace.weights.memory import MemoryPublisher
 from headrace.weights.plane import WeightError
@@ -266,6 +272,64 @@ def test_a_pin_holds_the_version_until_released() -> None:
             assert engine.version == ONE
 
     asyncio.run(run())
+
+
+def test_a_pin_taken_while_weights_are_received_holds_too() -> None:
+    old, new = tiny_model("qwen3", 0), tiny_model("qwen3", 1)
+    inner = published(new, ONE)
+    entered, go_on = threading.Event(), threading.Event()
+
+    class SlowReceiver:
+        def latest(self) -> Version | None:
+            return inner.latest()
+
+        def receive(self) -> Any:
+            entered.set()
+            assert go_on.wait(10)
+            return inner.receive()
+
+    async def run() -> None:
+        async with serving(old) as engine:
+            update = asyncio.create_task(engine.update(SlowReceiver(), SwapMode.RECOMPUTE))
+            assert await asyncio.to_thread(entered.wait, 10)
+            during = await collect(engine, request("during", PROMPTS[0], 10))  # decoding goes on meanwhile
+            pinned = engine.pin()
+            go_on.set()
+            after = await collect(engine, request("after", PROMPTS[0], 100))
+            assert frozenset([*during.versions.tolist(), *after.versions.tolist()]) == {0}
+            pinned.release()
+            await update
+            assert engine.version == ONE
+
+    asyncio.run(run())
+
+
+def test_keep_starts_a_half_prefilled_prompt_again() -> None:
+    old, new = tiny_model("qwen3", 0), tiny_model("qwen3", 1)
+    sequence = Sequence(request("long", prompt(8, 60), 5, temperature=0), 128)
+    config = EngineConfig(prefill_tokens_per_step=16, max_concurrent_sequences=2)
+    core = EngineCore(copy.deepcopy(old), plan_cache(old.config, config, torch.float32), 16, INITIAL, lambda: 0.0)
+    core.scheduler.add(sequence)
+    core.step()
+    assert sequence.cached == 16
+    core.flip(core.prepare(published(new, ONE)), SwapMode.KEEP)
+    outputs = []
+    while not sequence.is_finished:
+        outputs += core.step()
+    chunk = outputs[0][1]
+    np.testing.assert_allclose(chunk.logprobs, reference_logprobs(new, prompt(8, 60), chunk.tokens), atol=1e-4)
+
+
+def test_an_interrupted_run_ends_after_its_present_step() -> None:
+    model = tiny_model("qwen3")
+    core = EngineCore(copy.deepcopy(model), plan_cache(model.config, EngineConfig(), torch.float32), 64, INITIAL, float)
+    core.scheduler.add(Sequence(request("r", PROMPTS[0], 50), 128))
+    core.step()
+    ran = core.totals.decode_steps
+    assert ran > 1
+    core.interrupt = True
+    core.step()
+    assert core.totals.decode_steps == ran + 1
 
 
 def test_a_request_for_newer_weights_waits_for_them() -> None:

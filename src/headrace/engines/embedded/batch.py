@@ -64,6 +64,7 @@ class DecodeBatch:
     def load(self, running: list[Sequence]) -> None:
         """Make slot i hold `running[i]`."""
         changed = len(running) != self.size
+        self._members[len(running) :] = [None] * (len(self._members) - len(running))
         self.size = len(running)
         for slot, sequence in enumerate(running):
             if self._members[slot] is not sequence:
@@ -77,10 +78,6 @@ class DecodeBatch:
                     self._positions[slot] = sequence.length - 1
                 for name, array in self._host.items():
                     self._device[name].copy_(torch.from_numpy(array))
-
-    def forget(self) -> None:
-        """Write every slot anew at the next `load`: sequences went on elsewhere than in their slots."""
-        self._members = [None] * len(self._members)
 
     def advance(self, tokens: torch.Tensor) -> None:
         """`tokens` [size] were sampled: they are what the next step feeds."""

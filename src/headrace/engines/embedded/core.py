@@ -136,7 +136,6 @@ class EngineCore:
             self.scheduler.restart_partial()
         else:
             self.scheduler.interrupt()
-            self._batch.forget()
         self._runner.flip(new.prepared)
         self._synchronize()
         self.version = new.version
