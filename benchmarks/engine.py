@@ -3,10 +3,10 @@
     python -m benchmarks.engine [--vllm-python PATH] [--runs 5]
 
 The sides take turns in one call, each in a process of its own: the same model, prompts, dtype and two threads, 64
-sequences at once, temperature 1. The engine and vLLM report the log-prob of each sampled token, `generate` is spared that. Lengths are even (128 tokens
-each), or skewed: every token ends its sequence with chance 1/32, at most 128, 256 requests. `generate` works them off
-in batches of 64, the others continuously. The interpreter that has vLLM is given by its path, so that its dependencies
-stay out of this environment.
+sequences at once, temperature 1. The engine and vLLM report the log-prob of each sampled token, `generate` is spared
+that. Lengths are even (128 tokens each), or skewed: every token ends its sequence with chance 1/32, at most 128, 256
+requests. `generate` works them off in batches of 64, the others continuously. The interpreter that has vLLM is given
+by its path, so that its dependencies stay out of this environment.
 """
 
 from __future__ import annotations

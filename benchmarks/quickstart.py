@@ -1,4 +1,4 @@
-"""The quickstart over several seeds: accuracy before and after, lengths and time. Figures go to `results/quickstart.json`.
+"""The quickstart over several seeds: accuracy before and after, lengths and time.
 
 python -m benchmarks.quickstart [--seeds 5]
 """

@@ -25,8 +25,8 @@ class LossTerms:
     """Scalar, detached."""
     stats: Stats
     """Sums over the tokens inside the mask; divide by `tokens` for means. `mismatch_abs`: |proximal - behaviour| in
-    log-probs (the proximal policy is the current one unless given). `approx_kl`: k3 of KL(behaviour || current). `clipped`: tokens whose gradient the
-    clip took away. `behavior_weight`: the weights applied (1 each for `naive`)."""
+    log-probs (the proximal policy is the current one unless given). `approx_kl`: k3 of KL(behaviour || current).
+    `clipped`: tokens whose gradient the clip took away. `behavior_weight`: the weights applied (1 each for `naive`)."""
     maxima: Stats
     """Largest over the tokens inside the mask, 0 for none. `mismatch_abs`."""
 

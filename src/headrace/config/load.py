@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -18,7 +18,7 @@ from headrace.config.explain import explain
 
 C = TypeVar("C", bound=Section)
 
-_OPERATIONAL = {
+_OPERATIONAL: dict[str, Any] = {
     "runtime": True,
     "checkpoint": True,
     "weights": True,
