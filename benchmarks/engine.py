@@ -104,7 +104,7 @@ class OwnSide:
             before = self.engine.stats()
             tasks = [asyncio.create_task(self._one(i)) for i in range(len(self._prompts))]
             publisher = MemoryPublisher()
-            await asyncio.to_thread(publisher.publish, Version(0, number), self.parameters.items())
+            await self._runtime.compute("weights", publisher.publish, Version(0, number), self.parameters.items())
             await self._runtime.clock.sleep(0.3)
             report = await self.engine.update(publisher.receiver(), mode)
             await asyncio.gather(*tasks)
@@ -278,6 +278,7 @@ def main() -> None:
     if args.side:
         serve_side(args.side)
         return
+    torch.set_num_threads(1)  # a team of threads of this one's own would slow down the engine's
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for lengths, chance in EOS_CHANCE.items():

@@ -19,8 +19,8 @@ _ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Those whose frequencies do not depend on the sequence's length."""
 
-Attend = Callable[[int, torch.Tensor], torch.Tensor]
-"""(layer, [N, heads + 2 kv_heads, head_dim] after norm and rotation) -> [N, heads x head_dim]"""
+Attend = Callable[[int, torch.Tensor], torch.Tensor | None]
+"""(layer, [N, heads + 2 kv_heads, head_dim] after norm and rotation) -> [N, heads x head_dim]; None ends the pass."""
 
 
 class FusedRunner:
@@ -86,10 +86,12 @@ class FusedRunner:
         mask = visible(work.positions, work.length, None)[:, None]
         scale = shape.head_dim**-0.5
 
-        def attend(layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        def attend(layer: int, qkv: torch.Tensor) -> torch.Tensor | None:
             qkv = qkv.view(batch, width, -1, shape.head_dim)
             new = qkv[:, :, shape.heads :].view(batch, width, 2, shape.kv_heads, shape.head_dim)
             cache.layers[layer][:, work.slots[:, None], :, work.positions] = new
+            if layer == shape.layers - 1:
+                return None  # prefilling wants no more than the keys and values
             keys, values = cache.gather(layer, work.slots, work.length)
             query = qkv[:, :, : shape.heads].transpose(1, 2)
             return prefill_attention(query, keys, values, mask, scale).transpose(1, 2).flatten(0, 1).flatten(1)
@@ -114,7 +116,7 @@ class FusedRunner:
         return self._weights.head(normed).float()
 
     def _layers(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Hidden states [N, hidden] after the last layer, before the last norm."""
+        """Hidden states [N, hidden] after the last layer, before the last norm; or where `attend` ended the pass."""
         shape, dtype = self._shape, self._dtype
         turned = shape.heads + shape.kv_heads
         cos, sin = self._rotary.at(positions)
@@ -126,7 +128,10 @@ class FusedRunner:
             source = qk if layer.qk_norm is None else layer.qk_norm(qk)
             half_turn = source.roll(shape.head_dim // 2, -1)
             torch.addcmul(source * cos, half_turn, sin, out=qk)
-            hidden = self._add(hidden, attend(i, qkv).to(dtype), layer.out)
+            attended = attend(i, qkv)
+            if attended is None:
+                break
+            hidden = self._add(hidden, attended.to(dtype), layer.out)
             gate, up = layer.gate_up(layer.post_norm(hidden).to(dtype)).chunk(2, dim=1)
             hidden = self._add(hidden, F.silu(gate).mul_(up), layer.down)
         return hidden
