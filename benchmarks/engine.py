@@ -78,7 +78,7 @@ class OwnSide:
     def __init__(self, folder: Path, dtype: str, prompts: np.ndarray, device: str = "cpu") -> None:
         self._prompts = prompts
         self._loop = asyncio.Runner()
-        self._runtime = inline_runtime(THREADS, take_turns=True)
+        self._runtime = inline_runtime(THREADS)
         model = load_causal_lm(folder, dtype=getattr(torch, dtype), device=device)
         self.parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
         config = EngineConfig(max_concurrent_sequences=CONCURRENT, max_context=CONTEXT)

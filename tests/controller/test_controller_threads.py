@@ -1,55 +1,94 @@
-"""Threads: as many as the processors that are left, and never so many teams that OpenMP stops spinning."""
+"""Threads: as many as the processors that are left, and never two teams at a time."""
 
+import asyncio
 import threading
 
 import pytest
 import torch
 
 from headrace.controller.threads import ThreadShare
+from headrace.runtime.inline import InlineRuntime
 
 
-@pytest.mark.parametrize("total", [1, 2, 3, 4, 16])
-def test_teams_side_by_side_never_outnumber_the_processors(total: int) -> None:
-    share = ThreadShare(total, take_turns=False)
-    engine = share.threads("engine", alone=True)
-    for alone in (True, False):
-        trainer = share.threads("trainer", alone=alone)
-        assert trainer >= 1
-        assert engine + trainer - 1 <= total, "two teams share the process's first thread"
-    if total > 1:
-        assert engine + share.threads("trainer", alone=False) == total
+class Hands:
+    """A clock that is set by hand."""
+
+    time = 0.0
+
+    def now(self) -> float:
+        return self.time
 
 
-def test_by_hand() -> None:
-    beside, turns = ThreadShare(2, take_turns=False), ThreadShare(2, take_turns=True)
-    assert (beside.threads("engine", alone=True), beside.threads("trainer", alone=True)) == (1, 2)
-    assert beside.threads("trainer", alone=False) == 1
-    assert (turns.threads("engine", alone=True), turns.threads("trainer", alone=True)) == (2, 2)
-    assert beside.threads("weights", alone=True) == 1
+@pytest.mark.parametrize("total", [1, 2, 3, 16])
+def test_only_one_thread_ever_has_a_team(total: int) -> None:
+    share = ThreadShare(total, Hands().now)
+    for busy in ((), ("trainer",), ("engine",), ("trainer", "engine")):
+        for lane in ("engine", "trainer", "weights", "other"):
+            thread = share.thread(lane, busy)
+            with share.around(thread):
+                assert torch.get_num_threads() == 1 or thread == "wide"
 
 
-def test_torch_is_told_for_each_call() -> None:
-    share = ThreadShare(2, take_turns=False)
+def test_who_computes_alone_has_the_team() -> None:
+    share = ThreadShare(2, Hands().now)
+    assert share.thread("engine", busy=()) == share.thread("trainer", busy=()) == "wide"
+    assert share.thread("trainer", busy=("engine",)) == "wide", "after the engine's step, not beside it"
+    assert share.thread("engine", busy=("trainer",)) == "engine"
+    assert share.thread("engine", busy=("weights",)) == "wide"
+    assert share.thread("weights", busy=()) == "weights"
+
+
+def test_on_one_processor_they_take_turns() -> None:
+    share = ThreadShare(1, Hands().now)
+    assert share.thread("engine", busy=("trainer",)) == share.thread("trainer", busy=()) == "wide"
+
+
+def test_a_trainer_gives_up_the_engines_processor_in_the_midst_of_its_call() -> None:
+    """And takes it back once the engine has rested for 20 ms: it makes many short calls."""
+    hands = Hands()
+    share = ThreadShare(4, hands.now)
+    begun, end = threading.Event(), threading.Event()
     counts: list[int] = []
-    inside, leave = threading.Event(), threading.Event()
 
     def engine() -> None:
         with share.around("engine"):
-            inside.set()
-            leave.wait(5)
-
-    def trainer() -> None:
-        with share.around("trainer"):
             counts.append(torch.get_num_threads())
+            begun.set()
+            end.wait(5)
 
-    first = threading.Thread(target=engine)
-    first.start()
-    inside.wait(5)
-    for wait in (False, True):
-        second = threading.Thread(target=trainer)
-        second.start()
-        second.join()
-        if not wait:
-            leave.set()
-            first.join()
-    assert counts == [1, 2]
+    with share.around("wide"):
+        counts.append(torch.get_num_threads())
+        beside = threading.Thread(target=engine)
+        beside.start()
+        begun.wait(5)
+        share.rebalance()
+        counts.append(torch.get_num_threads())
+        end.set()
+        beside.join()
+        for hands.time in (0.01, 0.03):
+            share.rebalance()
+            counts.append(torch.get_num_threads())
+    assert counts == [4, 1, 3, 3, 4]
+    torch.set_num_threads(1)
+
+
+def test_in_a_runtime_the_engine_moves_aside_while_the_trainer_computes() -> None:
+    async def main() -> None:
+        runtime = InlineRuntime(ThreadShare(2, Hands().now))
+        begun, end = threading.Event(), threading.Event()
+
+        def train() -> int:
+            begun.set()
+            end.wait(5)
+            return threading.get_ident()
+
+        training = asyncio.create_task(runtime.compute("trainer", train))
+        await asyncio.to_thread(begun.wait, 5)
+        aside = await runtime.compute("engine", threading.get_ident)
+        end.set()
+        wide = await training
+        assert aside != wide
+        assert await runtime.compute("engine", threading.get_ident) == wide
+        await runtime.close()
+
+    asyncio.run(main())

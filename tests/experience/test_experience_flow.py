@@ -330,3 +330,69 @@ def test_each_prompt_of_an_epoch_is_issued_once(tmp_path: Path, seed: int) -> No
         assert sorted(seen) == [str(place) for place in range(8)]
 
     with_bench(tmp_path / str(seed), body)
+
+
+def loaded(bench: Bench, max_tokens: int) -> tuple[asyncio.Task[None], list[int]]:
+    """A consumer of batch 0, and the tokens of each micro-batch that it has got so far."""
+    loader = StreamingLoader(
+        bench.table, bench.flow, consumer="actor", max_tokens=max_tokens, streaming=True, timeout_s=5.0
+    )
+    sizes: list[int] = []
+
+    async def consume() -> None:
+        async for lease in loader.micro_batches(0):
+            sizes.append(sum(len(row.columns["tokens"]) for row in lease.rows))
+
+    return asyncio.create_task(consume()), sizes
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_the_loader_waits_for_a_full_micro_batch_and_no_longer_than_the_batch(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        consuming, sizes = loaded(bench, max_tokens=6)
+        first, second = bench.admit(), bench.admit()
+        await bench.flow.finish(group(first, tokens=5))
+        bench.flow.keep(first.key)
+        await settle()
+        assert sizes == [], "more rows of the batch are to come"
+        await bench.flow.finish(group(second, tokens=4))
+        bench.flow.keep(second.key)
+        await asyncio.wait_for(consuming, 2)
+        assert sizes == [5, 4]
+
+    with_bench(tmp_path, body)
+
+
+def test_a_full_micro_batch_goes_out_before_the_batch_is_whole(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        consuming, sizes = loaded(bench, max_tokens=6)
+        first, second = bench.admit(), bench.admit()
+        await bench.flow.finish(group(first, tokens=6))
+        bench.flow.keep(first.key)
+        await settle()
+        assert sizes == [6]
+        await bench.finish_and_keep(second)
+        await asyncio.wait_for(consuming, 2)
+        assert sizes == [6, 3]
+
+    with_bench(tmp_path, body)
+
+
+def test_the_loader_hands_out_the_rest_when_the_batch_closes_short(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        consuming, sizes = loaded(bench, max_tokens=100)
+        first, second = bench.admit(), bench.admit()
+        await bench.finish_and_keep(first)
+        await bench.flow.finish(group(second))
+        await settle()
+        assert sizes == []
+        bench.flow.drop(second.key, "zero_spread")
+        assert bench.flow.admit(0) is None, "the dataset is spent"
+        await asyncio.wait_for(consuming, 2)
+        assert sizes == [3]
+
+    with_bench(tmp_path, body, prompts=2)

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -40,19 +40,81 @@ def test_lanes_run_beside_each_other_and_the_loop() -> None:
     asyncio.run(main())
 
 
-def test_each_call_is_wrapped_on_its_lanes_thread() -> None:
+class Alternating:
+    """A placement that gives every call another thread, if it may."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, list[str]]] = []
+        self.wrapped: list[tuple[str, str, int]] = []
+
+    def thread(self, lane: str, busy: Collection[str]) -> str:
+        self.asked.append((lane, list(busy)))
+        return f"thread {len(self.asked)}"
+
+    @contextmanager
+    def around(self, thread: str) -> Iterator[None]:
+        self.wrapped.append(("begin", thread, threading.get_ident()))
+        yield
+        self.wrapped.append(("end", thread, threading.get_ident()))
+
+    def rebalance(self) -> None: ...
+
+
+def test_each_call_is_wrapped_on_the_thread_that_the_placement_names() -> None:
     async def main() -> None:
-        seen: list[tuple[str, str, int]] = []
+        placement = Alternating()
+        runtime = InlineRuntime(placement)
+        threads = [await runtime.compute("lane", threading.get_ident) for _ in range(2)]
+        assert threads[0] != threads[1]
+        assert placement.wrapped == [
+            (edge, f"thread {number}", thread)
+            for number, thread in enumerate(threads, start=1)
+            for edge in ("begin", "end")
+        ]
+        await runtime.close()
 
-        @contextmanager
-        def around(lane: str) -> Iterator[None]:
-            seen.append(("begin", lane, threading.get_ident()))
-            yield
-            seen.append(("end", lane, threading.get_ident()))
+    asyncio.run(main())
 
-        runtime = InlineRuntime(around)
-        thread = await runtime.compute("lane", threading.get_ident)
-        assert seen == [("begin", "lane", thread), ("end", "lane", thread)]
+
+def test_a_lane_keeps_its_thread_and_its_order_while_it_has_calls_in_flight() -> None:
+    async def main() -> None:
+        placement = Alternating()
+        runtime = InlineRuntime(placement)
+        seen: list[int] = []
+
+        def work(number: int) -> int:
+            time.sleep(0.001)
+            seen.append(number)
+            return threading.get_ident()
+
+        threads = await asyncio.gather(*(runtime.compute("lane", work, number) for number in range(10)))
+        assert seen == list(range(10)) and len(set(threads)) == 1
+        assert placement.asked == [("lane", [])]
+        await runtime.close()
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_call_leaves_its_lane_busy_until_its_work_has_ended() -> None:
+    async def main() -> None:
+        placement = Alternating()
+        runtime = InlineRuntime(placement)
+        begun, end = threading.Event(), threading.Event()
+
+        def work() -> None:
+            begun.set()
+            end.wait(5)
+
+        call = asyncio.create_task(runtime.compute("long", work))
+        await asyncio.to_thread(begun.wait, 5)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await runtime.compute("other", int)
+        end.set()
+        await runtime.compute("long", int)
+        await runtime.compute("other", int)
+        assert placement.asked == [("long", []), ("other", ["long"]), ("other", [])]
         await runtime.close()
 
     asyncio.run(main())

@@ -15,7 +15,7 @@ async def evaluate(plan: Plan) -> dict[str, Any]:
     """The result of one evaluation (see `Evaluation.run`). Raises ConfigError if there are no held-out prompts."""
     if not plan.eval_prompts:
         raise ConfigError("the config names no held-out prompts; set data.eval to a JSONL file")
-    runtime = inline_runtime(plan.config.runtime.threads, take_turns=True)
+    runtime = inline_runtime(plan.config.runtime.threads)
     rewards = RewardPool(plan.config.reward, clock=runtime.clock)
     try:
         await rewards.start()

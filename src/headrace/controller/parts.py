@@ -100,6 +100,7 @@ async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
             gradient_checkpointing=config.model.gradient_checkpointing,
             tokenizer=plan.tokenizer,
             seed=config.seed,
+            between_layers=runtime.rebalance,
         ),
     )
     engine = await load_engine(plan, runtime)

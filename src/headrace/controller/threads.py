@@ -1,16 +1,19 @@
-"""How many CPU threads each compute lane gets."""
+"""Which thread a compute lane's call runs on, and with how many CPU threads."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
-from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.inline import InlineRuntime, SystemClock
 
-HEAVY_LANES = ("engine", "trainer")
-"""Lanes that compute for long; the others use one thread."""
+_ENGINE, _TRAINER = "engine", "trainer"
+"""The lanes that compute for long."""
+_WIDE = "wide"
+_REST_S = 0.02
+"""An engine that computed this short a time ago is about to go on: between two of its calls lies only the event loop."""
 
 
 def available_threads(configured: int | None) -> int:
@@ -23,54 +26,63 @@ def available_threads(configured: int | None) -> int:
 
 
 class ThreadShare:
-    """Sets torch's number of threads, which torch keeps for each calling thread, when a call on a lane begins.
+    """Shares the processors between engine and trainer, so that none rests while either has work. A `Placement`.
 
-    Where lanes take turns, each has all threads. Where they compute beside each other, the engine has half, and the
-    trainer the rest, and one more while the engine rests. Not all: OpenMP keeps a team of threads for each lane, and
-    once all teams together outnumber the processors its barriers sleep instead of spinning, which costs more than the
-    threads bring.
+    One thread of the process is wide: it computes with a team of threads. Whichever of the two computes alone is on
+    it. While the trainer is on it, the engine computes on a thread of its own, with one processor, and the trainer
+    gives up that one, in the midst of its call (`rebalance`). There is only one team, because OpenMP keeps a team for
+    every thread that ever had one, and once all teams together outnumber the processors its barriers sleep instead of
+    spinning, which costs more than the threads bring.
     """
 
-    def __init__(self, total: int, *, take_turns: bool) -> None:
-        """`take_turns`: the heavy lanes share one thread of the runtime, as its `turns`."""
+    def __init__(self, total: int, now: Callable[[], float]) -> None:
         self._total = total
-        self._take_turns = take_turns
+        self._now = now
         self._lock = threading.Lock()
-        self._busy: dict[str, None] = {}
+        self._beside = 0
+        """Calls of the engine on a thread of its own."""
+        self._beside_until = float("-inf")
 
-    def threads(self, lane: str, alone: bool) -> int:
-        """Threads for a call on `lane`; `alone`: no other heavy lane computes now."""
-        if lane not in HEAVY_LANES:
-            return 1
-        if self._take_turns:
-            return self._total
-        half = max(self._total // 2, 1)
-        if lane == "engine":
-            return half
-        return min(self._total - half + int(alone), self._total) or 1
+    def thread(self, lane: str, busy: Collection[str]) -> str:
+        if lane == _TRAINER or (lane == _ENGINE and (self._total == 1 or _TRAINER not in busy)):
+            return _WIDE
+        return lane
 
     @contextmanager
-    def around(self, lane: str) -> Iterator[None]:
-        """Wraps one call, on the lane's own thread."""
-        import torch
-
-        with self._lock:
-            count = self.threads(lane, alone=not self._busy)
-            if lane in HEAVY_LANES:
-                self._busy[lane] = None
-        if torch.get_num_threads() != count:
-            torch.set_num_threads(count)
+    def around(self, thread: str) -> Iterator[None]:
+        if thread == _ENGINE:
+            with self._lock:
+                self._beside += 1
         try:
+            if thread == _WIDE:
+                self.rebalance()
+            else:
+                _set_threads(1)
             yield
         finally:
-            with self._lock:
-                self._busy.pop(lane, None)
+            if thread == _ENGINE:
+                with self._lock:
+                    self._beside -= 1
+                    self._beside_until = self._now() + _REST_S
+
+    def rebalance(self) -> None:
+        """On the wide thread: take the engine's processor, or give it up."""
+        beside = self._beside > 0 or self._now() < self._beside_until
+        _set_threads(max(self._total - 1, 1) if beside else self._total)
 
 
-def inline_runtime(threads: int | None, *, take_turns: bool) -> InlineRuntime:
+def _set_threads(count: int) -> None:
+    """Torch keeps the number for each calling thread."""
+    import torch
+
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+
+
+def inline_runtime(threads: int | None) -> InlineRuntime:
     """The runtime of this machine, with as many threads as configured. Its lanes alone compute with more than one."""
     import torch
 
     torch.set_num_threads(1)
-    share = ThreadShare(available_threads(threads), take_turns=take_turns)
-    return InlineRuntime(share.around, turns=HEAVY_LANES if take_turns else ())
+    clock = SystemClock()
+    return InlineRuntime(ThreadShare(available_threads(threads), clock.now), clock)

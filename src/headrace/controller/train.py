@@ -61,7 +61,7 @@ async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None
 
     `view` shows the run while it goes. Raises ConfigError, StoreError, WaitTimeout, WeightError, EngineError.
     """
-    runtime = inline_runtime(plan.config.runtime.threads, take_turns=plan.config.async_.mode == "sync")
+    runtime = inline_runtime(plan.config.runtime.threads)
     store, restored = open_store(plan, folder, begin, runtime.clock.wall())
     status: Status = "failed"
     try:

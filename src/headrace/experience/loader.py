@@ -16,7 +16,11 @@ def row_length(row: Row) -> int:
 
 
 class StreamingLoader:
-    """Leases the batch's rows to the actor. The leases of a batch are acked together, after its step."""
+    """Leases the batch's rows to the actor. The leases of a batch are acked together, after its step.
+
+    A micro-batch is handed out once its token budget is full, or no more rows of the batch are to come: for a few rows
+    at a time a pass costs up to twice as much, and a group that comes apart loses the pass over its shared prompt.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class StreamingLoader:
         self._table = table
         self._flow = flow
         self._consumer = consumer
+        self._max_tokens = max_tokens
         self._budget = token_budget(max_tokens, row_length)
         self._streaming = streaming
         self._timeout_s = timeout_s
@@ -52,7 +57,7 @@ class StreamingLoader:
         while not (is_complete() or until()):
             lease = await self._table.lease(
                 self._consumer,
-                lambda ready: self._choose(ready, batch),
+                lambda ready: self._choose(ready, batch, handed_out),
                 seconds=self._timeout_s,
                 what=lambda: f"rows of batch {batch} ({self._flow.describe()})",
                 until=lambda: is_complete() or until(),
@@ -62,7 +67,12 @@ class StreamingLoader:
             handed_out += len(lease.rows)
             yield lease
 
-    def _choose(self, ready: Mapping[RowId, Row], batch: int) -> list[RowId]:
-        if not self._streaming and not self._flow.is_sealed:
+    def _choose(self, ready: Mapping[RowId, Row], batch: int, handed_out: int) -> list[RowId]:
+        sealed = self._flow.is_sealed
+        if not (self._streaming or sealed):
             return []
-        return list(self._budget({i: row for i, row in ready.items() if row.columns["batch"] == batch}))
+        rows = {i: row for i, row in ready.items() if row.columns["batch"] == batch}
+        all_there = sealed and handed_out + len(rows) >= self._flow.rows_of_batch()
+        if not all_there and sum(map(row_length, rows.values())) < self._max_tokens:
+            return []
+        return list(self._budget(rows))

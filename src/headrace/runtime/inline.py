@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from headrace.runtime.protocol import Clock, WaitTimeout
 
@@ -37,23 +39,49 @@ class SystemClock:
             raise
 
 
+class Placement(Protocol):
+    """Which thread runs a lane's calls, and under which conditions."""
+
+    def thread(self, lane: str, busy: Collection[str]) -> str:
+        """The name of the thread for a call on `lane` that has no other call in flight; `busy`: the lanes that have."""
+
+    def around(self, thread: str) -> AbstractContextManager[None]:
+        """Wraps each call, on its thread."""
+
+    def rebalance(self) -> None:
+        """See `Runtime.rebalance`."""
+
+
+class ThreadPerLane:
+    """The `Placement` in which lanes have nothing to do with each other."""
+
+    def thread(self, lane: str, busy: Collection[str]) -> str:
+        return lane
+
+    def around(self, thread: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def rebalance(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """Calls on a lane that have not ended; they share a thread, which keeps them in order."""
+
+    thread: str
+    calls: int = 0
+
+
 class InlineRuntime:
-    """The runtime of one machine, of notebooks, debuggers and tests.
+    """The runtime of one machine, of notebooks, debuggers and tests. Threads are made when first used."""
 
-    A lane is made when it is first used. `around` makes, from a lane's name, what each call on that lane is wrapped in,
-    on the lane's own thread. `turns` names lanes that share one thread: their calls take turns.
-    """
-
-    def __init__(
-        self,
-        around: Callable[[str], AbstractContextManager[None]] = lambda lane: nullcontext(),
-        clock: Clock | None = None,
-        turns: Collection[str] = (),
-    ) -> None:
+    def __init__(self, placement: Placement | None = None, clock: Clock | None = None) -> None:
         self._clock: Clock = clock or SystemClock()
-        self._around = around
-        self._turns = turns
-        self._lanes: dict[str, ThreadPoolExecutor] = {}
+        self._placement = placement or ThreadPerLane()
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._in_flight: dict[str, _InFlight] = {}
+        self._lock = threading.Lock()
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._closed = False
 
@@ -65,16 +93,21 @@ class InlineRuntime:
         """See `Runtime.compute`."""
         if self._closed:
             raise RuntimeError(f"the runtime is closed; lane {lane!r} takes no more work")
-        thread = "turns" if lane in self._turns else lane
-        executor = self._lanes.get(thread)
+        thread = self._begin(lane)
+        executor = self._threads.get(thread)
         if executor is None:
-            executor = self._lanes[thread] = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"headrace-{thread}")
+            executor = self._threads[thread] = ThreadPoolExecutor(1, thread_name_prefix=f"headrace-{thread}")
 
         def call() -> T:
-            with self._around(lane):
+            with self._placement.around(thread):
                 return function(*args)
 
-        return await asyncio.get_running_loop().run_in_executor(executor, call)
+        future: Future[T] = executor.submit(call)
+        future.add_done_callback(lambda _: self._end(lane))
+        return await asyncio.wrap_future(future)
+
+    def rebalance(self) -> None:
+        self._placement.rebalance()
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
@@ -89,6 +122,23 @@ class InlineRuntime:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._closed = True
-        lanes, self._lanes = list(self._lanes.values()), {}
-        for executor in lanes:
+        threads, self._threads = list(self._threads.values()), {}
+        for executor in threads:
             await asyncio.to_thread(executor.shutdown, wait=True, cancel_futures=True)
+
+    def _begin(self, lane: str) -> str:
+        with self._lock:
+            flight = self._in_flight.get(lane)
+            if flight is None:
+                flight = _InFlight(self._placement.thread(lane, self._in_flight.keys()))
+                self._in_flight[lane] = flight
+            flight.calls += 1
+            return flight.thread
+
+    def _end(self, lane: str) -> None:
+        """On whichever thread a call ended or was cancelled."""
+        with self._lock:
+            flight = self._in_flight[lane]
+            flight.calls -= 1
+            if not flight.calls:
+                del self._in_flight[lane]

@@ -43,6 +43,10 @@ class Runtime(Protocol):
         A cancelled caller stops waiting; work already begun runs to its end before the lane goes on.
         """
 
+    def rebalance(self) -> None:
+        """To be called from within long work on a lane, as often as there is an occasion: what lanes share, as
+        processors, is shared out anew."""
+
     def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """A task that the runtime keeps, and ends at `close`. Whoever spawns it awaits it."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,6 +18,7 @@ from headrace.models.packing import MicroBatch
 from headrace.training.adamw import FlatAdamW, OptimizerSettings
 from headrace.training.dropout import remove_dropout
 from headrace.training.flat import FlatParameters
+from headrace.training.occasions import call_between_layers
 from headrace.training.protocol import Loss, StepReport
 from headrace.training.schedule import ScheduleSettings, learning_rate
 from headrace.training.state import (
@@ -62,12 +63,14 @@ class HFTrainer:
         gradient_checkpointing: bool = False,
         tokenizer: PreTrainedTokenizerBase | None = None,
         seed: int = 0,
+        between_layers: Callable[[], None] | None = None,
     ) -> None:
         """Takes over `model`, which should be loaded in float32: the master weights come from it.
 
         `dtype`: of the forward and backward passes and of the tensors handed out. `temperature`: of sampling; the
         policy that is trained is softmax(logits / temperature). `seed`: of torch's generator, for architectures that
-        draw from it when they train. Raises ConfigError if the model cannot checkpoint gradients.
+        draw from it when they train. `between_layers`: called often during a pass on a CPU, by the thread that
+        computes. Raises ConfigError if the model cannot checkpoint gradients.
         """
         torch.manual_seed(seed)
         self._config = config
@@ -78,6 +81,8 @@ class HFTrainer:
         self._model = model.eval()
         self._lm = PackedLM(model)
         remove_dropout(model)
+        if between_layers is not None and model.device.type == "cpu":
+            call_between_layers(model, between_layers)
         if gradient_checkpointing:
             _checkpoint_gradients(model)
         self._flat = FlatParameters(model, dtype)
