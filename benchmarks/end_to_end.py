@@ -24,7 +24,10 @@ from benchmarks.machine import save, spread
 from benchmarks.policy_model import make_model, make_prompts
 
 PROMPTS_PER_BATCH, SAMPLES_PER_PROMPT, MAX_NEW_TOKENS, LR = 8, 8, 128, 1e-6
-WARM_UP, STEPS, THREADS = 2, 4, 2
+TRL_WARM_UP, TRL_STEPS = 2, 4
+WARM_UP, STEPS, COOL_DOWN, THREADS = 4, 8, 4, 2
+"""Batches of ours. A run begins with batches that wait for generation, and ends with batches beside which nothing is
+generated: neither is timed."""
 SIDES, DTYPES = ("headrace", "trl"), ("float32", "bfloat16")
 EOS_CHANCE = {"even": 0.0, "skewed": 1 / 32}
 
@@ -54,7 +57,7 @@ def own(model: Path, dtype: str, overrides: list[str]) -> None:
             "sampling": {"max_new_tokens": MAX_NEW_TOKENS},
             "filters": [],
         },
-        "trainer": {"batches": WARM_UP + STEPS, "optimizer": {"lr": LR}, "max_tokens_per_microbatch": 2048},
+        "trainer": {"batches": WARM_UP + STEPS + COOL_DOWN, "optimizer": {"lr": LR}, "max_tokens_per_microbatch": 2048},
         "engine": {"max_concurrent_sequences": 64, "max_context": 160},
         "checkpoint": {"every": 1000},
         "runtime": {"threads": THREADS},
@@ -69,9 +72,10 @@ def own(model: Path, dtype: str, overrides: list[str]) -> None:
     finally:
         shutil.rmtree(run, ignore_errors=True)
     batches = ended.record.batches
-    first, last = batches[WARM_UP - 1].totals, batches[-1].totals
+    timed = batches[WARM_UP : WARM_UP + STEPS]
+    first, last = batches[WARM_UP - 1].totals, timed[-1].totals
     seconds = last.elapsed_s - first.elapsed_s
-    samples = sum(batch.samples for batch in batches[WARM_UP:])
+    samples = sum(batch.samples for batch in timed)
     print(
         json.dumps(
             {
@@ -97,8 +101,8 @@ def trl_run(python: str, folder: Path, lengths: str, dtype: str, seed: int) -> d
         "prompts_per_batch": PROMPTS_PER_BATCH,
         "samples_per_prompt": SAMPLES_PER_PROMPT,
         "max_new_tokens": MAX_NEW_TOKENS,
-        "warm_up": WARM_UP,
-        "steps": STEPS,
+        "warm_up": TRL_WARM_UP,
+        "steps": TRL_STEPS,
         "lr": LR,
         "seed": seed,
     }
@@ -165,7 +169,7 @@ def main() -> None:
         for lengths, chance in EOS_CHANCE.items():
             make_model(folder / lengths, chance)
         rows = [compare(folder, args.runs, args.trl_python, lengths) for lengths in EOS_CHANCE]
-    save("end_to_end", {"runs": args.runs, "steps": STEPS, "threads": THREADS, "rows": rows})
+    save("end_to_end", {"runs": args.runs, "steps": STEPS, "steps_trl": TRL_STEPS, "threads": THREADS, "rows": rows})
 
 
 if __name__ == "__main__":

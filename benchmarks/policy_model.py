@@ -1,22 +1,29 @@
 """The model, prompts and reward that end-to-end benchmarks share.
 
 A Qwen3 of 4.98 M parameters with random weights, made so that the end-of-sequence token has about the same chance at
-every position: lengths are then geometric, as skewed as asked for, and do not depend on what is being trained.
+every position: lengths are then geometric, as skewed as asked for, and do not depend on what is being trained. The
+words of the vocabulary's upper half can be given a chance of their own: after one of them nearly always comes another,
+so prompts of such words have long responses, as hard problems do.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
 VOCABULARY, HIDDEN, PROMPTS = 512, 256, 512
+HALF = VOCABULARY // 2
 EOS = 0
 
 
-def make_model(folder: Path, eos_chance: float) -> None:
-    """Write a Hugging Face folder with tokenizer. `eos_chance` of 0 makes every response as long as it may be."""
+def make_model(folder: Path, eos_chance: float, upper_eos_chance: float | None = None) -> None:
+    """Write a Hugging Face folder with tokenizer. `eos_chance` of 0 makes every response as long as it may be.
+
+    `upper_eos_chance`: that of the upper half, the same unless given.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -43,9 +50,18 @@ def make_model(folder: Path, eos_chance: float) -> None:
     with torch.no_grad():
         model.model.embed_tokens.weight[:, 0] = 1.0
         model.lm_head.weight[:, 0] = 0.0
+        if upper_eos_chance is not None:
+            _part_the_halves(model)
         model.lm_head.weight[EOS] = 0.0
-        logit = -1e4 if eos_chance == 0 else _logit_for(model, eos_chance)
-        model.lm_head.weight[EOS] = common * logit / _common_size(model)
+        lower = _eos_row(model, eos_chance, _probe(2, HALF))
+        if upper_eos_chance is None:
+            row = lower
+        else:
+            upper = _eos_row(model, upper_eos_chance, _probe(HALF, VOCABULARY))
+            row = (lower + upper) / 2
+            # The second component is as large as the first, and negative after a word of the lower half.
+            row[1] = (upper - lower)[0] / 2
+        model.lm_head.weight[EOS] = row
     model.save_pretrained(folder)
     words = {f"<{i}>": i for i in range(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<1>"))
@@ -54,13 +70,16 @@ def make_model(folder: Path, eos_chance: float) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<0>", pad_token="<1>").save_pretrained(folder)
 
 
-def make_prompts(path: Path) -> None:
-    """JSONL of prompts of 8 to 24 random words."""
+def make_prompts(path: Path, every_upper: int | None = None) -> None:
+    """JSONL of prompts of 8 to 24 random words; each `every_upper`th is of the upper half, the others of the lower."""
     generator = torch.Generator().manual_seed(1)
     with path.open("w") as stream:
-        for _ in range(PROMPTS):
+        for number in range(PROMPTS):
             length = int(torch.randint(8, 25, (1,), generator=generator))
-            ids = torch.randint(2, VOCABULARY, (length,), generator=generator).tolist()
+            words = (2, VOCABULARY)
+            if every_upper is not None:
+                words = (2, HALF) if number % every_upper else (HALF, VOCABULARY)
+            ids = torch.randint(*words, (length,), generator=generator).tolist()
             stream.write(json.dumps({"prompt": " ".join(f"<{i}>" for i in ids)}) + "\n")
 
 
@@ -69,17 +88,24 @@ def reward(response: str, row: dict[str, object]) -> float:
     return (sum(map(ord, response)) % 101) / 101
 
 
-def _probe() -> torch.Tensor:
-    return torch.randint(2, VOCABULARY, (8, 64), generator=torch.Generator().manual_seed(2))
+def _part_the_halves(model: Any) -> None:
+    """After a word of one half, the other half's words have next to no chance."""
+    half = torch.where(torch.arange(VOCABULARY) < HALF, -1.0, 1.0)
+    model.model.embed_tokens.weight[:, 1] = half
+    model.lm_head.weight[:, 1] = 0.0
+    size = model.model(_probe(HALF, VOCABULARY)).last_hidden_state[..., 1].mean()
+    model.lm_head.weight[:, 1] = half * 8.0 / size
 
 
-def _common_size(model: torch.nn.Module) -> float:
-    """Mean of the common component after the last norm."""
-    return float(model.model(_probe()).last_hidden_state[..., 0].mean())  # type: ignore[operator]
+def _eos_row(model: Any, chance: float, probe: torch.Tensor) -> torch.Tensor:
+    """The output layer's row that gives the end-of-sequence token this chance after such words."""
+    output = model(probe, output_hidden_states=True)
+    others = torch.logsumexp(output.logits[..., 1:], -1).mean()
+    logit = torch.tensor(-1e4) if chance == 0 else others + torch.log(torch.tensor(chance / (1 - chance)))
+    row = torch.zeros(HIDDEN)
+    row[0] = logit / output.hidden_states[-1][..., 0].mean()
+    return row
 
 
-def _logit_for(model: torch.nn.Module, chance: float) -> float:
-    """The logit that gives the end-of-sequence token this chance beside the others' mean weight."""
-    logits = model(_probe()).logits[..., 1:]
-    others = torch.logsumexp(logits, -1).mean()
-    return float(others + torch.log(torch.tensor(chance / (1 - chance))))
+def _probe(low: int, high: int) -> torch.Tensor:
+    return torch.randint(low, high, (8, 64), generator=torch.Generator().manual_seed(2))

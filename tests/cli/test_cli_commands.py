@@ -101,6 +101,11 @@ def test_check_prints_the_dataflow_the_roles_and_the_memory(job: Path, capsys: C
     assert re.search(r"memory +[\d.]+ MiB and activations; .* free on this host", out)
 
 
+def test_check_notes_settings_without_effect(job: Path, capsys: Captured) -> None:
+    assert main(["check", str(job), "rollout.max_turns=3"]) == 0
+    assert capsys.readouterr().err.count("note: rollout.max_turns has no effect") == 1
+
+
 def test_a_dry_run_prints_the_same_plan_and_starts_nothing(
     job: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from headrace.config import ConfigError, SFTConfig, TrainConfig, config_sha256, dump_config, load_config
+from headrace.config.ineffective import ineffective
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,6 +76,27 @@ def test_an_episode_may_not_outlast_the_wait_for_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         load_config(TrainConfig, path, ["rollout.episode_timeout_s=1800"])
     load_config(TrainConfig, path, ["rollout.episode_timeout_s=1800", "runtime.stall_timeout_s=1800"])
+
+
+@pytest.mark.parametrize(("overrides", "told"), [
+    ([], []),
+    (["evaluation.every=5"], ["evaluation.every has no effect: data.eval is not set"]),
+    (["evaluation.every=5", "data.eval=e.jsonl"], []),
+    (["rollout.max_turns=3"], ["rollout.max_turns has no effect: rollout.workflow is single_turn"]),
+    (["trainer.epochs=3"], []),
+    (["trainer.epochs=3", "trainer.batches=9"],
+     ["trainer.epochs has no effect: trainer.batches says how long training takes"]),
+    (["algorithm.objective=naive", "algorithm.behavior.high=2"],
+     ["algorithm.behavior.high has no effect: algorithm.objective is naive"]),
+    (["trainer.lr_schedule.min_ratio=0.1"],
+     ["trainer.lr_schedule.min_ratio has no effect: trainer.lr_schedule.kind is constant"]),
+    (["reward.tolerance=0.1"], ["reward.tolerance has no effect: reward.function is exact"]),
+])  # fmt: skip
+def test_settings_without_effect_are_named(tmp_path: Path, overrides: list[str], told: list[str]) -> None:
+    config = load_config(TrainConfig, write(tmp_path), overrides)
+    assert ineffective(config) == told
+    (tmp_path / "resolved.yaml").write_text(dump_config(config))
+    assert ineffective(load_config(TrainConfig, tmp_path / "resolved.yaml")) == told, "defaults spelled out are no news"
 
 
 @pytest.mark.parametrize("key", ["kind", "stall_timeout_s"])

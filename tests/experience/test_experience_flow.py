@@ -341,7 +341,8 @@ def loaded(bench: Bench, max_tokens: int) -> tuple[asyncio.Task[None], list[int]
 
     async def consume() -> None:
         async for lease in loader.micro_batches(0):
-            sizes.append(sum(len(row.columns["tokens"]) for row in lease.rows))
+            tokens = sum(len(row.columns["tokens"]) for row in lease.rows)
+            sizes.append(tokens)
 
     return asyncio.create_task(consume()), sizes
 

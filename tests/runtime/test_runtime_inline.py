@@ -88,7 +88,8 @@ def test_a_lane_keeps_its_thread_and_its_order_while_it_has_calls_in_flight() ->
             return threading.get_ident()
 
         threads = await asyncio.gather(*(runtime.compute("lane", work, number) for number in range(10)))
-        assert seen == list(range(10)) and len(set(threads)) == 1
+        assert seen == list(range(10))
+        assert len(set(threads)) == 1
         assert placement.asked == [("lane", [])]
         await runtime.close()
 

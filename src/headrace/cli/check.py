@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from headrace.config import TrainConfig, load_config
+from headrace.cli.load import load_train_config
 
 
 def run(args: argparse.Namespace) -> int:
-    config = load_config(TrainConfig, args.config, args.overrides)
+    config = load_train_config(args)
     from headrace.controller.plan import make_plan
 
     plan = make_plan(config)

@@ -13,7 +13,7 @@ _ENGINE, _TRAINER = "engine", "trainer"
 """The lanes that compute for long."""
 _WIDE = "wide"
 _REST_S = 0.02
-"""An engine that computed this short a time ago is about to go on: between two of its calls lies only the event loop."""
+"""An engine that computed so short a time ago is about to go on: only the event loop lies between two of its calls."""
 
 
 def available_threads(configured: int | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
 
 from headrace.experience.flow import Flow
 from headrace.experience.index import Row, RowId
@@ -57,7 +58,7 @@ class StreamingLoader:
         while not (is_complete() or until()):
             lease = await self._table.lease(
                 self._consumer,
-                lambda ready: self._choose(ready, batch, handed_out),
+                partial(self._choose, batch, handed_out),
                 seconds=self._timeout_s,
                 what=lambda: f"rows of batch {batch} ({self._flow.describe()})",
                 until=lambda: is_complete() or until(),
@@ -67,7 +68,7 @@ class StreamingLoader:
             handed_out += len(lease.rows)
             yield lease
 
-    def _choose(self, ready: Mapping[RowId, Row], batch: int, handed_out: int) -> list[RowId]:
+    def _choose(self, batch: int, handed_out: int, ready: Mapping[RowId, Row]) -> list[RowId]:
         sealed = self._flow.is_sealed
         if not (self._streaming or sealed):
             return []
