@@ -18,6 +18,8 @@ class BatchSums:
     maxima: dict[str, Scalar] = field(default_factory=dict)
     forwarded_tokens: int = 0
     trained_tokens: Scalar = 0
+    padding_tokens: int = 0
+    """Places of the packed rows that belong to no sample."""
 
     def add(self, terms: LossTerms, micro: MicroBatch) -> None:
         self.numerator = self.numerator + terms.numerator.detach()
@@ -29,6 +31,7 @@ class BatchSums:
             self.maxima[name] = _plain(value) if best is None else _larger(best, _plain(value))
         self.forwarded_tokens += micro.num_tokens
         self.trained_tokens = self.trained_tokens + micro.mask.sum()
+        self.padding_tokens += micro.num_tokens - int(micro.sequence_starts[-1])
 
 
 def _plain(value: Scalar) -> Scalar:

@@ -13,6 +13,7 @@ from torch import Tensor
 from headrace.config import ConfigError
 from headrace.models.loading import save_pretrained_folder
 from headrace.models.logprobs import token_logprobs
+from headrace.models.norms import use_written_out_norms
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
 from headrace.training.adamw import FlatAdamW, OptimizerSettings
@@ -81,6 +82,7 @@ class HFTrainer:
         self._model = model.eval()
         self._lm = PackedLM(model)
         remove_dropout(model)
+        use_written_out_norms(model)
         if between_layers is not None and model.device.type == "cpu":
             call_between_layers(model, between_layers)
         if gradient_checkpointing:
@@ -126,7 +128,7 @@ class HFTrainer:
             maxima={name: float(value) for name, value in sums.maxima.items()},
             forwarded_tokens=sums.forwarded_tokens,
             trained_tokens=int(sums.trained_tokens),
-            padding_tokens=0,
+            padding_tokens=sums.padding_tokens,
         )
 
     def discard(self) -> None:
