@@ -1,6 +1,7 @@
 """Bad input gets one clear error that names the value and the mend, before a model is loaded."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -140,7 +141,25 @@ def test_row_without_the_answer_that_a_builtin_reward_reads(refused, folder: Pat
 def test_prompt_longer_than_the_context(refused, folder: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", {"prompt": "1" * 200})
     error = check(refused, folder, f"data.train={path}")
-    assert "prompt '1' has 200 tokens, and the context holds 96" in error
+    assert "prompt '1' has 200 tokens, and the context holds 96, prompt and response together; shorten it" in error
+    assert "raise" not in error, "these are all the places that the model has"
+    assert "raise engine.max_context" in check(refused, folder, f"data.train={path}", "engine.max_context=50")
+
+
+def test_stop_tokens_outside_the_vocabulary(refused, folder: Path) -> None:
+    error = check(refused, folder, "rollout.sampling.stop_token_ids=[5,99999]")
+    assert "rollout.sampling.stop_token_ids has 99999, which is no token: ids are from 0 to " in error
+
+
+def test_too_few_values(refused, folder: Path) -> None:
+    error = check(refused, folder, "trainer.optimizer.betas=[0.9]")
+    assert "trainer.optimizer.betas is [0.9]: too few values; it needs at least 2" in error
+
+
+def test_run_folder_that_is_a_file(refused, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    error = refused("train", str(folder / "grpo.yaml"), "--dir", str(tmp_path / "file"))
+    assert "cannot be a run's folder: there is a file; choose another --dir" in error
 
 
 def test_context_longer_than_the_models(refused, folder: Path) -> None:
@@ -180,7 +199,9 @@ def test_reward_that_cannot_be_used(refused, folder: Path, spec: str, said: str)
 
 def test_too_little_memory_for_the_cache_asked_for(refused, folder: Path) -> None:
     error = check(refused, folder, "engine.kv_cache_gib=0.00000001")
-    assert "kv_cache_gib" in error
+    mend = re.search(r"raise engine\.kv_cache_gib to ([\d.e-]+)", error)
+    assert mend is not None
+    assert main(["check", str(folder / "grpo.yaml"), f"engine.kv_cache_gib={mend[1]}"]) == 0, "the mend mends"
 
 
 def test_run_folder_of_another_config(refused, folder: Path, tmp_path: Path) -> None:

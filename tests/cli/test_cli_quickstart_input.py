@@ -2,15 +2,19 @@
 
 import json
 import shlex
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headrace.cli.main import main
+from headrace.cli.program import program
 from headrace.cli.quickstart.data import EVAL_ROWS, GUESS_SHARE, MOSTLY_GUESSED_ROWS, TRAIN_ROWS, WORKED_ROWS
 from headrace.cli.quickstart.inputs import QuickstartFiles, make_inputs
 from headrace.cli.quickstart.report import render_next_steps
@@ -156,12 +160,45 @@ def test_configs_made_in_a_relative_folder_work_from_anywhere(tmp_path: Path, mo
     assert load_config(SFTConfig, tmp_path / made.sft_config).model.path == str(tmp_path / "quick" / "model")
 
 
-def test_next_steps_are_commands_to_be_copied(tmp_path: Path) -> None:
+def test_next_steps_are_commands_to_be_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     folder = tmp_path / "a [bold] folder of a name so long that no terminal has a line for it" / ("x" * 60)
     text = render_next_steps(folder, folder / "run" / "model").plain
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("headrace")]
-    assert [command[1] for command in commands] == ["inspect", "eval", "check", "serve"]
-    assert commands[1] == ["headrace", "eval", f"{folder}/grpo.yaml", "--model", f"{folder}/run/model"]
+    assert [command[1] for command in commands] == ["inspect", "eval", "eval", "check", "serve"]
+    assert commands[2] == ["headrace", "eval", f"{folder}/grpo.yaml", "--model", f"{folder}/run/model"]
+
+
+def test_commands_can_be_copied_where_the_shell_does_not_know_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert program() == ["headrace"] or shutil.which("headrace") is None
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("sys.argv", [".venv/bin/headrace", "quickstart"])
+    assert program() == [".venv/bin/headrace"]
+    monkeypatch.setattr("sys.argv", ["/x/pytest"])
+    assert program() == [sys.executable, "-m", "headrace.cli.main"]
+
+
+def test_a_full_disk_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("headrace.cli.quickstart.inputs.make_model", full)
+    assert main(["quickstart", "--dir", str(tmp_path / "q")]) == 2
+    error = capsys.readouterr().err
+    assert "cannot be written: I/O error: No space left on device" in error
+    assert "free space, or choose another --dir" in error
+
+
+def test_only_the_inputs_can_be_made(tmp_path: Path) -> None:
+    assert main(["quickstart", "--dir", str(tmp_path / "q"), "--only-inputs"]) == 0
+    assert sorted(p.name for p in (tmp_path / "q").iterdir() if not p.name.startswith(".")) == [
+        "data",
+        "grpo.yaml",
+        "model",
+        "sft.yaml",
+    ]
 
 
 @pytest.mark.parametrize("seed", ["-1", "4294967296"])

@@ -77,6 +77,10 @@ def test_sigterm_checkpoints_and_resume_goes_on_from_there(job: Path, tmp_path: 
         numbers = [row.number for row in reader.metrics.read("batch")]
     assert numbers == list(range(1, BATCHES + 1)), "every version exactly once"
 
+    code, out = run("train", job, "--dir", folder, "--resume")
+    assert code == 0, out
+    assert check_record(folder) == summary, "a finished run stays as it is"
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
@@ -126,6 +130,8 @@ def test_a_kill_long_after_the_last_commit_can_be_resumed(tmp_path: Path) -> Non
     assert summary["version"] == 18
     generated = summary["samples"]["generated"]
     assert generated < 2 * 18 * 2 * 3, "what was journalled was not generated again"
+    groups = summary["groups"]
+    assert generated >= 3 * (groups["trained"] + groups["ready"]), "every finished group was counted, killed or not"
 
 
 def test_a_resumed_run_may_change_where_it_runs_but_not_what_it_computes(job: Path, tmp_path: Path) -> None:
@@ -177,13 +183,17 @@ def test_a_stop_right_after_a_resume_shows_the_version_that_was_restored(job: Pa
 
 def test_a_damaged_checkpoint_is_refused_by_name(job: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    code, out = run("train", job, "trainer.batches=2", "--dir", folder)
-    assert code == 0, out
-    weights = folder / "checkpoints" / "step_2" / "trainer.safetensors"
+    process = start("train", job, "trainer.batches=100000", "--dir", folder)
+    wait_for_version(process, folder, 2)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    with RunReader(folder) as reader:
+        _, number = reader.version()
+    weights = folder / "checkpoints" / f"step_{number}" / "trainer.safetensors"
     data = bytearray(weights.read_bytes())
     data[len(data) // 2] ^= 1
     weights.write_bytes(data)
-    code, out = run("train", job, "trainer.batches=2", "--dir", folder, "--resume")
+    code, out = run("train", job, "trainer.batches=100000", "--dir", folder, "--resume")
     assert code == 1
     assert str(weights) in out
     assert "Traceback" not in out

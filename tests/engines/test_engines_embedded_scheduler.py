@@ -9,7 +9,7 @@ from engines_helpers import request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engines.embedded.scheduler import Copy, Plan, Scheduler
+from headrace.engines.embedded.scheduler import Copy, Plan, Scheduler, length_class
 from headrace.engines.embedded.sequence import Sequence
 from headrace.engines.protocol import FinishReason
 from headrace.weights.version import Version
@@ -21,10 +21,11 @@ Entry = tuple[int, int, tuple[int, ...]]
 class PretendEngine:
     """Carries out plans; token n of a response is n, so that prefixes are told apart by the prompt."""
 
-    def __init__(self, slots: int, prefill_tokens: int) -> None:
-        self.scheduler = Scheduler(slots, prefill_tokens)
+    def __init__(self, slots: int, prefill_tokens: int, *, by_length: bool = False) -> None:
+        self.scheduler = Scheduler(slots, prefill_tokens, by_length=by_length)
         self.prefill_tokens = prefill_tokens
-        self.slots: list[list[Entry]] = [[] for _ in range(slots)]
+        self.by_length = by_length
+        self.slots: list[list[Entry]] = [[] for _ in range(slots + by_length)]
         self.version = Version(0, 0)
         self.prefilled = 0
         self.exact = True
@@ -41,12 +42,16 @@ class PretendEngine:
             slot += [self.entry(chunk.sequence, i) for i in range(chunk.start, chunk.stop)]
             self.prefilled += chunk.stop - chunk.start
         self.copy(plan.late_copies)
-        assert len(self.scheduler.running) <= len(self.slots)
+        assert len(self.scheduler.running) <= len(self.slots) - self.by_length
         if plan.steps:
             self.decode(plan.steps)
         return plan
 
     def decode(self, steps: int) -> None:
+        self.copy(self.scheduler.arrange())
+        if self.by_length:
+            classes = [length_class(sequence.length) for sequence in self.scheduler.running]
+            assert classes == sorted(classes, reverse=True)
         ended = []
         for i, sequence in enumerate(self.scheduler.running):
             slot = self.slots[i]
@@ -89,7 +94,8 @@ class PretendEngine:
             self.scheduler.interrupt()
 
 
-_ARRIVAL = st.tuples(st.integers(0, 3), st.integers(1, 12), st.integers(1, 9), st.integers(0, 2))
+_PROMPT_LENGTHS = st.one_of(st.integers(1, 12), st.sampled_from([62, 64, 65, 127, 129]))
+_ARRIVAL = st.tuples(st.integers(0, 3), _PROMPT_LENGTHS, st.integers(1, 9), st.integers(0, 2))
 _EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("arrive"), st.lists(_ARRIVAL, min_size=1, max_size=5)),
@@ -102,16 +108,18 @@ _EVENTS = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(slots=st.integers(1, 5), prefill_tokens=st.integers(1, 20), events=_EVENTS)
-def test_every_step_reads_the_keys_of_its_own_tokens(slots: int, prefill_tokens: int, events: list[Any]) -> None:
-    engine = PretendEngine(slots, prefill_tokens)
+@given(slots=st.integers(1, 5), prefill_tokens=st.integers(1, 150), by_length=st.booleans(), events=_EVENTS)
+def test_every_step_reads_the_keys_of_its_own_tokens(
+    slots: int, prefill_tokens: int, by_length: bool, events: list[Any]
+) -> None:
+    engine = PretendEngine(slots, prefill_tokens, by_length=by_length)
     everyone: list[Sequence] = []
     for kind, detail in events:
         if kind == "arrive":
             for token, prompt_length, room, ahead in detail:
                 floor = Version(0, engine.version.number + ahead) if ahead else None
                 tokens = [token] * prompt_length
-                everyone.append(Sequence(request(str(len(everyone)), tokens, room, min_version=floor), 64))
+                everyone.append(Sequence(request(str(len(everyone)), tokens, room, min_version=floor), 256))
                 engine.scheduler.add(everyone[-1])
         elif kind == "step":
             for _ in range(detail):
@@ -129,6 +137,21 @@ def test_every_step_reads_the_keys_of_its_own_tokens(slots: int, prefill_tokens:
         engine.step()
     assert all(sequence.is_finished for sequence in everyone)
     assert engine.scheduler.waiting == len(engine.scheduler.running) == 0
+
+
+def test_only_those_whose_length_class_is_out_of_order_move() -> None:
+    engine = PretendEngine(4, 1000, by_length=True)
+    for i, length in enumerate([90, 90, 60, 10]):
+        engine.scheduler.add(Sequence(request(str(i), [i] * length, 40), 256))
+    engine.step()
+    assert engine.scheduler.arrange() == []
+    first = engine.scheduler.running[0]
+    # 60 grows past 64: its class is that of the two in front of it, so it stays.
+    engine.step()
+    assert [length_class(s.length) for s in engine.scheduler.running] == [1, 1, 1, 0]
+    # The first leaves its slot to the last of its class.
+    engine.abort(first)
+    assert [s.prompt_length for s in engine.scheduler.running] == [60, 90, 10]
 
 
 def test_a_group_costs_one_prompt_and_a_recomputation_one_prompt_and_the_tails() -> None:

@@ -33,6 +33,7 @@ def test_names_and_values() -> None:
             "trained": 200,
             "generated_per_s": 100.0,
             "trained_per_s": pytest.approx(200 / 3.5),
+            "masked": 0,
             "nonpad_share": 360 / 400,
         },
         # 100 tokens of staleness 0, 40 of 1, 60 of 2.

@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     quickstart = command("quickstart", "quickstart.command", "make real input, train on it, and report: the whole way")
     quickstart.add_argument("--dir", default="quickstart", help="folder for all that is made (default: quickstart)")
     quickstart.add_argument("--seed", type=int, default=0)
+    quickstart.add_argument("--only-inputs", action="store_true", help="make the data, the model and the configs only")
     quickstart.add_argument("--fresh", action="store_true", help="erase what an earlier quickstart made there")
 
     train = command("train", "train", "train a policy with asynchronous reinforcement learning")

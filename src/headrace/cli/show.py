@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
+from headrace.cli.program import program
 from headrace.controller.train import Ended
 
 
 def print_end(folder: Path, ended: Ended) -> None:
-    run = ended.record
+    run, called = ended.record, shlex.join(program())
     scores = [evaluation.score for evaluation in run.evaluations if evaluation.score is not None]
     change = f", held-out score {scores[0]:.3f} -> {scores[-1]:.3f}" if len(scores) > 1 else ""
     print(f"{ended.status}: v{run.number} after {run.totals.elapsed_s:.1f} s{change}")
     if ended.status == "stopped":
         # The run's own config has the overrides in it.
-        print(f"  continue with: headrace train {folder / 'config.yaml'} --dir {folder} --resume")
+        print(f"  continue with: {called} train {folder / 'config.yaml'} --dir {folder} --resume")
     if run.number:
         print(f"  model:   {folder / 'checkpoints' / f'step_{run.number}' / 'model'}")
     print(f"  summary: {folder / 'summary.json'}")
-    print(f"  look at: headrace inspect {folder}")
+    print(f"  look at: {called} inspect {folder}")

@@ -25,6 +25,9 @@ def _explain_one(kind: type[Section], detail: ErrorDetails) -> str:
     match detail["type"]:
         case "extra_forbidden":
             return f"unknown key {key}{_suggestion(kind, location)}"
+        case "missing" if isinstance(detail["loc"][-1], int):
+            values = ".".join(location[:-1])
+            return f"{values} is {detail['input']!r}: too few values; it needs at least {detail['loc'][-1] + 1}"
         case "missing":
             return f"missing key {key}: it has no default"
         case "value_error":

@@ -165,6 +165,7 @@ def connect(
             models.engine,
             episode_runner(plan, models.engine, clock, rewards, evaluation=False),
             tally,
+            counted=recorder.progress,
             min_samples=rollout.min_samples or min(2, rollout.samples_per_prompt),
         ),
         filter=FilterRole(context, plan.filters),

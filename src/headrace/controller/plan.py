@@ -68,8 +68,11 @@ def make_plan(config: TrainConfig) -> Plan:
     tokenizer = load_tokenizer(config.model.path)
     context = context_limit(model_config, config.engine)
     text = TextCodec(tokenizer)
-    _check_lengths(text, context, prompts, config.data.train)
-    _check_lengths(text, context, eval_prompts, config.data.eval or "")
+    places = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    can_grow = config.engine.max_context is not None and (places is None or context < places)
+    _check_lengths(text, context, prompts, config.data.train, can_grow)
+    _check_lengths(text, context, eval_prompts, config.data.eval or "", can_grow)
+    _check_stops(config, model_config.get_text_config().vocab_size)
     memory = estimate_memory(config, model_config, device)
     batches = config.trainer.batches
     if batches is None:
@@ -109,8 +112,8 @@ def _dataset(config: TrainConfig, path: str) -> PromptDataset:
     )
 
 
-def _check_lengths(text: TextCodec, context: int, prompts: Iterable[Prompt], path: str) -> None:
-    """Every prompt must leave room for a response of one token at least."""
+def _check_lengths(text: TextCodec, context: int, prompts: Iterable[Prompt], path: str, can_grow: bool) -> None:
+    """Every prompt must leave room for a response of one token at least. `can_grow`: the model has more places."""
     for prompt in prompts:
         where = f"{path}: prompt {prompt.prompt_id!r}"
         try:
@@ -120,5 +123,16 @@ def _check_lengths(text: TextCodec, context: int, prompts: Iterable[Prompt], pat
         if tokens >= context:
             raise ConfigError(
                 f"{where} has {tokens} tokens, and the context holds {context}, prompt and response together; "
-                "shorten it, remove the row, or raise engine.max_context"
+                + (
+                    "shorten it, remove the row, or raise engine.max_context"
+                    if can_grow
+                    else "shorten it, or remove it"
+                )
             )
+
+
+def _check_stops(config: TrainConfig, vocab_size: int) -> None:
+    if outside := [i for i in config.rollout.sampling.stop_token_ids if not 0 <= i < vocab_size]:
+        raise ConfigError(
+            f"rollout.sampling.stop_token_ids has {outside[0]}, which is no token: ids are from 0 to {vocab_size - 1}"
+        )

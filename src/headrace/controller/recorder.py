@@ -55,9 +55,9 @@ class Recorder:
                 self._branch, number, self._clock.wall(), self._record(step).to_json(), kind="batch"
             )
 
-    def end(self) -> None:
-        """This process has stopped working on the run: leave its totals."""
-        self._store.metrics.write(
+    def progress(self) -> None:
+        """Leave this process's totals up to now: what it does next may be its end."""
+        self._store.metrics.replace(
             self._branch, self._flow.batch, self._clock.wall(), asdict(self.totals()), kind="totals"
         )
 

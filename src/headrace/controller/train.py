@@ -59,8 +59,11 @@ def open_store(plan: Plan, folder: Path, begin: Begin, now: float) -> tuple[RunS
 async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None) -> Ended:
     """Run to the end, or until SIGINT or SIGTERM. Whatever is raised leaves the run ready to be resumed.
 
-    `view` shows the run while it goes. Raises ConfigError, StoreError, WaitTimeout, WeightError, EngineError.
+    A run that is finished stays as it is when it is resumed. `view` shows the run while it goes. Raises ConfigError,
+    StoreError, WaitTimeout, WeightError, EngineError.
     """
+    if begin == "resume" and (ended := _ended(plan, folder)) is not None:
+        return ended
     runtime = inline_runtime(plan.config.runtime.threads)
     store, restored = open_store(plan, folder, begin, runtime.clock.wall())
     status: Status = "failed"
@@ -79,6 +82,16 @@ async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None
             _summarise(folder)
         raise
     return Ended(status, _summarise(folder))
+
+
+def _ended(plan: Plan, folder: Path) -> Ended | None:
+    """The run in `folder`, if it is finished and of this config."""
+    if not RunStore.exists(folder):
+        return None
+    with RunReader(folder) as reader:
+        if reader.status().name != "finished" or reader.config_sha256 != config_sha256(plan.config):
+            return None
+        return Ended("finished", RunWatcher(reader).read())
 
 
 def _summarise(folder: Path) -> RunRecord:
@@ -117,7 +130,7 @@ async def _train(
                 return status
         finally:
             try:
-                parts.recorder.end()
+                parts.recorder.progress()
             finally:
                 await models.engine.stop()
 

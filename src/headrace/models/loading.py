@@ -69,7 +69,10 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     check_tokenizer(str(path))
-    return _read(path, "tokenizer", lambda: AutoTokenizer.from_pretrained(str(path), trust_remote_code=False))
+    tokenizer = _read(path, "tokenizer", lambda: AutoTokenizer.from_pretrained(str(path), trust_remote_code=False))
+    # Its own warning of a text longer than the model: whoever encodes one says so with the place and the mend.
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+    return tokenizer
 
 
 def read_model_config(path: str | Path) -> PreTrainedConfig:

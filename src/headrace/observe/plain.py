@@ -30,13 +30,14 @@ def describe(snapshot: Snapshot) -> str:
 def batch_line(batch: BatchRecord, planned: int | None) -> str:
     staleness = sum(batch.staleness.values())
     ages = " ".join(f"{age}:{percent(tokens / staleness)}" for age, tokens in sorted(batch.staleness.items()))
+    left_out = batch.masked_tokens / max(batch.masked_tokens + batch.trained_tokens, 1)
     parts = [
         f"batch {_of(batch.batch + 1, planned)}",
         f"reward {decimal(batch.reward_mean)}",
         f"response {decimal(batch.response_tokens_mean, 1)} tok",
         f"loss {decimal(batch.loss)}",
         f"grad {decimal(batch.grad_norm, 2)}" + (" (step skipped)" if batch.skipped else ""),
-        f"stale {ages or '-'}",
+        f"stale {ages or '-'}" + (f" left out {percent(left_out)}" if batch.masked_tokens else ""),
         f"mismatch {decimal(batch.mismatch_mean_abs, 4)}",
         f"running {batch.running_groups} ready {batch.queue_groups}",
         f"{batch.step_s:.2f} s",

@@ -122,7 +122,9 @@ class RunWatcher:
             row.branch: Totals(**row.record["totals"]) for row in self._reader.metrics.newest_of_branches("batch")
         }
         for row in self._reader.metrics.newest_of_branches("totals"):
-            latest[row.branch] = Totals(**row.record)
+            left = Totals(**row.record)
+            if row.branch not in latest or left.elapsed_s >= latest[row.branch].elapsed_s:
+                latest[row.branch] = left
         if self._live is not None:
             branch, now = self._live()
             latest[branch] = now

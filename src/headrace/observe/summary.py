@@ -4,7 +4,7 @@
 |---|---|
 | `status` | running, finished, stopped (told to), failed, or killed (no process owns it, and it did not say why) |
 | `version` | number of the newest weight version: batches trained |
-| `wall_s` | seconds that the run's processes ran, added up; a killed one's up to its last batch |
+| `wall_s` | seconds that the run's processes ran, added up; a killed one's up to its last group or batch |
 | `groups.issued` | attempts ever started; = running + ready + trained + dropped |
 | `groups.running` | in generation or not yet scored |
 | `groups.ready` | finished, waiting for a batch |
@@ -16,6 +16,7 @@
 | `tokens.generated` | tokens that engines sampled, whatever became of them |
 | `tokens.trained` | tokens that entered the loss of the trained batches |
 | `tokens.generated_per_s`, `tokens.trained_per_s` | the two above per second of `wall_s` |
+| `tokens.masked` | tokens of the trained batches that were left out of the loss, staler than the bound |
 | `tokens.nonpad_share` | share of the positions computed by the trainer that were not padding |
 | `staleness.max`, `staleness.mean` | over trained tokens: batch minus version that sampled the token |
 | `staleness.histogram` | trained tokens by staleness (a number, as a string) |
@@ -71,6 +72,7 @@ def build_summary(run: RunRecord) -> dict[str, Any]:
             "trained": trained_tokens,
             "generated_per_s": _ratio(total.generated_tokens, total.elapsed_s),
             "trained_per_s": _ratio(trained_tokens, total.elapsed_s),
+            "masked": sum(batch.masked_tokens for batch in batches),
             "nonpad_share": _nonpad_share(batches),
         },
         "staleness": _staleness(batches),

@@ -88,6 +88,7 @@ def _facts(run: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{amount(tokens['generated'])} generated ({amount(tokens['generated_per_s'])}/s), "
             f"{amount(tokens['trained'])} trained ({amount(tokens['trained_per_s'])}/s)",
         ),
+        ("too stale", percent(tokens["masked"] / max(tokens["masked"] + tokens["trained"], 1))),
         ("not padding", "-" if tokens["nonpad_share"] is None else f"{tokens['nonpad_share']:.1%}"),
         (
             "log-prob mismatch",

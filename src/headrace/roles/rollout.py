@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 
 from headrace.engines.protocol import Engine, EngineError
 from headrace.experience.flow import Admission, Flow
@@ -25,13 +26,16 @@ class RolloutRole:
         tally: Tally,
         *,
         min_samples: int,
+        counted: Callable[[], None] = lambda: None,
     ) -> None:
+        """`counted` is called when the tally has changed, before the group counts as finished."""
         self._context = context
         self._flow: Flow = context.flow
         self._engine = engine
         self._runner = runner
         self._tally = tally
         self._min_samples = min_samples
+        self._counted = counted
         self._groups: dict[GroupKey, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -60,6 +64,7 @@ class RolloutRole:
         try:
             group = await self._runner.run_group(admission.key, admission.prompt, version, admission.deadline)
             self._tally.count((sample.response_tokens, sample.failure) for sample in group.samples)
+            self._counted()
             if len(group.trainable) >= self._min_samples:
                 await self._flow.finish(group)
             elif self._engine.failure is None and admission.key not in self._flow.overdue():

@@ -61,6 +61,12 @@ class Metrics(MetricsReader):
             (kind, branch, number, now, json.dumps(record)),
         )
 
+    def replace(self, branch: int, number: int, now: float, record: dict[str, Any], *, kind: str) -> None:
+        """The same, in place of every earlier record of this kind on the branch."""
+        with self._database.transaction():
+            self._database.execute("DELETE FROM metrics WHERE kind = ? AND branch = ?", (kind, branch))
+            self.write(branch, number, now, record, kind=kind)
+
 
 class EventsReader:
     def __init__(self, database: Database) -> None:

@@ -69,6 +69,8 @@ class RunStore:
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise RunExists(f"{path} cannot be a run's folder: there is a file; choose another --dir") from error
         except OSError as error:
             raise write_failed(error, path) from error
         with ExitStack() as undo:

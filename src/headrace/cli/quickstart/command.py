@@ -7,8 +7,13 @@ import shlex
 import shutil
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from headrace.cli.program import program
 from headrace.config import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _MARK = ".headrace-quickstart"
 """Says that a folder was made by the quickstart, so that it may be erased."""
@@ -23,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
 
     from rich.console import Console
-    from rich.text import Text
+    from safetensors import SafetensorError
 
     from headrace.cli.quickstart.inputs import make_inputs
     from headrace.cli.quickstart.report import render_next_steps, render_report
@@ -31,15 +36,24 @@ def run(args: argparse.Namespace) -> int:
     from headrace.store import RunReader
 
     console = Console()
-    console.print(f"Making data, a tokenizer, a model and two configs in {folder}", highlight=False, markup=False)
-    made = make_inputs(folder, args.seed)
+    inputs = ["quickstart", "--dir", str(folder), "--seed", str(args.seed), "--only-inputs", "--fresh"]
+    _tell(console, "Making data, a tokenizer, a model and two configs", inputs)
+    try:
+        made = make_inputs(folder, args.seed)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{folder} cannot be written: {error}; free space, or choose another --dir") from error
+    if args.only_inputs:
+        return 0
     steps = [
         ("Warming up on demonstrations", ["sft", str(made.sft_config), "--dir", str(folder / "sft")]),
-        ("Training with asynchronous GRPO", ["train", str(made.grpo_config), "--dir", str(folder / "run"), "--fresh"]),
+        (
+            "Evaluating, training with asynchronous GRPO, evaluating again",
+            ["train", str(made.grpo_config), "--dir", str(folder / "run"), "--fresh"],
+        ),
     ]
     for title, step in steps:
-        command = f"\n$ headrace {shlex.join(step)}"
-        console.print(Text.assemble("\n", (title, "bold"), command), highlight=False, soft_wrap=True)
+        console.print()
+        _tell(console, title, step)
         if code := _call(step):
             return code
     with RunReader(folder / "run") as reader:
@@ -51,6 +65,13 @@ def run(args: argparse.Namespace) -> int:
     model = folder / "run" / "checkpoints" / f"step_{record.number}" / "model"
     console.print(render_next_steps(folder, model), highlight=False, soft_wrap=True)
     return 0
+
+
+def _tell(console: Console, title: str, step: list[str]) -> None:
+    from rich.text import Text
+
+    command = f"\n$ {shlex.join([*program(), *step])}"
+    console.print(Text.assemble((title, "bold"), command), highlight=False, soft_wrap=True)
 
 
 def _call(step: list[str]) -> int:

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from headrace.cli.program import program
 from headrace.observe.record import BatchRecord
 from headrace.observe.run_record import Evaluation, RunRecord
 
@@ -44,10 +45,11 @@ def render_next_steps(folder: Path, model: Path) -> Text:
     """To be printed without wrapping, so that every command can be copied."""
     config = folder / "grpo.yaml"
     rows: list[tuple[list[object], str]] = [
-        (["headrace", "inspect", folder / "run"], "the run's record: time, staleness, waits"),
-        (["headrace", "eval", config, "--model", model], "score what was trained on the held-out prompts"),
-        (["headrace", "check", config], "the dataflow, the roles and the memory of this job"),
-        (["headrace", "serve", model], "talk to what was trained, over HTTP"),
+        ([*program(), "inspect", folder / "run"], "the run's record: time, staleness, waits"),
+        ([*program(), "eval", config], "score what training began with on the held-out prompts, as was done before it"),
+        ([*program(), "eval", config, "--model", model], "the same for what was trained, as was done after it"),
+        ([*program(), "check", config], "the dataflow, the roles and the memory of this job"),
+        ([*program(), "serve", model], "talk to what was trained, over HTTP"),
         ([config], "the config: put in your own model, data and reward"),
     ]
     text = Text("Where to look next", style="bold")

@@ -15,8 +15,8 @@ class KeyValueCache:
 
     On a CPU the capacity grows with the longest sequence, up to `max_context`, and the cache is float32 even for
     bfloat16 weights: one query per row is a small matrix product, and there float32 kernels are twice as fast. On a
-    GPU it is allocated whole, in the weights' dtype, as captured graphs hold its address; one more slot then takes
-    what the padding rows of a graph write.
+    GPU it is allocated whole, in the weights' dtype, as captured graphs hold its address. There is one slot more than
+    planned: a spare to move sequences by, and on a GPU what takes what the padding rows of a graph write.
     What was never written is zero, not arbitrary: masked places still enter a product with 0.
     """
 
@@ -26,8 +26,7 @@ class KeyValueCache:
         on_cpu = device.type == "cpu"
         self.dtype = torch.float32 if on_cpu else dtype
         self.capacity = min(_FIRST_CAPACITY, plan.max_context) if on_cpu else plan.max_context
-        rows = plan.slots if on_cpu else plan.slots + 1
-        sizes = (2, rows, shape.heads, self.capacity, shape.head_dim)
+        sizes = (2, plan.slots + 1, shape.heads, self.capacity, shape.head_dim)
         self.layers = [torch.zeros(sizes, dtype=self.dtype, device=device) for _ in range(shape.layers)]
 
     def reserve(self, length: int) -> None:

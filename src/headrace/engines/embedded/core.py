@@ -81,7 +81,7 @@ class EngineCore:
         self.version = version
         self.totals = Totals()
         self.interrupt = False
-        self.scheduler = Scheduler(plan.slots, prefill_tokens)
+        self.scheduler = Scheduler(plan.slots, prefill_tokens, by_length=model.device.type == "cpu")
         self._now = now
         self._device = model.device
         self._schema = WeightSchema(model)
@@ -169,6 +169,7 @@ class EngineCore:
 
     def _decode(self, steps: int) -> _Run:
         """At most so many steps; fewer when a sequence ends or somebody interrupts."""
+        self._copy(self.scheduler.arrange())
         batch, running = self._batch, self.scheduler.running
         batch.load(running)
         length = max(sequence.length for sequence in running)

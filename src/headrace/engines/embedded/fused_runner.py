@@ -12,6 +12,7 @@ from headrace.engines.embedded.attention import decode_attention, decode_bias, p
 from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.fused_weights import FusedShape, FusedWeights, fuse, fused_names
 from headrace.engines.embedded.graphs import DecodeGraphs
+from headrace.engines.embedded.ranges import RowRange, split_rows
 from headrace.engines.embedded.rope import RotaryTable
 from headrace.engines.embedded.runner import PrefillPass
 
@@ -102,14 +103,22 @@ class FusedRunner:
         """`rows` [n]: the slots that row i writes to; it reads slot i."""
         shape, cache = self._shape, self._cache
         count = len(tokens)
-        bias = decode_bias(positions, length, None, cache.dtype)
+        parts = [
+            (part, decode_bias(positions[part.begin : part.end], part.length, None, cache.dtype))
+            for part in (split_rows(positions) if self._graphs is None else [RowRange(0, count, length)])
+        ]
         scale = shape.head_dim**-0.5
 
         def attend(layer: int, qkv: torch.Tensor) -> torch.Tensor:
             new = qkv[:, shape.heads :].view(count, 2, shape.kv_heads, shape.head_dim)
             cache.layers[layer][:, rows, :, positions] = new
-            keys, values = cache.window(layer, count, length)
-            return decode_attention(qkv[:, : shape.heads], keys, values, bias, scale).view(count, -1)
+            query = qkv[:, : shape.heads]
+            outs = []
+            for part, bias in parts:
+                keys, values = cache.window(layer, part.end, part.length)
+                those = slice(part.begin, part.end)
+                outs.append(decode_attention(query[those], keys[those], values[those], bias, scale))
+            return (outs[0] if len(outs) == 1 else torch.cat(outs)).view(count, -1)
 
         hidden = self._layers(tokens, positions, attend)
         normed = self._weights.norm(hidden).to(self._dtype)

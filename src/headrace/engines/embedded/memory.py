@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +86,7 @@ def plan_cache(
         if budget < per_slot:
             raise ConfigError(
                 f"one sequence of {context} tokens takes {per_slot} bytes of KV cache, and engine.kv_cache_gib gives "
-                f"{budget} ({free} bytes are free); raise engine.kv_cache_gib to {per_slot / GIB:.3f} or lower "
+                f"{budget} ({free} bytes are free); raise engine.kv_cache_gib to {_gib(per_slot)} or lower "
                 "engine.max_context"
             )
     else:
@@ -98,6 +99,12 @@ def plan_cache(
             )
     slots = min(engine_config.max_concurrent_sequences, budget // per_slot)
     return CachePlan(slots, context, slots * per_slot)
+
+
+def _gib(size: int) -> str:
+    """At least `size` bytes, in GiB of three digits."""
+    digits = 2 - math.floor(math.log10(size / GIB))
+    return f"{math.ceil(size / GIB * 10**digits) / 10**digits:g}"
 
 
 def kv_cache_bytes(model_config: Any, engine_config: EngineConfig, dtype: torch.dtype = torch.float32) -> int:

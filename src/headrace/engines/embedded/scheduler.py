@@ -47,6 +47,11 @@ class Plan:
     steps: int
 
 
+def length_class(length: int) -> int:
+    """0 up to 64 tokens, then one more for each doubling."""
+    return max((length - 1).bit_length() - 6, 0)
+
+
 class Scheduler:
     """Slots 0 .. n-1 belong to the n running sequences, in order, so that a decode step reads a plain slice.
 
@@ -55,7 +60,10 @@ class Scheduler:
     partly prefilled; it heads the queue, and slot n is its own. Every other queued sequence has nothing in the cache.
     """
 
-    def __init__(self, slots: int, prefill_tokens_per_step: int) -> None:
+    def __init__(self, slots: int, prefill_tokens_per_step: int, *, by_length: bool = False) -> None:
+        """`by_length`: keep the running in the order of `length_class`, the longest first, so that attention need
+        not look as far for short ones as for long ones. Takes one spare slot, number `slots`."""
+        self._by_length = by_length
         self._slots = slots
         self._prefill_tokens = prefill_tokens_per_step
         self._queue: deque[Sequence] = deque()
@@ -110,19 +118,56 @@ class Scheduler:
         )
 
     def retire(self, slots: Iterable[int]) -> list[Copy]:
-        """Take the sequences of these slots out; the last running ones move into the holes. To be done in order."""
-        holes = sorted(slots)
+        """Take the sequences of these slots out; others move into the holes. To be done in order."""
+        holes = frozenset(slots)
         before = len(self.running)
-        left = before - len(holes)
-        gone = frozenset(holes)
-        movers = [slot for slot in range(left, before) if slot not in gone]
-        moves = []
-        for source, target in zip(movers, (hole for hole in holes if hole < left), strict=True):
-            moves.append(Copy(source, target, self.running[source].cached))
-            self.running[target] = self.running[source]
-        del self.running[left:]
+        moves = self._settle(holes)
         if holes and self._queue and self._queue[0].cached:
-            moves.append(Copy(before, left, self._queue[0].cached))
+            moves.append(Copy(before, len(self.running), self._queue[0].cached))
+        return moves
+
+    def arrange(self) -> list[Copy]:
+        """Bring the running into the order of their length classes again, if `by_length`. To be done in order."""
+        return self._settle(frozenset()) if self._by_length else []
+
+    def _settle(self, gone: frozenset[int]) -> list[Copy]:
+        """Let slots 0 .. n-1 hold those of the running that are not gone, the longer classes first.
+
+        Everyone who is in a slot of another class moves once, into a free slot while there is one; what then goes
+        round in circles goes by the spare slot behind the last.
+        """
+        rows = {slot: sequence for slot, sequence in enumerate(self.running) if slot not in gone}
+        classes = {slot: length_class(row.length) if self._by_length else 0 for slot, row in rows.items()}
+        wanted = sorted(classes.values(), reverse=True)
+        astray: dict[int, list[int]] = {}
+        for slot, level in classes.items():
+            if slot >= len(wanted) or wanted[slot] != level:
+                astray.setdefault(level, []).append(slot)
+        free = [slot for slot in range(len(wanted)) if slot not in rows]
+        moves: list[Copy] = []
+
+        def move(source: int, target: int) -> None:
+            moves.append(Copy(source, target, rows[source].cached))
+            rows[target] = rows.pop(source)
+
+        def fill() -> None:
+            while free:
+                slot = free.pop()
+                if waiting := astray.get(wanted[slot]):
+                    source = waiting.pop()
+                    move(source, slot)
+                    if source < len(wanted):
+                        free.append(source)
+
+        fill()
+        while astray := {level: slots for level, slots in astray.items() if slots}:
+            level, slots = next(iter(astray.items()))
+            hole = slots.pop()
+            move(hole, self._slots)
+            astray[level].append(self._slots)
+            free.append(hole)
+            fill()
+        self.running[:] = [rows[slot] for slot in range(len(wanted))]
         return moves
 
     def interrupt(self) -> list[Sequence]:
