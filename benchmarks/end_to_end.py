@@ -57,7 +57,7 @@ def own(model: Path, dtype: str, overrides: list[str]) -> None:
             "sampling": {"max_new_tokens": MAX_NEW_TOKENS},
             "filters": [],
         },
-        "trainer": {"batches": WARM_UP + STEPS + COOL_DOWN, "optimizer": {"lr": LR}, "max_tokens_per_microbatch": 2048},
+        "trainer": {"batches": WARM_UP + STEPS + COOL_DOWN, "optimizer": {"lr": LR}, "max_tokens_per_microbatch": 4096},
         "engine": {"max_concurrent_sequences": 64, "max_context": 160},
         "checkpoint": {"every": 1000},
         "runtime": {"threads": THREADS},
