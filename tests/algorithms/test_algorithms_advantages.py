@@ -50,6 +50,24 @@ def test_leave_one_out_takes_the_mean_of_the_others() -> None:
     close(advantages.leave_one_out(REWARDS, GROUPS), expected)
 
 
+def test_opo_weighs_the_baseline_by_length() -> None:
+    # Group 7: lengths 1, 3, 2: (1 + 6 + 12) / 6 = 19 / 6. Group 2: lengths 3, 1: (0 + 4) / 4 = 1. Group 5: itself.
+    lengths = torch.tensor([1, 3, 3, 5, 2, 1])
+    expected = tensor(1 - 19 / 6, 0 - 1, 2 - 19 / 6, 0, 6 - 19 / 6, 4 - 1)
+    close(advantages.opo(REWARDS, lengths, GROUPS), expected)
+
+
+def test_opo_with_equal_lengths_or_none_at_all_takes_the_mean() -> None:
+    plain = advantages.group_normalized(REWARDS, GROUPS, scale="none")
+    for length in (0, 7):
+        close(advantages.opo(REWARDS, torch.full((6,), length), GROUPS), plain)
+
+
+def test_opo_of_equal_rewards_is_exactly_zero() -> None:
+    rewards = torch.full((5,), 0.1)
+    assert advantages.opo(rewards, torch.tensor([3, 7, 1, 9, 0]), torch.tensor([0, 0, 0, 1, 1])).tolist() == [0.0] * 5
+
+
 def test_unknown_scale_is_named() -> None:
     with pytest.raises(ValueError, match=r"'std'.*group_std"):
         advantages.group_normalized(REWARDS, GROUPS, scale="std")
@@ -75,6 +93,7 @@ def test_no_samples_give_no_advantages() -> None:
     empty, groups = tensor(), torch.tensor([], dtype=torch.int64)
     assert advantages.group_normalized(empty, groups).shape == (0,)
     assert advantages.leave_one_out(empty, groups).shape == (0,)
+    assert advantages.opo(empty, groups, groups).shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +103,7 @@ def test_no_samples_give_no_advantages() -> None:
 def test_dtype_is_kept_or_raised_to_float32(given_dtype: torch.dtype, result: torch.dtype) -> None:
     assert advantages.group_normalized(REWARDS.to(given_dtype), GROUPS).dtype == result
     assert advantages.leave_one_out(REWARDS.to(given_dtype), GROUPS).dtype == result
+    assert advantages.opo(REWARDS.to(given_dtype), torch.arange(6), GROUPS).dtype == result
 
 
 def test_every_kind_of_the_config_has_a_function() -> None:
@@ -117,6 +137,13 @@ def test_order_of_samples_and_numbering_of_groups_do_not_matter(data, random) ->
     torch.testing.assert_close(
         advantages.leave_one_out(rewards[order], groups[order]),
         advantages.leave_one_out(rewards, groups)[order],
+        rtol=1e-9,
+        atol=1e-9,
+    )
+    lengths = torch.arange(len(order))
+    torch.testing.assert_close(
+        advantages.opo(rewards[order], lengths[order], groups[order]),
+        advantages.opo(rewards, lengths, groups)[order],
         rtol=1e-9,
         atol=1e-9,
     )

@@ -43,3 +43,37 @@ class Segments:
     def spread(self, per_segment: Tensor) -> Tensor:
         """`[count]` to `[N]`: each element gets its segment's value."""
         return per_segment[self.place]
+
+
+def rows_of(sample_index: Tensor, samples: int) -> Tensor:
+    """int64 `[N]`: which row of a tensor `[samples]` belongs to each token's sample.
+
+    Rows are in the order of the index. When it names as many distinct samples as there are rows, whatever its
+    numbers, the lowest is row 0; with fewer (samples without a single token), it must be the row itself.
+    Raises ValueError where neither holds.
+    """
+    segments = Segments.of(sample_index)
+    if segments.count == samples:
+        return segments.place
+    if segments.count and (int(sample_index.min()) < 0 or int(sample_index.max()) >= samples):
+        raise ValueError(
+            f"sample_index names {segments.count} samples, from {int(sample_index.min())} to "
+            f"{int(sample_index.max())}, for {samples} rows; give one row per sample, or index 0 to {samples - 1}"
+        )
+    return sample_index.long()
+
+
+def discounted_sums(values: Tensor, index: Tensor, factor: float) -> Tensor:
+    """`[M]`: x_t + factor x_(t+1) + factor^2 x_(t+2) + ... up to the last element of the same index.
+
+    Elements of one index stand together. Spans double, so that it takes log2 of the longest many passes.
+    """
+    total, reach = values, 1
+    while reach < index.numel():
+        same = index[reach:] == index[:-reach]
+        if not bool(same.any()):
+            break
+        ahead = torch.where(same, factor * total[reach:], torch.zeros_like(total[reach:]))
+        total = torch.cat([total[:-reach] + ahead, total[-reach:]])
+        reach, factor = 2 * reach, factor * factor
+    return total

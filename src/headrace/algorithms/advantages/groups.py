@@ -48,6 +48,23 @@ def leave_one_out(rewards: Tensor, group_index: Tensor) -> Tensor:
     return centred * groups.spread(size / (size - 1).clamp(min=1))
 
 
+def opo(rewards: Tensor, lengths: Tensor, group_index: Tensor) -> Tensor:
+    """reward - mean reward of its group weighted by length, shape `[S]`. A group of one gives 0.
+
+    OPO, Hao et al. 2025, arXiv 2505.23585: the baseline of least variance, sum(length reward) / sum(length), where
+    the squared norm of a sample's gradient grows as its length. `lengths` `[S]` are trained tokens; where a whole
+    group has none, its samples weigh alike. (verl leaves the reward of a group of one as it is; the formula gives
+    0.)
+    """
+    rewards = as_float(rewards)
+    groups = Segments.of(group_index)
+    above_lowest = rewards - groups.spread(groups.lowest(rewards))
+    weight = lengths.to(rewards.dtype)
+    weight = torch.where(groups.spread(groups.sum(weight)) > 0, weight, torch.ones_like(weight))
+    baseline = groups.sum(weight * above_lowest) / groups.sum(weight)
+    return above_lowest - groups.spread(baseline)
+
+
 def _centre(rewards: Tensor, groups: Segments) -> tuple[Tensor, Tensor]:
     """Distance from the group's mean `[S]`, and the groups' sizes.
 
