@@ -66,7 +66,7 @@ class Bench:
             on_deadline=on_deadline,  # type: ignore[arg-type]
             ahead=4,
         )
-        self.flow = Flow(schedule, self.table, source, store, self.runtime, actor="actor")
+        self.flow = Flow(schedule, self.table, source, store, self.runtime)
 
     def admit(self, version: int = 0) -> Admission:
         admission = self.flow.admit(version)

@@ -6,12 +6,12 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from headrace.config.algorithm import AlgorithmConfig
+from headrace.config.algorithm import BY_GROUP, AlgorithmConfig
 from headrace.config.base import Section
 from headrace.config.data import DataConfig, RewardConfig
 from headrace.config.model import EngineConfig, ModelConfig
 from headrace.config.rollout import AsyncConfig, RolloutConfig
-from headrace.config.trainer import TrainerConfig
+from headrace.config.trainer import LRScheduleConfig, OptimizerConfig, TrainerConfig
 
 
 class WeightsConfig(Section):
@@ -24,6 +24,47 @@ class CheckpointConfig(Section):
     """Batches between checkpoints; one more is made at the end, and when the run is told to stop."""
     keep: int = Field(default=2, ge=1)
     """Newest checkpoints that are kept."""
+
+
+class ReferenceConfig(Section):
+    """The model that `algorithm.kl` keeps the policy near. Used only with a coefficient above 0."""
+
+    model: str | None = None
+    """A folder or Hub name; the policy as it was before training unless given."""
+    placement: Literal["own", "hybrid"] = "own"
+    """`own`: a lane of its own. `hybrid`: in turn with the actor, as a frozen copy of its weights."""
+    max_tokens_per_microbatch: int = Field(default=4096, ge=1)
+
+    @model_validator(mode="after")
+    def _hybrid_is_the_policy(self) -> ReferenceConfig:
+        if self.placement == "hybrid" and self.model is not None:
+            raise ValueError(
+                f"placement is hybrid, which keeps a copy of the policy, but model is {self.model!r}; use own"
+            )
+        return self
+
+
+class TeacherConfig(Section):
+    """The model that `algorithm.advantage: distillation` learns from."""
+
+    model: str | None = None
+    """A folder or Hub name, with the policy's tokenizer."""
+    max_tokens_per_microbatch: int = Field(default=4096, ge=1)
+
+
+class CriticConfig(Section):
+    """The value model of `algorithm.advantage: gae`."""
+
+    model: str | None = None
+    """A folder or Hub name; the policy's, with a new head, unless given."""
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
+    lr_schedule: LRScheduleConfig = LRScheduleConfig()
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    clip: float | None = Field(default=0.2, gt=0)
+    """A value's update counts only within this distance of the value that advantages were estimated with."""
+    warmup_batches: int = Field(default=0, ge=0)
+    """First batches in which only the critic learns."""
+    max_tokens_per_microbatch: int = Field(default=4096, ge=1)
 
 
 class EvaluationConfig(Section):
@@ -55,6 +96,9 @@ class TrainConfig(Section):
     async_: AsyncConfig = Field(default=AsyncConfig(), alias="async")
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
+    reference: ReferenceConfig = ReferenceConfig()
+    teacher: TeacherConfig = TeacherConfig()
+    critic: CriticConfig = CriticConfig()
     engine: EngineConfig = EngineConfig()
     weights: WeightsConfig = WeightsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -78,7 +122,9 @@ class TrainConfig(Section):
                 f"would be taken for stalled while it waits for a long episode; raise runtime.stall_timeout_s to "
                 f"{episode_s:g} or more, or lower rollout.episode_timeout_s"
             )
-        if self.algorithm.advantage != "mean_only" and self.rollout.samples_per_prompt == 1:
+        if self.algorithm.needs_teacher and self.teacher.model is None:
+            raise ValueError("algorithm.advantage is distillation, which needs teacher.model")
+        if self.algorithm.advantage in BY_GROUP and self.rollout.samples_per_prompt == 1:
             raise ValueError(
                 f"algorithm.advantage is {self.algorithm.advantage} but rollout.samples_per_prompt is 1: one sample "
                 "has no group to compare with, so every advantage would be 0; set samples_per_prompt to 2 or more"

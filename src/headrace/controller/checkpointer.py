@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from headrace.roles.actor import TRAINER_LANE
 from headrace.runtime.protocol import Runtime
 from headrace.store import RunStore
@@ -10,10 +12,20 @@ from headrace.weights.version import Version
 
 
 class Checkpointer:
-    def __init__(self, store: RunStore, trainer: Trainer, runtime: Runtime, *, every: int, committed: int) -> None:
+    def __init__(
+        self,
+        store: RunStore,
+        trainer: Trainer,
+        runtime: Runtime,
+        *,
+        critic: Trainer | None = None,
+        every: int,
+        committed: int,
+    ) -> None:
         """`committed`: number of the version that the run could be restored to now."""
         self._store = store
         self._trainer = trainer
+        self._critic = critic
         self._runtime = runtime
         self._every = every
         self._committed = committed
@@ -31,8 +43,17 @@ class Checkpointer:
         if version.number == self._committed:
             return
         prepared = await self._runtime.compute(
-            TRAINER_LANE, self._store.checkpoints.prepare, version.number, self._trainer.save
+            TRAINER_LANE, self._store.checkpoints.prepare, version.number, self._save
         )
         self._store.ledger.counts().check()
         self._store.checkpoints.commit(prepared, branch=version.branch, number=version.number, state={})
         self._committed = version.number
+
+    def _save(self, folder: Path) -> None:
+        self._trainer.save(folder)
+        if self._critic is not None:
+            self._critic.save(folder / CRITIC)
+
+
+CRITIC = "critic"
+"""The critic's part of a checkpoint."""

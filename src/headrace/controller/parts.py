@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from headrace.algorithms import advantages
+from headrace.algorithms.estimate import AdvantageEstimator
 from headrace.algorithms.policy_loss import PolicyLoss
 from headrace.controller.checkpointer import Checkpointer
 from headrace.controller.plan import Plan
-from headrace.controller.policy_objective import PolicyObjective
+from headrace.controller.policy_objective import EntropyOutputs, PolicyObjective, ValueObjective, policy_columns
 from headrace.controller.recorder import Recorder
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.protocol import Engine, SamplingParams, SwapMode
@@ -23,17 +23,20 @@ from headrace.experience.index import Consumer
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.schedule import Schedule
 from headrace.experience.table import ExperienceTable
-from headrace.models.loading import load_causal_lm, resolve_device
+from headrace.models.loading import load_causal_lm, load_value_model, resolve_device
+from headrace.models.values import token_values
 from headrace.observe.tally import Tally
 from headrace.observe.waits import WaitMeter
 from headrace.roles import actor
-from headrace.roles.actor import TRAINER_LANE, ActorRole, TrainedStep
+from headrace.roles.actor import TRAINER_LANE, ActorRole, SealedSteps, TrainedStep
 from headrace.roles.advantages import AdvantagesRole
 from headrace.roles.batch_stats import StalenessRule
 from headrace.roles.context import RoleContext
+from headrace.roles.critic import CRITIC_LANE, CriticRole
 from headrace.roles.evaluator import EvaluatorRole
 from headrace.roles.filter import FilterRole
 from headrace.roles.rollout import RolloutRole
+from headrace.roles.scorer import ScorerRole
 from headrace.roles.weight_follower import WeightFollowerRole
 from headrace.rollout.episodes import EpisodeRunner
 from headrace.rollout.evaluation import Evaluation
@@ -44,10 +47,13 @@ from headrace.rollout.tokens import TextCodec
 from headrace.runtime.protocol import Clock, Runtime
 from headrace.runtime.signal import Signal
 from headrace.store import RunStore
+from headrace.training.scorer import FrozenScorer
 from headrace.training.trainer import HFTrainer
 from headrace.weights.plane import WeightPublisher
 from headrace.weights.transport import open_transport
 from headrace.weights.version import Lineage, Version
+
+T = TypeVar("T")
 
 _LEASED_BY_NOBODY = ("rollout", "schedule")
 """Stages that write columns, but lease no rows: they act through the flow."""
@@ -62,6 +68,10 @@ class Models:
     trainer: HFTrainer
     engine: EmbeddedEngine
     publisher: WeightPublisher
+    critic: HFTrainer | None = None
+    reference: FrozenScorer | None = None
+    """None also where the actor's model is its own reference."""
+    teacher: FrozenScorer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +86,9 @@ class Parts:
     checkpointer: Checkpointer
     rollout: RolloutRole
     filter: FilterRole
+    scorers: tuple[ScorerRole, ...]
     advantages: AdvantagesRole
+    critic: CriticRole | None
     actor: ActorRole
     follower: WeightFollowerRole
     evaluator: EvaluatorRole | None
@@ -87,24 +99,100 @@ async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
     config = plan.config
     device = resolve_device(config.model.device)
 
-    objective = PolicyObjective(PolicyLoss(config.algorithm))
-    trainer = await runtime.compute(
-        TRAINER_LANE,
-        lambda: HFTrainer(
+    algorithm, dtype = config.algorithm, getattr(torch, config.model.dtype)
+    temperature = config.rollout.sampling.temperature
+
+    def trainer() -> HFTrainer:
+        made = HFTrainer(
             load_causal_lm(config.model.path, dtype=torch.float32, device=device),
             config=config.trainer,
-            loss=objective,
-            total_steps=plan.total_batches * config.algorithm.updates_per_batch,
-            temperature=config.rollout.sampling.temperature,
-            dtype=getattr(torch, config.model.dtype),
+            loss=PolicyObjective(algorithm, PolicyLoss(algorithm, plan.surrogate)),
+            total_steps=plan.total_batches * algorithm.updates_per_batch,
+            temperature=temperature,
+            dtype=dtype,
             gradient_checkpointing=config.model.gradient_checkpointing,
             tokenizer=plan.tokenizer,
             seed=config.seed,
             between_layers=runtime.rebalance,
-        ),
+            outputs=EntropyOutputs(temperature) if algorithm.entropy else None,
+        )
+        if algorithm.needs_reference and config.reference.placement == "hybrid":
+            made.keep_reference()
+        return made
+
+    def frozen(path: str) -> FrozenScorer:
+        return FrozenScorer(load_causal_lm(path, dtype=dtype, device=device), temperature=temperature)
+
+    def critic() -> HFTrainer:
+        return HFTrainer(
+            load_value_model(config.critic.model or config.model.path, dtype=torch.float32, device=device),
+            config=config.critic,
+            loss=ValueObjective(config.critic.clip),
+            total_steps=plan.total_batches,
+            dtype=dtype,
+            gradient_checkpointing=config.model.gradient_checkpointing,
+            tokenizer=plan.tokenizer,
+            seed=config.seed,
+            outputs=token_values,
+        )
+
+    async def load(make: Callable[[], T]) -> T:
+        return await runtime.compute(TRAINER_LANE, make)
+
+    models = Models(
+        await load(trainer), await load_engine(plan, runtime), open_transport(config.weights, folder / "weights")
     )
-    engine = await load_engine(plan, runtime)
-    return Models(trainer, engine, open_transport(config.weights, folder / "weights"))
+    if algorithm.needs_critic:
+        models = replace(models, critic=await load(critic))
+    if algorithm.needs_reference and config.reference.placement == "own":
+        path = config.reference.model or config.model.path
+        models = replace(models, reference=await load(lambda: frozen(path)))
+    if algorithm.needs_teacher:
+        teacher = config.teacher.model
+        assert teacher is not None
+        models = replace(models, teacher=await load(lambda: frozen(teacher)))
+    return models
+
+
+def _scorers(context: RoleContext, plan: Plan, models: Models) -> tuple[ScorerRole, ...]:
+    """Those that the recipe has stages for."""
+    config = plan.config
+    scorers = []
+    if plan.recipe.has("reference"):
+        own = models.reference
+        scorers.append(
+            ScorerRole(
+                context,
+                name="reference",
+                column="reference",
+                lane=TRAINER_LANE if own is None else "reference",
+                score=models.trainer.reference_logprobs if own is None else own.logprobs,
+                max_tokens=config.reference.max_tokens_per_microbatch,
+            )
+        )
+    if models.teacher is not None:
+        scorers.append(
+            ScorerRole(
+                context,
+                name="teacher",
+                column="teacher",
+                lane="teacher",
+                score=models.teacher.logprobs,
+                max_tokens=config.teacher.max_tokens_per_microbatch,
+            )
+        )
+    if models.critic is not None:
+        scorers.append(
+            ScorerRole(
+                context,
+                name="critic.value",
+                column="values",
+                lane=CRITIC_LANE,
+                score=models.critic.outputs,
+                max_tokens=config.critic.max_tokens_per_microbatch,
+            )
+        )
+    return tuple(scorers)
 
 
 def connect(
@@ -145,15 +233,32 @@ def connect(
         max_attempts=rollout.max_attempts,
         frontier=_frontier(store),
     )
-    flow = Flow(schedule, table, source, store, runtime, actor=actor.NAME)
+    flow = Flow(schedule, table, source, store, runtime)
     waits, tally = WaitMeter(clock.now), Tally()
     recorder = Recorder(store, clock, models.engine, flow, tally, waits, branch=lineage.branch)
     context = RoleContext(runtime, flow, table, waits, recorder.event, config.runtime.stall_timeout_s)
     checkpointer = Checkpointer(
-        store, models.trainer, runtime, every=config.checkpoint.every, committed=committed.number
+        store, models.trainer, runtime, critic=models.critic, every=config.checkpoint.every, committed=committed.number
     )
     published = Signal()
     rule = config.async_.deadline_rule
+    algorithm = config.algorithm
+
+    def loader(consumer: str, max_tokens: int, *, sealed: bool) -> StreamingLoader:
+        return StreamingLoader(
+            table,
+            flow,
+            consumer=consumer,
+            max_tokens=max_tokens,
+            streaming=config.async_.streaming and not sealed,
+            timeout_s=config.runtime.stall_timeout_s,
+        )
+
+    objective = PolicyObjective(algorithm, PolicyLoss(algorithm, plan.surrogate))
+    critic = None
+    if models.critic is not None:
+        budget = config.critic.max_tokens_per_microbatch
+        critic = CriticRole(context, loader("critic.update", budget, sealed=False), models.critic)
     return Parts(
         branch=lineage.branch,
         models=models,
@@ -168,24 +273,32 @@ def connect(
             min_samples=rollout.min_samples or min(2, rollout.samples_per_prompt),
         ),
         filter=FilterRole(context, plan.filters),
-        advantages=AdvantagesRole(context, partial(advantages.of_kind, config.algorithm.advantage)),
+        scorers=_scorers(context, plan, models),
+        advantages=AdvantagesRole(
+            context,
+            AdvantageEstimator(algorithm, max_length=rollout.sampling.max_new_tokens, custom=plan.advantage),
+            whole_batch=algorithm.needs_whole_batch,
+        ),
+        critic=critic,
         actor=ActorRole(
             context,
-            StreamingLoader(
-                table,
-                flow,
-                consumer=actor.NAME,
-                max_tokens=config.trainer.max_tokens_per_microbatch,
-                streaming=config.async_.streaming and config.algorithm.updates_per_batch == 1,
-                timeout_s=config.runtime.stall_timeout_s,
-            ),
+            loader(actor.NAME, config.trainer.max_tokens_per_microbatch, sealed=algorithm.seals_batch),
             models.trainer,
             models.publisher,
             published,
             lineage,
             StalenessRule(eta, masks=rule == "mask", allows_late=rule == "late"),
+            columns=policy_columns(algorithm),
             max_tokens_per_microbatch=config.trainer.max_tokens_per_microbatch,
-            updates_per_batch=config.algorithm.updates_per_batch,
+            sealed=SealedSteps(
+                algorithm.updates_per_batch,
+                recompute=algorithm.proximal == "recompute" or algorithm.loss == "m2po",
+                prepare=objective.prepare,
+            )
+            if algorithm.seals_batch
+            else None,
+            critic=critic,
+            warm_up_batches=config.critic.warmup_batches if algorithm.needs_critic else 0,
             after_step=_after_step(recorder, checkpointer, lineage),
         ),
         follower=WeightFollowerRole(

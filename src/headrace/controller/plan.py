@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.algorithms.recipes import RECIPES, Recipe, check_dataflow
+from headrace.algorithms.recipes import Recipe, check_dataflow, compose
 from headrace.config import ConfigError, TrainConfig
+from headrace.config.algorithm import ADVANTAGES, LOSSES
 from headrace.experience.dataset import Prompt, PromptDataset
 from headrace.models.folder import check_weights
 from headrace.models.loading import load_tokenizer, read_generation_stops, read_model_config, resolve_device
 from headrace.rollout.filters import Filter, load_filters
+from headrace.rollout.plugins import load_function
 from headrace.rollout.rewards.pool import RewardPool, required_columns
 from headrace.rollout.tokens import TextCodec
 from headrace.rollout.workflow import Workflow, load_workflow
@@ -42,6 +44,10 @@ class Plan:
     memory: MemoryEstimate
     workflow: Workflow
     filters: tuple[Filter, ...]
+    surrogate: Callable[..., Any] | None = None
+    """The user's own loss."""
+    advantage: Callable[..., Any] | None = None
+    """The user's own advantage."""
 
 
 def make_plan(config: TrainConfig) -> Plan:
@@ -50,7 +56,7 @@ def make_plan(config: TrainConfig) -> Plan:
     Raises ConfigError for whatever would make the run fail later. Loads no weights, and leaves nothing running. Not to
     be called from an event loop.
     """
-    recipe = RECIPES[config.algorithm.recipe]
+    recipe = compose(config.algorithm)
     check_dataflow(recipe.stages)
     prompts = _dataset(config, config.data.train)
     eval_prompts = tuple(_dataset(config, config.data.eval)) if config.data.eval else ()
@@ -87,7 +93,19 @@ def make_plan(config: TrainConfig) -> Plan:
         memory=memory,
         workflow=workflow,
         filters=filters,
+        surrogate=_own(
+            "algorithm.loss",
+            config.algorithm.loss,
+            LOSSES,
+            ("logprobs", "proximal", "advantages", "mask", "sample_index"),
+        ),
+        advantage=_own("algorithm.advantage", config.algorithm.advantage, ADVANTAGES, ("data",)),
     )
+
+
+def _own(key: str, value: str, known: Collection[str], arguments: tuple[str, ...]) -> Callable[..., Any] | None:
+    """The user's own function, where `value` is none of the known names."""
+    return None if value in known else load_function(value, key, arguments)
 
 
 async def _check_reward(config: TrainConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -81,7 +82,10 @@ class Recorder:
         self._train_s += step.train_s
         stats, reports = step.stats, step.reports
         tokens = max(sum(report.trained_tokens for report in reports), 1)
-        sums = {name: sum(report.stats[name] for report in reports) for name in reports[0].stats}
+        # A batch in which only the critic learns has none.
+        sums = Counter[str]()
+        for report in reports:
+            sums.update(report.stats)
         return BatchRecord(
             batch=step.batch,
             branch=self._branch,
@@ -101,7 +105,7 @@ class Recorder:
             lr=reports[-1].lr,
             skipped=any(report.skipped for report in reports),
             mismatch_mean_abs=sums["mismatch_abs"] / tokens,
-            mismatch_max_abs=max(report.maxima["mismatch_abs"] for report in reports),
+            mismatch_max_abs=max(report.maxima.get("mismatch_abs", 0.0) for report in reports),
             clip_fraction=sums["clipped"] / tokens,
             behavior_weight_mean=sums["behavior_weight"] / tokens,
             approx_kl=sums["approx_kl"] / tokens,

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from headrace.runtime.inline import InlineRuntime, SystemClock
 
 _ENGINE, _TRAINER = "engine", "trainer"
-"""The lanes that compute for long."""
+_BESIDE = (_ENGINE, "reference", "teacher", "critic")
+"""Threads that compute for long beside the wide one, each with one processor."""
 _WIDE = "wide"
 _REST_S = 0.02
 """An engine that computed so short a time ago is about to go on: only the event loop lies between two of its calls."""
@@ -40,7 +41,7 @@ class ThreadShare:
         self._now = now
         self._lock = threading.Lock()
         self._beside = 0
-        """Calls of the engine on a thread of its own."""
+        """Calls on threads of their own that compute for long."""
         self._beside_until = float("-inf")
 
     def thread(self, lane: str, busy: Collection[str]) -> str:
@@ -50,7 +51,7 @@ class ThreadShare:
 
     @contextmanager
     def around(self, thread: str) -> Iterator[None]:
-        if thread == _ENGINE:
+        if thread in _BESIDE:
             with self._lock:
                 self._beside += 1
         try:
@@ -60,15 +61,15 @@ class ThreadShare:
                 _set_threads(1)
             yield
         finally:
-            if thread == _ENGINE:
+            if thread in _BESIDE:
                 with self._lock:
                     self._beside -= 1
                     self._beside_until = self._now() + _REST_S
 
     def rebalance(self) -> None:
-        """On the wide thread: take the engine's processor, or give it up."""
-        beside = self._beside > 0 or self._now() < self._beside_until
-        _set_threads(max(self._total - 1, 1) if beside else self._total)
+        """On the wide thread: take the processors of those who rest, or give them up."""
+        beside = max(self._beside, int(self._now() < self._beside_until))
+        _set_threads(max(self._total - beside, 1))
 
 
 def _set_threads(count: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headrace.config import config_sha256, dump_config
+from headrace.controller.checkpointer import CRITIC
 from headrace.controller.parts import Models, Parts, connect, load_models
 from headrace.controller.plan import Plan
 from headrace.controller.stopping import StopRequest
@@ -127,6 +128,8 @@ async def _restore_models(models: Models, restored: Restored | None, runtime: Ru
     version = INITIAL if restored is None else Version(restored.branch, restored.number)
     if restored is not None and restored.path is not None:
         await runtime.compute(TRAINER_LANE, models.trainer.load, restored.path)
+        if models.critic is not None:
+            await runtime.compute(TRAINER_LANE, models.critic.load, restored.path / CRITIC)
     if version > INITIAL:
         await runtime.compute(TRAINER_LANE, models.publisher.publish, version, models.trainer.tensors())
     return version
@@ -163,6 +166,9 @@ async def _run_roles(parts: Parts, runtime: Runtime, stopping: asyncio.Task[Any]
         runtime.spawn(parts.advantages.run(), "advantages"),
         runtime.spawn(parts.follower.run(), "weight follower"),
     ]
+    others += [runtime.spawn(scorer.run(), "scorer") for scorer in parts.scorers]
+    if parts.critic is not None:
+        others.append(runtime.spawn(parts.critic.run(), "critic"))
     if parts.evaluator is not None:
         others.append(runtime.spawn(parts.evaluator.run(parts.flow.batch), "evaluator"))
     try:

@@ -53,16 +53,12 @@ class Flow:
         source: PromptSource,
         store: RunStore,
         runtime: Runtime,
-        *,
-        actor: str,
     ) -> None:
-        """`actor`: the consumer that trains, woken when a batch is sealed."""
         self._schedule = schedule
         self._table = table
         self._source = source
         self._store = store
         self._runtime = runtime
-        self._actor = actor
         self._reissue: deque[GroupKey] = deque()
         self._overdue: dict[GroupKey, None] = {}
         self._rows: dict[GroupKey, int] = {}
@@ -219,7 +215,7 @@ class Flow:
             self._placements.append(placement)
             self._table.write_group(placement.key, "batch", placement.batch)
         if self._schedule.is_sealed or self._schedule.is_finished:
-            self._table.wake(self._actor)
+            self._table.wake_all()
         self.changed.notify()
 
 

@@ -64,6 +64,40 @@ def load_causal_lm(path: str | Path, *, dtype: torch.dtype, device: str | torch.
     return model.to(device).eval()
 
 
+def load_value_model(path: str | Path, *, dtype: torch.dtype, device: str | torch.device) -> PreTrainedModel:
+    """A classifier of tokens into one class, its value: one that was saved, or a language model with a new head of 0.
+
+    As `load_causal_lm` otherwise.
+    """
+    import torch
+    from transformers import AutoModelForTokenClassification
+
+    check_weights(str(path))
+
+    def load() -> Any:
+        return AutoModelForTokenClassification.from_pretrained(
+            str(path),
+            dtype=dtype,
+            num_labels=1,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+
+    model, report = _read(path, "value model", load)
+    heads = ("score.", "classifier.")
+    if missing := sorted(name for name in report["missing_keys"] if not name.startswith(heads)):
+        raise ConfigError(
+            f"the weights of model {str(path)!r} lack {len(missing)} tensors that its config.json asks for "
+            f"({', '.join(missing[:3])}); give a whole model"
+        )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in report["missing_keys"]:
+                parameter.zero_()
+    return model.to(device).eval()
+
+
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer at `path` (folder or Hub name). Raises ConfigError."""
     from transformers import AutoTokenizer
