@@ -111,6 +111,17 @@ def test_ratios_beyond_floats_range_leave_gradients_finite(function) -> None:
     assert logprobs.grad.tolist() == [0.0] * 4
 
 
+@pytest.mark.parametrize("function", [gspo, geometric_mean])
+def test_a_loss_beyond_floats_range_stays_inside_the_mask(function) -> None:
+    logprobs = torch.tensor([2000.0, 0.0], requires_grad=True)
+    mask, samples = torch.tensor([True, False]), torch.tensor([0, 0])
+    loss = function(logprobs, torch.zeros(2), -torch.ones(2), mask, samples, clip_low=0.2, clip_high=0.2)
+    loss.per_token.sum().backward()
+    assert loss.per_token.tolist() == [math.inf, 0.0]
+    assert logprobs.grad is not None
+    assert logprobs.grad[1].item() == 0.0
+
+
 token = st.tuples(st.floats(-1, 1), st.booleans())
 
 

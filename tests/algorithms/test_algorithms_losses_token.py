@@ -152,3 +152,12 @@ def test_ratios_beyond_floats_range_leave_values_and_gradients_finite(dtype: tor
         loss.per_token.sum().backward()
         torch.testing.assert_close(loss.per_token.detach(), torch.tensor(expected, dtype=dtype))
         torch.testing.assert_close(logprobs.grad, torch.tensor(gradient, dtype=dtype))
+
+
+def test_a_rejected_ratio_beyond_floats_range_is_nothing() -> None:
+    logprobs = tensor(2000, 0).requires_grad_()
+    both, second = torch.tensor([True, True]), torch.tensor([False, True])
+    loss = losses.m2po(logprobs, tensor(0, 0), tensor(-1, -1), both, second)
+    loss.per_token.sum().backward()
+    close(loss.per_token, tensor(0, 1))
+    close(logprobs.grad, tensor(0, 1))

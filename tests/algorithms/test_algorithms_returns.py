@@ -75,6 +75,18 @@ def test_dtypes(given_dtype: torch.dtype) -> None:
     assert {each.dtype for each in both} == {result}
 
 
+def test_long_samples_in_float32_keep_their_digits() -> None:
+    generator = torch.Generator().manual_seed(5)
+    rewards, values = torch.randn(2, 20_000, generator=generator)
+    mask, samples = torch.ones(20_000, dtype=torch.bool), torch.zeros(20_000, dtype=torch.int64)
+    for narrow, wide in zip(
+        gae(rewards, values, mask, samples, gamma=1.0, lam=1.0),
+        gae(rewards.double(), values.double(), mask, samples, gamma=1.0, lam=1.0),
+        strict=True,
+    ):
+        torch.testing.assert_close(narrow.double(), wide, rtol=1e-7, atol=1e-6)
+
+
 @pytest.mark.parametrize(("gamma", "lam", "message"), [(1.1, 1, "gamma is 1.1"), (1, -0.1, "lam is -0.1")])
 def test_factors_outside_zero_to_one_are_named(gamma: float, lam: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):

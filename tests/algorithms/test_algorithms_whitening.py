@@ -29,6 +29,13 @@ def test_a_large_mean_does_not_cancel(shift: float) -> None:
     torch.testing.assert_close(whiten(x, torch.ones(4, dtype=torch.bool)).double(), plain, rtol=1e-6, atol=1e-6)
 
 
+def test_an_outlier_does_not_shift_the_rest() -> None:
+    x = torch.zeros(199_999)
+    x[7] = -1e6
+    mask = torch.ones_like(x, dtype=torch.bool)
+    torch.testing.assert_close(whiten(x, mask).double(), whiten(x.double(), mask), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("value", [0.1, 1e6 + 0.3, -7.7])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_equal_values_one_value_and_none_give_zeros(value: float, dtype: torch.dtype) -> None:

@@ -33,8 +33,8 @@ class Segments:
         return Segments(place=place, count=distinct.numel())
 
     def sum(self, values: Tensor) -> Tensor:
-        """`[N]` to `[count]`."""
-        return values.new_zeros(self.count).index_add(0, self.place, values)
+        """`[N]` to `[count]`. Accumulated in float64: one after another, thousands of float32 would lose digits."""
+        return add_up(values, self.place, self.count)
 
     def lowest(self, values: Tensor) -> Tensor:
         """`[N]` to `[count]`."""
@@ -43,6 +43,12 @@ class Segments:
     def spread(self, per_segment: Tensor) -> Tensor:
         """`[count]` to `[N]`: each element gets its segment's value."""
         return per_segment[self.place]
+
+
+def add_up(values: Tensor, place: Tensor, count: int) -> Tensor:
+    """Sums of the floats `[N]` at each place, `[count]`, in their dtype, accumulated in float64."""
+    total = values.new_zeros(count, dtype=torch.float64)
+    return total.index_add(0, place, values.double()).to(values.dtype)
 
 
 def rows_of(sample_index: Tensor, samples: int) -> Tensor:

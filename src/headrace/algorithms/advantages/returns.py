@@ -2,7 +2,7 @@
 
 The time steps of a sample are its tokens inside the mask, in order: what stands between two of them (a tool's
 answer, the next user turn) takes no time, is no state, and a reward written there is not seen. After the last
-step the value is 0.
+step the value is 0. Sums over time run in float64, whatever goes in: over thousands of steps float32 would show.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def discounted_returns(rewards: Tensor, mask: Tensor, sample_index: Tensor, *, g
     Sutton & Barto 2018, eq. 3.8, counted from the present step. Raises ValueError unless 0 <= gamma <= 1.
     """
     check_factor("gamma", gamma)
-    steps = as_float(rewards.detach())[mask]
-    return _at(mask, discounted_sums(steps, sample_index[mask], gamma))
+    rewards = as_float(rewards.detach())
+    return _at(mask, discounted_sums(rewards[mask].double(), sample_index[mask], gamma), rewards.dtype)
 
 
 def gae(
@@ -36,12 +36,14 @@ def gae(
     """
     check_factor("gamma", gamma)
     check_factor("lam", lam)
-    steps, value, sample = as_float(rewards.detach())[mask], as_float(values.detach())[mask], sample_index[mask]
+    rewards, values = as_float(rewards.detach()), as_float(values.detach())
+    dtype = torch.promote_types(rewards.dtype, values.dtype)
+    steps, value, sample = rewards[mask].double(), values[mask].double(), sample_index[mask]
     following = torch.cat([value[1:], value.new_zeros(min(1, value.numel()))])
     goes_on = torch.cat([sample[1:] == sample[:-1], sample.new_zeros(min(1, sample.numel()), dtype=torch.bool)])
     delta = steps + gamma * torch.where(goes_on, following, torch.zeros_like(following)) - value
     advantages = discounted_sums(delta, sample, gamma * lam)
-    return _at(mask, advantages), _at(mask, advantages + value)
+    return _at(mask, advantages, dtype), _at(mask, advantages + value, dtype)
 
 
 def check_factor(name: str, factor: float) -> None:
@@ -49,7 +51,7 @@ def check_factor(name: str, factor: float) -> None:
         raise ValueError(f"{name} is {factor}; use 0 to 1")
 
 
-def _at(mask: Tensor, inside: Tensor) -> Tensor:
-    spread = torch.zeros(mask.shape, dtype=inside.dtype, device=inside.device)
-    spread[mask] = inside
+def _at(mask: Tensor, inside: Tensor, dtype: torch.dtype) -> Tensor:
+    spread = torch.zeros(mask.shape, dtype=dtype, device=inside.device)
+    spread[mask] = inside.to(dtype)
     return spread

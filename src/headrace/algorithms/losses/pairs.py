@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from headrace.algorithms.losses.terms import PairLoss
-from headrace.algorithms.segments import as_float, keep, rows_of
+from headrace.algorithms.segments import add_up, as_float, keep, rows_of
 
 Preference = Literal["dpo", "ipo"]
 
@@ -57,10 +57,9 @@ def preference(
     # The difference first: sums of log-probs are large, and their difference small.
     log_ratio = keep(logprobs, mask) - keep(reference.detach(), mask)
     sample = rows_of(sample_index, pair_index.numel())
-    gained = log_ratio.new_zeros(pair_index.numel()).index_add(0, sample, log_ratio)
+    gained = add_up(log_ratio, sample, pair_index.numel())
     if per_length:
-        tokens = log_ratio.new_zeros(pair_index.numel()).index_add(0, sample, mask.to(log_ratio.dtype))
-        gained = gained / tokens.clamp(min=1)
+        gained = gained / add_up(mask.to(log_ratio.dtype), sample, pair_index.numel()).clamp(min=1)
     first, second = (gained[rows] for rows in _pairs(pair_index, chosen))
     h = first - second
     if kind == "dpo":
