@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.algorithms import advantages
-from headrace.config.algorithm import AlgorithmConfig
 
 F64 = torch.float64
 
@@ -104,15 +103,6 @@ def test_dtype_is_kept_or_raised_to_float32(given_dtype: torch.dtype, result: to
     assert advantages.group_normalized(REWARDS.to(given_dtype), GROUPS).dtype == result
     assert advantages.leave_one_out(REWARDS.to(given_dtype), GROUPS).dtype == result
     assert advantages.opo(REWARDS.to(given_dtype), torch.arange(6), GROUPS).dtype == result
-
-
-def test_every_kind_of_the_config_has_a_function() -> None:
-    kinds = AlgorithmConfig.model_fields["advantage"].annotation.__args__
-    assert len(kinds) == 3
-    for kind in kinds:
-        assert advantages.of_kind(kind, REWARDS, GROUPS).shape == REWARDS.shape
-    with pytest.raises(ValueError, match="'gae'"):
-        advantages.of_kind("gae", REWARDS, GROUPS)
 
 
 @st.composite

@@ -156,7 +156,7 @@ class PolicyLoss:
 def proximal_logprobs(
     config: AlgorithmConfig, current: Tensor, behavior: Tensor, versions: Tensor, batch: int
 ) -> Tensor:
-    """Of batch `batch` by interpolation, all [N]: its proximal policy is version `batch`, its steps lead to the next."""
+    """By interpolation, all [N]: the proximal policy of batch k is version k, and its steps lead to version k + 1."""
     return proximal.logprobs(
         config.proximal,
         current=current,

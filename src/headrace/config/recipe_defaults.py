@@ -1,4 +1,4 @@
-"""What each recipe sets of the section `algorithm`, unless the user sets it: the values of the paper that it is from."""
+"""What each recipe sets of the section `algorithm`, unless the user does: the values of the paper that it is from."""
 
 from __future__ import annotations
 
@@ -63,6 +63,8 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(under)
     for key, value in over.items():
         below = merged.get(key)
-        both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merge(below, value) if both else value
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            merged[key] = _merge(below, value)
+        else:
+            merged[key] = value
     return merged

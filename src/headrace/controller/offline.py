@@ -47,9 +47,9 @@ class SFTResult:
     """Of training alone."""
 
 
-def token_mean_nll(logprobs: Tensor, micro: MicroBatch) -> LossTerms:
-    """-sum of log-probs / number of tokens, over the tokens in the mask."""
-    return LossTerms(numerator=-logprobs.sum(), denominator=micro.mask.sum())
+def token_mean_nll(outputs: Tensor, micro: MicroBatch) -> LossTerms:
+    """-sum of log-probs [N] / number of tokens, over the tokens in the mask."""
+    return LossTerms(numerator=-outputs.sum(), denominator=micro.mask.sum())
 
 
 def run_sft(

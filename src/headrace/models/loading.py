@@ -65,7 +65,7 @@ def load_causal_lm(path: str | Path, *, dtype: torch.dtype, device: str | torch.
 
 
 def load_value_model(path: str | Path, *, dtype: torch.dtype, device: str | torch.device) -> PreTrainedModel:
-    """A classifier of tokens into one class, its value: one that was saved, or a language model with a new head of 0.
+    """A classifier of tokens into one class, the value: one that was saved, or a language model with a new head of 0.
 
     As `load_causal_lm` otherwise.
     """

@@ -38,12 +38,11 @@ class CriticRole:
                 continue
             self._whole = batch
             self._changed.notify()
-            with self._context.waits.waiting(NAME, "the actor's step"):
-                while self._whole is not None or (flow.batch == batch and not flow.is_finished):
-                    await self._context.changed(NAME, f"the actor's step on batch {batch}")
+            while flow.batch == batch and not flow.is_finished:
+                await self._context.changed(NAME, "the actor's step")
 
     async def step(self, batch: int) -> StepReport:
-        """The optimiser step on `batch`, once all of it is accumulated. Raises WaitTimeout, WaitTimeout's kin."""
+        """The optimiser step on `batch`, once all of it is accumulated. Raises WaitTimeout."""
         clock, seconds = self._context.runtime.clock, self._context.stall_timeout_s
         await self._changed.wait_until(
             lambda: self._whole == batch, clock, seconds, lambda: f"the critic to see all rows of batch {batch}"

@@ -35,14 +35,14 @@ class LossTerms:
 class Loss(Protocol):
     """The objective, with its settings."""
 
-    def __call__(self, outputs: Tensor, micro: MicroBatch) -> LossTerms:
+    def __call__(self, outputs: Tensor, micro: MicroBatch, /) -> LossTerms:
         """`outputs`: [N] or [N, K] float32, differentiable; what the trainer's `Outputs` makes of the model."""
 
 
 class Outputs(Protocol):
     """What a loss sees of the model."""
 
-    def __call__(self, lm: PackedLM, micro: MicroBatch) -> Tensor:
+    def __call__(self, lm: PackedLM, micro: MicroBatch, /) -> Tensor:
         """[N] or [N, K] float32, 0 outside `micro.mask`."""
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from headrace.algorithms.segments import Segments, as_float
 
 Scale = Literal["group_std", "batch_std", "none"]
-Kind = Literal["group_normalized", "mean_only", "leave_one_out"]
 
 
 def group_normalized(rewards: Tensor, group_index: Tensor, *, scale: Scale = "group_std", eps: float = 1e-6) -> Tensor:
@@ -74,14 +73,3 @@ def _centre(rewards: Tensor, groups: Segments) -> tuple[Tensor, Tensor]:
     above_lowest = rewards - groups.spread(groups.lowest(rewards))
     size = groups.sum(torch.ones_like(rewards))
     return above_lowest - groups.spread(groups.sum(above_lowest) / size), size
-
-
-def of_kind(kind: Kind, rewards: Tensor, group_index: Tensor) -> Tensor:
-    """The advantages that the config names (`algorithm.advantage`), shape `[S]`."""
-    if kind == "group_normalized":
-        return group_normalized(rewards, group_index)
-    if kind == "mean_only":
-        return group_normalized(rewards, group_index, scale="none")
-    if kind == "leave_one_out":
-        return leave_one_out(rewards, group_index)
-    raise ValueError(f"advantage is {kind!r}; use 'group_normalized', 'mean_only' or 'leave_one_out'")
