@@ -1,4 +1,4 @@
-"""The built-in rewards: pure functions `(response, row) -> float`, 1 for right and 0 for wrong.
+"""The built-in rewards that are pure functions `(response, row) -> float`, found by name.
 
 A fault of the data (no answer, an answer without a number, a pattern that does not compile) raises: it is an
 error with a reason, not a wrong response.
@@ -6,87 +6,58 @@ error with a reason, not a wrong response.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from decimal import Decimal
 from typing import Any
 
+from headrace.rollout.rewards import answers
+
 Reward = Callable[[str, dict[str, Any]], float]
+Comparison = Callable[[str, Any], float]
+"""(response, what it is compared with) to a reward."""
 
-BUILTIN_REWARDS = ("exact", "numeric", "regex", "math")
+BUILTIN_REWARDS = ("exact", "numeric", "f1", "choice", "regex", "math", "boxed_math", "json_schema")
 
-# A sign belongs to the number unless something is subtracted: the 3 of "7-3" is positive.
-_NUMBER = re.compile(
-    r"(?:(?<![\w)\]])[-+])?"
-    r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
-    r"(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?"
-)
+EXTRAS = {"math": "math", "boxed_math": "math", "json_schema": "schema"}
+"""The optional dependencies that a reward needs."""
 
 
-def builtin_reward(name: str, *, answer_column: str, tolerance: float) -> Reward:
-    """The reward called `name`. Raises ImportError if it needs an extra that is not installed."""
-    match name:
-        case "exact":
-            return lambda response, row: exact(response, _answer(row, answer_column))
-        case "numeric":
-            return lambda response, row: numeric(response, _answer(row, answer_column), tolerance)
-        case "regex":
-            return lambda response, row: regex(response, _answer(row, answer_column))
-        case "math":
-            return _math(answer_column)
-        case _:
-            raise ValueError(f"no built-in reward {name!r}; there are {', '.join(BUILTIN_REWARDS)}")
+def builtin_reward(name: str, *, answer_column: str, tolerance: float, answer: Any = None) -> Reward:
+    """The reward called `name`, which compares with `answer` or, if that is None, with the row's `answer_column`.
 
-
-def exact(response: str, answer: object) -> float:
-    """1 if the response is the answer, white space around both left out."""
-    return float(response.strip() == str(answer).strip())
-
-
-def numeric(response: str, answer: object, tolerance: float) -> float:
-    """1 if the last number in the response is the answer, within an absolute or relative `tolerance`.
-
-    Of an answer in words the last number counts too (`... #### 42`). Thousands may be set off by commas.
+    Raises ImportError if it needs an extra that is not installed.
     """
-    wanted = last_number(str(answer))
-    if wanted is None:
-        raise ValueError(f"the answer {answer!r} has no number")
-    given = last_number(response)
-    if given is None:
-        return 0.0
-    difference, allowed = abs(given - wanted), Decimal(repr(tolerance))
-    return float(difference <= allowed or difference <= allowed * max(abs(given), abs(wanted)))
+    compare = _comparison(name, tolerance)
+    if answer is not None:
+        return lambda response, row: compare(response, answer)
+    return lambda response, row: compare(response, answer_of(row, answer_column))
 
 
-def last_number(text: str) -> Decimal | None:
-    numbers = _NUMBER.findall(text)
-    return Decimal(numbers[-1].replace(",", "")) if numbers else None
-
-
-def regex(response: str, pattern: object) -> float:
-    """1 if `pattern`, a regular expression of Python's `re`, is found anywhere in the response."""
-    if not isinstance(pattern, str):
-        raise TypeError(f"the answer {pattern!r} is no pattern; give a regular expression as text")
-    return float(re.search(pattern, response) is not None)
-
-
-def _math(answer_column: str) -> Reward:
-    """1 if math-verify finds the last formula of the response equal to the answer (LaTeX or a plain expression)."""
-    from math_verify import parse, verify
-
-    def reward(response: str, row: dict[str, Any]) -> float:
-        answer = str(_answer(row, answer_column))
-        marked = any(mark in answer for mark in ("$", "\\boxed", "\\(", "\\["))
-        # Its own time limits are off: they would turn an overrun into a wrong answer. Ours kills the process.
-        wanted = parse(answer if marked else f"${answer}$", parsing_timeout=None)
-        if not wanted:
-            raise ValueError(f"math-verify cannot read the answer {answer!r}")
-        return float(verify(wanted, parse(response, parsing_timeout=None), timeout_seconds=None))
-
-    return reward
-
-
-def _answer(row: dict[str, Any], column: str) -> object:
+def answer_of(row: dict[str, Any], column: str) -> Any:
+    """Raises KeyError if there is none."""
     if row.get(column) is None:
         raise KeyError(f"the row has no value in column {column!r}; set reward.answer_column")
     return row[column]
+
+
+def _comparison(name: str, tolerance: float) -> Comparison:
+    match name:
+        case "exact":
+            return answers.exact
+        case "numeric":
+            return lambda response, answer: answers.numeric(response, answer, tolerance)
+        case "f1":
+            return answers.f1
+        case "choice":
+            return answers.choice
+        case "regex":
+            return answers.regex
+        case "math" | "boxed_math":
+            from headrace.rollout.rewards import formulas
+
+            return formulas.math if name == "math" else formulas.boxed_math
+        case "json_schema":
+            from headrace.rollout.rewards import schema
+
+            return schema.json_schema
+        case _:
+            raise ValueError(f"no built-in reward {name!r}; there are {', '.join(BUILTIN_REWARDS)}")
