@@ -55,7 +55,8 @@ class RepetitionFilter(Section):
 
 
 class StalenessFilter(Section):
-    """Drops groups with a trained token that is staler than `max_staleness` once the group is finished."""
+    """Drops groups that were long on their way: between the oldest and the newest version that sampled their tokens lie
+    more than `max_staleness`."""
 
     type: Literal["staleness"]
     max_staleness: int = Field(ge=0)

@@ -48,7 +48,8 @@ def _sections(kind: type[Section], prefix: str = "") -> Iterator[tuple[str, type
 
 def _section_of(field: FieldInfo) -> type[Section] | None:
     """The section that the field holds, if it holds one."""
-    return field.annotation if _is_section(field.annotation) else None
+    annotation = field.annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
 def _listed_sections(field: FieldInfo) -> tuple[type[Section], ...]:

@@ -1,4 +1,4 @@
-"""The built-in rewards that are pure functions `(response, row) -> float`, found by name.
+"""The built-in rewards: pure functions `(response, row) -> float`, 1 for right, 0 for wrong, between for a share.
 
 A fault of the data (no answer, an answer without a number, a pattern that does not compile) raises: it is an
 error with a reason, not a wrong response.
@@ -6,19 +6,36 @@ error with a reason, not a wrong response.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
-
-from headrace.rollout.rewards import answers
 
 Reward = Callable[[str, dict[str, Any]], float]
 Comparison = Callable[[str, Any], float]
 """(response, what it is compared with) to a reward."""
 
-BUILTIN_REWARDS = ("exact", "numeric", "f1", "choice", "regex", "math", "boxed_math", "json_schema")
+BUILTIN_REWARDS = ("exact", "numeric", "regex", "math", "boxed_math", "f1", "choice", "json_schema")
 
 EXTRAS = {"math": "math", "boxed_math": "math", "json_schema": "schema"}
 """The optional dependencies that a reward needs."""
+
+
+# A sign belongs to the number unless something is subtracted: the 3 of "7-3" is positive.
+_NUMBER = re.compile(
+    r"(?:(?<![\w)\]])[-+])?"
+    r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
+    r"(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?"
+)
+_LETTER = r"[*_\s(\[{$]*([A-Z])(?![A-Za-z0-9'])"
+_CHOICES = (
+    re.compile(r"\\boxed\{\s*(?:\\(?:text|mathrm|textbf)\{)?\s*\(?([A-Z])\)?\s*\}"),
+    re.compile(r"(?i:\banswer\b(?:\s+is)?\s*:?)" + _LETTER),
+    re.compile(r"(?m)^\W*([A-Z])\W*$"),
+    re.compile(r"\(([A-Z])\)"),
+)
+"""Where a choice is named, the plainest first; of one kind the last counts."""
 
 
 def builtin_reward(name: str, *, answer_column: str, tolerance: float, answer: Any = None) -> Reward:
@@ -42,15 +59,15 @@ def answer_of(row: dict[str, Any], column: str) -> Any:
 def _comparison(name: str, tolerance: float) -> Comparison:
     match name:
         case "exact":
-            return answers.exact
+            return exact
         case "numeric":
-            return lambda response, answer: answers.numeric(response, answer, tolerance)
+            return lambda response, answer: numeric(response, answer, tolerance)
         case "f1":
-            return answers.f1
+            return f1
         case "choice":
-            return answers.choice
+            return choice
         case "regex":
-            return answers.regex
+            return regex
         case "math" | "boxed_math":
             from headrace.rollout.rewards import formulas
 
@@ -61,3 +78,74 @@ def _comparison(name: str, tolerance: float) -> Comparison:
             return schema.json_schema
         case _:
             raise ValueError(f"no built-in reward {name!r}; there are {', '.join(BUILTIN_REWARDS)}")
+
+
+def exact(response: str, answer: object) -> float:
+    """1 if the response is the answer, white space around both left out."""
+    return float(response.strip() == str(answer).strip())
+
+
+def numeric(response: str, answer: object, tolerance: float) -> float:
+    """1 if the last number in the response is the answer, within an absolute or relative `tolerance`.
+
+    Of an answer in words the last number counts too (`... #### 42`). Thousands may be set off by commas.
+    """
+    wanted = last_number(str(answer))
+    if wanted is None:
+        raise ValueError(f"the answer {answer!r} has no number")
+    given = last_number(response)
+    if given is None:
+        return 0.0
+    difference, allowed = abs(given - wanted), Decimal(repr(tolerance))
+    return float(difference <= allowed or difference <= allowed * max(abs(given), abs(wanted)))
+
+
+def last_number(text: str) -> Decimal | None:
+    numbers = _NUMBER.findall(text)
+    return Decimal(numbers[-1].replace(",", "")) if numbers else None
+
+
+def f1(response: str, answer: object) -> float:
+    """The F1 of the words that response and answer share; of several answers (a list) the best.
+
+    As SQuAD counts (Rajpurkar et al. 2016, section 6.1): without case, punctuation and articles. Where a side has no
+    words, 1 if neither has any.
+    """
+    wanted = answer if isinstance(answer, list) else [answer]
+    if not wanted:
+        raise ValueError("the answer is an empty list")
+    return max(_shared(_words(response), _words(str(one))) for one in wanted)
+
+
+def _words(text: str) -> Counter[str]:
+    bare = re.sub(r"[!-/:-@\[-`{-~]", "", text.lower())
+    return Counter(word for word in bare.split() if word not in ("a", "an", "the"))
+
+
+def _shared(given: Counter[str], wanted: Counter[str]) -> float:
+    if not given or not wanted:
+        return float(given == wanted)
+    return 2 * (given & wanted).total() / (given.total() + wanted.total())
+
+
+def choice(response: str, answer: object) -> float:
+    r"""1 if the response names the letter of the answer: `\boxed{C}`, `the answer is (C)`, a line that is C, or (C)."""
+    letter = re.fullmatch(r"\W*([A-Za-z])\W*", answer) if isinstance(answer, str) else None
+    if letter is None:
+        raise ValueError(f"the answer {answer!r} is no letter")
+    return float(chosen_letter(response) == letter[1].upper())
+
+
+def chosen_letter(text: str) -> str | None:
+    for pattern in _CHOICES:
+        found: list[str] = pattern.findall(text)
+        if found:
+            return found[-1]
+    return None
+
+
+def regex(response: str, pattern: object) -> float:
+    """1 if `pattern`, a regular expression of Python's `re`, is found anywhere in the response."""
+    if not isinstance(pattern, str):
+        raise TypeError(f"the answer {pattern!r} is no pattern; give a regular expression as text")
+    return float(re.search(pattern, response) is not None)

@@ -36,7 +36,11 @@ def main() -> None:
             linux.NEW_NAMESPACES | (0 if spec["network"] else linux.NEW_NET) | (linux.NEW_USER if user else 0)
         )
         if user:
-            for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            for name, text in (
+                ("setgroups", "deny"),
+                ("uid_map", f"{user} {user} 1"),
+                ("gid_map", f"{group} {group} 1"),
+            ):
                 Path(f"/proc/self/{name}").write_text(text)
     except OSError as error:
         _fail(error)

@@ -104,7 +104,7 @@ def remove(folder: str) -> None:
 
 def _file(text: str, folder: str) -> IO[bytes]:
     """A nameless file that holds `text`."""
-    file = tempfile.TemporaryFile(dir=folder)
+    file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (the caller closes it)
     file.write(text.encode(errors="surrogatepass"))
     file.flush()
     file.seek(0)
