@@ -124,14 +124,22 @@ def equal(given: Any, wanted: Any, tolerance: float) -> bool:
     if isinstance(given, bool) or isinstance(wanted, bool):
         return given is wanted
     if isinstance(given, int | float) and isinstance(wanted, int | float):
-        return given == wanted or (
-            isinstance(given + wanted, float) and math.isclose(given, wanted, rel_tol=tolerance, abs_tol=tolerance)
-        )
+        return given == wanted or _are_close(given, wanted, tolerance)
     if isinstance(given, dict) and isinstance(wanted, dict):
         return given.keys() == wanted.keys() and all(equal(given[key], wanted[key], tolerance) for key in wanted)
     if isinstance(given, list) and isinstance(wanted, list):
         return len(given) == len(wanted) and _all_equal(given, wanted, tolerance)
     return type(given) is type(wanted) and given == wanted
+
+
+def _are_close(given: float, wanted: float, tolerance: float) -> bool:
+    """Whole numbers are only close to numbers with a fraction."""
+    if isinstance(given, int) and isinstance(wanted, int):
+        return False
+    try:
+        return math.isclose(given, wanted, rel_tol=tolerance, abs_tol=tolerance)
+    except OverflowError:  # a whole number beyond what a float holds
+        return False
 
 
 def _all_equal(given: Sequence[Any], wanted: Sequence[Any], tolerance: float) -> bool:
