@@ -80,23 +80,50 @@ def test_a_function_is_judged_by_what_it_returns(tool: str) -> None:
     ]  # fmt: skip
 
 
-CHEATS = [
-    "import os; os._exit(0)",
-    "class Equal:\n    def __eq__(self, other): return True\ndef add(a, b): return Equal()",
-    "import builtins, json\nbuiltins.all = lambda x: True\njson.dumps = lambda x: '[\"returned\", true]'\ndef add(a, b): 0",
-    'import os\nfor fd in range(3, 64):\n    try: os.write(fd, b\'[1.0, null]\\n["passed"]\\n["returned", "yes"]\\n\')\n'
-    "    except OSError: pass\nos._exit(0)",
-    "import sys\nfrom headrace.rollout.rewards import code\ncode.equal = lambda *a: True\ndef add(a, b): return 9",
-    "import gc, sys\ndef add(a, b):\n    frame = sys._getframe()\n    while frame:\n"
-    "        if 'spec' in frame.f_locals: return frame.f_locals['spec'].get('returns', 0)\n        frame = frame.f_back",
-]
+CHEATS = {
+    "leaves": "import os; os._exit(0)",
+    "is equal to all": """
+class Equal:
+    def __eq__(self, other): return True
+def add(a, b): return Equal()
+""",
+    "patches the libraries": """
+import builtins, json
+builtins.all = lambda x: True
+json.dumps = lambda x: '["returned", true]'
+def add(a, b): return 0
+""",
+    "patches the grader": """
+import sys
+try:
+    from headrace.rollout.rewards import code
+    code.equal = lambda *a: True
+except ImportError: pass
+def add(a, b): return 9
+""",
+    "writes to every descriptor": r"""
+import os
+for fd in range(3, 64):
+    try: os.write(fd, b'[1.0, null]\n["passed"]\n["returned", "yes"]\n')
+    except OSError: pass
+os._exit(0)
+""",
+    "looks for the answer": """
+import sys
+def add(a, b):
+    frame = sys._getframe()
+    while frame:
+        if 'spec' in frame.f_locals: return frame.f_locals['spec'].get('returns', 0)
+        frame = frame.f_back
+""",
+}
 
 
-@pytest.mark.parametrize("program", CHEATS)
-def test_a_verdict_cannot_be_forged(tool: str, program: str) -> None:
-    (outcome,) = score(program, tests=ADD, tool=tool)
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_verdict_cannot_be_forged(tool: str, cheat: str) -> None:
+    outcome, honest = score(CHEATS[cheat], "def add(a, b): return a + b", tests=ADD, tool=tool)
     assert outcome.value in (0.0, None)
-    assert score("def add(a, b): return a + b", tests=ADD, tool=tool) == [RewardOutcome(1.0)]
+    assert honest == RewardOutcome(1.0)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +191,8 @@ def test_the_last_fenced_block_is_the_program() -> None:
     [
         (1, 1.0, True), (True, 1, False), (0, False, False), (0.1 + 0.2, 0.3, True), (10**20, 10**20 + 1, False),
         ([1, [2]], [1, [2]], True), ([1], [1, 2], False), ({"a": 1.0}, {"a": 1}, True), ({"a": 1}, {"b": 1}, False),
-        ("1", 1, False), (10**400, 0.5, False), (None, None, True), (None, 0, False), (float("nan"), float("nan"), False),
+        ("1", 1, False), (10**400, 0.5, False), (None, None, True), (None, 0, False),
+        (float("nan"), float("nan"), False),
     ],
 )  # fmt: skip
 def test_when_two_values_are_the_same(given: Any, wanted: Any, same: bool) -> None:

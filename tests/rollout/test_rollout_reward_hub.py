@@ -131,11 +131,11 @@ def says_each(*texts: str) -> ScriptedEngine:
     return ScriptedEngine(*(lambda request, text=text: chunk([*ids(text), EOS]) for text in texts))
 
 
-def play_group(tmp_path: Path, function: str, **config: Any) -> Group:
+def play_group(tmp_path: Path, judge: str, **config: Any) -> Group:
     (tmp_path / "group.py").write_text(GROUP)
 
     async def play() -> Group:
-        async with opened(group=f"{tmp_path}/group.py:{function}", **config) as pool:
+        async with opened(group=f"{tmp_path}/group.py:{judge}", **config) as pool:
             runner = EpisodeRunner(
                 workflow=SingleTurn(),
                 policy=settings(says_each("7", "777", "77")),
