@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -70,6 +72,11 @@ def reward(response, row):
         os._exit(0)
     if kind == "threads":
         for i in range(10**6): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    if kind == "made up":
+        for fd in range(3, 64):
+            try: os.write(fd, json.dumps([None, "surprise: " + "x" * 9999]).encode())
+            except OSError: pass
+        os._exit(0)
     if kind == "exit":
         os._exit(3)
     if kind == "nan":
@@ -228,6 +235,41 @@ def test_the_network_is_there_only_on_demand(hostile: str, tool: str, network: b
 
     outcome = asyncio.run(play())
     assert outcome == RewardOutcome(4.0) if network else (outcome.failure or "").startswith("reward_raised")
+
+
+def test_a_failure_that_is_made_up_is_kept_within_bounds(hostile: str) -> None:
+    (outcome,) = score_all(hostile, "none", [{"kind": "made up"}])
+    assert outcome == RewardOutcome(None, "reward_died: the process broke the protocol: that is no verdict")
+
+
+RUN = """
+import asyncio, sys
+from headrace.config.data import RewardConfig, SandboxConfig
+from headrace.rollout.rewards.pool import RewardPool
+from headrace.runtime.inline import SystemClock
+
+async def play():
+    sandbox = SandboxConfig(tool=sys.argv[2], memory_mib=512)
+    pool = RewardPool(RewardConfig(function=sys.argv[1], timeout_s=60, sandbox=sandbox), clock=SystemClock())
+    await pool.start()
+    call = asyncio.create_task(pool.score("four", {"kind": "hang in C"}, ""))
+    await asyncio.sleep(0.3)
+    print("busy", flush=True)
+    await call
+
+asyncio.run(play())
+"""
+
+
+def test_a_run_killed_by_force_leaves_no_process_behind(hostile: str, tool: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", RUN, hostile, tool], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "busy\n"
+        left = psutil.Process(run.pid).children(recursive=True)
+        assert len(left) >= 2, "the process that scores, and its fork"
+        run.kill()
+    _, alive = psutil.wait_procs(left, timeout=5)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_a_tool_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

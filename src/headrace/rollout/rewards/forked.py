@@ -95,9 +95,13 @@ class ForkedScorer:
         except (ValueError, RecursionError):
             garbage = " and broke the protocol" if data else ""
             return None, describe(FailureKind.REWARD_DIED, f"the process {ending.words}{garbage}")
-        match told:
-            case [float() | list(), None] | [None, str()]:
-                return told[0], told[1]
+        match told:  # by a process that may have been taken over: nothing is believed but its own reward or failure
+            case [float() | list(), None]:
+                return told[0], None
+            case [None, str(failure)]:
+                kind, _, detail = failure.partition(": ")
+                if kind in set(FailureKind):
+                    return None, describe(FailureKind(kind), detail)
         return None, describe(FailureKind.REWARD_DIED, "the process broke the protocol: that is no verdict")
 
     @staticmethod
