@@ -188,7 +188,10 @@ def test_a_flood_of_files_meets_the_limit(hostile: str, tool: str) -> None:
     if tool == "none":
         pytest.skip("a folder on the disk has no size")
     bad, good = score_all(hostile, tool, [{"kind": "files"}, {"kind": "folder"}])
-    assert (bad.failure or "").startswith("reward_raised: OSError: [Errno 28] No space left")
+    assert (bad.failure or "").startswith(
+        "reward_raised: [in the sandbox; see reward.sandbox and reward.trusted] OSError"
+    )
+    assert "[Errno 28] No space left" in (bad.failure or "")
     assert good == RewardOutcome(0.0), "the next one has an empty folder, and room"
 
 

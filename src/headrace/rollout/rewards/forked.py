@@ -20,6 +20,15 @@ _MOST_VERDICT = 1 << 16
 _MOST_OUTPUT = 1 << 16
 """What one call may print; the rest is thrown away."""
 _NO_VERDICT = 70
+_SIGNS_OF_WALLS = (
+    "Network is unreachable",
+    "name resolution",
+    "Read-only file system",
+    "No space left on device",
+    "Operation not permitted",
+    "MemoryError",
+)
+_HINT = "[in the sandbox; see reward.sandbox and reward.trusted] "
 
 
 class ForkedScorer:
@@ -101,7 +110,8 @@ class ForkedScorer:
             case [None, str(failure)]:
                 kind, _, detail = failure.partition(": ")
                 if kind in set(FailureKind):
-                    return None, describe(FailureKind(kind), detail)
+                    hint = _HINT if any(sign in detail for sign in _SIGNS_OF_WALLS) else ""
+                    return None, describe(FailureKind(kind), hint + detail)
         return None, describe(FailureKind.REWARD_DIED, "the process broke the protocol: that is no verdict")
 
     @staticmethod

@@ -1,7 +1,7 @@
 """The child process that scores. It starts fast: neither torch nor the run's config package is imported.
 
 Run as `python -P -m headrace.rollout.rewards.worker FD LIFELINE`, where FD is a socket to the run, and LIFELINE a
-pipe that the run holds open. The first message sets it up: [setup], an object as `Setup` makes it; the answer is
+pipe that the run holds open. The first message sets it up: [setup], an object as `RewardPool` makes it; the answer is
 ["ready"] or ["error", text]. Then each [id, place, arguments] is answered by [id, reward, failure], in order, before
 the next begins; `place` says which of the scorers of the setup is asked. Standard output and error belong to the
 user's code.
