@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from headrace.config.base import Section
+from headrace.config.filters import FilterConfig
 
 
 class SamplingConfig(Section):
@@ -38,8 +39,9 @@ class RolloutConfig(Section):
     """A group trains with at least this many samples that did not fail; 2, or 1 for groups of one, unless given."""
     max_attempts: int = Field(default=3, ge=1)
     """How often a prompt that came back is tried in one epoch before it is dropped as exhausted."""
-    filters: tuple[str, ...] = ("zero_spread",)
-    """Each drops groups: `zero_spread` (all rewards equal), or a function of yours, `path.py:function`."""
+    filters: tuple[FilterConfig, ...] = ("zero_spread",)
+    """Each drops groups: `zero_spread` (all rewards equal), a function of yours, `path.py:function`, or one with
+    parameters, as `{type: reward_range, low: 0.1, high: 0.9}`."""
 
     @model_validator(mode="after")
     def _min_samples_fit(self) -> RolloutConfig:

@@ -63,7 +63,7 @@ def _roles(plan: Plan) -> list[str]:
             f"compute lane {lane!r}: {threads} CPU thread(s), shared while the other computes" if lane else "event loop"
         )
         lines.append(f"  {name:<16} {place}")
-    lines.append(f"  {'rewards':<16} {plan.config.reward.workers} child process(es): {plan.config.reward.function}")
+    lines.append(f"  {'rewards':<16} {plan.config.reward.workers} child process(es): {plan.config.reward.description}")
     return lines
 
 

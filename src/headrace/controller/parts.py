@@ -345,6 +345,7 @@ def episode_runner(plan: Plan, engine: Engine, clock: Clock, rewards: RewardPool
             max_context=plan.max_context,
         ),
         rewards=rewards,
+        group_rewards=rewards if config.reward.group else None,
         clock=clock,
         samples_per_prompt=1 if evaluation else config.rollout.samples_per_prompt,
         episode_timeout_s=config.rollout.episode_timeout_s,

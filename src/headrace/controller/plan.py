@@ -17,7 +17,7 @@ from headrace.models.folder import check_weights
 from headrace.models.loading import load_tokenizer, read_generation_stops, read_model_config, resolve_device
 from headrace.rollout.filters import Filter, load_filters
 from headrace.rollout.plugins import load_function
-from headrace.rollout.rewards.pool import RewardPool, required_columns
+from headrace.rollout.rewards.pool import RewardPool, check_rows, required_columns
 from headrace.rollout.tokens import TextCodec
 from headrace.rollout.workflow import Workflow, load_workflow
 from headrace.runtime.inline import SystemClock
@@ -118,13 +118,17 @@ async def _check_reward(config: TrainConfig) -> None:
 
 
 def _dataset(config: TrainConfig, path: str) -> PromptDataset:
-    return PromptDataset.from_jsonl(
+    # An environment gives the rewards of its episodes itself, as a rule.
+    scores = config.rollout.environment is None
+    prompts = PromptDataset.from_jsonl(
         Path(path),
         prompt_column=config.data.prompt_column,
         id_column=config.data.id_column,
-        # An environment gives the rewards of its episodes itself, as a rule.
-        required_columns=() if config.rollout.environment else required_columns(config.reward),
+        required_columns=required_columns(config.reward) if scores else (),
     )
+    if scores:
+        check_rows(config.reward, ((f"{path}: prompt {prompt.prompt_id!r}", prompt.row) for prompt in prompts))
+    return prompts
 
 
 def _check_lengths(text: TextCodec, context: int, prompts: Iterable[Prompt], path: str) -> None:
