@@ -65,10 +65,14 @@ def own(model: Path, dtype: str, overrides: list[str]) -> None:
     for override in overrides:
         key, _, value = override.partition("=")
         section, _, name = key.partition(".")
-        raw.setdefault(section, {})[name] = json.loads(value)
+        if name:
+            raw.setdefault(section, {})[name] = json.loads(value)
+        else:
+            raw[section] = json.loads(value)
     run = Path(tempfile.mkdtemp())
     try:
         ended = asyncio.run(train(make_plan(TrainConfig.model_validate(raw)), run / "run", "new"))
+        lanes = lane_shares(run / "run" / "trace.json")
     finally:
         shutil.rmtree(run, ignore_errors=True)
     batches = ended.record.batches
@@ -80,6 +84,7 @@ def own(model: Path, dtype: str, overrides: list[str]) -> None:
         json.dumps(
             {
                 "samples_per_s": samples / seconds,
+                "lane_shares": lanes,
                 "mean_length": statistics.mean(batch.response_tokens_mean for batch in batches),
                 "train_share": (last.train_s - first.train_s) / seconds,
                 "generate_share": (last.generate_s - first.generate_s) / seconds,
@@ -91,6 +96,16 @@ def own(model: Path, dtype: str, overrides: list[str]) -> None:
             }
         )
     )
+
+
+def lane_shares(trace: Path) -> dict[str, float]:
+    """Of a traced run: the share of its time in which each lane computed. Empty for others."""
+    if not trace.exists():
+        return {}
+    spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    whole = max(span["ts"] + span["dur"] for span in spans)
+    lanes = dict.fromkeys(span["name"] for span in spans)
+    return {lane: sum(span["dur"] for span in spans if span["name"] == lane) / whole for lane in lanes}
 
 
 def trl_run(python: str, folder: Path, lengths: str, dtype: str, seed: int) -> dict[str, Any]:

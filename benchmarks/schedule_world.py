@@ -42,6 +42,8 @@ class World:
     restore_share: float = 0.0
     """Chance for each step that the run crashes after it and is restored from an earlier commit."""
     commit_every: int = 1
+    surplus: int = 0
+    """Groups started beyond what the batches hold (`drop` only)."""
     seed: int = 0
 
 
@@ -120,6 +122,7 @@ class WorldRun:
             total_batches=world.total_batches,
             on_deadline=world.on_deadline,
             ahead=world.ahead,
+            surplus=world.surplus,
         )
 
     def _after(self, delay: float, event: Callable[[], None]) -> None:
@@ -139,6 +142,9 @@ class WorldRun:
             self._trained[group.key] = (group, placement.batch)
             self.outcome.late += placement.is_late
             self.outcome.stale_share[max(0, placement.batch - placement.deadline)] += 1
+        for key in schedule.overdue():
+            self.outcome.handed_back += 1
+            self._hand_back(key)
         self._start()
         if schedule.is_sealed and not self._training:
             self._training = True

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from headrace.config import SFTConfig, TrainConfig
+from headrace.config import DPOConfig, RMConfig, SFTConfig, TrainConfig
 from headrace.config.reference import render_reference
 
 HEAD = """# Configuration
@@ -16,7 +16,8 @@ by `python docs/make_reference.py`.
 
 def page() -> str:
     """The whole page."""
-    parts = [render_reference("`headrace train`", TrainConfig), render_reference("`headrace sft`", SFTConfig)]
+    kinds = {"train": TrainConfig, "sft": SFTConfig, "rm": RMConfig, "dpo": DPOConfig}
+    parts = [render_reference(f"`headrace {name}`", kind) for name, kind in kinds.items()]
     return HEAD + "\n".join(parts)
 
 

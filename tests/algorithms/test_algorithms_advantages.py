@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.algorithms import advantages
-from headrace.config.algorithm import AlgorithmConfig
 
 F64 = torch.float64
 
@@ -50,6 +49,24 @@ def test_leave_one_out_takes_the_mean_of_the_others() -> None:
     close(advantages.leave_one_out(REWARDS, GROUPS), expected)
 
 
+def test_opo_weighs_the_baseline_by_length() -> None:
+    # Group 7: lengths 1, 3, 2: (1 + 6 + 12) / 6 = 19 / 6. Group 2: lengths 3, 1: (0 + 4) / 4 = 1. Group 5: itself.
+    lengths = torch.tensor([1, 3, 3, 5, 2, 1])
+    expected = tensor(1 - 19 / 6, 0 - 1, 2 - 19 / 6, 0, 6 - 19 / 6, 4 - 1)
+    close(advantages.opo(REWARDS, lengths, GROUPS), expected)
+
+
+def test_opo_with_equal_lengths_or_none_at_all_takes_the_mean() -> None:
+    plain = advantages.group_normalized(REWARDS, GROUPS, scale="none")
+    for length in (0, 7):
+        close(advantages.opo(REWARDS, torch.full((6,), length), GROUPS), plain)
+
+
+def test_opo_of_equal_rewards_is_exactly_zero() -> None:
+    rewards = torch.full((5,), 0.1)
+    assert advantages.opo(rewards, torch.tensor([3, 7, 1, 9, 0]), torch.tensor([0, 0, 0, 1, 1])).tolist() == [0.0] * 5
+
+
 def test_unknown_scale_is_named() -> None:
     with pytest.raises(ValueError, match=r"'std'.*group_std"):
         advantages.group_normalized(REWARDS, GROUPS, scale="std")
@@ -60,9 +77,9 @@ def test_unknown_scale_is_named() -> None:
 def test_equal_rewards_give_exactly_no_signal(reward: float, dtype: torch.dtype) -> None:
     rewards = torch.full((7,), reward, dtype=dtype)
     groups = torch.tensor([0, 0, 0, 1, 1, 1, 1])
-    for kind in ("group_normalized", "mean_only", "leave_one_out"):
-        assert advantages.of_kind(kind, rewards, groups).tolist() == [0.0] * 7
-    assert advantages.group_normalized(rewards, groups, scale="batch_std").tolist() == [0.0] * 7
+    for scale in ("group_std", "batch_std", "none"):
+        assert advantages.group_normalized(rewards, groups, scale=scale).tolist() == [0.0] * 7
+    assert advantages.leave_one_out(rewards, groups).tolist() == [0.0] * 7
 
 
 def test_a_lone_sample_gives_zero_whatever_the_scale() -> None:
@@ -75,6 +92,7 @@ def test_no_samples_give_no_advantages() -> None:
     empty, groups = tensor(), torch.tensor([], dtype=torch.int64)
     assert advantages.group_normalized(empty, groups).shape == (0,)
     assert advantages.leave_one_out(empty, groups).shape == (0,)
+    assert advantages.opo(empty, groups, groups).shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -84,15 +102,7 @@ def test_no_samples_give_no_advantages() -> None:
 def test_dtype_is_kept_or_raised_to_float32(given_dtype: torch.dtype, result: torch.dtype) -> None:
     assert advantages.group_normalized(REWARDS.to(given_dtype), GROUPS).dtype == result
     assert advantages.leave_one_out(REWARDS.to(given_dtype), GROUPS).dtype == result
-
-
-def test_every_kind_of_the_config_has_a_function() -> None:
-    kinds = AlgorithmConfig.model_fields["advantage"].annotation.__args__
-    assert len(kinds) == 3
-    for kind in kinds:
-        assert advantages.of_kind(kind, REWARDS, GROUPS).shape == REWARDS.shape
-    with pytest.raises(ValueError, match="'gae'"):
-        advantages.of_kind("gae", REWARDS, GROUPS)
+    assert advantages.opo(REWARDS.to(given_dtype), torch.arange(6), GROUPS).dtype == result
 
 
 @st.composite
@@ -117,6 +127,13 @@ def test_order_of_samples_and_numbering_of_groups_do_not_matter(data, random) ->
     torch.testing.assert_close(
         advantages.leave_one_out(rewards[order], groups[order]),
         advantages.leave_one_out(rewards, groups)[order],
+        rtol=1e-9,
+        atol=1e-9,
+    )
+    lengths = torch.arange(len(order))
+    torch.testing.assert_close(
+        advantages.opo(rewards[order], lengths[order], groups[order]),
+        advantages.opo(rewards, lengths, groups)[order],
         rtol=1e-9,
         atol=1e-9,
     )

@@ -68,6 +68,14 @@ def flat(samples: list[list[tuple[float, bool]]]) -> tuple[torch.Tensor, torch.T
     )
 
 
+def test_a_long_sample_in_float32_keeps_its_digits() -> None:
+    losses = torch.full((100_000,), 0.1)
+    numerator, _ = aggregate(
+        losses, torch.ones_like(losses, dtype=torch.bool), torch.zeros(100_000), mode="sample_mean"
+    )
+    assert numerator.item() == pytest.approx(torch.tensor(0.1).item(), rel=1e-7)
+
+
 @settings(max_examples=80, deadline=None)
 @given(samples_of_tokens, st.sampled_from(MODES), st.randoms(use_true_random=False))
 def test_any_split_and_order_of_samples_adds_up_to_the_whole(samples, mode, random) -> None:

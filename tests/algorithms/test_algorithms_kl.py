@@ -55,3 +55,20 @@ def test_gradients_by_hand() -> None:
 def test_unknown_kind_is_named() -> None:
     with pytest.raises(ValueError, match=r"'k4'.*'k1'"):
         kl.estimate(P, Q, kind="k4")
+
+
+def test_gradients_flow_through_the_policy_alone() -> None:
+    for kind in ("k1", "k2", "k3", "abs"):
+        logprobs, reference = P.clone().requires_grad_(), Q.clone().requires_grad_()
+        kl.estimate(logprobs, reference, kind=kind).sum().backward()
+        assert logprobs.grad is not None
+        assert reference.grad is None
+
+
+def test_k3s_value_with_k2s_gradient() -> None:
+    d = torch.tensor([-1.5, 0.0, 0.3], dtype=torch.float64, requires_grad=True)
+    zero = torch.zeros(3, dtype=torch.float64)
+    value = kl.k3_with_k2_gradient(d, zero)
+    torch.testing.assert_close(value.detach(), kl.estimate(d.detach(), zero, kind="k3"), rtol=0, atol=1e-15)
+    value.sum().backward()
+    torch.testing.assert_close(d.grad, d.detach(), rtol=0, atol=1e-15)

@@ -48,6 +48,12 @@ def test_dual_clip_bounds_the_loss_of_a_bad_token() -> None:
     assert loss.stats["clipped"].item() == 2
 
 
+def test_a_token_without_an_advantage_has_nothing_to_clip() -> None:
+    loss, gradient = of_ratios(tensor(9, 0.01), tensor(0, 0), clip_low=0.2, clip_high=0.2, dual_clip=3.0)
+    close(gradient, tensor(0, 0))
+    assert loss.stats["clipped"].item() == 0
+
+
 def test_stats_are_taken_before_the_clip() -> None:
     loss, _ = of_ratios(tensor(0.5, 4.0), tensor(1, 1), clip_low=0.1, clip_high=0.1)
     assert loss.stats["ratio"].item() == pytest.approx(4.5)

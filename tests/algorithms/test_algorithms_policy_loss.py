@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.algorithms.policy_loss import LossTerms, PolicyLoss
+from headrace.algorithms.policy_loss import LossTerms, PolicyLoss, PolicyTokens
 from headrace.config.algorithm import AlgorithmConfig, BehaviorConfig
 
 F64 = torch.float64
@@ -25,18 +25,21 @@ SAMPLES = torch.tensor([0, 0, 1, 1])
 
 
 def config(**options: object) -> AlgorithmConfig:
-    return AlgorithmConfig(clip_low=0.2, clip_high=0.3, behavior=BehaviorConfig(low=0.75, high=5.0), **options)
+    settings = {"recipe": "dapo", **options}
+    return AlgorithmConfig(clip_low=0.2, clip_high=0.3, behavior=BehaviorConfig(low=0.75, high=5.0), **settings)
 
 
 def run(algorithm: AlgorithmConfig, proximal: torch.Tensor | None = PROXIMAL) -> tuple[LossTerms, list[float]]:
     logprobs = CURRENT.log().requires_grad_()
     terms = PolicyLoss(algorithm)(
         logprobs,
-        behavior=BEHAVIOR.log(),
-        proximal=None if proximal is None else proximal.log(),
-        advantages=ADVANTAGES,
-        mask=MASK,
-        sample_index=SAMPLES,
+        PolicyTokens(
+            mask=MASK,
+            sample_index=SAMPLES,
+            behavior=BEHAVIOR.log(),
+            advantages=ADVANTAGES,
+            proximal=None if proximal is None else proximal.log(),
+        ),
     )
     terms.numerator.backward()
     assert logprobs.grad is not None
@@ -91,14 +94,10 @@ def test_stats_and_maxima_by_hand() -> None:
 def test_a_micro_batch_without_trained_tokens_adds_nothing() -> None:
     logprobs = tensor(-1.0, -2.0).requires_grad_()
     zero = tensor(0.0, 0.0)
-    terms = PolicyLoss(config())(
-        logprobs,
-        behavior=zero,
-        proximal=None,
-        advantages=zero,
-        mask=torch.tensor([False, False]),
-        sample_index=torch.tensor([0, 0]),
+    nothing = PolicyTokens(
+        mask=torch.tensor([False, False]), sample_index=torch.tensor([0, 0]), behavior=zero, advantages=zero
     )
+    terms = PolicyLoss(config())(logprobs, nothing)
     terms.numerator.backward()
     assert terms.numerator.item() == terms.denominator.item() == terms.maxima["mismatch_abs"].item() == 0
     assert all(value.item() == 0 for value in terms.stats.values())
@@ -119,14 +118,14 @@ def terms_of(loss: PolicyLoss, samples, with_proximal: bool) -> tuple[LossTerms,
     rows = [(a, index, *row) for index, (a, tokens) in enumerate(samples) for row in tokens]
     columns = list(zip(*rows, strict=True))
     logprobs = tensor(*columns[2]).requires_grad_()
-    terms = loss(
-        logprobs,
-        behavior=tensor(*columns[4]),
-        proximal=tensor(*columns[3]) if with_proximal else None,
-        advantages=tensor(*columns[0]),
+    data = PolicyTokens(
         mask=torch.tensor(columns[5]),
         sample_index=torch.tensor(columns[1]),
+        behavior=tensor(*columns[4]),
+        advantages=tensor(*columns[0]),
+        proximal=tensor(*columns[3]) if with_proximal else None,
     )
+    terms = loss(logprobs, data)
     terms.numerator.backward()
     assert logprobs.grad is not None
     return terms, [part.tolist() for part in logprobs.grad.split([len(tokens) for _, tokens in samples])]

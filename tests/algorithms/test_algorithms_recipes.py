@@ -4,21 +4,26 @@ import typing
 
 import pytest
 
-from headrace.algorithms.recipes import GRPO, RECIPES, DataflowError, Recipe, Stage, check_dataflow
+from headrace.algorithms.recipes import DataflowError, Recipe, Stage, check_dataflow, compose
 from headrace.config.algorithm import AlgorithmConfig
+from headrace.config.recipe_defaults import RECIPE_DEFAULTS
 
 
 def names(stages: typing.Iterable[Stage]) -> list[str]:
     return [stage.name for stage in stages]
 
 
-def test_recipes_are_those_that_the_config_names() -> None:
-    annotation = AlgorithmConfig.model_fields["recipe"].annotation
-    assert set(typing.get_args(annotation)) == set(RECIPES)
+NAMES = typing.get_args(AlgorithmConfig.model_fields["recipe"].annotation)
+GRPO = compose(AlgorithmConfig())
 
 
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
-def test_every_recipe_is_whole(recipe: Recipe) -> None:
+def test_every_name_has_its_defaults() -> None:
+    assert set(NAMES) == set(RECIPE_DEFAULTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_is_whole(name: str) -> None:
+    recipe = compose(AlgorithmConfig(recipe=name))
     assert sorted(names(check_dataflow(recipe.stages))) == sorted(names(recipe.stages))
     assert set(recipe.loss) <= set(names(recipe.stages))
 
@@ -27,11 +32,37 @@ def test_grpo_streams_and_runs_in_this_order() -> None:
     assert names(check_dataflow(tuple(reversed(GRPO.stages)))) == [
         "rollout",
         "filter",
-        "schedule",
         "advantages",
+        "schedule",
         "actor",
     ]
     assert GRPO.stops_streaming == ()
+
+
+def test_ppo_has_all_roles_and_waits_for_the_batch_only_to_whiten() -> None:
+    ppo = compose(AlgorithmConfig(recipe="ppo"))
+    assert names(ppo.stages) == [
+        "rollout",
+        "filter",
+        "schedule",
+        "reference",
+        "critic.value",
+        "advantages",
+        "critic.update",
+        "actor",
+    ]
+    assert ppo.stops_streaming == ("advantages",)
+    assert compose(AlgorithmConfig(recipe="ppo", whiten=False)).stops_streaming == ()
+    assert ppo.loss == {"actor": "clipped_surrogate", "critic.update": "value_loss"}
+
+
+def test_a_reference_is_read_where_its_kl_goes() -> None:
+    def readers(place: str) -> list[str]:
+        recipe = compose(AlgorithmConfig(kl={"coefficient": 0.1, "place": place}))
+        return [stage.name for stage in recipe.stages if "reference" in stage.reads]
+
+    assert readers("loss") == ["actor"]
+    assert readers("reward") == ["advantages"]
 
 
 def test_a_stage_of_a_whole_batch_stops_streaming() -> None:

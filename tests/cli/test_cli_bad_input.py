@@ -62,7 +62,9 @@ def test_misspelt_key(refused, folder: Path) -> None:
 
 
 def test_moved_key(refused, folder: Path) -> None:
-    assert "unknown key lr; did you mean trainer.optimizer.lr?" in check(refused, folder, "lr=1e-6")
+    assert "unknown key lr; did you mean trainer.optimizer.lr or critic.optimizer.lr?" in check(
+        refused, folder, "lr=1e-6"
+    )
 
 
 def test_unknown_key_lists_what_is_known(refused, folder: Path) -> None:
@@ -154,6 +156,31 @@ def test_stop_tokens_outside_the_vocabulary(refused, folder: Path) -> None:
 def test_too_few_values(refused, folder: Path) -> None:
     error = check(refused, folder, "trainer.optimizer.betas=[0.9]")
     assert "trainer.optimizer.betas is [0.9]: too few values; it needs at least 2" in error
+
+
+def stages(*stages: tuple[str, list[str], list[str]]) -> str:
+    return "algorithm.stages=" + json.dumps(
+        [{"name": name, "function": "f.py:f", "reads": reads, "writes": writes} for name, reads, writes in stages]
+    )
+
+
+def test_a_column_that_nothing_writes(refused, folder: Path) -> None:
+    said = check(refused, folder, stages(("mine", ["surprise"], ["x"])))
+    assert "column surprise is read by stage mine, and nothing writes it" in said
+
+
+def test_a_column_with_two_writers(refused, folder: Path) -> None:
+    said = check(refused, folder, stages(("mine", ["tokens"], ["reward"])))
+    assert "column reward is written by stage rollout and by stage mine" in said
+
+
+def test_stages_in_a_circle(refused, folder: Path) -> None:
+    said = check(refused, folder, stages(("a", ["y"], ["x"]), ("b", ["x"], ["y"])))
+    assert "stage a reads y, written by b; stage b reads x, written by a" in said
+
+
+def test_columns_for_a_loss_that_takes_none(refused, folder: Path) -> None:
+    assert "loss_reads is given but loss is clipped_surrogate" in check(refused, folder, 'algorithm.loss_reads=["x"]')
 
 
 def test_run_folder_that_is_a_file(refused, folder: Path, tmp_path: Path) -> None:

@@ -33,8 +33,9 @@ def test_overrides_reach_nested_keys_and_keep_the_rest(tmp_path: Path) -> None:
     ("async", 2, "mask", True),
 ])  # fmt: skip
 def test_modes_set_what_is_not_given(tmp_path: Path, mode: str, bound: int, rule: str, streams: bool) -> None:
-    config = load_config(TrainConfig, write(tmp_path), [f"async.mode={mode}"]).async_
-    assert (config.staleness_bound, config.deadline_rule, config.streaming) == (bound, rule, streams)
+    config = load_config(TrainConfig, write(tmp_path), [f"async.mode={mode}"])
+    asynchrony = config.async_
+    assert (asynchrony.staleness_bound, config.deadline_rule, asynchrony.streaming) == (bound, rule, streams)
 
 
 def test_a_dumped_config_is_read_back_to_an_equal_one(tmp_path: Path) -> None:
@@ -43,6 +44,20 @@ def test_a_dumped_config_is_read_back_to_an_equal_one(tmp_path: Path) -> None:
     again.write_text(dump_config(config))
     assert load_config(TrainConfig, again) == config
     assert config_sha256(load_config(TrainConfig, again)) == config_sha256(config)
+
+
+def test_lists_of_sections_are_read_back_and_their_faults_are_named(tmp_path: Path) -> None:
+    terms = [{"function": "math"}, {"function": "regex", "answer": "^<think>", "weight": 0.1, "rows": ["a"]}]
+    filters = ["zero_spread", {"type": "length", "max_tokens": 9}]
+    path = write(tmp_path, reward={"terms": terms, "choose_by": "task"}, rollout={"filters": filters})
+    config = load_config(TrainConfig, path)
+    again = tmp_path / "again.yaml"
+    again.write_text(dump_config(config))
+    assert load_config(TrainConfig, again) == config
+    with pytest.raises(ConfigError, match=r"unknown key reward\.terms\.0\.weigth; did you mean reward\.terms\.weight"):
+        load_config(TrainConfig, write(tmp_path, reward={"terms": [{"function": "exact", "weigth": 1}]}))
+    with pytest.raises(ConfigError, match=r"rollout\.filters\.0 is .*: a filter is a name, or a mapping with type"):
+        load_config(TrainConfig, write(tmp_path, rollout={"filters": [{"type": "lenght"}]}))
 
 
 def test_the_digest_tells_configs_apart(tmp_path: Path) -> None:

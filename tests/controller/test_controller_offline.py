@@ -18,10 +18,10 @@ from controller_jobs import CHARACTERS, EOS, make_model
 
 from headrace.config import ConfigError, SFTConfig, dump_config
 from headrace.config.sft import SFTDataConfig
-from headrace.controller import offline
+from headrace.controller import offline, sft
 from headrace.controller.demonstrations import read_demonstrations
-from headrace.controller.offline import run_sft, token_mean_nll
 from headrace.controller.output import OutputFolder
+from headrace.controller.sft import run_sft, token_mean_nll
 from headrace.experience.dataset import PromptOrder
 from headrace.models.loading import load_tokenizer
 from headrace.models.packing import PackRow, pack
@@ -154,8 +154,8 @@ def rows_of(count: int) -> list[PackRow]:
 
 def batches(count: int, *, samples: int, steps: int, shuffle: bool = False) -> list[list[int]]:
     order = PromptOrder(count, seed=3, shuffle=shuffle)
-    drawn = offline._batches(rows_of(count), order, samples=samples, steps=steps)
-    return [[int(row.tokens[0]) for row in batch] for batch in drawn]
+    drawn = offline._batches([[row] for row in rows_of(count)], order, size=samples, steps=steps)
+    return [[int(row.tokens[0]) for (row,) in batch] for batch in drawn]
 
 
 def test_file_order_is_kept_and_a_single_pass_ends_short() -> None:
@@ -183,7 +183,7 @@ def refused(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch):
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("the model was loaded before the input was checked")
 
-    monkeypatch.setattr(offline, "load_causal_lm", forbidden)
+    monkeypatch.setattr(sft, "load_causal_lm", forbidden)
 
     def run(*lines: object) -> str:
         with pytest.raises(ConfigError) as error:
@@ -268,7 +268,7 @@ def test_an_output_folder_that_cannot_be_written_is_refused_before_the_model_is_
     def forbidden(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(offline, "load_causal_lm", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(sft, "load_causal_lm", lambda *_, **__: pytest.fail("the model was loaded"))
     monkeypatch.setattr(Path, "mkdir", forbidden)  # root, who may run the tests, is refused nothing
     with pytest.raises(ConfigError, match=r"out cannot be written: Permission denied; correct its permissions"):
         run_sft(make_config(tmp_path, model), tmp_path / "out", report=no_report, now=stopped_clock)

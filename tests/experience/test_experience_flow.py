@@ -66,7 +66,7 @@ class Bench:
             on_deadline=on_deadline,  # type: ignore[arg-type]
             ahead=4,
         )
-        self.flow = Flow(schedule, self.table, source, store, self.runtime, actor="actor")
+        self.flow = Flow(schedule, self.table, source, store, self.runtime)
 
     def admit(self, version: int = 0) -> Admission:
         admission = self.flow.admit(version)
@@ -247,8 +247,9 @@ def test_all_overdue_ready_groups_go_before_any_enters_the_next_batch(tmp_path: 
         for version in (1, 1):
             await bench.finish_and_keep(bench.admit(version))
         # Batch 1 is full, and was the last one that could have taken these two.
+        assert bench.flow.overdue() == [admission.key for admission in slow]
         for admission in slow:
-            await bench.finish_and_keep(admission)
+            bench.flow.hand_back(admission.key, bench.flow.reason_overdue)
         bench.train()
         assert bench.store.ledger.counts().dropped == {"again: overdue": 2}
         assert bench.flow.ready_groups == 0

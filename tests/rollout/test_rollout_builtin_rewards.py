@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from decimal import Decimal
 
 import pytest
@@ -7,9 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.data import RewardConfig
-from headrace.rollout.rewards.builtin import BUILTIN_REWARDS, builtin_reward, exact, last_number, numeric, regex
+from headrace.rollout.rewards.builtin import (
+    BUILTIN_REWARDS,
+    builtin_reward,
+    choice,
+    chosen_letter,
+    exact,
+    f1,
+    last_number,
+    numeric,
+    regex,
+)
 from headrace.rollout.rewards.outcome import NotARewardError, as_reward
 from headrace.rollout.rewards.pool import required_columns
+from headrace.rollout.rewards.scorer import FunctionScorer
 
 
 def test_exact_leaves_out_white_space_around() -> None:
@@ -82,6 +94,134 @@ def test_math_compares_formulas(response: str, answer: str, reward: float) -> No
     pytest.importorskip("math_verify")
     score = builtin_reward("math", answer_column="solution", tolerance=0.0)
     assert score(response, {"solution": answer}) == reward
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        (r"so $\frac{1}{2}$ is \boxed{\frac{2}{4}}", 1.0),
+        (r"\boxed{3}, no, \boxed{0.5}", 1.0),
+        (r"\boxed{0.5}, no, \boxed{3}", 0.0),
+        (r"the answer is $\frac{1}{2}$", 0.0),
+        (r"\boxed{\frac{1}{2}", 0.0),
+        (r"\boxed{1/2} or \boxed{", 1.0),
+    ],
+)
+def test_boxed_math_counts_what_is_boxed_alone(response: str, reward: float) -> None:
+    pytest.importorskip("math_verify")
+    score = builtin_reward("boxed_math", answer_column="solution", tolerance=0.0)
+    assert score(response, {"solution": r"\frac{1}{2}"}) == reward
+
+
+def test_the_last_box_whose_braces_close() -> None:
+    pytest.importorskip("math_verify")
+    from headrace.rollout.rewards.formulas import last_boxed
+
+    assert last_boxed(r"\boxed{1} \boxed{a{b}c}") == "a{b}c"
+    assert last_boxed(r"\boxed{\{1\}} \boxed{2") == r"\{1\}"
+    assert last_boxed("none") is None
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "share"),
+    [
+        ("The cat sat!", "cat sat", 1.0),
+        ("the black cat", "cat", 2 / 3),  # 1 of 2 words right, 1 of 1 found: 2 * (1/2 * 1) / (1/2 + 1)
+        ("a dog", "cat", 0.0),
+        ("cat cat", "cat", 2 / 3),
+        ("green", ["red", "green tea", "green"], 1.0),
+        ("The!", "an", 1.0),
+        ("", "cat", 0.0),
+    ],
+)
+def test_f1_of_the_words(response: str, answer: object, share: float) -> None:
+    assert f1(response, answer) == pytest.approx(share)
+
+
+@given(st.text(), st.text())
+def test_f1_is_symmetric_and_a_share(one: str, other: str) -> None:
+    assert f1(one, other) == f1(other, one)
+    assert 0.0 <= f1(one, other) <= 1.0
+    assert f1(one, one) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("B", "B"),
+        ("(c)", None),
+        ("It is not A. The answer is (C).", "C"),
+        ("Answer: **D**", "D"),
+        (r"A or B? \boxed{\text{B}}", "B"),
+        ("Both (A) and (B)... so (A)", "A"),
+        ("The answer is A because B is wrong", "A"),
+        ("The answer is Apple", None),
+        ("I think so.\n\nC.", "C"),
+        ("A cat is here", None),
+        ("answer is A\nno: the answer is B", "B"),
+    ],
+)
+def test_the_letter_that_is_chosen(text: str, letter: str | None) -> None:
+    assert chosen_letter(text) == letter
+
+
+def test_choice_compares_letters() -> None:
+    assert choice("The answer is (C).", "(c)") == 1.0
+    assert choice("The answer is (C).", "B") == 0.0
+    assert choice("No idea.", "B") == 0.0
+    with pytest.raises(ValueError, match="'Paris' is no letter"):
+        choice("A", "Paris")
+
+
+SCHEMA = {"type": "object", "required": ["age"], "properties": {"age": {"type": "integer", "minimum": 0}}}
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        ('{"age": 3}', 1.0),
+        ('Here:\n```json\n{"age": 3}\n```', 1.0),
+        ('{"age": -3}', 0.0),
+        ('{"name": "x"}', 0.0),
+        ('{"age": 3', 0.0),
+        ("[" * 100_000, 0.0),
+        ('{"age": NaN}', 0.0),
+    ],
+)
+def test_json_is_held_against_its_schema(response: str, reward: float) -> None:
+    pytest.importorskip("jsonschema")
+    score = builtin_reward("json_schema", answer_column="schema", tolerance=0.0)
+    assert score(response, {"schema": SCHEMA}) == reward
+    everywhere = builtin_reward("json_schema", answer_column="schema", tolerance=0.0, answer=SCHEMA)
+    assert everywhere(response, {}) == reward
+
+
+def test_a_schema_that_is_none_or_points_elsewhere_is_an_error() -> None:
+    pytest.importorskip("jsonschema")
+    score = builtin_reward("json_schema", answer_column="schema", tolerance=0.0)
+    for schema in ({"type": "integre"}, [1], {"$ref": "http://127.0.0.1:9/schema.json"}):
+        with pytest.raises(Exception, match=r"integre|no JSON schema|schema\.json"):
+            score("1", {"schema": schema})
+
+
+def test_a_reward_whose_extra_is_absent_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, module, extra in (
+        ("json_schema", "jsonschema.validators", "schema"),
+        ("boxed_math", "math_verify", "math"),
+    ):
+        monkeypatch.setitem(sys.modules, module, None)
+        for loaded in ("schema", "formulas"):
+            monkeypatch.delitem(sys.modules, f"headrace.rollout.rewards.{loaded}", raising=False)
+            monkeypatch.delattr(f"headrace.rollout.rewards.{loaded}", raising=False)
+        term = {"function": name, "answer_column": "answer", "answer": None, "tolerance": 0.0}
+        with pytest.raises(ImportError, match=rf"pip install 'headrace\[{extra}\]'"):
+            FunctionScorer(term)
+
+
+def test_one_pattern_can_serve_all_rows() -> None:
+    score = builtin_reward("regex", answer_column="absent", tolerance=0.0, answer="^<think>.*</think>")
+    assert score("<think>so</think> 7", {}) == 1.0
+    assert score("7", {}) == 0.0
 
 
 def test_a_row_without_answer_is_an_error() -> None:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from headrace.config import ConfigError
+from headrace.config.rollout import RolloutConfig
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
-from headrace.rollout.filters import drop_reason, load_filters, zero_spread
+from headrace.rollout.filters import drop_reason, load_filters, repeated_share, zero_spread
 
 KEY = GroupKey(0, 0, 0)
 
@@ -45,6 +48,75 @@ def test_a_filter_that_raises_drops_the_group(tmp_path: Path, caplog: pytest.Log
     (tmp_path / "f.py").write_text("def broken(group): return 1 / 0")
     assert drop_reason(load_filters((f"{tmp_path}/f.py:broken",)), group(0.0, 1.0)) == "filter_error"
     assert "ZeroDivisionError" in caplog.text
+
+
+def of_tokens(*responses: list[int], versions: list[int] | None = None) -> Group:
+    """One sample for each response, behind a prompt of two tokens; `versions` are those of every response."""
+    samples = []
+    for episode, tokens in enumerate(responses):
+        mask = np.array([False] * 2 + [True] * len(tokens))
+        stamped = np.array([-1, -1, *(versions or [0] * len(tokens))], np.int32)
+        ids = np.array([9, 9, *tokens], np.int32)
+        zeros = np.zeros(len(ids), np.float32)
+        samples.append(Sample(KEY, episode, 0, ids, mask, zeros, stamped, stamped, SampleStatus.COMPLETED, 1.0))
+    return Group(KEY, "p", 0, 2, tuple(samples))
+
+
+def reason(entry: dict[str, Any], judged: Group) -> str | None:
+    """What the filter that stands so in a config says."""
+    config = RolloutConfig.model_validate({"filters": [entry]})
+    return drop_reason(load_filters(config.filters), judged)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "dropped"),
+    [((0.0, 0.0), True), ((0.0, 0.2), False), ((0.5, 1.0), False), ((0.9, 1.0), True), ((None, None), True),
+     ((1.0, None, 0.0), False)],
+)  # fmt: skip
+def test_reward_range_looks_at_the_mean(rewards: tuple[float | None, ...], dropped: bool) -> None:
+    entry = {"type": "reward_range", "low": 0.1, "high": 0.9}
+    assert reason(entry, group(*rewards)) == ("reward_range" if dropped else None)
+
+
+def test_length_counts_what_the_policy_chose() -> None:
+    judged = of_tokens([1], [1, 2, 3], [1, 2, 3, 4])
+    assert reason({"type": "length", "min_tokens": 1, "max_tokens": 4}, judged) is None
+    assert reason({"type": "length", "max_tokens": 3}, judged) == "length"
+    assert reason({"type": "length", "min_tokens": 2}, judged) == "length"
+    assert reason({"type": "length", "max_tokens": 3, "share": 0.34}, judged) is None, "one of three"
+
+
+def test_repetition_counts_runs_that_were_there_before() -> None:
+    judged = of_tokens([1, 2, 1, 2, 1, 2], [1, 2, 3, 4, 5, 6])
+    assert repeated_share(judged.samples[0], 2) == pytest.approx(3 / 5), "12 21 12 21 12: two of five are new"
+    assert repeated_share(judged.samples[1], 2) == 0.0
+    assert repeated_share(judged.samples[0], 7) == 0.0, "shorter than a run"
+    assert reason({"type": "repetition", "ngram": 2, "max_repeated": 0.6}, judged) is None
+    assert reason({"type": "repetition", "ngram": 2, "max_repeated": 0.59}, judged) == "repetition"
+    assert reason({"type": "repetition", "ngram": 2, "max_repeated": 0.59, "share": 0.5}, judged) is None
+
+
+def test_staleness_is_between_the_oldest_and_the_newest_version() -> None:
+    judged = of_tokens([1, 2, 3], [1, 2, 3], versions=[3, 4, 6])
+    assert reason({"type": "staleness", "max_staleness": 3}, judged) is None
+    assert reason({"type": "staleness", "max_staleness": 2}, judged) == "staleness"
+    assert reason({"type": "staleness", "max_staleness": 0}, group(None, None)) is None
+
+
+def test_a_user_filter_takes_parameters(tmp_path: Path) -> None:
+    (tmp_path / "f.py").write_text("def at_least(group, count): return len(group.samples) >= count")
+    entry = {"type": "function", "function": f"{tmp_path}/f.py:at_least", "arguments": {"count": 3}}
+    assert reason(entry, group(0.0, 1.0)) == "at_least"
+    assert reason(entry, group(0.0, 1.0, 0.0)) is None
+
+
+@pytest.mark.parametrize("entry", [
+    {"type": "reward_range"}, {"type": "reward_range", "low": 1, "high": 0}, {"type": "length"},
+    {"type": "length", "min_tokens": 3, "max_tokens": 2}, {"type": "lenght"}, {"type": "staleness"}, 3,
+])  # fmt: skip
+def test_a_filter_that_is_none_is_refused(entry: object) -> None:
+    with pytest.raises(ValidationError):
+        RolloutConfig.model_validate({"filters": [entry]})
 
 
 def test_an_unknown_filter_is_refused_with_the_known_ones() -> None:

@@ -7,5 +7,6 @@ indices that start at 0, or padding. float64 in gives float64 out; narrower floa
 Inputs are never changed, and what stands at a masked-out position (NaN included) has no influence.
 
 Numerators, denominators and stats are sums: over any split of a batch into micro-batches or ranks that keeps
-samples whole, they add up to the value for the whole batch.
+samples (for losses of pairs, pairs) whole, they add up to the value for the whole batch. What needs the whole batch
+at once says so: whitening, the batch's standard deviation, M2PO's mask. What compares a group needs the group.
 """

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace.algorithms import kl
-from headrace.algorithms.losses import Stats
+from headrace.algorithms.losses.terms import Stats
 from headrace.algorithms.segments import Segments, keep
 
 Level = Literal["token", "sequence", "geometric"]
@@ -99,6 +99,38 @@ def effective_sample_size(stats: Stats) -> Tensor:
     """Kish's effective number of tokens, (sum w)^2 / sum w^2, of stats or sums of stats; 0 for none."""
     squares = stats["weight_squared"]
     return torch.where(squares > 0, stats["weight"].square() / squares, 0.0)
+
+
+def second_moment_mask(
+    logprobs: Tensor, behavior: Tensor, mask: Tensor, *, threshold: float = 0.04, advantages: Tensor | None = None
+) -> Tensor:
+    """Which tokens M2PO keeps, bool `[N]`: the most for which the mean of (logprobs - behavior)^2 is <= threshold.
+
+    M2PO, Zheng et al. 2025, arXiv 2510.01161: tokens are rejected from the largest square down, until the mean over
+    those left is within the threshold (the default is the paper's). With `advantages` `[N]`, only tokens that the
+    update drives further from the behaviour policy are looked at and rejected (A > 0 with a ratio above 1, A < 0
+    with one below), as in the authors' code; without, all. Tokens with equal squares stay or go together, so that
+    order has no part. False outside the mask.
+
+    The mean is over the batch: `mask` must be the whole batch's, and `logprobs` those that the batch begins with.
+
+    Raises ValueError for a negative threshold.
+    """
+    if not threshold >= 0:
+        raise ValueError(f"threshold is {threshold}; use 0 or more")
+    log_ratio = keep(logprobs.detach(), mask) - keep(behavior.detach(), mask)
+    looked_at = mask
+    if advantages is not None:
+        gains = keep(advantages.detach(), mask)
+        looked_at = ((gains > 0) & (log_ratio > 0)) | ((gains < 0) & (log_ratio < 0))
+    squares = log_ratio.square()
+    ascending = squares[looked_at].sort().values
+    means = ascending.cumsum(0) / torch.arange(1, ascending.numel() + 1, device=mask.device)
+    # Means of the k smallest grow with k. Those beyond the last that fits go, and with them whatever equals them.
+    fitting = int((means <= threshold).sum())
+    if fitting == ascending.numel():
+        return mask.clone()
+    return mask & (~looked_at | (squares < ascending[fitting]))
 
 
 def _at_level(token_log: Tensor, mask: Tensor, sample_index: Tensor, level: Level) -> Tensor:

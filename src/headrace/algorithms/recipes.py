@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 Unit = Literal["row", "group", "batch"]
 
@@ -37,25 +37,99 @@ class Recipe:
         """Names of the stages that wait for a sealed batch."""
         return tuple(stage.name for stage in self.stages if stage.unit == "batch")
 
+    def has(self, stage: str) -> bool:
+        return any(other.name == stage for other in self.stages)
 
-GRPO = Recipe(
-    name="grpo",
-    stages=(
-        Stage("rollout", (), ("tokens", "loss_mask", "logprobs", "versions", "branches", "reward"), "group"),
+
+class Settings(Protocol):
+    """What of a config decides the stages; `headrace.config.algorithm.AlgorithmConfig` has it."""
+
+    @property
+    def recipe(self) -> str: ...
+    @property
+    def loss(self) -> str: ...
+    @property
+    def needs_reference(self) -> bool: ...
+    @property
+    def needs_teacher(self) -> bool: ...
+    @property
+    def needs_critic(self) -> bool: ...
+    @property
+    def needs_whole_batch(self) -> bool: ...
+    @property
+    def seals_batch(self) -> bool: ...
+    @property
+    def kl(self) -> KLSettings: ...
+    @property
+    def stages(self) -> Sequence[OwnStage]: ...
+    @property
+    def advantage_reads(self) -> Sequence[str]: ...
+    @property
+    def loss_reads(self) -> Sequence[str]: ...
+
+
+class KLSettings(Protocol):
+    @property
+    def place(self) -> str: ...
+
+
+class OwnStage(Protocol):
+    """A stage of the user's own."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def reads(self) -> Sequence[str]: ...
+    @property
+    def writes(self) -> Sequence[str]: ...
+    @property
+    def unit(self) -> Unit: ...
+
+
+def compose(settings: Settings, *, own_proximal: bool = False) -> Recipe:
+    """The stages that these settings need, and no others. `check_dataflow` holds for them, but for the user's own.
+
+    `own_proximal`: the proximal policy's log-probs are a column, and not computed by the actor.
+    """
+    in_reward = settings.needs_reference and settings.kl.place == "reward"
+    stages = [
+        Stage("rollout", (), (*_OF_TOKENS, "reward", "episode", "metadata"), "group"),
         Stage("filter", ("reward",), ("keep",), "group"),
-        Stage("advantages", ("reward", "keep"), ("advantages",), "group"),
         Stage("schedule", ("keep",), ("batch",), "group"),
-        Stage(
-            "actor",
-            ("tokens", "loss_mask", "logprobs", "versions", "branches", "advantages", "batch"),
-            (),
-            "row",
-        ),
-    ),
-    loss={"actor": "clipped_surrogate"},
-)
+    ]
+    compared, trained = ["reward", "keep", "tokens", "loss_mask", "logprobs"], ["advantages"]
+    written = ["advantages"]
+    if settings.needs_reference:
+        stages.append(Stage("reference", _FORWARD, ("reference",), "row"))
+        (compared if in_reward else trained).append("reference")
+    if settings.needs_teacher:
+        stages.append(Stage("teacher", _FORWARD, ("teacher",), "row"))
+        compared.append("teacher")
+    if settings.needs_critic:
+        stages.append(Stage("critic.value", _FORWARD, ("values",), "row"))
+        compared.append("values")
+        written.append("returns")
+    if own_proximal:
+        stages.append(Stage("proximal", (*_FORWARD, "batch"), ("proximal",), "row"))
+        trained.append("proximal")
+    stages += [Stage(own.name, ("keep", *own.reads), tuple(own.writes), own.unit) for own in settings.stages]
+    compared += settings.advantage_reads
+    trained += settings.loss_reads
+    by_batch = settings.needs_whole_batch
+    reads = (*compared, "batch") if by_batch else tuple(compared)
+    stages.append(Stage("advantages", reads, tuple(written), "batch" if by_batch else "group"))
+    loss = {"actor": settings.loss}
+    if settings.needs_critic:
+        stages.append(Stage("critic.update", ("tokens", "loss_mask", "values", "returns", "batch"), (), "row"))
+        loss["critic.update"] = "value_loss"
+    actor = (*_OF_TOKENS, "reward", *trained, "batch")
+    stages.append(Stage("actor", actor, (), "batch" if settings.seals_batch else "row"))
+    return Recipe(settings.recipe, tuple(stages), loss)
 
-RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in (GRPO,)}
+
+_OF_TOKENS = ("tokens", "loss_mask", "logprobs", "versions", "branches")
+_FORWARD = ("tokens", "loss_mask", "keep")
+"""What a model that only scores reads. Groups that a filter dropped cost it nothing."""
 
 
 def check_dataflow(stages: Sequence[Stage], sources: Iterable[str] = ()) -> tuple[Stage, ...]:

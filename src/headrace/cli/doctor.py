@@ -30,7 +30,7 @@ _NEEDED = (
     "msgpack",
     "psutil",
 )
-_EXTRAS = {"math_verify": ("math", "reward.function=math")}
+_EXTRAS = {"math_verify": ("math", "reward.function=math"), "jsonschema": ("schema", "reward.function=json_schema")}
 _GIB = 2**30
 _LOW_DISK_GIB, _LOW_MEMORY_GIB = 5, 2
 

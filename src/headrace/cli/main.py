@@ -46,12 +46,15 @@ _REFUSALS = ("RunInUse", "RunMissing", "RunExists", "ConfigMismatch")
 def _is_ours(error: Exception) -> bool:
     """Errors whose message is meant for the user; anything else is a fault, and shows its traceback."""
     from headrace.engines.protocol import EngineError
+    from headrace.experience.flow import NothingToTrain
+    from headrace.roles.function_stage import StageError
     from headrace.runtime.protocol import WaitTimeout
     from headrace.store import StoreError
     from headrace.training.protocol import CheckpointError
     from headrace.weights.plane import WeightError
 
-    return isinstance(error, StoreError | WaitTimeout | EngineError | WeightError | CheckpointError)
+    ours = (StoreError, WaitTimeout, EngineError, WeightError, CheckpointError, NothingToTrain, StageError)
+    return isinstance(error, ours)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,9 +84,14 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     train.add_argument("--plain", action="store_true", help="a line for each batch instead of the live view")
 
-    sft = command("sft", "sft", "fine-tune a model on demonstrations")
-    _config(sft)
-    sft.add_argument("--dir", required=True, help="folder for the model that comes out")
+    for name, summary in (
+        ("sft", "fine-tune a model on demonstrations"),
+        ("rm", "train a reward model on pairs of a chosen and a rejected response"),
+        ("dpo", "train a policy on such pairs, without sampling"),
+    ):
+        offline = command(name, "offline", summary)
+        _config(offline)
+        offline.add_argument("--dir", required=True, help="folder for the model that comes out")
 
     evaluate = command("eval", "evaluate", "score a model on the held-out prompts of a config")
     _config(evaluate)

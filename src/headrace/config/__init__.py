@@ -3,7 +3,18 @@
 from headrace.config.errors import ConfigError
 from headrace.config.load import config_sha256, dump_config, load_config
 from headrace.config.model import EngineConfig
+from headrace.config.pairs import DPOConfig, RMConfig
 from headrace.config.sft import SFTConfig
 from headrace.config.train import TrainConfig
 
-__all__ = ["ConfigError", "EngineConfig", "SFTConfig", "TrainConfig", "config_sha256", "dump_config", "load_config"]
+__all__ = [
+    "ConfigError",
+    "DPOConfig",
+    "EngineConfig",
+    "RMConfig",
+    "SFTConfig",
+    "TrainConfig",
+    "config_sha256",
+    "dump_config",
+    "load_config",
+]

@@ -1,21 +1,57 @@
-"""Advantages and the policy loss."""
+"""Recipes: advantages, the policy loss, and what is added to them."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from headrace.config.base import Section
+from headrace.config.recipe_defaults import with_defaults
+
+RecipeName = Literal[
+    "grpo",
+    "ppo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "cispo",
+    "sapo",
+    "m2po",
+    "rloo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "opd",
+]
+ADVANTAGES = (
+    "group_normalized",
+    "batch_normalized",
+    "mean_only",
+    "leave_one_out",
+    "opo",
+    "gae",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "distillation",
+)
+LOSSES = ("clipped_surrogate", "cispo", "gspo", "geometric_mean", "sapo", "m2po", "reinforce")
+BY_GROUP = ("group_normalized", "leave_one_out", "reinforce_plus_plus_baseline", "opo")
+"""Advantages that a group of one sample leaves at 0."""
 
 
 class BehaviorConfig(Section):
     """Weights proximal / behaviour that correct for staleness (decoupled PPO, AReaL eq. 5)."""
 
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """Whose weight: the token's, the product over its sample, or the geometric mean over its sample."""
+    mode: Literal["truncate", "mask", "clip"] = "truncate"
+    """Outside [low, high]: `truncate` limits the weight, `mask` sets it to 0, `clip` limits it and keeps the gradient
+    only inside."""
     low: float = Field(default=0.0, ge=0)
-    """Weights below are raised to this."""
     high: float = Field(default=5.0, gt=0)
-    """Weights above are lowered to this."""
+    veto: float | None = Field(default=None, gt=0)
+    """A sample with a token whose weight is below this has no part in the loss."""
 
     @model_validator(mode="after")
     def _ordered(self) -> BehaviorConfig:
@@ -24,18 +60,151 @@ class BehaviorConfig(Section):
         return self
 
 
+class KLConfig(Section):
+    """A penalty on the KL divergence from the reference model."""
+
+    coefficient: float = Field(default=0.0, ge=0)
+    """0 is no penalty, and needs no reference model."""
+    place: Literal["loss", "reward"] = "loss"
+    """`loss`: a term of the loss. `reward`: taken from the reward, token by token where the advantage has tokens."""
+    estimator: Literal["k1", "k2", "k3", "abs", "k3+"] = "k3"
+    """`k3+`: k3's value with k2's gradient (`place: loss` only)."""
+    target: float | None = Field(default=None, gt=0)
+    """`place: reward`: a KL of whole samples, in nats, towards which the coefficient moves (Ziegler et al. 2019)."""
+    horizon: int = Field(default=10_000, ge=1)
+    """With `target`: samples over which the coefficient moves."""
+
+    @model_validator(mode="after")
+    def _fits_its_place(self) -> KLConfig:
+        if self.place == "reward" and self.estimator == "k3+":
+            raise ValueError("estimator is k3+, which differs from k3 in its gradient only; in the reward use k3")
+        if self.place == "loss" and self.target is not None:
+            raise ValueError("target is set but place is loss; an adaptive coefficient goes with place: reward")
+        return self
+
+
+class ShapingConfig(Section):
+    """Rewards as the advantages see them; the record keeps the raw ones."""
+
+    clip: tuple[float, float] | None = None
+    """[lowest, highest]."""
+    overlong_buffer: int | None = Field(default=None, ge=0)
+    """Tokens before `rollout.sampling.max_new_tokens` from which a sample is penalised for its length (DAPO)."""
+    overlong_factor: float = Field(default=1.0, ge=0)
+    """The penalty at the longest length."""
+    length_weight: float = Field(default=0.0, ge=0)
+    """Weight of a reward for the shorter answers of a group (Kimi k1.5)."""
+    correct_above: float = 0.5
+    """`length_weight`: an answer with a reward above this counts as correct."""
+
+
+class StageConfig(Section):
+    """A stage of the user's own: it computes columns of the table from others, before anything trains on them."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    function: str
+    """`path.py:function` or `module:function`; see docs/recipes.md."""
+    reads: tuple[str, ...]
+    """Columns that it is called with, by name."""
+    writes: tuple[str, ...] = Field(min_length=1)
+    """Columns that it returns."""
+    unit: Literal["row", "group"] = "row"
+    """Whether it sees one sample at a time, or all of a group."""
+
+
 class AlgorithmConfig(Section):
-    recipe: Literal["grpo"] = "grpo"
-    """The dataflow: which stages run, and the loss."""
-    advantage: Literal["group_normalized", "mean_only", "leave_one_out"] = "group_normalized"
+    recipe: RecipeName = "grpo"
+    """What the other keys of this section are unless given, and with them which stages run."""
+    advantage: str = "group_normalized"
+    """`group_normalized`, `batch_normalized`, `mean_only`, `leave_one_out`, `opo`, `gae` (needs a critic),
+    `reinforce_plus_plus`, `reinforce_plus_plus_baseline`, `distillation` (needs a teacher), or a function of yours:
+    `path.py:function`."""
+    whiten: bool = False
+    """`gae`: bring the advantages of a batch to mean 0 and variance 1."""
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    """`gae`, `reinforce_plus_plus`: discount of later rewards."""
+    lam: float = Field(default=0.95, ge=0, le=1)
+    """`gae`: weight of longer returns."""
+    loss: str = "clipped_surrogate"
+    """`clipped_surrogate`, `cispo`, `gspo`, `geometric_mean`, `sapo`, `m2po`, `reinforce`, or a function of yours:
+    `path.py:function`."""
     objective: Literal["decoupled", "naive"] = "decoupled"
     """`decoupled`: trust region around the proximal policy, corrected by behaviour weights. `naive`: the
     behaviour policy is taken for the proximal one."""
-    clip_low: float = Field(default=0.2, ge=0, le=1)
+    proximal: Literal["recompute", "loglinear"] = "recompute"
+    """With several updates per batch: `recompute` runs a forward pass before the first; `loglinear` interpolates
+    between behaviour and current policy (AReaL)."""
+    clip_low: float = Field(default=0.2, ge=0)
     """The ratio is clipped below 1 - clip_low where the advantage is negative."""
     clip_high: float = Field(default=0.28, ge=0)
     """The ratio is clipped above 1 + clip_high where the advantage is positive."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Where the advantage is negative, the ratio counts no more than this."""
+    tau_positive: float = Field(default=1.0, gt=0)
+    """`sapo`: steepness of the gate for positive advantages."""
+    tau_negative: float = Field(default=1.05, gt=0)
+    second_moment: float = Field(default=0.04, ge=0)
+    """`m2po`: bound on the mean square of log current / behaviour over a batch."""
     behavior: BehaviorConfig = BehaviorConfig()
-    aggregation: Literal["token_mean", "sample_mean"] = "token_mean"
+    kl: KLConfig = KLConfig()
+    entropy: float = Field(default=0.0, ge=0)
+    """Coefficient of an entropy bonus."""
+    shaping: ShapingConfig = ShapingConfig()
+    aggregation: Literal["token_mean", "sample_mean", "sample_sum"] = "token_mean"
+    stages: tuple[StageConfig, ...] = ()
+    """Stages of yours, which add columns."""
+    advantage_reads: tuple[str, ...] = ()
+    """Columns that your own `advantage` finds in its argument's `columns`."""
+    loss_reads: tuple[str, ...] = ()
+    """Columns that your own `loss` is called with, as keywords."""
     updates_per_batch: int = Field(default=1, ge=1)
-    """Optimiser steps a batch. With more than one the batch is sealed first, and proximal log-probs computed."""
+    """Optimiser steps a batch. With more than one the batch is sealed first."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_recipe(cls, given: Any) -> Any:
+        return with_defaults(given) if isinstance(given, Mapping) else given
+
+    @model_validator(mode="after")
+    def _known(self) -> AlgorithmConfig:
+        for key, value, known in (("advantage", self.advantage, ADVANTAGES), ("loss", self.loss, LOSSES)):
+            if value not in known and ":" not in value:
+                raise ValueError(f"{key} is {value!r}; use {', '.join(known)}, or path.py:function")
+        for key, value in (("advantage", self.advantage), ("loss", self.loss)):
+            if getattr(self, f"{key}_reads") and ":" not in value:
+                raise ValueError(
+                    f"{key}_reads is given but {key} is {value}, which has its columns; name a function of yours"
+                )
+        if self.clip_low > 1 and self.loss in ("clipped_surrogate", "cispo", "gspo"):
+            raise ValueError(f"clip_low is {self.clip_low}; a ratio is never negative, so use 0 to 1")
+        if self.loss == "m2po" and self.objective == "decoupled":
+            raise ValueError("loss is m2po, whose ratio is against the behaviour policy: use objective: naive")
+        return self
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.kl.coefficient > 0
+
+    @property
+    def needs_critic(self) -> bool:
+        return self.advantage == "gae"
+
+    @property
+    def needs_teacher(self) -> bool:
+        return self.advantage == "distillation"
+
+    @property
+    def needs_whole_batch(self) -> bool:
+        """Whether advantages wait for the sealed batch."""
+        by_batch = ("batch_normalized", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+        return self.advantage in by_batch or self.whiten or self.kl.target is not None
+
+    @property
+    def needs_proximal(self) -> bool:
+        """Whether log-probs under the weights that a batch begins with are computed."""
+        return (self.updates_per_batch > 1 and self.proximal == "recompute") or self.loss == "m2po"
+
+    @property
+    def seals_batch(self) -> bool:
+        """Whether the actor waits for the sealed batch: for its several steps, or for M2PO's mask over all of it."""
+        return self.updates_per_batch > 1 or self.loss == "m2po"

@@ -40,7 +40,7 @@ def _explain_one(kind: type[Section], detail: ErrorDetails) -> str:
 def _suggestion(kind: type[Section], location: list[str]) -> str:
     """Where the key was meant to go: same name elsewhere first, then the nearest spelling."""
     known = list(_keys(kind))
-    name, parent = location[-1], location[:-1]
+    name, parent = location[-1], [part for part in location[:-1] if not part.isdigit()]
     moved = [key for key in known if key.rsplit(".", 1)[-1] == name]
     if moved:
         return f"; did you mean {' or '.join(moved[:3])}?"

@@ -26,8 +26,25 @@ def ineffective(config: TrainConfig) -> list[str]:
             ("min_ratio",),
             "trainer.lr_schedule.kind is constant",
         ),
+        (not algorithm.needs_reference, "reference", config.reference, (), "algorithm.kl.coefficient is 0"),
+        (not algorithm.needs_proximal, "proximal", config.proximal, (), "no batch needs its log-probs"),
+        (not algorithm.needs_critic, "critic", config.critic, (), f"algorithm.advantage is {algorithm.advantage}"),
+        (not algorithm.needs_teacher, "teacher", config.teacher, (), f"algorithm.advantage is {algorithm.advantage}"),
+        (
+            algorithm.updates_per_batch == 1,
+            "algorithm",
+            algorithm,
+            ("proximal",),
+            "with one update per batch the current policy is the proximal one",
+        ),
         (algorithm.objective == "naive", "algorithm.behavior", algorithm.behavior, (), "algorithm.objective is naive"),
-        (reward.function != "numeric", "reward", reward, ("tolerance",), f"reward.function is {reward.function}"),
+        (
+            reward.function != "numeric",
+            "reward",
+            reward,
+            ("tolerance",),
+            f"reward.function is {reward.function or 'exact'}",
+        ),
     ]
     return [
         f"{prefix}.{key} has no effect: {reason}"

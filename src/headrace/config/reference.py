@@ -19,6 +19,8 @@ def render_reference(title: str, kind: type[Section]) -> str:
     lines = [f"## {title}", ""]
     for prefix, section in _sections(kind):
         lines += [f"### `{prefix}`" if prefix else "### top level", ""]
+        if "type" in section.model_fields and section.__doc__:
+            lines += [" ".join(section.__doc__.split()), ""]
         lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
         for name, field in section.model_fields.items():
             if _section_of(field) is None:
@@ -36,14 +38,38 @@ def _sections(kind: type[Section], prefix: str = "") -> Iterator[tuple[str, type
         yield prefix, kind
     for name, field in kind.model_fields.items():
         inner = _section_of(field)
+        key = field.alias or name
+        path = f"{prefix}.{key}" if prefix else key
         if inner is not None:
-            key = field.alias or name
-            yield from _sections(inner, f"{prefix}.{key}" if prefix else key)
+            yield from _sections(inner, path)
+        for listed in _listed_sections(field):
+            yield from _sections(listed, f"{path}[]{_variant(listed)}")
 
 
 def _section_of(field: FieldInfo) -> type[Section] | None:
+    """The section that the field holds, if it holds one."""
     annotation = field.annotation
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
+
+
+def _listed_sections(field: FieldInfo) -> tuple[type[Section], ...]:
+    """The sections that may stand in the field's list."""
+    if get_origin(field.annotation) is not tuple:
+        return ()
+    item = get_args(field.annotation)[0]
+    item = get_args(item)[0] if get_origin(item) is Annotated else item
+    parts = get_args(item) if get_origin(item) in (Union, UnionType) else (item,)
+    bare = [get_args(part)[0] if get_origin(part) is Annotated else part for part in parts]
+    return tuple(part for part in bare if _is_section(part))
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+def _variant(section: type[Section]) -> str:
+    """As ` type: length`, for one of several kinds of section."""
+    return f" type: {get_args(section.model_fields['type'].annotation)[0]}" if "type" in section.model_fields else ""
 
 
 def _type(field: FieldInfo) -> str:
@@ -64,12 +90,14 @@ def _name(annotation: Any) -> str:
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (Union, UnionType):
-        return " or ".join(_name(part) for part in arguments if part is not type(None))
+        return " or ".join(dict.fromkeys(_name(part) for part in arguments if part is not type(None)))
     if origin is Annotated:
         field = FieldInfo.from_annotation(annotation)
         return _name(field.annotation) + _bounds(field)
     if origin is tuple:
         return f"list of {_name(arguments[0])}"
+    if origin is dict or _is_section(annotation):
+        return "mapping"
     return {int: "integer", float: "number", str: "text", bool: "true, false"}.get(annotation, str(annotation))
 
 

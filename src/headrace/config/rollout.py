@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from headrace.config.base import Section
+from headrace.config.filters import FilterConfig
+
+OnDeadline = Literal["wait", "mask", "drop", "late"]
 
 
 class SamplingConfig(Section):
@@ -38,8 +42,24 @@ class RolloutConfig(Section):
     """A group trains with at least this many samples that did not fail; 2, or 1 for groups of one, unless given."""
     max_attempts: int = Field(default=3, ge=1)
     """How often a prompt that came back is tried in one epoch before it is dropped as exhausted."""
-    filters: tuple[str, ...] = ("zero_spread",)
-    """Each drops groups: `zero_spread` (all rewards equal), or a function of yours, `path.py:function`."""
+    oversample: float = Field(default=1.0, ge=1)
+    """Groups started for each that a batch needs. The first that are ready make the batch; what can enter none within
+    `async.max_staleness` any more is ended and tried again later (`async.on_deadline: drop`)."""
+    max_drops_per_batch: int | None = Field(default=None, ge=1)
+    """Groups dropped while one batch is composed, after which the run ends with an error that says why they were;
+    64 x prompts_per_batch unless given."""
+    filters: tuple[FilterConfig, ...] = ("zero_spread",)
+    """Each drops groups: `zero_spread` (all rewards equal), a function of yours, `path.py:function`, or one with
+    parameters, as `{type: reward_range, low: 0.1, high: 0.9}`."""
+
+    @property
+    def surplus(self) -> int:
+        """Groups that over-sampling starts beyond what a batch holds."""
+        return math.ceil((self.oversample - 1) * self.prompts_per_batch - 1e-9)
+
+    @property
+    def most_drops(self) -> int:
+        return self.max_drops_per_batch or 64 * self.prompts_per_batch
 
     @model_validator(mode="after")
     def _min_samples_fit(self) -> RolloutConfig:
@@ -57,11 +77,12 @@ class AsyncConfig(Section):
     (max_staleness 1). `async`: in parallel, streaming."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Bound on batch minus version for every trained token; 0, 1 and 2 for the three modes unless given."""
-    on_deadline: Literal["wait", "mask", "drop", "late"] | None = None
-    """What happens to a group that is still running when its last batch is due; `wait` when max_staleness is 0, else
-    `mask`, unless given."""
+    on_deadline: OnDeadline | None = None
+    """What happens to a group that is still running when its last batch is due. Unless given, `drop` with
+    `rollout.oversample`, else `wait` when max_staleness is 0, else `mask`."""
     ahead: int | None = Field(default=None, ge=1)
-    """Most groups running or waiting for a batch; 2 x prompts_per_batch unless given."""
+    """Most groups running or waiting for a batch; 2 x prompts_per_batch, and what `rollout.oversample` adds, unless
+    given."""
     swap: Literal["recompute", "keep", "drain"] = "recompute"
     """What a weight update does to sequences in flight."""
 
@@ -82,12 +103,6 @@ class AsyncConfig(Section):
     def staleness_bound(self) -> int:
         default = {"sync": 0, "one_step_off": 1, "async": 2}[self.mode]
         return default if self.max_staleness is None else self.max_staleness
-
-    @property
-    def deadline_rule(self) -> Literal["wait", "mask", "drop", "late"]:
-        if self.on_deadline is not None:
-            return self.on_deadline
-        return "wait" if self.staleness_bound == 0 else "mask"
 
     @property
     def streaming(self) -> bool:

@@ -6,12 +6,12 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from headrace.config.algorithm import AlgorithmConfig
+from headrace.config.algorithm import BY_GROUP, AlgorithmConfig
 from headrace.config.base import Section
 from headrace.config.data import DataConfig, RewardConfig
 from headrace.config.model import EngineConfig, ModelConfig
-from headrace.config.rollout import AsyncConfig, RolloutConfig
-from headrace.config.trainer import TrainerConfig
+from headrace.config.rollout import AsyncConfig, OnDeadline, RolloutConfig
+from headrace.config.trainer import LRScheduleConfig, OptimizerConfig, TrainerConfig
 
 
 class WeightsConfig(Section):
@@ -24,6 +24,58 @@ class CheckpointConfig(Section):
     """Batches between checkpoints; one more is made at the end, and when the run is told to stop."""
     keep: int = Field(default=2, ge=1)
     """Newest checkpoints that are kept."""
+
+
+class ReferenceConfig(Section):
+    """The model that `algorithm.kl` keeps the policy near. Used only with a coefficient above 0."""
+
+    model: str | None = None
+    """A folder or Hub name; the policy as it was before training unless given."""
+    placement: Literal["own", "hybrid"] = "own"
+    """`own`: a lane of its own. `hybrid`: in turn with the actor, as a frozen copy of its weights."""
+    refresh_every: int | None = Field(default=None, ge=1)
+    """Batches after which the policy of that time becomes the reference; never unless given."""
+    max_tokens_per_microbatch: int = Field(default=4096, ge=1)
+
+    @model_validator(mode="after")
+    def _hybrid_is_the_policy(self) -> ReferenceConfig:
+        if self.placement == "hybrid" and self.model is not None:
+            raise ValueError(
+                f"placement is hybrid, which keeps a copy of the policy, but model is {self.model!r}; use own"
+            )
+        return self
+
+
+class ProximalConfig(Section):
+    """Who computes log-probs under the weights that a batch begins with, where several steps are made on it."""
+
+    placement: Literal["hybrid", "own"] = "hybrid"
+    """`hybrid`: the actor itself, before its first step. `own`: a copy of the policy on a lane of its own, which takes
+    each new version and scores rows as they enter the batch."""
+    max_tokens_per_microbatch: int = Field(default=4096, ge=1)
+
+
+class TeacherConfig(Section):
+    """The model that `algorithm.advantage: distillation` learns from."""
+
+    model: str | None = None
+    """A folder or Hub name, with the policy's tokenizer."""
+    max_tokens_per_microbatch: int = Field(default=4096, ge=1)
+
+
+class CriticConfig(Section):
+    """The value model of `algorithm.advantage: gae`."""
+
+    model: str | None = None
+    """A folder or Hub name; the policy's, with a new head, unless given."""
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
+    lr_schedule: LRScheduleConfig = LRScheduleConfig()
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    clip: float | None = Field(default=0.2, gt=0)
+    """A value's update counts only within this distance of the value that advantages were estimated with."""
+    warmup_batches: int = Field(default=0, ge=0)
+    """First batches in which only the critic learns."""
+    max_tokens_per_microbatch: int = Field(default=4096, ge=1)
 
 
 class EvaluationConfig(Section):
@@ -42,6 +94,10 @@ class RuntimeConfig(Section):
     kind: Literal["inline"] = "inline"
     threads: int | None = Field(default=None, ge=1)
     """CPU threads for all compute lanes together; the machine's cores unless given."""
+    turns: bool = False
+    """Have everything that computes take turns, instead of sharing the CPU: to compare, and to debug."""
+    trace: bool = False
+    """Write `trace.json`: what computed when, for Perfetto or chrome://tracing."""
     stall_timeout_s: float = Field(default=900.0, gt=0)
     """A wait of the run that lasts longer ends it with an error that says what it waited for; never less than
     `rollout.episode_timeout_s`."""
@@ -55,6 +111,10 @@ class TrainConfig(Section):
     async_: AsyncConfig = Field(default=AsyncConfig(), alias="async")
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
+    reference: ReferenceConfig = ReferenceConfig()
+    proximal: ProximalConfig = ProximalConfig()
+    teacher: TeacherConfig = TeacherConfig()
+    critic: CriticConfig = CriticConfig()
     engine: EngineConfig = EngineConfig()
     weights: WeightsConfig = WeightsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -63,8 +123,32 @@ class TrainConfig(Section):
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data and, in training, of the sampling noise."""
 
+    @property
+    def deadline_rule(self) -> OnDeadline:
+        """`async.on_deadline`, or what it is unless given."""
+        if self.async_.on_deadline is not None:
+            return self.async_.on_deadline
+        if self.rollout.surplus:
+            return "drop"
+        return "wait" if self.async_.staleness_bound == 0 else "mask"
+
+    @property
+    def own_proximal(self) -> bool:
+        """Whether the proximal policy's log-probs come by a stage of their own."""
+        return self.algorithm.needs_proximal and self.proximal.placement == "own"
+
+    @property
+    def ahead(self) -> int:
+        """`async.ahead`, or what it is unless given."""
+        return self.async_.ahead or 2 * self.rollout.prompts_per_batch + self.rollout.surplus
+
     @model_validator(mode="after")
     def _parts_fit(self) -> TrainConfig:
+        if self.rollout.surplus and self.deadline_rule != "drop":
+            raise ValueError(
+                f"rollout.oversample is {self.rollout.oversample:g} but async.on_deadline is {self.deadline_rule}: "
+                "what is started beyond a batch can only be dropped; use on_deadline: drop, or oversample: 1"
+            )
         ahead, batch = self.async_.ahead, self.rollout.prompts_per_batch
         if ahead is not None and ahead < batch:
             raise ValueError(
@@ -78,7 +162,9 @@ class TrainConfig(Section):
                 f"would be taken for stalled while it waits for a long episode; raise runtime.stall_timeout_s to "
                 f"{episode_s:g} or more, or lower rollout.episode_timeout_s"
             )
-        if self.algorithm.advantage != "mean_only" and self.rollout.samples_per_prompt == 1:
+        if self.algorithm.needs_teacher and self.teacher.model is None:
+            raise ValueError("algorithm.advantage is distillation, which needs teacher.model")
+        if self.algorithm.advantage in BY_GROUP and self.rollout.samples_per_prompt == 1:
             raise ValueError(
                 f"algorithm.advantage is {self.algorithm.advantage} but rollout.samples_per_prompt is 1: one sample "
                 "has no group to compare with, so every advantage would be 0; set samples_per_prompt to 2 or more"

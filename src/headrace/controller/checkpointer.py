@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
 from headrace.roles.actor import TRAINER_LANE
 from headrace.runtime.protocol import Runtime
 from headrace.store import RunStore
@@ -9,11 +14,34 @@ from headrace.training.protocol import Trainer
 from headrace.weights.version import Version
 
 
+class Saved(Protocol):
+    """Part of a checkpoint. Blocking."""
+
+    def save(self, path: Path) -> None:
+        """Into the folder `path`."""
+
+    def load(self, path: Path) -> None:
+        """What `save` wrote. Raises CheckpointError."""
+
+
 class Checkpointer:
-    def __init__(self, store: RunStore, trainer: Trainer, runtime: Runtime, *, every: int, committed: int) -> None:
-        """`committed`: number of the version that the run could be restored to now."""
+    def __init__(
+        self,
+        store: RunStore,
+        trainer: Trainer,
+        runtime: Runtime,
+        *,
+        others: Mapping[str, Saved] = MappingProxyType({}),
+        state: Callable[[], dict[str, Any]] = dict,
+        every: int,
+        committed: int,
+    ) -> None:
+        """`others`: models that go with the policy's, by the name of their folder. `state`: small values that go with
+        the weights. `committed`: number of the version that the run could be restored to now."""
         self._store = store
         self._trainer = trainer
+        self._others = others
+        self._state = state
         self._runtime = runtime
         self._every = every
         self._committed = committed
@@ -31,8 +59,13 @@ class Checkpointer:
         if version.number == self._committed:
             return
         prepared = await self._runtime.compute(
-            TRAINER_LANE, self._store.checkpoints.prepare, version.number, self._trainer.save
+            TRAINER_LANE, self._store.checkpoints.prepare, version.number, self._save
         )
         self._store.ledger.counts().check()
-        self._store.checkpoints.commit(prepared, branch=version.branch, number=version.number, state={})
+        self._store.checkpoints.commit(prepared, branch=version.branch, number=version.number, state=self._state())
         self._committed = version.number
+
+    def _save(self, folder: Path) -> None:
+        self._trainer.save(folder)
+        for name, other in self._others.items():
+            other.save(folder / name)

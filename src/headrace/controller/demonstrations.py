@@ -1,4 +1,4 @@
-"""Demonstrations for supervised fine-tuning: read, checked and tokenised before a model is loaded."""
+"""Demonstrations and pairs of responses: read, checked and tokenised before a model is loaded."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config import ConfigError
+from headrace.config.pairs import PairDataConfig
 from headrace.config.sft import SFTDataConfig
 from headrace.experience.dataset import Prompt, PromptDataset
 from headrace.models.packing import PackRow
@@ -24,32 +25,65 @@ def read_demonstrations(
     `tokenizer`: a Hugging Face tokenizer; chat messages are rendered by its template, as they are for generation.
     Raises ConfigError naming the file, the line and the mend.
     """
-    path = Path(config.train)
+    columns = (config.response_column,)
+    keys = ("response_column",)
+    return [
+        row for (row,) in _read(config.train, config.prompt_column, columns, keys, tokenizer, end_token_id, max_context)
+    ]
+
+
+def read_pairs(
+    config: PairDataConfig, tokenizer: Any, *, end_token_id: int, max_context: int | None
+) -> list[tuple[PackRow, PackRow]]:
+    """The chosen and the rejected response to one prompt a line; as `read_demonstrations` otherwise."""
+    columns = (config.chosen_column, config.rejected_column)
+    keys = ("chosen_column", "rejected_column")
+    return [
+        (chosen, rejected)
+        for chosen, rejected in _read(
+            config.train, config.prompt_column, columns, keys, tokenizer, end_token_id, max_context
+        )
+    ]
+
+
+def _read(
+    file: str,
+    prompt_column: str,
+    columns: Sequence[str],
+    keys: Sequence[str],
+    tokenizer: Any,
+    end_token_id: int,
+    max_context: int | None,
+) -> list[list[PackRow]]:
+    """For each line a row for each of `columns`, which the section's `keys` name."""
+    path = Path(file)
     dataset = PromptDataset.from_jsonl(
-        path, prompt_column=config.prompt_column, id_column=None, required_columns=(config.response_column,)
+        path, prompt_column=prompt_column, id_column=None, required_columns=tuple(columns)
     )
     prompts = list(dataset)
-    responses = [_response(prompt, config.response_column, path) for prompt in prompts]
+    texts = [
+        [_response(prompt, column, key, path) for prompt in prompts] for column, key in zip(columns, keys, strict=True)
+    ]
+    responses = [_encode(column, tokenizer) for column in texts]
     rows = []
-    for prompt, before, after in zip(
-        prompts, _encode_prompts(prompts, tokenizer, path), _encode(responses, tokenizer), strict=True
-    ):
-        row = _row(before, [*after, end_token_id])
-        if max_context is not None and len(row) > max_context:
+    for prompt, before, *after in zip(prompts, _encode_prompts(prompts, tokenizer, path), *responses, strict=True):
+        line = [_row(before, [*response, end_token_id]) for response in after]
+        longest = max(map(len, line))
+        if max_context is not None and longest > max_context:
             raise ConfigError(
-                f"{_line(prompt, path)} has {len(row)} tokens with its response, and the model's context holds "
+                f"{_line(prompt, path)} has {longest} tokens with its response, and the model's context holds "
                 f"{max_context}; shorten it, or remove the line"
             )
-        rows.append(row)
+        rows.append(line)
     return rows
 
 
-def _response(prompt: Prompt, column: str, path: Path) -> str:
+def _response(prompt: Prompt, column: str, key: str, path: Path) -> str:
     response = prompt.row[column]
     if not isinstance(response, str) or not response:
         raise ConfigError(
             f"{_line(prompt, path)}: the response in column {column!r} is {response!r}; give the text that the model "
-            "is to answer, or set data.response_column to the column that has it"
+            f"is to answer, or set data.{key} to the column that has it"
         )
     return response
 

@@ -8,6 +8,10 @@ from headrace.controller.plan import Plan
 from headrace.controller.threads import available_threads
 
 _LANE_OF = {"rollout": "engine", "actor": "trainer"}
+_OWN_LANE = {name: name for name in ("reference", "proximal", "teacher")} | {
+    "critic.value": "critic",
+    "critic.update": "critic",
+}
 
 
 def describe_plan(plan: Plan) -> str:
@@ -26,7 +30,7 @@ def _run(plan: Plan) -> list[str]:
         f"batches   {plan.total_batches} of {rollout.prompts_per_batch} prompts x {rollout.samples_per_prompt} "
         f"samples, {config.algorithm.updates_per_batch} optimiser step(s) each",
         f"schedule  {asynchrony.mode}: staleness at most {asynchrony.staleness_bound}, on deadline "
-        f"{asynchrony.deadline_rule}, swaps {asynchrony.swap}",
+        f"{config.deadline_rule}, swaps {asynchrony.swap}",
     ]
 
 
@@ -59,11 +63,18 @@ def _roles(plan: Plan) -> list[str]:
     lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.config.weights.transport}"]
     for name in names:
         lane = _LANE_OF.get(name)
-        place = (
-            f"compute lane {lane!r}: {threads} CPU thread(s), shared while the other computes" if lane else "event loop"
-        )
+        if name == "reference" and plan.config.reference.placement == "hybrid":
+            place = "compute lane 'trainer', in turn with the actor"
+        elif name in _OWN_LANE:
+            place = f"compute lane {_OWN_LANE[name]!r}: 1 CPU thread"
+        elif any(name == stage.name for stage in plan.config.algorithm.stages):
+            place = "compute lane 'stages'"
+        elif lane:
+            place = f"compute lane {lane!r}: {threads} CPU thread(s), shared while the other computes"
+        else:
+            place = "event loop"
         lines.append(f"  {name:<16} {place}")
-    lines.append(f"  {'rewards':<16} {plan.config.reward.workers} child process(es): {plan.config.reward.function}")
+    lines.append(f"  {'rewards':<16} {plan.config.reward.workers} child process(es): {plan.config.reward.description}")
     return lines
 
 

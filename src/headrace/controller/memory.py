@@ -55,6 +55,15 @@ def estimate_memory(config: TrainConfig, model_config: Any, device: torch.device
         uses["trainer: bfloat16 weights"] = trainer_bytes * parameters
     if config.weights.transport == "memory":
         uses["weight plane: newest version"] = trainer_bytes * parameters
+    algorithm = config.algorithm
+    if algorithm.needs_reference:
+        uses["reference: weights"] = trainer_bytes * parameters
+    if config.own_proximal:
+        uses["proximal: weights"] = trainer_bytes * parameters
+    if algorithm.needs_teacher:
+        uses["teacher: weights, if it is as large as the policy"] = trainer_bytes * parameters
+    if algorithm.needs_critic:
+        uses["critic: weights, gradients and moments (float32)"] = 4 * masters
     place = "this host" if device.type == "cpu" else str(device)
     return MemoryEstimate(parameters, uses, place, free_bytes(device))
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.algorithms.recipes import RECIPES, Recipe, check_dataflow
+from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose
 from headrace.config import ConfigError, TrainConfig
+from headrace.config.algorithm import ADVANTAGES, LOSSES
 from headrace.experience.dataset import Prompt, PromptDataset
 from headrace.models.folder import check_weights
 from headrace.models.loading import load_tokenizer, read_generation_stops, read_model_config, resolve_device
 from headrace.rollout.filters import Filter, load_filters
-from headrace.rollout.rewards.pool import RewardPool, required_columns
+from headrace.rollout.plugins import load_function
+from headrace.rollout.rewards.pool import RewardPool, check_rows, required_columns
 from headrace.rollout.tokens import TextCodec
 from headrace.rollout.workflow import Workflow, load_workflow
 from headrace.runtime.inline import SystemClock
@@ -42,6 +44,12 @@ class Plan:
     memory: MemoryEstimate
     workflow: Workflow
     filters: tuple[Filter, ...]
+    surrogate: Callable[..., Any] | None = None
+    """The user's own loss."""
+    advantage: Callable[..., Any] | None = None
+    """The user's own advantage."""
+    stages: tuple[Callable[..., Any], ...] = ()
+    """The functions of the user's own stages, in their order."""
 
 
 def make_plan(config: TrainConfig) -> Plan:
@@ -50,8 +58,7 @@ def make_plan(config: TrainConfig) -> Plan:
     Raises ConfigError for whatever would make the run fail later. Loads no weights, and leaves nothing running. Not to
     be called from an event loop.
     """
-    recipe = RECIPES[config.algorithm.recipe]
-    check_dataflow(recipe.stages)
+    recipe = _recipe(config)
     prompts = _dataset(config, config.data.train)
     eval_prompts = tuple(_dataset(config, config.data.eval)) if config.data.eval else ()
     check_weights(config.model.path)
@@ -65,6 +72,7 @@ def make_plan(config: TrainConfig) -> Plan:
 
     device = resolve_device(config.model.device)
     model_config = read_model_config(config.model.path)
+    _check_others(config, model_config.get_text_config().vocab_size)
     tokenizer = load_tokenizer(config.model.path)
     context = context_limit(model_config, config.engine)
     text = TextCodec(tokenizer)
@@ -90,7 +98,56 @@ def make_plan(config: TrainConfig) -> Plan:
         memory=memory,
         workflow=workflow,
         filters=filters,
+        surrogate=_own(
+            "algorithm.loss",
+            config.algorithm.loss,
+            LOSSES,
+            ("logprobs", "proximal", "advantages", "mask", "sample_index"),
+            config.algorithm.loss_reads,
+        ),
+        advantage=_own("algorithm.advantage", config.algorithm.advantage, ADVANTAGES, ("data",)),
+        stages=tuple(
+            load_function(stage.function, f"algorithm.stages: {stage.name}: function", (), keywords=stage.reads)
+            for stage in config.algorithm.stages
+        ),
     )
+
+
+def _recipe(config: TrainConfig) -> Recipe:
+    """Raises ConfigError where its stages do not fit together."""
+    recipe = compose(config.algorithm, own_proximal=config.own_proximal)
+    try:
+        check_dataflow(recipe.stages)
+    except DataflowError as error:
+        raise ConfigError(f"algorithm: {error}") from error
+    return recipe
+
+
+def _check_others(config: TrainConfig, vocab_size: int) -> None:
+    """The models beside the policy that are named and will be used; those that score its tokens share its ids."""
+    algorithm = config.algorithm
+    named = {
+        "reference.model": config.reference.model if algorithm.needs_reference else None,
+        "teacher.model": config.teacher.model if algorithm.needs_teacher else None,
+        "critic.model": config.critic.model if algorithm.needs_critic else None,
+    }
+    for key, path in named.items():
+        if path is None:
+            continue
+        check_weights(path)
+        size = read_model_config(path).get_text_config().vocab_size
+        if size != vocab_size:
+            raise ConfigError(
+                f"{key} is {path!r}, with a vocabulary of {size} tokens, and the policy's has {vocab_size}: they "
+                "cannot share token ids; name a model with the policy's tokenizer"
+            )
+
+
+def _own(
+    key: str, value: str, known: Collection[str], arguments: tuple[str, ...], keywords: tuple[str, ...] = ()
+) -> Callable[..., Any] | None:
+    """The user's own function, where `value` is none of the known names."""
+    return None if value in known else load_function(value, key, arguments, keywords=keywords)
 
 
 async def _check_reward(config: TrainConfig) -> None:
@@ -103,13 +160,17 @@ async def _check_reward(config: TrainConfig) -> None:
 
 
 def _dataset(config: TrainConfig, path: str) -> PromptDataset:
-    return PromptDataset.from_jsonl(
+    # An environment gives the rewards of its episodes itself, as a rule.
+    scores = config.rollout.environment is None
+    prompts = PromptDataset.from_jsonl(
         Path(path),
         prompt_column=config.data.prompt_column,
         id_column=config.data.id_column,
-        # An environment gives the rewards of its episodes itself, as a rule.
-        required_columns=() if config.rollout.environment else required_columns(config.reward),
+        required_columns=required_columns(config.reward) if scores else (),
     )
+    if scores:
+        check_rows(config.reward, ((f"{path}: prompt {prompt.prompt_id!r}", prompt.row) for prompt in prompts))
+    return prompts
 
 
 def _check_lengths(text: TextCodec, context: int, prompts: Iterable[Prompt], path: str, can_grow: bool) -> None:

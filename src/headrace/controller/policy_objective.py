@@ -2,26 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
-from headrace.algorithms.policy_loss import PolicyLoss
+from headrace.algorithms.aggregation import aggregate
+from headrace.algorithms.corrections import second_moment_mask
+from headrace.algorithms.losses import value_loss
+from headrace.algorithms.policy_loss import PolicyLoss, PolicyTokens, proximal_logprobs
+from headrace.config.algorithm import AlgorithmConfig
+from headrace.models.logprobs import token_logprobs_and_entropy
+from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
 from headrace.training.protocol import LossTerms
 
 
+def policy_columns(config: AlgorithmConfig, *, own_proximal: bool = False) -> tuple[str, ...]:
+    """Columns of the table, beside tokens and mask, that the policy's loss reads."""
+    columns = ["logprobs", "advantages", *config.loss_reads]
+    if own_proximal:
+        columns.append("proximal")
+    if config.needs_reference and config.kl.place == "loss":
+        columns.append("reference")
+    if config.updates_per_batch > 1 and config.proximal == "loglinear":
+        columns.append("versions")
+    return tuple(columns)
+
+
 class PolicyObjective:
-    def __init__(self, loss: PolicyLoss) -> None:
+    def __init__(self, config: AlgorithmConfig, loss: PolicyLoss) -> None:
+        self._config = config
         self._loss = loss
 
-    def __call__(self, logprobs: Tensor, micro: MicroBatch) -> LossTerms:
-        """`logprobs`: `[N]`, of the policy that is being differentiated."""
+    def __call__(self, outputs: Tensor, micro: MicroBatch) -> LossTerms:
+        """`outputs`: log-probs [N] of the policy that is being differentiated, or those and the entropy, [N, 2]."""
+        columns = micro.columns
+        logprobs, entropy = (outputs, None) if outputs.ndim == 1 else outputs.unbind(1)
+        proximal = columns.get("proximal")
+        if proximal is None and "versions" in columns:
+            proximal = proximal_logprobs(
+                self._config,
+                logprobs,
+                columns["logprobs"],
+                columns["versions"].long(),
+                int(columns["batch"][0]),
+            )
+        kept = columns.get("kept")
         terms = self._loss(
             logprobs,
-            behavior=micro.columns["logprobs"],
-            proximal=micro.columns.get("proximal"),
-            advantages=micro.columns["advantages"],
-            mask=micro.mask,
-            sample_index=micro.sample_index,
+            PolicyTokens(
+                mask=micro.mask,
+                sample_index=micro.sample_index,
+                behavior=columns["logprobs"],
+                advantages=columns["advantages"],
+                proximal=proximal,
+                reference=columns.get("reference"),
+                entropy=entropy,
+                kept=None if kept is None else kept > 0,
+                columns={name: columns[name] for name in self._config.loss_reads},
+            ),
         )
         return LossTerms(
             numerator=terms.numerator,
@@ -29,3 +69,44 @@ class PolicyObjective:
             stats=dict(terms.stats),
             maxima=dict(terms.maxima),
         )
+
+    def prepare(self, micros: Sequence[MicroBatch]) -> None:
+        """Add what the loss needs to know of the whole batch: M2PO's mask."""
+        if self._config.loss != "m2po":
+            return
+
+        def whole(name: str) -> Tensor:
+            return torch.cat([micro.columns[name] for micro in micros])
+
+        kept = second_moment_mask(
+            whole("proximal"),
+            whole("logprobs"),
+            torch.cat([micro.mask for micro in micros]),
+            threshold=self._config.second_moment,
+            advantages=whole("advantages"),
+        )
+        for micro, part in zip(micros, kept.split([micro.num_tokens for micro in micros]), strict=True):
+            micro.columns["kept"] = part.float()
+
+
+class EntropyOutputs:
+    """Log-probs and entropy, [N, 2], for a policy loss with an entropy bonus."""
+
+    def __init__(self, temperature: float) -> None:
+        self._temperature = temperature
+
+    def __call__(self, lm: PackedLM, micro: MicroBatch) -> Tensor:
+        return torch.stack(token_logprobs_and_entropy(lm, micro, self._temperature), dim=1)
+
+
+class ValueObjective:
+    """The critic's loss, a mean over tokens."""
+
+    def __init__(self, clip: float | None) -> None:
+        self._clip = clip
+
+    def __call__(self, outputs: Tensor, micro: MicroBatch) -> LossTerms:
+        """`outputs`: values [N]."""
+        loss = value_loss(outputs, micro.columns["values"], micro.columns["returns"], micro.mask, clip=self._clip)
+        numerator, denominator = aggregate(loss.per_token, micro.mask, micro.sample_index)
+        return LossTerms(numerator=numerator, denominator=denominator, stats=dict(loss.stats))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -81,7 +82,10 @@ class Recorder:
         self._train_s += step.train_s
         stats, reports = step.stats, step.reports
         tokens = max(sum(report.trained_tokens for report in reports), 1)
-        sums = {name: sum(report.stats[name] for report in reports) for name in reports[0].stats}
+        # A batch in which only the critic learns has none.
+        sums = Counter[str]()
+        for report in reports:
+            sums.update(report.stats)
         return BatchRecord(
             batch=step.batch,
             branch=self._branch,
@@ -101,7 +105,7 @@ class Recorder:
             lr=reports[-1].lr,
             skipped=any(report.skipped for report in reports),
             mismatch_mean_abs=sums["mismatch_abs"] / tokens,
-            mismatch_max_abs=max(report.maxima["mismatch_abs"] for report in reports),
+            mismatch_max_abs=max(report.maxima.get("mismatch_abs", 0.0) for report in reports),
             clip_fraction=sums["clipped"] / tokens,
             behavior_weight_mean=sums["behavior_weight"] / tokens,
             approx_kl=sums["approx_kl"] / tokens,
@@ -109,4 +113,7 @@ class Recorder:
             queue_groups=self._flow.ready_groups,
             running_groups=self._flow.running_groups,
             totals=self.totals(),
+            reference_kl=sums["reference_kl"] / tokens if sums["reference_kl"] else None,
+            entropy=sums["entropy"] / tokens if sums["entropy"] else None,
+            critic_loss=None if step.critic is None else step.critic.loss,
         )

@@ -7,10 +7,11 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
-from headrace.runtime.inline import InlineRuntime, SystemClock
+from headrace.runtime.inline import InlineRuntime, Span, SystemClock
 
 _ENGINE, _TRAINER = "engine", "trainer"
-"""The lanes that compute for long."""
+_BESIDE = (_ENGINE, "reference", "proximal", "teacher", "critic")
+"""Threads that compute for long beside the wide one, each with one processor."""
 _WIDE = "wide"
 _REST_S = 0.02
 """An engine that computed so short a time ago is about to go on: only the event loop lies between two of its calls."""
@@ -35,22 +36,24 @@ class ThreadShare:
     spinning, which costs more than the threads bring.
     """
 
-    def __init__(self, total: int, now: Callable[[], float]) -> None:
+    def __init__(self, total: int, now: Callable[[], float], *, turns: bool = False) -> None:
+        """`turns`: all who compute for long take turns on the wide thread."""
         self._total = total
+        self._turns = turns or total == 1
         self._now = now
         self._lock = threading.Lock()
         self._beside = 0
-        """Calls of the engine on a thread of its own."""
+        """Calls on threads of their own that compute for long."""
         self._beside_until = float("-inf")
 
     def thread(self, lane: str, busy: Collection[str]) -> str:
-        if lane == _TRAINER or (lane == _ENGINE and (self._total == 1 or _TRAINER not in busy)):
+        if lane == _TRAINER or (lane == _ENGINE and _TRAINER not in busy) or (self._turns and lane in _BESIDE):
             return _WIDE
         return lane
 
     @contextmanager
     def around(self, thread: str) -> Iterator[None]:
-        if thread == _ENGINE:
+        if thread in _BESIDE:
             with self._lock:
                 self._beside += 1
         try:
@@ -60,15 +63,15 @@ class ThreadShare:
                 _set_threads(1)
             yield
         finally:
-            if thread == _ENGINE:
+            if thread in _BESIDE:
                 with self._lock:
                     self._beside -= 1
                     self._beside_until = self._now() + _REST_S
 
     def rebalance(self) -> None:
-        """On the wide thread: take the engine's processor, or give it up."""
-        beside = self._beside > 0 or self._now() < self._beside_until
-        _set_threads(max(self._total - 1, 1) if beside else self._total)
+        """On the wide thread: take the processors of those who rest, or give them up."""
+        beside = max(self._beside, int(self._now() < self._beside_until))
+        _set_threads(max(self._total - beside, 1))
 
 
 def _set_threads(count: int) -> None:
@@ -79,10 +82,12 @@ def _set_threads(count: int) -> None:
         torch.set_num_threads(count)
 
 
-def inline_runtime(threads: int | None) -> InlineRuntime:
+def inline_runtime(
+    threads: int | None, *, turns: bool = False, trace: Callable[[Span], None] | None = None
+) -> InlineRuntime:
     """The runtime of this machine, with as many threads as configured. Its lanes alone compute with more than one."""
     import torch
 
     torch.set_num_threads(1)
     clock = SystemClock()
-    return InlineRuntime(ThreadShare(available_threads(threads), clock.now), clock)
+    return InlineRuntime(ThreadShare(available_threads(threads), clock.now, turns=turns), clock, trace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -18,12 +19,17 @@ from headrace.engines.protocol import SwapMode
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.observe.snapshot import take_snapshot
 from headrace.observe.summary import build_summary, write_summary
+from headrace.observe.trace import write_trace
 from headrace.observe.watch import View, watch
 from headrace.roles.actor import TRAINER_LANE
 from headrace.rollout.rewards.pool import RewardPool
+from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunReader, RunStore, StoreError
 from headrace.weights.version import INITIAL, Lineage, Version
+
+_MOST_SPANS = 200_000
+"""Of a trace: the last ones are kept."""
 
 Begin = Literal["new", "resume", "fresh"]
 Status = Literal["finished", "stopped", "failed"]
@@ -60,11 +66,13 @@ async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None
     """Run to the end, or until SIGINT or SIGTERM. Whatever is raised leaves the run ready to be resumed.
 
     A run that is finished stays as it is when it is resumed. `view` shows the run while it goes. Raises ConfigError,
-    StoreError, WaitTimeout, WeightError, EngineError.
+    StoreError, WaitTimeout, WeightError, EngineError, NothingToTrain.
     """
     if begin == "resume" and (ended := _ended(plan, folder)) is not None:
         return ended
-    runtime = inline_runtime(plan.config.runtime.threads)
+    settings = plan.config.runtime
+    spans: deque[Span] = deque(maxlen=_MOST_SPANS)
+    runtime = inline_runtime(settings.threads, turns=settings.turns, trace=spans.append if settings.trace else None)
     store, restored = open_store(plan, folder, begin, runtime.clock.wall())
     status: Status = "failed"
     try:
@@ -73,6 +81,8 @@ async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None
                 status = await _train(plan, folder, store, restored, runtime, stop, view)
         finally:
             await runtime.close()
+            if settings.trace:
+                write_trace(folder / "trace.json", spans)
             try:
                 store.set_status(status)
             finally:
@@ -122,6 +132,7 @@ async def _train(
         try:
             async with _watching(view, folder, parts, runtime):
                 if restored is not None:
+                    parts.estimator.restore(restored.state)
                     parts.flow.restore(restored.number, restored.ready, restored.running)
                 if begun > INITIAL:
                     await models.engine.update(models.publisher.receiver(), SwapMode.RECOMPUTE)
@@ -140,6 +151,8 @@ async def _restore_models(models: Models, restored: Restored | None, runtime: Ru
     version = INITIAL if restored is None else Version(restored.branch, restored.number)
     if restored is not None and restored.path is not None:
         await runtime.compute(TRAINER_LANE, models.trainer.load, restored.path)
+        for name, other in models.saved.items():
+            await runtime.compute(TRAINER_LANE, other.load, restored.path / name)
     if version > INITIAL:
         await runtime.compute(TRAINER_LANE, models.publisher.publish, version, models.trainer.tensors())
     return version
@@ -174,8 +187,12 @@ async def _run_roles(parts: Parts, runtime: Runtime, stopping: asyncio.Task[Any]
         runtime.spawn(parts.rollout.run(), "rollout"),
         runtime.spawn(parts.filter.run(), "filter"),
         runtime.spawn(parts.advantages.run(), "advantages"),
+        *(runtime.spawn(stage.run(), "stage") for stage in parts.stages),
         runtime.spawn(parts.follower.run(), "weight follower"),
     ]
+    others += [runtime.spawn(scorer.run(), "scorer") for scorer in parts.scorers]
+    if parts.critic is not None:
+        others.append(runtime.spawn(parts.critic.run(), "critic"))
     if parts.evaluator is not None:
         others.append(runtime.spawn(parts.evaluator.run(parts.flow.batch), "evaluator"))
     try:

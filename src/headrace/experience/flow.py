@@ -21,6 +21,7 @@ from headrace.store import AttemptRow, RunStore
 
 JOURNAL_LANE = "journal"
 OVERDUE = "overdue"
+SURPLUS = "surplus"
 EXHAUSTED = "exhausted"
 HANDED_BACK = "again: "
 """Begins the reason of a drop after which the prompt is tried again; no filter's name can begin so."""
@@ -45,6 +46,10 @@ class TrainedBatch:
     late_groups: int
 
 
+class NothingToTrain(RuntimeError):
+    """So many groups were dropped while one batch was composed that more of the same would come to nothing."""
+
+
 class Flow:
     def __init__(
         self,
@@ -54,15 +59,15 @@ class Flow:
         store: RunStore,
         runtime: Runtime,
         *,
-        actor: str,
+        max_drops_per_batch: int | None = None,
     ) -> None:
-        """`actor`: the consumer that trains, woken when a batch is sealed."""
+        """`max_drops_per_batch`: after so many drops while one batch is composed, the gate raises NothingToTrain."""
+        self._max_drops = max_drops_per_batch
         self._schedule = schedule
         self._table = table
         self._source = source
         self._store = store
         self._runtime = runtime
-        self._actor = actor
         self._reissue: deque[GroupKey] = deque()
         self._overdue: dict[GroupKey, None] = {}
         self._rows: dict[GroupKey, int] = {}
@@ -106,7 +111,11 @@ class Flow:
         )
 
     def admit(self, version: int) -> Admission | None:
-        """Start the next group on an engine that has loaded version number `version`, if the gate is open."""
+        """Start the next group on an engine that has loaded version number `version`, if the gate is open.
+
+        Raises NothingToTrain.
+        """
+        self._check_drops()
         if not (self._schedule.may_start(version) and self._table.has_room):
             return None
         if self._reissue:
@@ -158,6 +167,11 @@ class Flow:
         """Running groups that missed their last batch and must end now (`on_deadline: drop`)."""
         return list(self._overdue)
 
+    @property
+    def reason_overdue(self) -> str:
+        """Why a group that is overdue goes."""
+        return SURPLUS if self._schedule.surplus else OVERDUE
+
     def step(self) -> TrainedBatch:
         """The batch was trained: its groups are done, and the next batch is composed."""
         keys = self._schedule.taken
@@ -168,11 +182,7 @@ class Flow:
         self._placements.clear()
         self._dropped.clear()
         # All that are overdue go before anything enters the new batch: none of them may be taken.
-        for key in self._schedule.step():
-            if key in self._rows:
-                self._hand_back(key, OVERDUE)
-            else:
-                self._overdue[key] = None
+        self._shed(self._schedule.step())
         self._advance()
         return done
 
@@ -192,6 +202,27 @@ class Flow:
             handed_back = (row.reason or "").startswith(HANDED_BACK)
             if handed_back and self._store.ledger.latest_attempt(key.epoch, key.position) == key.attempt:
                 self._source.returned(key)
+
+    def _check_drops(self) -> None:
+        drops = Counter(self._dropped)
+        drops.pop(f"{HANDED_BACK}{SURPLUS}", None)
+        if self._max_drops is None or drops.total() < self._max_drops:
+            return
+        reasons = ", ".join(f"{count} by {reason}" for reason, count in drops.most_common())
+        raise NothingToTrain(
+            f"{drops.total()} groups were dropped while batch {self._schedule.batch} was composed ({reasons}), and it "
+            f"has {len(self._schedule.taken)} of {self._schedule.prompts_per_batch}: the prompts are too easy or too "
+            "hard for the policy, or its rewards too much alike; look at them with `headrace inspect`, change the "
+            "data, the reward or rollout.filters, or raise rollout.max_drops_per_batch, and resume the run"
+        )
+
+    def _shed(self, overdue: Iterable[GroupKey]) -> None:
+        """Hand back what is finished of these; whoever runs the others ends them first."""
+        for key in overdue:
+            if key in self._rows:
+                self._hand_back(key, self.reason_overdue)
+            else:
+                self._overdue[key] = None
 
     def _hand_back(self, key: GroupKey, reason: str) -> None:
         self._overdue.pop(key, None)
@@ -218,8 +249,9 @@ class Flow:
         for placement in self._schedule.take():
             self._placements.append(placement)
             self._table.write_group(placement.key, "batch", placement.batch)
+        self._shed(self._schedule.overdue())
         if self._schedule.is_sealed or self._schedule.is_finished:
-            self._table.wake(self._actor)
+            self._table.wake_all()
         self.changed.notify()
 
 
@@ -233,4 +265,5 @@ def _columns(group: Group, sample: Sample) -> dict[str, object]:
         "reward": sample.reward,
         "group": group,
         "episode": sample.episode,
+        "metadata": sample.metadata,
     }

@@ -28,6 +28,11 @@ Plain earliest-deadline-first (take any ready group, earliest deadline first) br
 max_staleness = 2 let three groups start at version 0 (due at 2) and, once batch 0 is trained, one at version 1 (due
 at 3). If the last one ends first and takes batch 1, two groups are due at batch 2, which has one place.
 
+**Surplus** (over-sampling, with `drop`). So many groups more may start than the batches up to the deadline hold:
+i < min((v + max_staleness + 1) * B + surplus, total_batches * B). The first that are ready fill the batches; who then
+can enter no batch within its deadline is handed back as soon as its last batch is sealed. What is ready or running with
+a later deadline stays for the next batch.
+
 Under `mask`, `drop` and `late` the batch does not wait for a group that is due: ready groups are taken by earliest
 deadline, and the bound holds because tokens older than it are left out of the loss (`mask`) or the group is handed
 back (`drop`); under `late` it holds for admission only, and the overrun is counted by whoever trains.
@@ -80,6 +85,8 @@ class Schedule:
     on_deadline: OnDeadline
     ahead: int
     """Most live groups."""
+    surplus: int = 0
+    """Groups that are started beyond what the batches hold (`drop` only)."""
     batch: int = 0
     """k: the batch being composed."""
     _taken: list[GroupKey] = field(default_factory=list)
@@ -93,6 +100,8 @@ class Schedule:
                 f"prompts_per_batch {self.prompts_per_batch} (at least 1), max_staleness {self.max_staleness} "
                 f"(at least 0), total_batches {self.total_batches} (at least 0): out of range"
             )
+        if self.surplus < 0 or (self.surplus and self.on_deadline != "drop"):
+            raise ValueError(f"surplus is {self.surplus} with on_deadline {self.on_deadline}: only drop can shed any")
         if self.ahead < self.prompts_per_batch:
             raise ValueError(
                 f"ahead is {self.ahead}, less than prompts_per_batch ({self.prompts_per_batch}): "
@@ -135,7 +144,8 @@ class Schedule:
         if self._spent or self.live >= self.ahead:
             return False
         place = self.batch * self.prompts_per_batch + len(self._taken) + self.live
-        return place < min(version + self.max_staleness + 1, self.total_batches) * self.prompts_per_batch
+        due = (version + self.max_staleness + 1) * self.prompts_per_batch + self.surplus
+        return place < min(due, self.total_batches * self.prompts_per_batch)
 
     def start(self, key: GroupKey, version: int) -> int:
         """Admit a group; returns its deadline. Raises ScheduleError unless `may_start`."""
@@ -177,16 +187,23 @@ class Schedule:
             placements.append(Placement(group.key, self.batch, group.deadline))
         return placements
 
+    def overdue(self) -> list[GroupKey]:
+        """The groups that, under `drop`, can enter no batch any more and must be handed back; the caller drops them.
+
+        Due at the batch being composed, they are overdue as soon as it is sealed.
+        """
+        if self.on_deadline != "drop":
+            return []
+        first = self.batch + 1 if self.is_sealed else self.batch
+        return [group.key for group in self._live.values() if group.deadline < first]
+
     def step(self) -> list[GroupKey]:
-        """The batch was trained: compose the next one. Returns the groups that are now overdue and, under `drop`,
-        must be handed back; the caller drops them."""
+        """The batch was trained: compose the next one. Returns those that are `overdue` now."""
         if not self.is_sealed:
             raise ScheduleError(f"batch {self.batch} was stepped with free places: {self._state()}")
         self.batch += 1
         self._taken.clear()
-        if self.on_deadline != "drop":
-            return []
-        return [group.key for group in self._live.values() if group.deadline < self.batch]
+        return self.overdue()
 
     def restore(self, batch: int, live: Iterable[tuple[GroupKey, int]]) -> None:
         """Continue from a commit: `batch` is next, and these finished groups (key, deadline) are live again.

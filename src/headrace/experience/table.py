@@ -64,8 +64,7 @@ class ExperienceTable:
             raise TableError(f"group {key} has no place reserved")
         ids = self._index.put(key, rows)
         del self._reserved[key]
-        for signal in self._signals.values():
-            signal.notify()
+        self.wake_all()
         return ids
 
     def write(self, row_ids: Sequence[RowId], column: str, values: Sequence[Any], lease: Lease | None = None) -> None:
@@ -149,6 +148,11 @@ class ExperienceTable:
     def wake(self, consumer: str) -> None:
         """Have a waiting consumer's sampler look again: what it depends on beside the rows has changed."""
         self._signals[consumer].notify()
+
+    def wake_all(self) -> None:
+        """As `wake`, for every consumer."""
+        for signal in self._signals.values():
+            signal.notify()
 
     def _wake(self, column: str) -> None:
         for signal in self._wakes.get(column, ()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import threading
 from collections.abc import Callable
@@ -64,6 +65,40 @@ def load_causal_lm(path: str | Path, *, dtype: torch.dtype, device: str | torch.
     return model.to(device).eval()
 
 
+def load_value_model(path: str | Path, *, dtype: torch.dtype, device: str | torch.device) -> PreTrainedModel:
+    """A classifier of tokens into one class, the value: one that was saved, or a language model with a new head of 0.
+
+    As `load_causal_lm` otherwise.
+    """
+    import torch
+    from transformers import AutoModelForTokenClassification
+
+    check_weights(str(path))
+
+    def load() -> Any:
+        return AutoModelForTokenClassification.from_pretrained(
+            str(path),
+            dtype=dtype,
+            num_labels=1,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+
+    model, report = _read(path, "value model", load)
+    heads = ("score.", "classifier.")
+    if missing := sorted(name for name in report["missing_keys"] if not name.startswith(heads)):
+        raise ConfigError(
+            f"the weights of model {str(path)!r} lack {len(missing)} tensors that its config.json asks for "
+            f"({', '.join(missing[:3])}); give a whole model"
+        )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in report["missing_keys"]:
+                parameter.zero_()
+    return model.to(device).eval()
+
+
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer at `path` (folder or Hub name). Raises ConfigError."""
     from transformers import AutoTokenizer
@@ -114,6 +149,28 @@ def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenize
         model.save_pretrained(str(path))
         if tokenizer is not None:
             tokenizer.save_pretrained(str(path))
+
+
+def save_reward_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, path: str | Path) -> None:
+    """Write a model of `load_value_model` as a sequence classifier of one class, as reward models commonly are.
+
+    Such a classifier reads its score at the last token that is not padding, and has no bias.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    config = copy.deepcopy(model.config)
+    config.num_labels = 1
+    if config.pad_token_id is None and tokenizer is not None:
+        config.pad_token_id = tokenizer.pad_token_id
+    weights = {
+        name.replace("classifier.weight", "score.weight"): tensor
+        for name, tensor in model.state_dict().items()
+        if name not in ("score.bias", "classifier.bias")
+    }
+    with _LOADING, quiet_transformers():
+        classifier = AutoModelForSequenceClassification.from_config(config, dtype=model.dtype)
+        classifier.load_state_dict(weights)
+    save_pretrained_folder(classifier, tokenizer, path)
 
 
 def _read(path: str | Path, what: str, read: Callable[[], T]) -> T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +74,9 @@ class PackedLM(nn.Module):
 
     def head(self, hidden: Tensor) -> Tensor:
         """[M, hidden] to logits [M, vocabulary]. Only where `has_plain_head`."""
-        logits = self.model.get_output_embeddings()(hidden)
+        head = _output_layer(self.model)
+        assert head is not None
+        logits = head(hidden)
         return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
 
     def _run(
@@ -100,7 +102,7 @@ class PackedLM(nn.Module):
                 continue
         self.forward_kind = kind
         hidden = self.hidden_states(tokens, positions, lengths, torch.arange(len(tokens), device=self.device))
-        head = self.model.get_output_embeddings()
+        head = _output_layer(self.model)
         width = getattr(head, "in_features", None) or getattr(head, "nx", None)
         return kind, head is not None and width == hidden.shape[-1] and _agree(self.head(hidden), logits)
 
@@ -118,6 +120,12 @@ class PackedLM(nn.Module):
         chosen = PACKED_ATTENTION if kind is PackedForward.SEGMENTS else self._own_attention
         if self.model.config._attn_implementation != chosen:
             self.model.set_attn_implementation(chosen)
+
+
+def _output_layer(model: Any) -> nn.Module | None:
+    """What turns hidden states into logits: over the vocabulary, or of a classifier of tokens into its classes."""
+    head: nn.Module | None = model.get_output_embeddings()
+    return head or getattr(model, "score", None) or getattr(model, "classifier", None)
 
 
 def _agree(value: Tensor, expected: Tensor) -> bool:

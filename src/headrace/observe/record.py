@@ -66,6 +66,12 @@ class BatchRecord:
     """Ready groups that wait for a batch."""
     running_groups: int
     totals: Totals
+    reference_kl: float | None = None
+    """Mean over trained tokens, by the estimator of the config; None without a reference in the loss."""
+    entropy: float | None = None
+    """Mean over trained tokens, in nats; None unless there is a bonus for it."""
+    critic_loss: float | None = None
+    """None without a critic."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

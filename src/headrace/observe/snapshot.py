@@ -87,7 +87,6 @@ def take_snapshot(run: RunRecord) -> Snapshot:
     window = recent[1:] if len(recent) > WINDOW else recent
     lately = totals.since(now, before)
     total = run.totals
-    batch_groups = run.config.rollout.prompts_per_batch
     return Snapshot(
         name=run.name,
         status=run.status,
@@ -107,7 +106,7 @@ def take_snapshot(run: RunRecord) -> Snapshot:
         lost_branch_tokens=sum(batch.lost_branch_tokens for batch in run.batches),
         running=run.counts.running,
         ready=run.counts.ready,
-        ahead=run.config.async_.ahead or 2 * batch_groups,
+        ahead=run.config.ahead,
         trained=run.counts.trained,
         dropped=dict(run.counts.dropped),
         failed=dict(total.failed_samples),

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from headrace.experience.index import Row, StaleLease
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
-from headrace.models.packing import PackRow, pack, plan_microbatches
+from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
 from headrace.roles.batch_stats import BatchStats, StalenessRule
 from headrace.roles.context import RoleContext
+from headrace.roles.critic import CriticRole
 from headrace.runtime.signal import Signal
 from headrace.training.protocol import StepReport, Trainer
 from headrace.weights.plane import WeightPublisher
@@ -39,6 +41,20 @@ class TrainedStep:
     """One for each optimiser step."""
     train_s: float
     """Seconds that the trainer computed for this batch."""
+    critic: StepReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SealedSteps:
+    """How the actor trains on a sealed batch."""
+
+    updates: int
+    """Optimiser steps."""
+    recompute: bool
+    """Whether each micro-batch first gets the column `proximal`: log-probs under the weights that the batch begins
+    with."""
+    prepare: Callable[[Sequence[MicroBatch]], None]
+    """Called with all micro-batches before the first step: adds columns that need the whole batch."""
 
 
 class ActorRole:
@@ -52,11 +68,17 @@ class ActorRole:
         lineage: Lineage,
         rule: StalenessRule,
         *,
+        columns: Sequence[str],
         max_tokens_per_microbatch: int,
-        updates_per_batch: int,
+        sealed: SealedSteps | None,
+        critic: CriticRole | None = None,
+        warm_up_batches: int = 0,
         after_step: Callable[[TrainedStep], Awaitable[None]],
     ) -> None:
-        """`after_step` is awaited once the new version is published: the record and the checkpoint are made there."""
+        """`columns`: of the table, beside tokens and mask, that the loss reads. `sealed`: how a whole batch is trained;
+        None: one step, from micro-batches as they come. `critic`: steps along with every batch; in the first
+        `warm_up_batches` it alone does. `after_step` is awaited once the new version is published: the record and the
+        checkpoint are made there."""
         self._context = context
         self._loader = loader
         self._trainer = trainer
@@ -64,8 +86,11 @@ class ActorRole:
         self._published = published
         self._lineage = lineage
         self._rule = rule
+        self._columns = tuple(columns)
         self._max_tokens = max_tokens_per_microbatch
-        self._updates = updates_per_batch
+        self._sealed = sealed
+        self._critic = critic
+        self._warm_up = warm_up_batches
         self._after_step = after_step
         self._stopping = False
         self._train_s = 0.0
@@ -98,9 +123,11 @@ class ActorRole:
                 masks = [self._rule.trained(row, batch) for row in lease.rows]
                 for row, mask in zip(lease.rows, masks, strict=True):
                     work.stats.add(row, mask, batch, self._rule, self._lineage)
-                rows = [_pack_row(row, mask) for row, mask in zip(lease.rows, masks, strict=True)]
+                rows = [self._pack_row(row, mask) for row, mask in zip(lease.rows, masks, strict=True)]
                 self._context.table.hold(*work.leases)
-                if self._updates == 1:
+                if batch < self._warm_up:
+                    pass
+                elif self._sealed is None:
                     await self._compute(lambda rows=rows: self._trainer.accumulate(pack(rows)))
                 else:
                     work.rows.extend(rows)
@@ -113,22 +140,31 @@ class ActorRole:
             await self._give_up(work)
             return None
         self._context.table.hold(*work.leases)
-        reports = [await self._compute(self._trainer.step)] if self._updates == 1 else await self._several_steps(work)
+        if self._sealed is None or batch < self._warm_up:
+            reports = [await self._compute(self._trainer.step)]
+        else:
+            reports = await self._sealed_steps(self._sealed, work)
+        critic = None if self._critic is None else await self._critic.step(batch)
         self._context.table.ack(*work.leases)
         done = self._context.flow.step()
-        return TrainedStep(batch, done.groups, done.late_groups, work.stats, tuple(reports), self._train_s)
+        return TrainedStep(batch, done.groups, done.late_groups, work.stats, tuple(reports), self._train_s, critic)
 
-    async def _several_steps(self, work: _Batch) -> list[StepReport]:
-        """More than one step on a sealed batch: proximal log-probs under the batch's own version come first."""
+    async def _sealed_steps(self, sealed: SealedSteps, work: _Batch) -> list[StepReport]:
+        """Each step on its share of the samples, in the order of their arrival."""
         batches = [
             [
                 pack([work.rows[chunk[place]] for place in places])
                 for places in plan_microbatches([len(work.rows[i]) for i in chunk], self._max_tokens)
             ]
-            for chunk in np.array_split(np.arange(len(work.rows)), min(self._updates, len(work.rows)))
+            for chunk in np.array_split(np.arange(len(work.rows)), min(sealed.updates, len(work.rows)))
         ]
-        for micro in (micro for batch in batches for micro in batch):
-            micro.columns["proximal"] = await self._compute(self._trainer.logprobs, micro)
+        whole = [micro for batch in batches for micro in batch]
+        if sealed.recompute:
+            for micro in whole:
+                micro.columns["proximal"] = await self._compute(self._trainer.logprobs, micro)
+        for micro in whole:
+            micro.columns["batch"] = torch.full(micro.mask.shape, float(work.number))
+        sealed.prepare(whole)
         reports = []
         for batch in batches:
             for micro in batch:
@@ -142,6 +178,9 @@ class ActorRole:
         for lease in work.leases:
             with suppress(StaleLease):
                 self._context.table.give_back(lease)
+
+    def _pack_row(self, row: Row, trained: NDArray[np.bool_]) -> PackRow:
+        return PackRow(row.columns["tokens"], trained, {name: row.columns[name] for name in self._columns})
 
     async def _leases(self, batch: int) -> AsyncGenerator[Lease]:
         source = self._loader.micro_batches(batch, until=lambda: self._stopping)
@@ -170,8 +209,3 @@ class _Batch:
     rows: list[PackRow] = field(default_factory=list)
     """Kept only when several steps are made on them."""
     stats: BatchStats = field(default_factory=BatchStats)
-
-
-def _pack_row(row: Row, trained: NDArray[np.bool_]) -> PackRow:
-    columns = row.columns
-    return PackRow(columns["tokens"], trained, {name: columns[name] for name in ("logprobs", "advantages")})

@@ -1,43 +1,98 @@
-"""Advantages: compares the episodes of a group, and spreads what comes out over their tokens."""
+"""Advantages: compares the episodes of groups, and spreads what comes out over their tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from headrace.experience.index import Row
+from headrace.algorithms.estimate import Compared
+from headrace.experience.index import Row, RowId
 from headrace.experience.samplers import whole_groups
 from headrace.roles.context import RoleContext
 
 NAME = "advantages"
 
-Estimator = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(rewards [S], group_index [S]) to advantages [S]."""
+Estimator = Callable[[Compared], Mapping[str, Tensor]]
+"""Columns by name, [N] each."""
 
 
 class AdvantagesRole:
-    def __init__(self, context: RoleContext, estimator: Estimator) -> None:
+    """Waits for what it reads by column readiness alone: one group at a time, or the sealed batch."""
+
+    def __init__(
+        self,
+        context: RoleContext,
+        estimator: Estimator,
+        *,
+        reads: Collection[str],
+        extra: Sequence[str] = (),
+        whole_batch: bool = False,
+    ) -> None:
+        """`reads`: columns that its stage declares. `extra`: those among them that only the user's own estimator
+        knows."""
+        self._reads = frozenset(reads)
+        self._extra = tuple(extra)
         self._context = context
         self._estimator = estimator
+        self._sampler = self._sealed_batch if whole_batch else whole_groups
+        self._what = "rows of the sealed batch" if whole_batch else "kept groups"
 
     async def run(self) -> None:
-        async for lease in self._context.leases(NAME, whole_groups, "kept groups"):
-            values = self._of_rows(lease.rows)
-            columns = [
-                np.full(len(row.columns["tokens"]), value, dtype=np.float32)
-                for row, value in zip(lease.rows, values, strict=True)
-            ]
-            self._context.table.write([row.row_id for row in lease.rows], "advantages", columns, lease)
-            self._context.table.ack(lease)
+        table = self._context.table
+        async for lease in self._context.leases(NAME, self._sampler, self._what):
+            ids = [row.row_id for row in lease.rows]
+            lengths = np.cumsum([len(row.columns["tokens"]) for row in lease.rows])[:-1]
+            for name, values in self._estimator(compared(lease.rows, self._reads, self._extra)).items():
+                table.write(ids, name, np.split(values.numpy().astype(np.float32), lengths), lease)
+            table.ack(lease)
 
-    def _of_rows(self, rows: list[Row]) -> list[float]:
-        """One value a row. The baseline is taken over episodes: an episode of several samples counts once."""
-        rewards = {row.columns["episode"]: row.columns["reward"] for row in rows}
-        episodes = {episode: place for place, episode in enumerate(rewards)}
-        advantages = self._estimator(
-            torch.tensor(list(rewards.values()), dtype=torch.float64),
-            torch.zeros(len(rewards), dtype=torch.int64),
-        )
-        return [float(advantages[episodes[row.columns["episode"]]]) for row in rows]
+    def _sealed_batch(self, ready: Mapping[RowId, Row]) -> Sequence[RowId]:
+        """All rows of the batch, once it is sealed and all are ready."""
+        flow = self._context.flow
+        if not flow.is_sealed:
+            return []
+        rows = [row_id for row_id, row in ready.items() if row.columns["batch"] == flow.batch]
+        return rows if len(rows) == flow.rows_of_batch() else []
+
+
+def compared(rows: Sequence[Row], reads: Collection[str], extra: Sequence[str] = ()) -> Compared:
+    """Rows of whole groups as flat tensors. `reads`: columns that are there; `extra` are those of the user's own.
+
+    The baseline is taken over episodes: one of several samples counts once.
+    """
+    episodes: dict[tuple[object, int], int] = {}
+    groups: dict[object, int] = {}
+    of_row, rewards, group_index = [], [], []
+    for row in rows:
+        key = (row.group, row.columns["episode"])
+        if key not in episodes:
+            episodes[key] = len(episodes)
+            rewards.append(row.columns["reward"])
+            group_index.append(groups.setdefault(row.group, len(groups)))
+        of_row.append(episodes[key])
+
+    def column(name: str) -> Tensor | None:
+        if name not in reads:
+            return None
+        return torch.from_numpy(np.concatenate([row.columns[name] for row in rows]).astype(np.float64))
+
+    mask = np.concatenate([row.columns["loss_mask"] for row in rows])
+    behavior = column("logprobs")
+    assert behavior is not None
+    return Compared(
+        rewards=torch.tensor(rewards, dtype=torch.float64),
+        group_index=torch.tensor(group_index, dtype=torch.int64),
+        episode=torch.tensor(of_row, dtype=torch.int64),
+        mask=torch.from_numpy(mask),
+        sample_index=torch.repeat_interleave(
+            torch.arange(len(rows)), torch.tensor([len(row.columns["tokens"]) for row in rows])
+        ),
+        behavior=behavior,
+        reference=column("reference"),
+        teacher=column("teacher"),
+        values=column("values"),
+        columns={name: values for name in extra if (values := column(name)) is not None},
+    )

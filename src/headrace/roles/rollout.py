@@ -41,7 +41,7 @@ class RolloutRole:
     async def run(self) -> None:
         """Until the run is finished. Leaving early (cancelled) ends every group that runs.
 
-        Raises EngineError if the engine has died: no prompt would come to anything any more.
+        Raises EngineError if the engine has died, and NothingToTrain: no prompt would come to anything any more.
         """
         try:
             while not self._flow.is_finished:
@@ -75,7 +75,7 @@ class RolloutRole:
     async def _end_overdue(self) -> None:
         for key in self._flow.overdue():
             await self._end([key])
-            self._flow.hand_back(key, "overdue")
+            self._flow.hand_back(key, self._flow.reason_overdue)
 
     async def _end(self, keys: list[GroupKey]) -> None:
         tasks = [self._groups.pop(key) for key in keys if key in self._groups]

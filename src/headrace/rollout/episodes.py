@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.rollout.failures import FailureKind, describe, describe_exception
 from headrace.rollout.policy import GenerationAborted, Policy, PolicySettings
 from headrace.rollout.rewards.outcome import NotARewardError, RewardOutcome, as_reward
-from headrace.rollout.rewards.pool import Scorer
+from headrace.rollout.rewards.pool import GroupScorer, Scorer
 from headrace.rollout.trajectory import Trajectory
 from headrace.rollout.workflow import Workflow
 from headrace.runtime.protocol import Clock, WaitTimeout
@@ -23,6 +24,17 @@ from headrace.weights.version import Version
 
 class _WorkflowLeft(Exception):
     """The workflow ended by an exception that would have ended more than its episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """An episode that went well: its histories, what each got, and what the last one answered."""
+
+    trajectories: Sequence[Trajectory]
+    outcomes: list[RewardOutcome]
+    shares: list[bool]
+    """Whether a history has the reward of the last one, and not one of its own."""
+    response: str
 
 
 class EpisodeRunner:
@@ -41,7 +53,10 @@ class EpisodeRunner:
         clock: Clock,
         samples_per_prompt: int,
         episode_timeout_s: float,
+        group_rewards: GroupScorer | None = None,
     ) -> None:
+        """`group_rewards` has the last word on the rewards of a group, once all of its episodes have ended."""
+        self._group_rewards = group_rewards
         self._workflow = workflow
         self._policy = policy
         self._rewards = rewards
@@ -56,10 +71,15 @@ class EpisodeRunner:
                 tasks.create_task(self._episode(key, episode, prompt, start_version), name=f"episode {key}/{episode}")
                 for episode in range(self._samples_per_prompt)
             ]
-        samples = tuple(sample for episode in episodes for sample in episode.result())
-        return Group(key, prompt.prompt_id, start_version.number, deadline, samples)
+        played = [episode.result() for episode in episodes]
+        if self._group_rewards is not None:
+            played = await self._judge_together(played, prompt, self._group_rewards)
+        samples = [sample for episode, one in enumerate(played) for sample in _samples(key, episode, one)]
+        return Group(key, prompt.prompt_id, start_version.number, deadline, tuple(samples))
 
-    async def _episode(self, key: GroupKey, episode: int, prompt: Prompt, min_version: Version) -> list[Sample]:
+    async def _episode(
+        self, key: GroupKey, episode: int, prompt: Prompt, min_version: Version
+    ) -> _Played | list[Sample]:
         try:
             trajectories = await self._clock.wait_for(
                 self._play(Policy(self._policy, group=key, episode=episode, min_version=min_version), prompt),
@@ -74,12 +94,8 @@ class EpisodeRunner:
         if any(trajectory.status is SampleStatus.ABORTED for trajectory in trajectories):
             return [_empty(key, episode, SampleStatus.ABORTED, None)]
         try:
-            outcomes = await self._score(trajectories, prompt)
-            return [
-                trajectory.to_sample(key, episode, index, reward=outcome.value, failure=outcome.failure)
-                for index, (trajectory, outcome) in enumerate(zip(trajectories, outcomes, strict=True))
-            ]
-        except Exception as error:  # tokens that do not decode, or whose arrays do not fit each other
+            return await self._score(trajectories, prompt)
+        except Exception as error:  # tokens that do not decode
             return [_empty(key, episode, SampleStatus.FAILED, _failure_of(error))]
 
     async def _play(self, policy: Policy, prompt: Prompt) -> Sequence[Trajectory]:
@@ -94,16 +110,56 @@ class EpisodeRunner:
             raise _WorkflowLeft("it raised CancelledError, though nobody cancelled it") from error
         return [played] if isinstance(played, Trajectory) else played
 
-    async def _score(self, trajectories: Sequence[Trajectory], prompt: Prompt) -> list[RewardOutcome]:
+    async def _score(self, trajectories: Sequence[Trajectory], prompt: Prompt) -> _Played:
         """An outcome for each trajectory. The reward function judges the last; those before share its outcome."""
-        *before, last = trajectories
-        final = _own_outcome(last) or await self._rewards.score(self._response(last), prompt.row, prompt.content)
-        return [*(_own_outcome(trajectory) or final for trajectory in before), final]
+        own = [_own_outcome(trajectory) for trajectory in trajectories]
+        last = trajectories[-1]
+        needs_text = own[-1] is None or self._group_rewards is not None
+        response = self._response(last) if needs_text else ""
+        final = own[-1] or await self._rewards.score(response, prompt.row, prompt.content)
+        shares = [outcome is None for outcome in own[:-1]] + [True]
+        return _Played(trajectories, [outcome or final for outcome in own[:-1]] + [final], shares, response)
+
+    async def _judge_together(
+        self, played: list[_Played | list[Sample]], prompt: Prompt, group_rewards: GroupScorer
+    ) -> list[_Played | list[Sample]]:
+        """The group's function replaces the rewards of the episodes that did not fail."""
+        judged = {i: one for i, one in enumerate(played) if isinstance(one, _Played) and not one.outcomes[-1].failure}
+        if not judged:
+            return played
+        outcomes = await group_rewards.score_group(
+            [one.response for one in judged.values()],
+            prompt.row,
+            prompt.content,
+            [one.outcomes[-1].value for one in judged.values()],
+        )
+        changed = dict(zip(judged, outcomes, strict=True))
+        return [
+            _with_final(one, changed[i]) if isinstance(one, _Played) and i in changed else one
+            for i, one in enumerate(played)
+        ]
 
     def _response(self, trajectory: Trajectory) -> str:
         if trajectory.response is not None:
             return trajectory.response
         return self._policy.text.decode(trajectory.last_completion)
+
+
+def _with_final(played: _Played, final: RewardOutcome) -> _Played:
+    outcomes = [final if shares else own for own, shares in zip(played.outcomes, played.shares, strict=True)]
+    return _Played(played.trajectories, outcomes, played.shares, played.response)
+
+
+def _samples(key: GroupKey, episode: int, played: _Played | list[Sample]) -> list[Sample]:
+    if not isinstance(played, _Played):
+        return played
+    try:
+        return [
+            trajectory.to_sample(key, episode, index, reward=outcome.value, failure=outcome.failure)
+            for index, (trajectory, outcome) in enumerate(zip(played.trajectories, played.outcomes, strict=True))
+        ]
+    except Exception as error:  # arrays that do not fit each other
+        return [_empty(key, episode, SampleStatus.FAILED, _failure_of(error))]
 
 
 def _own_outcome(trajectory: Trajectory) -> RewardOutcome | None:

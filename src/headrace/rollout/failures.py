@@ -22,6 +22,10 @@ class FailureKind(StrEnum):
     """The reward is not a finite number."""
     REWARD_DIED = "reward_died"
     """The reward's process ended."""
+    REWARD_LIMIT = "reward_limit"
+    """The code that was judged met a limit of its sandbox."""
+    REWARD_REMOTE = "reward_remote"
+    """The remote reward gave none."""
 
 
 def describe(kind: FailureKind, detail: str) -> str:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from headrace.config.errors import ConfigError
-from headrace.experience.sample import Group
+from headrace.config.filters import (
+    FilterConfig,
+    FunctionFilter,
+    LengthFilter,
+    RepetitionFilter,
+    RewardRangeFilter,
+    StalenessFilter,
+)
+from headrace.experience.sample import Group, Sample
 from headrace.rollout.failures import describe_exception
 from headrace.rollout.plugins import load_function
 
 BUILTIN_FILTERS = ("zero_spread",)
+"""Those that have no parameters."""
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +35,61 @@ class Filter(Protocol):
 
 def zero_spread(group: Group) -> str | None:
     """Drop a group whose trainable samples all have the same reward: relative to each other, none tells anything."""
-    rewards = [sample.reward for sample in group.trainable if sample.reward is not None]
+    rewards = _rewards(group)
     return "zero_spread" if not rewards or min(rewards) == max(rewards) else None
+
+
+@dataclass(frozen=True)
+class RewardRange:
+    """Drops a group whose mean reward over trainable samples is outside of the range, or that has none."""
+
+    config: RewardRangeFilter
+
+    def __call__(self, group: Group) -> str | None:
+        rewards = _rewards(group)
+        low, high = self.config.low, self.config.high
+        if not rewards:
+            return "reward_range"
+        mean = sum(rewards) / len(rewards)
+        return "reward_range" if (low is not None and mean < low) or (high is not None and mean > high) else None
+
+
+@dataclass(frozen=True)
+class Length:
+    """Drops a group by how many tokens the policy chose in its trainable samples."""
+
+    config: LengthFilter
+
+    def __call__(self, group: Group) -> str | None:
+        least, most = self.config.min_tokens or 0, self.config.max_tokens
+        share = _share(group, lambda sample: sample.response_tokens < least or _exceeds(sample.response_tokens, most))
+        return "length" if share > self.config.share else None
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """Drops a group by how much its trainable samples repeat themselves."""
+
+    config: RepetitionFilter
+
+    def __call__(self, group: Group) -> str | None:
+        ngram, most = self.config.ngram, self.config.max_repeated
+        share = _share(group, lambda sample: repeated_share(sample, ngram) > most)
+        return "repetition" if share > self.config.share else None
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """Drops a group that was long on its way: of a trainable sample the first tokens are of a version much older than
+    the newest that any of the group's tokens has."""
+
+    config: StalenessFilter
+
+    def __call__(self, group: Group) -> str | None:
+        versions = [sample.versions[sample.loss_mask] for sample in group.trainable]
+        numbers = np.concatenate([np.empty(0, np.int32), *versions])
+        stale = numbers.size > 0 and int(numbers.max()) - int(numbers.min()) > self.config.max_staleness
+        return "staleness" if stale else None
 
 
 @dataclass(frozen=True)
@@ -39,7 +103,20 @@ class UserFilter:
         return None if self.keep(group) else self.name
 
 
-def load_filters(specs: Sequence[str]) -> tuple[Filter, ...]:
+def repeated_share(sample: Sample, ngram: int) -> float:
+    """Of the runs of `ngram` tokens that the policy chose, the share that was there before; 0 if there is none.
+
+    Tokens between which the policy was given others count as neighbours.
+    """
+    tokens = sample.tokens[sample.loss_mask]
+    count = len(tokens) - ngram + 1
+    if count <= 0:
+        return 0.0
+    runs = np.lib.stride_tricks.sliding_window_view(tokens, ngram)
+    return 1.0 - len(np.unique(runs, axis=0)) / count
+
+
+def load_filters(specs: Sequence[FilterConfig]) -> tuple[Filter, ...]:
     """The filters that `rollout.filters` names. Raises ConfigError."""
     return tuple(_load(spec) for spec in specs)
 
@@ -57,9 +134,42 @@ def drop_reason(filters: Sequence[Filter], group: Group) -> str | None:
     return None
 
 
-def _load(spec: str) -> Filter:
-    if spec == "zero_spread":
-        return zero_spread
+def _load(spec: FilterConfig) -> Filter:
+    match spec:
+        case RewardRangeFilter():
+            return RewardRange(spec)
+        case LengthFilter():
+            return Length(spec)
+        case RepetitionFilter():
+            return Repetition(spec)
+        case StalenessFilter():
+            return Staleness(spec)
+        case FunctionFilter():
+            return _user_filter(spec.function, spec.arguments)
+        case "zero_spread":
+            return zero_spread
     if ":" not in spec:
-        raise ConfigError(f"rollout.filters has {spec!r}; write {', '.join(BUILTIN_FILTERS)} or path.py:function")
-    return UserFilter(spec.rpartition(":")[2], load_function(spec, "rollout.filters", ("group",)))
+        raise ConfigError(
+            f"rollout.filters has {spec!r}; write {', '.join(BUILTIN_FILTERS)} or path.py:function, or a mapping with "
+            "type: reward_range, length, repetition, staleness or function"
+        )
+    return _user_filter(spec, {})
+
+
+def _user_filter(spec: str, arguments: Mapping[str, object]) -> Filter:
+    function = load_function(spec, "rollout.filters", ("group",), tuple(arguments))
+    return UserFilter(spec.rpartition(":")[2], lambda group: function(group, **arguments))
+
+
+def _rewards(group: Group) -> list[float]:
+    return [sample.reward for sample in group.trainable if sample.reward is not None]
+
+
+def _share(group: Group, is_so: Callable[[Sample], bool]) -> float:
+    """Of the group's trainable samples; 0 if there are none."""
+    samples = group.trainable
+    return sum(map(is_so, samples)) / len(samples) if samples else 0.0
+
+
+def _exceeds(value: int, most: int | None) -> bool:
+    return most is not None and value > most

@@ -21,18 +21,22 @@ from headrace.rollout.failures import describe_exception
 
 
 def load_function(
-    spec: str, key: str, arguments: tuple[str, ...], optional: tuple[str, ...] = ()
+    spec: str,
+    key: str,
+    arguments: tuple[str, ...],
+    optional: tuple[str, ...] = (),
+    keywords: tuple[str, ...] = (),
 ) -> Callable[..., Any]:
-    """The callable that `spec` names, checked to take `arguments` by position, and those of the keywords `optional`
-    that it accepts.
+    """The callable that `spec` names, checked to take `arguments` by position, all of `keywords` by name, and those of
+    the keywords `optional` that it accepts.
 
     `key` is the config key that holds `spec`, for errors. Raises ConfigError.
     """
     function = _load(spec, key)
     if not callable(function):
         raise _config_error(f"{key} is {spec!r}, which is a {type(function).__name__}; name a function")
-    keywords = tuple(name for name in optional if accepts_keyword(function, name))
-    _check_call(function, arguments, f"{key} is {spec!r}, which", keywords)
+    accepted = tuple(name for name in optional if accepts_keyword(function, name))
+    _check_call(function, arguments, f"{key} is {spec!r}, which", (*keywords, *accepted))
     return function
 
 
@@ -75,7 +79,7 @@ def _check_call(
     try:
         signature.bind(*arguments, **dict.fromkeys(keywords))
     except TypeError as error:
-        wanted = f"({', '.join(arguments)})"
+        wanted = f"({', '.join([*arguments, *(f'{name}=...' for name in keywords)])})"
         raise _config_error(
             f"{subject} has the signature {signature}, but is called as {wanted}: {error}; change its parameters"
         ) from error

@@ -65,6 +65,17 @@ class ThreadPerLane:
         pass
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One call on a lane."""
+
+    lane: str
+    thread: str
+    begin: float
+    """Seconds of the runtime's clock."""
+    end: float
+
+
 @dataclass(slots=True)
 class _InFlight:
     """Calls on a lane that have not ended; they share a thread, which keeps them in order."""
@@ -76,7 +87,14 @@ class _InFlight:
 class InlineRuntime:
     """The runtime of one machine, of notebooks, debuggers and tests. Threads are made when first used."""
 
-    def __init__(self, placement: Placement | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        placement: Placement | None = None,
+        clock: Clock | None = None,
+        trace: Callable[[Span], None] | None = None,
+    ) -> None:
+        """`trace` is given every call when it has ended, on the call's thread."""
+        self._trace = trace
         self._clock: Clock = clock or SystemClock()
         self._placement = placement or ThreadPerLane()
         self._threads: dict[str, ThreadPoolExecutor] = {}
@@ -99,8 +117,13 @@ class InlineRuntime:
             executor = self._threads[thread] = ThreadPoolExecutor(1, thread_name_prefix=f"headrace-{thread}")
 
         def call() -> T:
-            with self._placement.around(thread):
-                return function(*args)
+            begin = self._clock.now()
+            try:
+                with self._placement.around(thread):
+                    return function(*args)
+            finally:
+                if self._trace is not None:
+                    self._trace(Span(lane, thread, begin, self._clock.now()))
 
         future: Future[T] = executor.submit(call)
         future.add_done_callback(lambda _: self._end(lane))

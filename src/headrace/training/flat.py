@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +59,16 @@ class FlatParameters:
         """Bring the compute weights up to date with the masters."""
         if self.compute is not self.master:
             self.compute.copy_(self.master)
+
+    @contextmanager
+    def holding(self, values: Tensor) -> Iterator[None]:
+        """Compute with other weights, flat like `compute`, for a while."""
+        own = self.compute.clone()
+        self.compute.copy_(values)
+        try:
+            yield
+        finally:
+            self.compute.copy_(own)
 
     def named(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The parameters' parts of `flat`, by name, in the model's order."""

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
 
 Scalar = Tensor | float
@@ -34,8 +35,15 @@ class LossTerms:
 class Loss(Protocol):
     """The objective, with its settings."""
 
-    def __call__(self, logprobs: Tensor, micro: MicroBatch) -> LossTerms:
-        """`logprobs`: [N] float32 of the policy being differentiated; 0 outside `micro.mask`."""
+    def __call__(self, outputs: Tensor, micro: MicroBatch, /) -> LossTerms:
+        """`outputs`: [N] or [N, K] float32, differentiable; what the trainer's `Outputs` makes of the model."""
+
+
+class Outputs(Protocol):
+    """What a loss sees of the model."""
+
+    def __call__(self, lm: PackedLM, micro: MicroBatch, /) -> Tensor:
+        """[N] or [N, K] float32, 0 outside `micro.mask`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,9 @@ class Trainer(Protocol):
 
     def logprobs(self, micro: MicroBatch) -> Tensor:
         """[N] float32 on the micro-batch's device, under the present weights, without gradients."""
+
+    def outputs(self, micro: MicroBatch) -> Tensor:
+        """What the loss would see, on the micro-batch's device, under the present weights, without gradients."""
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The weights by Hugging Face name, in compute dtype, tied ones once. Views: the next step changes them."""

@@ -32,9 +32,13 @@ class TrainerRecord:
 def write_state(path: Path, record: TrainerRecord, tensors: Mapping[str, Tensor]) -> None:
     """Write both files into the folder `path`, which is made if need be."""
     path.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path / _TENSORS)
+    write_tensors(path / _TENSORS, tensors)
     text = json.dumps({"format": _FORMAT, **asdict(record)}, indent=2) + "\n"
     (path / _RECORD).write_text(text, encoding="utf-8")
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file)
 
 
 def read_record(path: Path) -> TrainerRecord:
@@ -52,11 +56,15 @@ def read_record(path: Path) -> TrainerRecord:
 
 
 def read_state(path: Path, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of the folder `path`, as `read_tensors`."""
+    yield from read_tensors(path / _TENSORS, wanted)
+
+
+def read_tensors(file: Path, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """The tensors saved under the names of `wanted`, one by one, on the CPU.
 
     Raises CheckpointError if the file is damaged, or does not hold exactly these names, shapes and dtypes.
     """
-    file = path / _TENSORS
     try:
         with safe_open(file, framework="pt") as saved:
             names = set(saved.keys())

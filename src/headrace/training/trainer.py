@@ -20,7 +20,7 @@ from headrace.training.adamw import FlatAdamW, OptimizerSettings
 from headrace.training.dropout import remove_dropout
 from headrace.training.flat import FlatParameters
 from headrace.training.occasions import call_between_layers
-from headrace.training.protocol import Loss, StepReport
+from headrace.training.protocol import Loss, Outputs, StepReport
 from headrace.training.schedule import ScheduleSettings, learning_rate
 from headrace.training.state import (
     TrainerRecord,
@@ -65,19 +65,22 @@ class HFTrainer:
         tokenizer: PreTrainedTokenizerBase | None = None,
         seed: int = 0,
         between_layers: Callable[[], None] | None = None,
+        outputs: Outputs | None = None,
     ) -> None:
         """Takes over `model`, which should be loaded in float32: the master weights come from it.
 
         `dtype`: of the forward and backward passes and of the tensors handed out. `temperature`: of sampling; the
         policy that is trained is softmax(logits / temperature). `seed`: of torch's generator, for architectures that
         draw from it when they train. `between_layers`: called often during a pass on a CPU, by the thread that
-        computes. Raises ConfigError if the model cannot checkpoint gradients.
+        computes. `outputs`: what `loss` sees of the model; the log-probs of the tokens unless given. Raises ConfigError
+        if the model cannot checkpoint gradients.
         """
         torch.manual_seed(seed)
         self._config = config
         self._loss = loss
         self._total_steps = total_steps
         self._temperature = temperature
+        self._outputs = outputs or self._logprobs
         self._tokenizer = tokenizer
         self._model = model.eval()
         self._lm = PackedLM(model)
@@ -91,15 +94,20 @@ class HFTrainer:
         self._optimizer = FlatAdamW(self._flat, config.optimizer)
         self._sums = BatchSums()
         self._step_count = 0
+        self._reference: Tensor | None = None
 
     @property
     def step_count(self) -> int:
         return self._step_count
 
+    @property
+    def model(self) -> PreTrainedModel:
+        """In compute dtype; its parameters are views."""
+        return self._model
+
     def accumulate(self, micro: MicroBatch) -> None:
         micro = micro.to(self._lm.device)
-        logprobs = token_logprobs(self._lm, micro, self._temperature)
-        terms = self._loss(logprobs, micro)
+        terms = self._loss(self._outputs(self._lm, micro), micro)
         if terms.numerator.requires_grad:
             terms.numerator.backward()
         self._sums.add(terms, micro)
@@ -137,8 +145,27 @@ class HFTrainer:
 
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch) -> Tensor:
-        values = token_logprobs(self._lm, micro.to(self._lm.device), self._temperature)
-        return values.to(micro.tokens.device)
+        return self._logprobs(self._lm, micro.to(self._lm.device)).to(micro.tokens.device)
+
+    @torch.no_grad()
+    def outputs(self, micro: MicroBatch) -> Tensor:
+        return self._outputs(self._lm, micro.to(self._lm.device)).to(micro.tokens.device)
+
+    def keep_reference(self) -> None:
+        """Keep a copy of the weights as they are now, for `reference_logprobs`."""
+        self._reference = self._flat.compute.clone()
+
+    @torch.no_grad()
+    def reference_logprobs(self, micro: MicroBatch) -> Tensor:
+        """As `logprobs`, under the weights of `keep_reference`."""
+        assert self._reference is not None, "keep_reference was not called"
+        with self._flat.holding(self._reference):
+            return self.logprobs(micro)
+
+    def reference_tensors(self) -> dict[str, Tensor]:
+        """The weights of `keep_reference`, as views."""
+        assert self._reference is not None, "keep_reference was not called"
+        return dict(self._flat.named(self._reference))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         return self._flat.named(self._flat.compute)
@@ -162,6 +189,9 @@ class HFTrainer:
 
     def export(self, path: Path) -> None:
         save_pretrained_folder(self._model, self._tokenizer, path)
+
+    def _logprobs(self, lm: PackedLM, micro: MicroBatch) -> Tensor:
+        return token_logprobs(lm, micro, self._temperature)
 
     def _state(self) -> dict[str, Tensor]:
         """The tensors that a continuation needs, as views."""

@@ -6,14 +6,27 @@ import math
 import reprlib
 from dataclasses import dataclass
 
+from headrace.rollout.failures import FailureKind
+
+Verdict = tuple[float | list[float] | None, str | None]
+"""(reward, None), (a reward for each sample of a group, None) or (None, failure)."""
+
 
 @dataclass(frozen=True, slots=True)
 class RewardOutcome:
-    """Either a finite reward or a failure; never both."""
+    """Either a finite reward or a failure; neither, while only the group's function can tell."""
 
     value: float | None
     failure: str | None = None
     """`kind: detail`, with a kind of `FailureKind`."""
+
+
+class FailedReward(Exception):
+    """Why there is no reward, in words that can be counted."""
+
+    def __init__(self, kind: FailureKind, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
 
 
 class NotARewardError(ValueError):

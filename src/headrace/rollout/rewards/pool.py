@@ -1,70 +1,248 @@
-"""Scores responses in child processes that can be killed."""
+"""The rewards of a run: which terms a row has, who judges each, and their sum."""
 
 from __future__ import annotations
 
 import asyncio
-from itertools import count
+import logging
+import math
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from headrace.config.data import RewardConfig
+from headrace.config.data import RewardConfig, RewardTerm
+from headrace.config.errors import ConfigError
+from headrace.rollout.failures import FailureKind, describe
 from headrace.rollout.rewards.builtin import BUILTIN_REWARDS
-from headrace.rollout.rewards.outcome import RewardOutcome
-from headrace.rollout.rewards.queue import Call, CallQueue
-from headrace.rollout.rewards.slot import Slot
+from headrace.rollout.rewards.outcome import RewardOutcome, Verdict
+from headrace.rollout.rewards.process import Launch
+from headrace.rollout.rewards.remote import RemoteReward
+from headrace.rollout.rewards.tools import find_walls
+from headrace.rollout.rewards.workers import WorkerPool
+from headrace.rollout.sandbox.limits import Limits
+from headrace.rollout.sandbox.walls import Walls
 from headrace.runtime.protocol import Clock
+
+_GRACE_S = 0.5
+"""A process that keeps the time of its calls itself is killed so much later, if it does not."""
+_MIB = 2**20
+_OURS = (*BUILTIN_REWARDS, "code")
+_NO_WALLS = Walls(tool="none", disk_bytes=0, network=True, reads=None)
+
+Kind = Literal["plain", "code", "walled", "remote"]
+"""Our own or trusted functions; programs of the model; the user's functions; a server."""
+
+PromptContent = str | list[dict[str, str]]
+
+logger = logging.getLogger(__name__)
 
 
 def required_columns(config: RewardConfig) -> tuple[str, ...]:
     """Columns that every row must have for this reward."""
-    return (config.answer_column,) if config.function in BUILTIN_REWARDS else ()
+    columns = [] if config.choose_by is None else [config.choose_by]
+    columns += [column for term in config.all_terms if not term.rows for column in _columns_of(term)]
+    return tuple(dict.fromkeys(columns))
+
+
+def check_rows(config: RewardConfig, rows: Iterable[tuple[str, dict[str, Any]]]) -> None:
+    """Raises ConfigError for the first of `rows`, each with its name, that has no reward, or lacks a column for it."""
+    all_terms = config.all_terms
+    for name, row in rows:
+        terms = [term for term in all_terms if _is_for(config, term, row)]
+        if not terms and all_terms:
+            known = sorted({value for term in all_terms for value in term.rows})
+            raise ConfigError(
+                f"{name} has {config.choose_by} {row.get(config.choose_by or '')!r}, and no reward is for that: "
+                f"reward.terms has rows {', '.join(known)}; add a term, or correct the row"
+            )
+        for term in terms:
+            for column in _columns_of(term):
+                if row.get(column) is None:
+                    raise ConfigError(
+                        f"{name} has no value in column {column!r}, which its reward {term.function} needs; fill it "
+                        "in, or correct answer_column"
+                    )
+
+
+def _is_for(config: RewardConfig, term: RewardTerm, row: dict[str, Any]) -> bool:
+    return not term.rows or (config.choose_by is not None and str(row.get(config.choose_by)) in term.rows)
+
+
+def _columns_of(term: RewardTerm) -> list[str]:
+    return [term.answer_column] if term.function in _OURS and term.answer is None else []
 
 
 class Scorer(Protocol):
     """What an episode needs to be scored."""
 
-    async def score(self, response: str, row: dict[str, Any], prompt: str | list[dict[str, str]]) -> RewardOutcome: ...
+    async def score(self, response: str, row: dict[str, Any], prompt: PromptContent) -> RewardOutcome: ...
+
+
+class GroupScorer(Protocol):
+    """What a group needs to be scored as a whole."""
+
+    async def score_group(
+        self, responses: Sequence[str], row: dict[str, Any], prompt: PromptContent, rewards: Sequence[float | None]
+    ) -> list[RewardOutcome]: ...
+
+
+class Judge(Protocol):
+    async def __call__(self, arguments: list[Any]) -> Verdict: ...
 
 
 class RewardPool:
-    """`config.workers` processes that score one response at a time each.
+    """Judges samples and groups as `config` says.
 
-    A reward that raises, hangs, ends its process or gives no finite number fails its own call, with a reason; a
-    process that is killed or dies is replaced. A call can run twice: when the process died of the call before it.
+    A reward that raises, hangs, ends its process, meets a limit or gives no finite number fails its own sample, with a
+    reason; nothing that it does reaches another sample.
     """
 
     def __init__(self, config: RewardConfig, *, clock: Clock, log_path: Path | None = None) -> None:
-        """`log_path` takes what the reward function prints; it is thrown away unless given."""
-        self._queue = CallQueue()
-        self._slots = [Slot(self._queue, config, clock, log_path) for _ in range(config.workers)]
-        self._queue.takers.extend(self._slots)
-        self._tasks: list[asyncio.Task[None]] = []
-        self._ids = count()
+        """`log_path` takes what the reward functions print; it is thrown away unless given."""
+        self._config = config
+        self._clock = clock
+        self._log_path = log_path
+        self._terms = config.all_terms
+        self._open = AsyncExitStack()
+        self._judges: dict[int, Judge] = {}
+        """By the term's place."""
+        self._group: Judge | None = None
 
     async def start(self) -> None:
-        """Launch the processes. Raises ConfigError if the function does not load or cannot be called."""
-        starts = await asyncio.gather(*(slot.open() for slot in self._slots), return_exceptions=True)
-        for failure in starts:
-            if failure is not None:
-                await self.close()
-                raise failure
-        self._tasks = [asyncio.create_task(slot.serve(), name="reward slot") for slot in self._slots]
+        """Launch the processes. Raises ConfigError if a function does not load or cannot be called."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
 
-    async def score(self, response: str, row: dict[str, Any], prompt: str | list[dict[str, str]]) -> RewardOutcome:
-        """The reward of `response`, within `timeout_s` of its turn. Every call before it is bounded likewise."""
-        if not self._tasks:
+    async def score(self, response: str, row: dict[str, Any], prompt: PromptContent) -> RewardOutcome:
+        """The reward of `response`: the weighted sum over the terms of its row, or the first failure among them.
+
+        Neither, if the group's function alone can tell.
+        """
+        if not self._judges and self._group is None:
             raise RuntimeError("the reward pool is not started, or closed")
-        call_id = next(self._ids)
-        call = Call(call_id, [call_id, response, row, prompt], asyncio.get_running_loop().create_future())
-        self._queue.put(call)
-        return await call.outcome
+        if not self._terms:
+            return RewardOutcome(None)
+        places = [place for place, term in enumerate(self._terms) if _is_for(self._config, term, row)]
+        if not places:
+            column = self._config.choose_by or ""
+            detail = f"no term of reward.terms is for {column} {row.get(column)!r}"
+            return RewardOutcome(None, describe(FailureKind.REWARD_RAISED, detail))
+        verdicts = await asyncio.gather(*(self._judges[place]([response, row, prompt]) for place in places))
+        if len(self._terms) == 1 and self._terms[0].weight == 1.0:
+            return _outcome(verdicts[0])
+        return _sum([(self._terms[place], verdict) for place, verdict in zip(places, verdicts, strict=True)])
+
+    async def score_group(
+        self, responses: Sequence[str], row: dict[str, Any], prompt: PromptContent, rewards: Sequence[float | None]
+    ) -> list[RewardOutcome]:
+        """The rewards of all samples of a group. `rewards` are those of `score`. A failure is that of every sample."""
+        if self._group is None:
+            raise RuntimeError("no reward.group is given, or the pool is not started, or closed")
+        value, failure = await self._group([list(responses), row, prompt, list(rewards)])
+        if isinstance(value, list) and len(value) == len(responses) and all(map(_is_reward, value)):
+            return [RewardOutcome(reward) for reward in value]
+        failure = failure or describe(FailureKind.REWARD_NAN, "the group's rewards are no list of finite numbers")
+        return [RewardOutcome(None, failure)] * len(responses)
 
     async def close(self) -> None:
         """Kill every process and cancel every call, as if its caller had been cancelled. Idempotent."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for slot in self._slots:
-            await slot.close()
-        self._queue.cancel()
+        self._judges, self._group = {}, None
+        await self._open.aclose()
+
+    async def _start(self) -> None:
+        places: dict[Kind, list[int]] = {"plain": [], "code": [], "walled": [], "remote": []}
+        for place, term in enumerate(self._terms):
+            places[self._kind_of(term.function)].append(place)
+        group = self._config.group
+        home = None if group is None else self._kind_of(group)
+        for kind in ("plain", "code", "walled"):
+            if places[kind] or kind == home:
+                await self._add_pool(kind, places[kind], group if kind == home else None)
+        for place in places["remote"]:
+            remote = RemoteReward(self._terms[place].remote, self._clock)
+            self._open.push_async_callback(remote.close)
+            await remote.start()
+            self._judges[place] = remote.judge
+
+    def _kind_of(self, function: str) -> Kind:
+        match function:
+            case "code" | "remote":
+                return function
+        return "walled" if ":" in function and not self._config.trusted else "plain"
+
+    async def _add_pool(self, kind: Kind, places: Sequence[int], group: str | None) -> None:
+        terms = [self._terms[place] for place in places]
+        functions = [f"reward.function {term.function!r}" for term in terms]
+        setup = {**self._setup(forks=kind == "walled"), "terms": [term.model_dump(mode="json") for term in terms]}
+        if kind == "code":
+            setup["walls"] = asdict(await self._walls(own_function=False))
+        pool = WorkerPool(
+            Launch(
+                what=", ".join([*functions, *([] if group is None else [f"reward.group {group!r}"])]),
+                setup={**setup, "group": group},
+                walls=await self._walls(own_function=True) if kind == "walled" else _NO_WALLS,
+                environment=self._environment() if kind == "walled" else None,
+                log_path=self._log_path,
+            ),
+            workers=self._config.workers,
+            timeout_s=self._config.timeout_s + (0.0 if kind == "plain" else _GRACE_S),
+            clock=self._clock,
+        )
+        self._open.push_async_callback(pool.close)
+        await pool.start()
+        for position, place in enumerate(places):
+            self._judges[place] = partial(pool.ask, position)
+        if group is not None:
+            self._group = partial(pool.ask, len(places))
+
+    def _environment(self) -> dict[str, str]:
+        names = ("PYTHONPATH", *self._config.sandbox.environment)  # the path is forgotten once all is loaded
+        return {name: os.environ[name] for name in names if name in os.environ}
+
+    def _setup(self, *, forks: bool) -> dict[str, Any]:
+        sandbox = self._config.sandbox
+        limits = Limits(
+            memory_bytes=sandbox.memory_mib * _MIB,
+            processes=sandbox.processes,
+            open_files=sandbox.open_files,
+            file_bytes=sandbox.disk_mib * _MIB,
+            cpu_s=math.ceil(self._config.timeout_s) + 1,
+        )
+        return {"forks": forks, "limits": asdict(limits), "timeout_s": self._config.timeout_s, "walls": None}
+
+    async def _walls(self, *, own_function: bool) -> Walls:
+        walls = await find_walls(self._config.sandbox, self._clock, own_function=own_function)
+        if not walls.stand and self._config.sandbox.tool == "auto":
+            logger.warning(
+                "neither bubblewrap nor namespaces work here: code that is judged has limits, but it reads files and "
+                "reaches the network"
+            )
+        return walls
+
+
+def _outcome(verdict: Verdict) -> RewardOutcome:
+    value, failure = verdict
+    if failure is None and not _is_reward(value):
+        return RewardOutcome(None, describe(FailureKind.REWARD_NAN, "the reward is no finite number"))
+    return RewardOutcome(value if isinstance(value, float) else None, failure)
+
+
+def _is_reward(value: object) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _sum(verdicts: Sequence[tuple[RewardTerm, Verdict]]) -> RewardOutcome:
+    total = 0.0
+    for term, verdict in verdicts:
+        outcome = _outcome(verdict)
+        if outcome.value is None:
+            kind, _, detail = (outcome.failure or "").partition(": ")
+            return RewardOutcome(None, describe(FailureKind(kind), f"{term.function}: {detail}"))
+        total += term.weight * outcome.value
+    return _outcome((total, None))

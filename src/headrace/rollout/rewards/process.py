@@ -8,14 +8,17 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from headrace.config.data import RewardConfig
 from headrace.config.errors import ConfigError
 from headrace.rollout.rewards.frames import FrameBuffer, FrameError, encode_frame
+from headrace.rollout.sandbox.execute import remove
+from headrace.rollout.sandbox.walls import Walls
 from headrace.runtime.protocol import Clock, WaitTimeout
 
 _MAX_REPLY_BYTES = 1 << 16
@@ -24,6 +27,22 @@ _START_TIMEOUT_S = 60.0
 _EXIT_TIMEOUT_S = 5.0
 _LAST_WORDS_S = 0.1
 """Replies that an exiting child has written are read within this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How scoring processes are started."""
+
+    what: str
+    """Whose functions they load, for errors: as `reward.function 'mine.py:f'`."""
+    setup: dict[str, Any]
+    """See `worker`; `folder` is added."""
+    walls: Walls
+    """Around the process itself."""
+    environment: dict[str, str] | None
+    """None is that of the run."""
+    log_path: Path | None
+    """Takes what the functions print; it is thrown away unless given."""
 
 
 class RewardProcess(asyncio.Protocol):
@@ -43,17 +62,19 @@ class RewardProcess(asyncio.Protocol):
         self._watch: asyncio.Task[None] | None = None
         self._lifeline: int | None = None
         """Open in this process alone; see `lifeline`."""
+        self._folder: str | None = None
 
     @staticmethod
-    async def start(config: RewardConfig, clock: Clock, log_path: Path | None) -> RewardProcess:
-        """Launch a child and load the reward function there. Raises ConfigError with the child's words."""
+    async def start(launch: Launch, clock: Clock) -> RewardProcess:
+        """Launch a child and load its reward functions there. Raises ConfigError with the child's words."""
         child = RewardProcess()
         try:
-            await child._launch(log_path)
+            child._folder = tempfile.mkdtemp(prefix="headrace-")
+            os.chmod(child._folder, 0o711)  # for nobody, who works in a folder in it
+            await child._launch(launch, child._folder)
             child._watch = asyncio.create_task(child._notice_exit(clock), name="reward process's end")
-            child.send([config.function, config.answer_column, config.tolerance])
-            what = f"reward.function {config.function!r} to load"
-            reply = await clock.wait_for(child._ready, _START_TIMEOUT_S, what)
+            child.send([{**launch.setup, "folder": child._folder}])
+            reply = await clock.wait_for(child._ready, _START_TIMEOUT_S, f"{launch.what} to load")
         except WaitTimeout as error:
             await child.end(clock)
             raise ConfigError(f"{error}; what does it do while it is imported?") from error
@@ -68,26 +89,31 @@ class RewardProcess(asyncio.Protocol):
         ended = await child.end(clock)
         if reply[0] == "error":
             raise ConfigError(str(reply[1]))
-        raise ConfigError(f"reward.function is {config.function!r}, but its process {ended} while it loaded")
+        raise ConfigError(f"{launch.what} was to load, but its process {ended} while it loaded")
 
-    async def _launch(self, log_path: Path | None) -> None:
+    async def _launch(self, launch: Launch, folder: str) -> None:
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as files:
             watched, self._lifeline = os.pipe()
             files.callback(os.close, watched)
-            output = DEVNULL if log_path is None else files.enter_context(log_path.open("ab")).fileno()
+            log = launch.log_path
+            output = DEVNULL if log is None else files.enter_context(log.open("ab")).fileno()
+            command = [
+                sys.executable,
+                "-P",  # the working folder must not hide the standard library
+                "-m",
+                "headrace.rollout.rewards.worker",
+                str(theirs.fileno()),
+                str(watched),
+            ]
             try:
                 self._process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-P",  # the working folder must not hide the standard library
-                    "-m",
-                    "headrace.rollout.rewards.worker",
-                    str(theirs.fileno()),
-                    str(watched),
+                    *launch.walls.around(command, folder, stays=True),
                     pass_fds=(theirs.fileno(), watched),
                     stdin=DEVNULL,
                     stdout=output,
                     stderr=output,
+                    env=launch.environment,
                     start_new_session=True,
                 )
                 await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
@@ -110,12 +136,15 @@ class RewardProcess(asyncio.Protocol):
             os.close(self._lifeline)
             self._lifeline = None
         if self._process is None:
+            self._remove_folder()
             return "did not start"
         self._kill_group(self._process)
         try:
             status = await clock.wait_for(self._process.wait(), _EXIT_TIMEOUT_S, "a killed reward process to end")
         except WaitTimeout:
             return "does not end, though killed"
+        finally:
+            self._remove_folder()
         if self._garbage is not None:
             return f"broke the protocol ({self._garbage})"
         if status >= 0:
@@ -130,6 +159,11 @@ class RewardProcess(asyncio.Protocol):
         self._kill_group(self._process)
         await clock.sleep(_LAST_WORDS_S)
         self._transport.abort()
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            remove(self._folder)
+            self._folder = None
 
     @staticmethod
     def _kill_group(process: Process) -> None:

@@ -9,25 +9,25 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from headrace.rollout.failures import FailureKind, describe
-from headrace.rollout.rewards.outcome import RewardOutcome
+from headrace.rollout.rewards.outcome import Verdict
 
 
 @dataclass(eq=False)
 class Call:
-    """One response to be scored."""
+    """One response to be scored, or one group."""
 
     id: int
     message: list[Any]
-    outcome: asyncio.Future[RewardOutcome]
+    outcome: asyncio.Future[Verdict]
     began: float = field(default=0.0)
     """When it became the oldest of its process."""
 
-    def settle(self, outcome: RewardOutcome) -> None:
+    def settle(self, outcome: Verdict) -> None:
         if not self.outcome.done():
             self.outcome.set_result(outcome)
 
     def fail(self, kind: FailureKind, detail: str) -> None:
-        self.settle(RewardOutcome(None, describe(kind, detail)))
+        self.settle((None, describe(kind, detail)))
 
 
 class Taker(Protocol):

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from pathlib import Path
 from typing import Any
 
-from headrace.config.data import RewardConfig
 from headrace.config.errors import ConfigError
 from headrace.rollout.failures import FailureKind
-from headrace.rollout.rewards.outcome import RewardOutcome
-from headrace.rollout.rewards.process import RewardProcess
+from headrace.rollout.rewards.process import Launch, RewardProcess
 from headrace.rollout.rewards.queue import Call, CallQueue
 from headrace.runtime.protocol import Clock, WaitTimeout
 
@@ -27,11 +24,11 @@ _RESTART_PAUSE_S = 1.0
 
 
 class Slot:
-    def __init__(self, queue: CallQueue, config: RewardConfig, clock: Clock, log_path: Path | None) -> None:
+    def __init__(self, queue: CallQueue, launch: Launch, timeout_s: float, clock: Clock) -> None:
         self._queue = queue
-        self._config = config
+        self._launch = launch
+        self._timeout_s = timeout_s
         self._clock = clock
-        self._log_path = log_path
         self._process: RewardProcess | None = None
         self._in_flight: deque[Call] = deque()
         self._depth = 1
@@ -47,7 +44,7 @@ class Slot:
 
     async def open(self) -> None:
         """Start a process. Raises ConfigError if it does not load the function."""
-        process = await RewardProcess.start(self._config, self._clock, self._log_path)
+        process = await RewardProcess.start(self._launch, self._clock)
         process.on_reply = self._reply
         process.on_lost = self._stirred.set
         self._process = process
@@ -96,7 +93,7 @@ class Slot:
                 await self._stirred.wait()
                 continue
             oldest = self._in_flight[0]
-            left = oldest.began + self._config.timeout_s - self._clock.now()
+            left = oldest.began + self._timeout_s - self._clock.now()
             if left <= 0:
                 return oldest
             try:
@@ -110,14 +107,14 @@ class Slot:
             self._in_flight.popleft().fail(FailureKind.REWARD_DIED, f"the process {ended}")
         elif late is not None and late in self._in_flight:
             self._in_flight.remove(late)
-            late.fail(FailureKind.REWARD_TIMEOUT, f"took longer than {self._config.timeout_s:g} s")
+            late.fail(FailureKind.REWARD_TIMEOUT, f"took longer than {self._timeout_s:g} s")
         unbegun = list(self._in_flight)
         self._in_flight.clear()
         self._queue.put_back(unbegun)
 
     def _reply(self, reply: list[Any]) -> None:
         match reply:
-            case [int(call_id), (float() | None) as value, (str() | None) as failure] if (
+            case [int(call_id), (float() | list() | None) as value, (str() | None) as failure] if (
                 self._in_flight and self._in_flight[0].id == call_id and (value is None) != (failure is None)
             ):
                 call = self._in_flight.popleft()
@@ -125,7 +122,7 @@ class Slot:
                 if self._process is not None:
                     self._process.break_off(f"an answer to nothing: {str(reply)[:80]}")
                 return
-        call.settle(RewardOutcome(value, failure))
+        call.settle((value, failure))
         now = self._clock.now()
         self._depth = _DEPTH if now - call.began <= _QUICK_S else 1
         if self._in_flight:

@@ -10,7 +10,6 @@ from torch import Tensor
 from headrace.algorithms.segments import Segments, as_float
 
 Scale = Literal["group_std", "batch_std", "none"]
-Kind = Literal["group_normalized", "mean_only", "leave_one_out"]
 
 
 def group_normalized(rewards: Tensor, group_index: Tensor, *, scale: Scale = "group_std", eps: float = 1e-6) -> Tensor:
@@ -48,6 +47,23 @@ def leave_one_out(rewards: Tensor, group_index: Tensor) -> Tensor:
     return centred * groups.spread(size / (size - 1).clamp(min=1))
 
 
+def opo(rewards: Tensor, lengths: Tensor, group_index: Tensor) -> Tensor:
+    """reward - mean reward of its group weighted by length, shape `[S]`. A group of one gives 0.
+
+    OPO, Hao et al. 2025, arXiv 2505.23585: the baseline of least variance, sum(length reward) / sum(length), where
+    the squared norm of a sample's gradient grows as its length. `lengths` `[S]` are trained tokens; where a whole
+    group has none, its samples weigh alike. (verl leaves the reward of a group of one as it is; the formula gives
+    0.)
+    """
+    rewards = as_float(rewards)
+    groups = Segments.of(group_index)
+    above_lowest = rewards - groups.spread(groups.lowest(rewards))
+    weight = lengths.to(rewards.dtype)
+    weight = torch.where(groups.spread(groups.sum(weight)) > 0, weight, torch.ones_like(weight))
+    baseline = groups.sum(weight * above_lowest) / groups.sum(weight)
+    return above_lowest - groups.spread(baseline)
+
+
 def _centre(rewards: Tensor, groups: Segments) -> tuple[Tensor, Tensor]:
     """Distance from the group's mean `[S]`, and the groups' sizes.
 
@@ -57,14 +73,3 @@ def _centre(rewards: Tensor, groups: Segments) -> tuple[Tensor, Tensor]:
     above_lowest = rewards - groups.spread(groups.lowest(rewards))
     size = groups.sum(torch.ones_like(rewards))
     return above_lowest - groups.spread(groups.sum(above_lowest) / size), size
-
-
-def of_kind(kind: Kind, rewards: Tensor, group_index: Tensor) -> Tensor:
-    """The advantages that the config names (`algorithm.advantage`), shape `[S]`."""
-    if kind == "group_normalized":
-        return group_normalized(rewards, group_index)
-    if kind == "mean_only":
-        return group_normalized(rewards, group_index, scale="none")
-    if kind == "leave_one_out":
-        return leave_one_out(rewards, group_index)
-    raise ValueError(f"advantage is {kind!r}; use 'group_normalized', 'mean_only' or 'leave_one_out'")

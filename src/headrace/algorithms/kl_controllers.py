@@ -1,0 +1,46 @@
+"""The coefficient of a KL penalty, from one batch to the next."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class FixedKL:
+    beta: float
+
+    def after(self, kl: float, samples: int) -> FixedKL:
+        """The controller for the next batch: this one."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveKL:
+    """Moves beta in proportion to how far the KL is from its target (Ziegler et al. 2019, arXiv 1909.08593, 2.2).
+
+    e = clip(kl / target - 1, -0.2, 0.2); beta <- beta (1 + e samples / horizon). The paper's K_beta is samples /
+    horizon, as in its code, in TRL and in verl. `kl` is what `target` is: there, of whole samples in nats.
+    """
+
+    beta: float
+    target: float
+    horizon: int
+    """Samples."""
+
+    def __post_init__(self) -> None:
+        for name in ("beta", "target", "horizon"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; use more than 0")
+
+    def after(self, kl: float, samples: int) -> AdaptiveKL:
+        """The controller for the next batch, after a batch of `samples` with this mean KL.
+
+        Raises ValueError for a KL that is no number, or a batch of 5 horizons or more (beta could reach 0).
+        """
+        if math.isnan(kl):
+            raise ValueError("kl is not a number; the controller cannot follow it")
+        if samples >= 5 * self.horizon:
+            raise ValueError(f"samples is {samples}, with a horizon of {self.horizon}; use a longer horizon")
+        error = min(max(kl / self.target - 1, -0.2), 0.2)
+        return replace(self, beta=self.beta * (1 + error * samples / self.horizon))

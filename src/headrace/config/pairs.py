@@ -1,0 +1,60 @@
+"""The configs of `headrace rm` and `headrace dpo`: training on pairs of a chosen and a rejected response."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from headrace.config.base import Section
+from headrace.config.model import ModelConfig
+from headrace.config.sft import SFTRuntimeConfig
+from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
+
+
+class PairDataConfig(Section):
+    train: str
+    """JSONL file, one pair a line."""
+    prompt_column: str = "prompt"
+    chosen_column: str = "chosen"
+    rejected_column: str = "rejected"
+    shuffle: bool = True
+
+
+class PairTrainerConfig(Section):
+    steps: int | None = Field(default=None, ge=1)
+    """Optimiser steps; one pass over the data unless given."""
+    pairs_per_batch: int = Field(default=64, ge=1)
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-6)
+    lr_schedule: LRScheduleConfig = LRScheduleConfig()
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    max_tokens_per_microbatch: int = Field(default=4096, ge=1)
+    """Token budget of one forward and backward pass; a longer pair is a micro-batch of its own."""
+
+
+class RMConfig(Section):
+    model: ModelConfig
+    data: PairDataConfig
+    trainer: PairTrainerConfig = PairTrainerConfig(optimizer=OptimizerConfig(lr=1e-5))
+    margin: float = Field(default=0.0, ge=0)
+    """By how much the chosen response's score is to be above the other's."""
+    runtime: SFTRuntimeConfig = SFTRuntimeConfig()
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Of the order of the data."""
+
+
+class DPOConfig(Section):
+    model: ModelConfig
+    """The policy; as it is at the start it is the reference, too."""
+    data: PairDataConfig
+    trainer: PairTrainerConfig = PairTrainerConfig()
+    loss: Literal["dpo", "ipo"] = "dpo"
+    beta: float = Field(default=0.1, gt=0)
+    """How near the policy is kept to the reference (of IPO: tau)."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    """`dpo`: share of pairs that are taken to be labelled the wrong way round."""
+    per_length: bool = False
+    """Average over a response's tokens instead of summing."""
+    runtime: SFTRuntimeConfig = SFTRuntimeConfig()
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Of the order of the data."""

@@ -1,0 +1,144 @@
+"""`headrace rm` and `headrace dpo`: training on pairs of a chosen and a rejected response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.algorithms.losses import PairLoss, preference, reward_ranking
+from headrace.config import DPOConfig, RMConfig
+from headrace.controller.demonstrations import read_pairs
+from headrace.controller.offline import OfflineResult, Report, Source, Unit, look_at, micro_batches, run_offline
+from headrace.controller.output import OutputFolder
+from headrace.models.loading import load_causal_lm, load_value_model, save_reward_model
+from headrace.models.packing import MicroBatch, PackRow, pack
+from headrace.models.values import sample_scores
+from headrace.training.protocol import LossTerms, Trainer
+from headrace.training.trainer import HFTrainer
+
+_PAIR, _CHOSEN = "pair", "chosen"
+
+
+def run_dpo(config: DPOConfig, out: Path, *, report: Report, now: Callable[[], float]) -> OfflineResult:
+    """See `run_offline`; losses are means over pairs. The reference's log-probs are computed once, at the start."""
+    output = OutputFolder(out)
+    source = look_at(config, output)
+
+    def objective(logprobs: Tensor, micro: MicroBatch) -> LossTerms:
+        pair, chosen = _of_samples(micro)
+        return _terms(
+            preference(
+                logprobs,
+                micro.columns["reference"],
+                micro.mask,
+                micro.sample_index,
+                pair,
+                chosen,
+                beta=config.beta,
+                kind=config.loss,
+                label_smoothing=config.label_smoothing,
+                per_length=config.per_length,
+            )
+        )
+
+    def make(steps: int) -> HFTrainer:
+        return HFTrainer(
+            load_causal_lm(config.model.path, dtype=torch.float32, device=source.device),
+            config=config.trainer,
+            loss=objective,
+            total_steps=steps,
+            dtype=getattr(torch, config.model.dtype),
+            gradient_checkpointing=config.model.gradient_checkpointing,
+            tokenizer=source.tokenizer,
+            seed=config.seed,
+        )
+
+    def with_reference(trainer: Trainer, units: Sequence[Unit]) -> Sequence[Unit]:
+        """Under the weights that training begins with."""
+        done: list[Unit] = list(units)
+        for places in micro_batches(units, config.trainer.max_tokens_per_microbatch):
+            rows = [row for place in places for row in units[place]]
+            values = trainer.logprobs(pack(rows)).cpu().numpy()
+            parts = iter(np.split(values, np.cumsum([len(row) for row in rows])[:-1]))
+            for place in places:
+                done[place] = [replace(row, columns={**row.columns, "reference": next(parts)}) for row in units[place]]
+        return done
+
+    return run_offline(
+        config,
+        output,
+        _units(config, source),
+        per_batch=config.trainer.pairs_per_batch,
+        make_trainer=make,
+        prepare=with_reference,
+        report=report,
+        now=now,
+    )
+
+
+def run_rm(config: RMConfig, out: Path, *, report: Report, now: Callable[[], float]) -> OfflineResult:
+    """See `run_offline`; losses are means over pairs. What comes out is a sequence classifier of one class: the score
+    at a response's last token."""
+    output = OutputFolder(out)
+    source = look_at(config, output)
+
+    def objective(outputs: Tensor, micro: MicroBatch) -> LossTerms:
+        pair, chosen = _of_samples(micro)
+        scores = outputs[micro.sequence_starts[1:].to(outputs.device) - 1]
+        return _terms(reward_ranking(scores, pair, chosen, margin=config.margin))
+
+    def make(steps: int) -> HFTrainer:
+        return HFTrainer(
+            load_value_model(config.model.path, dtype=torch.float32, device=source.device),
+            config=config.trainer,
+            loss=objective,
+            total_steps=steps,
+            dtype=getattr(torch, config.model.dtype),
+            gradient_checkpointing=config.model.gradient_checkpointing,
+            tokenizer=source.tokenizer,
+            seed=config.seed,
+            outputs=sample_scores,
+        )
+
+    def export(trainer: Trainer, path: Path) -> None:
+        assert isinstance(trainer, HFTrainer)
+        save_reward_model(trainer.model, source.tokenizer, path)
+
+    return run_offline(
+        config,
+        output,
+        _units(config, source),
+        per_batch=config.trainer.pairs_per_batch,
+        make_trainer=make,
+        export=export,
+        report=report,
+        now=now,
+    )
+
+
+def _units(config: RMConfig | DPOConfig, source: Source) -> list[Unit]:
+    """A pair a unit: the chosen one, the rejected one."""
+    pairs = read_pairs(config.data, source.tokenizer, end_token_id=source.end_token_id, max_context=source.max_context)
+
+    def marked(row: PackRow, number: int, chosen: bool) -> PackRow:
+        return replace(row, columns={_PAIR: float(number), _CHOSEN: float(chosen)})
+
+    return [
+        [marked(chosen, number, chosen=True), marked(rejected, number, chosen=False)]
+        for number, (chosen, rejected) in enumerate(pairs)
+    ]
+
+
+def _of_samples(micro: MicroBatch) -> tuple[Tensor, Tensor]:
+    """Of each sample: the index of its pair, and whether it is the chosen one."""
+    first = micro.sequence_starts[:-1].to(micro.tokens.device)
+    return micro.columns[_PAIR][first].long(), micro.columns[_CHOSEN][first] > 0
+
+
+def _terms(loss: PairLoss) -> LossTerms:
+    return LossTerms(numerator=loss.per_pair.sum(), denominator=loss.stats["pairs"], stats=dict(loss.stats))

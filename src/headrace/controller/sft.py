@@ -1,0 +1,55 @@
+"""`headrace sft`: supervised fine-tuning on demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headrace.config import SFTConfig
+from headrace.controller.demonstrations import read_demonstrations
+from headrace.controller.offline import OfflineResult, Report, look_at, run_offline
+from headrace.controller.output import OutputFolder
+from headrace.models.loading import load_causal_lm
+from headrace.models.packing import MicroBatch
+from headrace.training.protocol import LossTerms
+from headrace.training.trainer import HFTrainer
+
+
+def token_mean_nll(logprobs: Tensor, micro: MicroBatch) -> LossTerms:
+    """-sum of log-probs / number of tokens, over the tokens in the mask."""
+    return LossTerms(numerator=-logprobs.sum(), denominator=micro.mask.sum())
+
+
+def run_sft(config: SFTConfig, out: Path, *, report: Report, now: Callable[[], float]) -> OfflineResult:
+    """See `run_offline`; losses are mean negative log-likelihoods of a response token, in nats."""
+    output = OutputFolder(out)
+    source = look_at(config, output)
+    rows = read_demonstrations(
+        config.data, source.tokenizer, end_token_id=source.end_token_id, max_context=source.max_context
+    )
+
+    def make(steps: int) -> HFTrainer:
+        return HFTrainer(
+            load_causal_lm(config.model.path, dtype=torch.float32, device=source.device),
+            config=config.trainer,
+            loss=token_mean_nll,
+            total_steps=steps,
+            dtype=getattr(torch, config.model.dtype),
+            gradient_checkpointing=config.model.gradient_checkpointing,
+            tokenizer=source.tokenizer,
+            seed=config.seed,
+        )
+
+    units = [[row] for row in rows]
+    return run_offline(
+        config,
+        output,
+        units,
+        per_batch=config.trainer.samples_per_batch,
+        make_trainer=make,
+        report=report,
+        now=now,
+    )

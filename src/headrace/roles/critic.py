@@ -1,0 +1,75 @@
+"""The critic: trained beside the actor on the same batches, from its own optimiser."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from headrace.experience.index import StaleLease
+from headrace.experience.loader import StreamingLoader
+from headrace.experience.table import Lease
+from headrace.models.packing import PackRow, pack
+from headrace.roles.context import RoleContext
+from headrace.runtime.signal import Signal
+from headrace.training.protocol import StepReport, Trainer
+
+NAME = "critic.update"
+CRITIC_LANE = "critic"
+_COLUMNS = ("values", "returns")
+
+
+class CriticRole:
+    """Accumulates a batch as its rows become ready, and steps when the actor says so: the two commit it together."""
+
+    def __init__(self, context: RoleContext, loader: StreamingLoader, trainer: Trainer) -> None:
+        self._context = context
+        self._loader = loader
+        self._trainer = trainer
+        self._changed = Signal()
+        self._whole: int | None = None
+        """The batch that is accumulated whole."""
+        self._leases: list[Lease] = []
+
+    async def run(self) -> None:
+        """Batch after batch until the run is finished."""
+        flow = self._context.flow
+        while not flow.is_finished:
+            batch = flow.batch
+            if not await self._accumulate(batch):
+                continue
+            self._whole = batch
+            self._changed.notify()
+            while flow.batch == batch and not flow.is_finished:
+                await self._context.changed(NAME, "the actor's step")
+
+    async def step(self, batch: int) -> StepReport:
+        """The optimiser step on `batch`, once all of it is accumulated. Raises WaitTimeout."""
+        clock, seconds = self._context.runtime.clock, self._context.stall_timeout_s
+        await self._changed.wait_until(
+            lambda: self._whole == batch, clock, seconds, lambda: f"the critic to see all rows of batch {batch}"
+        )
+        report = await self._context.runtime.compute(CRITIC_LANE, self._trainer.step)
+        self._context.table.ack(*self._leases)
+        self._leases, self._whole = [], None
+        return report
+
+    async def _accumulate(self, batch: int) -> bool:
+        """False if a row was lost, and the batch must begin again."""
+        table, compute = self._context.table, self._context.runtime.compute
+        try:
+            async for lease in self._loader.micro_batches(batch):
+                self._leases.append(lease)
+                table.hold(*self._leases)
+                rows = [
+                    PackRow(row.columns["tokens"], row.columns["loss_mask"], {c: row.columns[c] for c in _COLUMNS})
+                    for row in lease.rows
+                ]
+                await compute(CRITIC_LANE, lambda rows=rows: self._trainer.accumulate(pack(rows)))
+        except StaleLease as lost:
+            self._context.report("restarted_batch", {"role": NAME, "batch": batch, "message": str(lost)})
+            await compute(CRITIC_LANE, self._trainer.discard)
+            for lease in self._leases:
+                with suppress(StaleLease):
+                    table.give_back(lease)
+            self._leases = []
+            return False
+        return bool(self._leases)

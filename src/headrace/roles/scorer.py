@@ -1,0 +1,105 @@
+"""A scorer: fills one column of the rows that are ready, as a model sees their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.experience.loader import row_length
+from headrace.experience.samplers import token_budget
+from headrace.models.packing import MicroBatch, PackRow, pack
+from headrace.roles.context import RoleContext
+from headrace.runtime.signal import Signal
+from headrace.weights.plane import WeightReceiver
+
+Score = Callable[[MicroBatch], Tensor]
+"""[N] float32, 0 outside the mask."""
+
+
+class FollowedWeights:
+    """The weights of a model that takes the policy's versions, as they are published."""
+
+    def __init__(
+        self,
+        context: RoleContext,
+        receiver: WeightReceiver,
+        published: Signal,
+        take: Callable[[Mapping[str, Tensor]], None],
+        *,
+        lane: str,
+        loaded: int | None,
+    ) -> None:
+        """`take` loads them, on `lane`. `loaded`: number of the version that the model has, if it is one of the run."""
+        self._context = context
+        self._receiver = receiver
+        self._published = published
+        self._take = take
+        self._lane = lane
+        self._loaded = loaded
+
+    async def reach(self, number: int) -> None:
+        """Have version `number`, which is about to be published if it is not. Raises WaitTimeout, WeightError."""
+        if self._loaded == number:
+            return
+        context = self._context
+
+        def is_there() -> bool:
+            latest = self._receiver.latest()
+            return latest is not None and latest.number >= number
+
+        await self._published.wait_until(
+            is_there,
+            context.runtime.clock,
+            context.stall_timeout_s,
+            lambda: f"version {number} to be published, for lane {self._lane}",
+        )
+        await context.runtime.compute(self._lane, self._receive)
+
+    def _receive(self) -> None:
+        manifest, tensors = self._receiver.receive()
+        self._take(tensors)
+        self._loaded = manifest.version.number
+
+
+class ScorerRole:
+    """Reference, proximal, teacher, and the critic's values: each a consumer of its own, on a lane of its own."""
+
+    def __init__(
+        self,
+        context: RoleContext,
+        *,
+        name: str,
+        column: str,
+        lane: str,
+        score: Score,
+        max_tokens: int,
+        follows: FollowedWeights | None = None,
+    ) -> None:
+        """`name`: of the stage. `max_tokens`: budget of one forward pass; a longer row is one of its own. `follows`:
+        the weights must be those that the batch begins with."""
+        self._follows = follows
+        self._context = context
+        self._name = name
+        self._column = column
+        self._lane = lane
+        self._score = score
+        self._sampler = token_budget(max_tokens, row_length)
+
+    async def run(self) -> None:
+        table = self._context.table
+        async for lease in self._context.leases(self._name, self._sampler, "kept groups"):
+            rows = list(lease.rows)
+            table.hold(lease)
+            if self._follows is not None:
+                await self._follows.reach(self._context.flow.batch)
+            micro = pack([PackRow(row.columns["tokens"], row.columns["loss_mask"]) for row in rows])
+            values = await self._context.runtime.compute(self._lane, self._score, micro)
+            parts = np.split(values.numpy(), np.cumsum([row_length(row) for row in rows])[:-1])
+            columns: dict[int, NDArray[np.float32]] = {row.row_id: part for row, part in zip(rows, parts, strict=True)}
+            # Rows of a group that was dropped meanwhile have left the lease.
+            there = [row.row_id for row in lease.rows]
+            table.write(there, self._column, [columns[row_id] for row_id in there], lease)
+            table.ack(lease)

@@ -1,0 +1,120 @@
+"""Scores each call in a process of its own, which is gone afterwards with all that it did."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from typing import Any
+
+from headrace.rollout.failures import FailureKind, describe
+from headrace.rollout.rewards.outcome import Verdict
+from headrace.rollout.rewards.scorer import Scorer
+from headrace.rollout.sandbox import linux
+from headrace.rollout.sandbox.execute import remove
+from headrace.rollout.sandbox.limits import NOBODY, Limits
+from headrace.rollout.sandbox.watch import Ending, Stream, kill_descendants, now, watch
+
+_MOST_VERDICT = 1 << 16
+_MOST_OUTPUT = 1 << 16
+"""What one call may print; the rest is thrown away."""
+_NO_VERDICT = 70
+_SIGNS_OF_WALLS = (
+    "Network is unreachable",
+    "name resolution",
+    "Read-only file system",
+    "No space left on device",
+    "Operation not permitted",
+    "MemoryError",
+)
+_HINT = "[in the sandbox; see reward.sandbox and reward.trusted] "
+
+
+class ForkedScorer:
+    """A scorer whose calls share nothing: each runs in a fork of this process, under limits.
+
+    This process adopts orphans, and does nothing else at the time.
+    """
+
+    def __init__(self, scorer: Scorer, limits: Limits, timeout_s: float, folder: str, closes: list[int]) -> None:
+        """`folder` is an empty one, for working folders; the descriptors `closes` are not for the fork."""
+        self._scorer = scorer
+        self._limits = limits
+        self._timeout_s = timeout_s
+        self._folder = folder
+        self._closes = closes
+
+    def score(self, arguments: list[Any]) -> Verdict:
+        """See `Scorer.score`."""
+        work = tempfile.mkdtemp(dir=self._folder)
+        if os.geteuid() == 0:
+            os.chown(work, NOBODY, NOBODY)
+        telling, told = os.pipe()
+        printing, printed = os.pipe()
+        try:
+            until = now() + self._timeout_s
+            child = os.fork()
+            if child == 0:
+                self._be_the_fork(arguments, work, told, printed)
+            os.close(told)
+            os.close(printed)
+            verdict = Stream(telling, _MOST_VERDICT, ends_at_most=True)
+            output = Stream(printing, _MOST_OUTPUT, ends_at_most=False)
+            ending = watch(child, (verdict, output), until)
+            self._log(output.data[:_MOST_OUTPUT])
+            return self._verdict(ending, bytes(verdict.data))
+        finally:
+            kill_descendants()
+            os.close(telling)
+            os.close(printing)
+            for name in os.listdir(self._folder):
+                remove(os.path.join(self._folder, name))
+
+    def _be_the_fork(self, arguments: list[Any], work: str, told: int, printed: int) -> None:
+        try:
+            for descriptor in self._closes:
+                os.close(descriptor)
+            os.setsid()
+            os.chdir(work)
+            os.dup2(printed, 1)
+            os.dup2(printed, 2)
+            self._limits.apply(reads_all=True)
+            if linux.IS_LINUX:
+                linux.die_with_parent()
+            value, failure = self._scorer.score(arguments)
+            if isinstance(failure, str):
+                failure = failure.encode(errors="replace").decode()
+            data = memoryview(json.dumps([value, failure]).encode())
+            while data:
+                data = data[os.write(told, data) :]
+            sys.stdout.flush()
+        except BaseException as error:
+            os.write(2, f"no verdict: {error}\n".encode(errors="replace"))
+            os._exit(_NO_VERDICT)
+        os._exit(0)
+
+    def _verdict(self, ending: Ending, data: bytes) -> Verdict:
+        if ending.overflowed:
+            return None, describe(FailureKind.REWARD_DIED, "the process broke the protocol: it wrote a huge verdict")
+        if ending.code is None:
+            return None, describe(FailureKind.REWARD_TIMEOUT, f"took longer than {self._timeout_s:g} s")
+        try:
+            told = json.loads(data)
+        except (ValueError, RecursionError):
+            garbage = " and broke the protocol" if data else ""
+            return None, describe(FailureKind.REWARD_DIED, f"the process {ending.words}{garbage}")
+        match told:  # by a process that may have been taken over: nothing is believed but its own reward or failure
+            case [float() | list(), None]:
+                return told[0], None
+            case [None, str(failure)]:
+                kind, _, detail = failure.partition(": ")
+                if kind in set(FailureKind):
+                    hint = _HINT if any(sign in detail for sign in _SIGNS_OF_WALLS) else ""
+                    return None, describe(FailureKind(kind), hint + detail)
+        return None, describe(FailureKind.REWARD_DIED, "the process broke the protocol: that is no verdict")
+
+    @staticmethod
+    def _log(output: bytes | bytearray) -> None:
+        while output:
+            output = output[os.write(1, output) :]

@@ -1,0 +1,119 @@
+"""One reward function, made ready to be called in a process that scores."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headrace.rollout.failures import FailureKind, describe, describe_exception
+from headrace.rollout.plugins import accepts_keyword, load_function
+from headrace.rollout.rewards.builtin import BUILTIN_REWARDS, EXTRAS, answer_of, builtin_reward
+from headrace.rollout.rewards.outcome import FailedReward, NotARewardError, Verdict, as_reward
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from headrace.rollout.rewards.code import CodeReward
+
+
+class Scorer(Protocol):
+    def score(self, arguments: list[Any]) -> Verdict:
+        """`arguments` as they stand in a call: response, row, prompt; of a group responses, row, prompt, rewards."""
+
+
+class FunctionScorer:
+    """A reward of one sample: a built-in one, or the user's `f(response, row)`, perhaps with `prompt`."""
+
+    def __init__(self, term: dict[str, Any], code: CodeReward | None = None) -> None:
+        """`term` has the keys of a reward function in the config; `code` is given if it is the function `code`.
+
+        Raises ConfigError, ValueError or ImportError, with a message for the user.
+        """
+        self._passes_prompt = False
+        self._reward = self._load(term, code)
+        self._await = Awaiter()
+
+    def score(self, arguments: list[Any]) -> Verdict:
+        """See `Scorer.score`."""
+        response, row, prompt = arguments
+        keywords = {"prompt": prompt} if self._passes_prompt else {}
+        return verdict(lambda: as_reward(self._await(self._reward(response, row, **keywords))))
+
+    def _load(self, term: dict[str, Any], code: CodeReward | None) -> Callable[..., Any]:
+        function, column, answer = term["function"], term["answer_column"], term["answer"]
+        if code is not None:
+            judge = code
+            return lambda response, row: judge(response, answer_of(row, column) if answer is None else answer)
+        if function in BUILTIN_REWARDS:
+            try:
+                return builtin_reward(function, answer_column=column, tolerance=term["tolerance"], answer=answer)
+            except ImportError as error:
+                raise ImportError(
+                    f"reward.function is {function!r}, which needs an extra ({error}); pip install "
+                    f"'headrace[{EXTRAS[function]}]'"
+                ) from error
+        if ":" not in function:
+            raise ValueError(
+                f"reward.function is {function!r}; write {', '.join(BUILTIN_REWARDS)}, code, remote, path.py:function "
+                "or module:function"
+            )
+        loaded = load_function(function, "reward.function", ("response", "row"), ("prompt",))
+        self._passes_prompt = accepts_keyword(loaded, "prompt")
+        return loaded
+
+
+class GroupScorer:
+    """The user's `f(responses, row)`, perhaps with `prompt` and `rewards`: a reward for each sample of a group."""
+
+    def __init__(self, function: str) -> None:
+        """Raises ConfigError."""
+        self._reward = load_function(function, "reward.group", ("responses", "row"), ("prompt", "rewards"))
+        self._keywords = [name for name in ("prompt", "rewards") if accepts_keyword(self._reward, name)]
+        self._await = Awaiter()
+
+    def score(self, arguments: list[Any]) -> Verdict:
+        """See `Scorer.score`."""
+        responses, row, prompt, rewards = arguments
+        given = {"prompt": prompt, "rewards": rewards}
+        keywords = {name: given[name] for name in self._keywords}
+        return verdict(lambda: self._listed(self._await(self._reward(responses, row, **keywords)), len(responses)))
+
+    @staticmethod
+    def _listed(value: Any, count: int) -> list[float]:
+        rewards = [as_reward(reward) for reward in value]
+        if len(rewards) != count:
+            raise NotARewardError(f"returned {len(rewards)} rewards for {count} samples")
+        return rewards
+
+
+class Awaiter:
+    """Waits for what async functions return, in one event loop: clients that the user keeps are bound to it."""
+
+    def __init__(self) -> None:
+        self._runner: asyncio.Runner | None = None
+
+    def __call__(self, value: Any) -> Any:
+        return self._result_of(value) if inspect.isawaitable(value) else value
+
+    def _result_of(self, awaitable: Awaitable[Any]) -> Any:
+        import asyncio  # costs a third of the start, and most rewards are plain functions
+
+        async def result() -> Any:
+            return await awaitable
+
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(result())
+
+
+def verdict(judge: Callable[[], float | list[float]]) -> Verdict:
+    """What `judge` gives, or why it gives nothing."""
+    try:
+        return judge(), None
+    except NotARewardError as error:
+        return None, describe(FailureKind.REWARD_NAN, str(error))
+    except FailedReward as error:
+        return None, describe(error.kind, str(error))
+    except BaseException as error:  # sys.exit() in a reward is a failed reward too
+        return None, describe(FailureKind.REWARD_RAISED, describe_exception(error))

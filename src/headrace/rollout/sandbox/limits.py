@@ -1,0 +1,67 @@
+"""What a process and its children may use."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from dataclasses import dataclass
+
+from headrace.rollout.sandbox import linux
+
+NOBODY = 65534
+"""Root's children run as this user: the kernel does not limit the number of root's processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    memory_bytes: int
+    """Address space of each process."""
+    processes: int
+    """Processes and threads, beside those that the user has."""
+    open_files: int
+    file_bytes: int
+    """Of each file."""
+    cpu_s: int
+    """Of each process."""
+
+    def apply(self, *, reads_all: bool) -> None:
+        """To this process and its children, for good. Root becomes nobody; with `reads_all` it still reads as root."""
+        if linux.IS_LINUX:
+            linux.gain_nothing()
+            if os.geteuid() == 0:
+                linux.become(NOBODY, reads_all=reads_all)
+        _limit(resource.RLIMIT_CORE, 0)
+        _limit(resource.RLIMIT_AS, self.memory_bytes)
+        _limit(resource.RLIMIT_NOFILE, self.open_files)
+        _limit(resource.RLIMIT_FSIZE, self.file_bytes)
+        _limit(resource.RLIMIT_CPU, self.cpu_s)
+        if linux.IS_LINUX:
+            _limit(resource.RLIMIT_NPROC, self.processes + _threads_of(os.geteuid()))
+
+
+def address_space() -> int:
+    """Bytes that this process has mapped; 0 where that cannot be told."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+def _limit(kind: int, value: int) -> None:
+    _, most = resource.getrlimit(kind)
+    value = value if most == resource.RLIM_INFINITY else min(value, most)
+    with contextlib.suppress(ValueError, OSError):  # some systems do not have every limit
+        resource.setrlimit(kind, (value, value))
+
+
+def _threads_of(user: int) -> int:
+    """How many threads `user` has already: the limit counts them too."""
+    count = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{name}").st_uid == user:
+                    count += len(os.listdir(f"/proc/{name}/task"))
+    return count

@@ -1,0 +1,104 @@
+"""The few calls to the Linux kernel that Python does not have. Each raises OSError."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import signal
+import sys
+
+NEW_NAMESPACES = 0x00020000 | 0x20000000 | 0x08000000 | 0x04000000
+"""Of mounts, processes, shared memory and host name (linux/sched.h)."""
+NEW_USER, NEW_NET = 0x10000000, 0x40000000
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER = 1, 4, 8, 36
+_PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 38, 47, 2
+_CAP_DAC_READ_SEARCH = 2
+_CAPABILITY_VERSION_3 = 0x20080522
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_MOUNT_SETATTR = 442
+_AT_RECURSIVE, _MOUNT_ATTR_RDONLY = 0x8000, 1
+_MNT_DETACH = 2
+
+IS_LINUX = sys.platform == "linux"
+
+
+def unshare(flags: int) -> None:
+    _check(_libc().unshare(flags), "unshare")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
+    _check(_libc().mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3]), f"mount {target}")
+
+
+def make_read_only(target: str) -> None:
+    """`target` and all that is mounted below it (Linux 5.12)."""
+    attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY, 0, 0, 0)
+    size = ctypes.c_size_t(ctypes.sizeof(attributes))
+    code = _libc().syscall(
+        ctypes.c_long(_MOUNT_SETATTR), -100, os.fsencode(target), _AT_RECURSIVE, ctypes.byref(attributes), size
+    )
+    _check(code, f"make {target} read-only")
+
+
+def move_root(target: str) -> None:
+    """`target`, a mount, becomes the root; what was seen before is gone."""
+    number = _PIVOT_ROOT.get(platform.machine())
+    if number is None:
+        raise OSError(f"pivot_root is not known for {platform.machine()}")
+    os.chdir(target)
+    _check(_libc().syscall(ctypes.c_long(number), b".", b"."), "pivot_root")
+    _check(_libc().umount2(b".", _MNT_DETACH), "umount the old root")
+    os.chdir("/")
+
+
+def die_with_parent() -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Processes whose parents end become children of this one, so that none is lost from sight."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def hide_memory() -> None:
+    """No other process of this user reads this one's memory, files or environment, nor traces it."""
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def gain_nothing() -> None:
+    """No program that this process or its children start has more rights than they have."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def become(user: int, *, reads_all: bool) -> None:
+    """From root to `user`, for good; with `reads_all` it and its children still read whatever root may read."""
+    if reads_all:
+        _prctl(_PR_SET_KEEPCAPS, 1)
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    if reads_all:
+        header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+        one = 1 << _CAP_DAC_READ_SEARCH
+        capabilities = (ctypes.c_uint32 * 6)(one, one, one, 0, 0, 0)
+        _check(_libc().capset(ctypes.byref(header), ctypes.byref(capabilities)), "capset")
+        _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_READ_SEARCH)
+
+
+def _prctl(option: int, *arguments: int) -> None:
+    values = [ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)[:4]]
+    _check(_libc().prctl(option, *values), f"prctl {option}")
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _check(code: int, what: str) -> None:
+    if code < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")

@@ -1,0 +1,78 @@
+"""A model that only gives log-probs: the reference, the proximal policy, a teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from headrace.models.logprobs import token_logprobs
+from headrace.models.norms import use_written_out_norms
+from headrace.models.packed_lm import PackedLM
+from headrace.models.packing import MicroBatch
+from headrace.training.state import read_tensors, write_tensors
+from headrace.training.trainer import HFTrainer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+_WEIGHTS = "weights.safetensors"
+
+
+class FrozenScorer:
+    """Blocking; call it on one compute lane."""
+
+    def __init__(self, model: PreTrainedModel, *, temperature: float = 1.0) -> None:
+        """Takes over `model`, in the dtype that it is to compute in. `temperature`: of sampling."""
+        self._model = model.eval().requires_grad_(False)
+        self._temperature = temperature
+        use_written_out_norms(model)
+        self._lm = PackedLM(model)
+
+    @torch.no_grad()
+    def logprobs(self, micro: MicroBatch) -> Tensor:
+        """[N] float32 on the micro-batch's device, 0 outside its mask."""
+        return token_logprobs(self._lm, micro.to(self._lm.device), self._temperature).to(micro.tokens.device)
+
+    @torch.no_grad()
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Compute with these weights from now on, by Hugging Face name. Names that it lacks are errors."""
+        mine = dict(self._model.named_parameters())
+        for name, tensor in tensors.items():
+            mine[name].copy_(tensor)
+
+    def save(self, path: Path) -> None:
+        """Into the folder `path`, which is made."""
+        _save(path, dict(self._model.named_parameters()))
+
+    def load(self, path: Path) -> None:
+        """What `save` wrote. Raises CheckpointError."""
+        _load(path, dict(self._model.named_parameters()))
+
+
+class HybridReference:
+    """The copy that a trainer keeps of its own weights, as part of a checkpoint."""
+
+    def __init__(self, trainer: HFTrainer) -> None:
+        self._trainer = trainer
+
+    def save(self, path: Path) -> None:
+        _save(path, self._trainer.reference_tensors())
+
+    def load(self, path: Path) -> None:
+        _load(path, self._trainer.reference_tensors())
+
+
+def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    write_tensors(path / _WEIGHTS, tensors)
+
+
+@torch.no_grad()
+def _load(path: Path, into: Mapping[str, Tensor]) -> None:
+    for name, tensor in read_tensors(path / _WEIGHTS, into):
+        into[name].copy_(tensor)

@@ -1,0 +1,106 @@
+"""From rewards, log-probs and values to the columns that the losses read: by hand."""
+
+import pytest
+import torch
+
+from headrace.algorithms.estimate import AdvantageEstimator, Compared
+from headrace.config.algorithm import AlgorithmConfig
+
+F64 = torch.float64
+# Two groups of two episodes; the last episode has two samples. Each sample: a prompt token, then chosen ones.
+REWARDS = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=F64)
+GROUPS = torch.tensor([0, 0, 1, 1])
+EPISODE = torch.tensor([0, 1, 2, 3, 3])
+LENGTHS = (2, 1, 3, 1, 2)
+MASK = torch.cat([torch.tensor([False] + [True] * length) for length in LENGTHS])
+INDEX = torch.repeat_interleave(torch.arange(5), torch.tensor([length + 1 for length in LENGTHS]))
+BEHAVIOR = torch.full((14,), -1.0, dtype=F64)
+REFERENCE = torch.full((14,), -1.5, dtype=F64)
+
+
+def data(**changes: torch.Tensor) -> Compared:
+    return Compared(REWARDS, GROUPS, EPISODE, MASK, INDEX, BEHAVIOR, **changes)
+
+
+def estimate(compared: Compared | None = None, **settings: object) -> dict[str, torch.Tensor]:
+    return AdvantageEstimator(AlgorithmConfig(**settings), max_length=3)(data() if compared is None else compared)
+
+
+def of_samples(values: torch.Tensor) -> list[list[float]]:
+    """Of each sample its trained tokens; what is outside the mask must be 0."""
+    assert not values[~MASK].any()
+    return [[round(v, 6) for v in part.tolist()] for part in values[MASK].split(list(LENGTHS))]
+
+
+def test_an_episode_of_two_samples_counts_once_in_its_group() -> None:
+    values = of_samples(estimate(advantage="mean_only")["advantages"])
+    assert values == [[0.5, 0.5], [-0.5], [-0.5] * 3, [0.5], [0.5, 0.5]]
+    values = of_samples(estimate(advantage="leave_one_out")["advantages"])
+    assert values == [[1, 1], [-1], [-1] * 3, [1], [1, 1]]
+
+
+def test_opo_weighs_by_the_tokens_of_the_episode() -> None:
+    """Group 0: baseline 2 / 3. Group 1: both episodes have three tokens, 1 / 2."""
+    values = of_samples(estimate(advantage="opo")["advantages"])
+    assert values == [[0.333333] * 2, [-0.666667], [-0.5] * 3, [0.5], [0.5] * 2]
+
+
+def test_the_kl_is_taken_from_the_reward_of_whole_episodes() -> None:
+    """k1 is 0.5 a token: an episode of n tokens pays 0.1 x 0.5 n."""
+    compared = data(reference=REFERENCE)
+    kl = {"coefficient": 0.1, "place": "reward", "estimator": "k1"}
+    values = of_samples(estimate(compared, advantage="mean_only", kl=kl)["advantages"])
+    # Rewards 0.9, -0.05 | -0.15, 0.85.
+    assert values == [[0.475, 0.475], [-0.475], [-0.5] * 3, [0.5], [0.5, 0.5]]
+
+
+def test_shaping_changes_what_is_compared_and_not_the_raw_rewards() -> None:
+    raw = REWARDS.clone()
+    settings = {"clip": (0.0, 0.5), "overlong_buffer": 2}
+    values = of_samples(estimate(advantage="mean_only", shaping=settings)["advantages"])
+    # Clipped: 0.5, 0 | 0, 0.5. Longest 3, buffer 2: lengths 2, 1 | 3, 3 pay 0.5, 0 | 1, 1.
+    assert values == [[0.0, 0.0], [0.0], [-0.25] * 3, [0.25], [0.25, 0.25]]
+    assert torch.equal(REWARDS, raw)
+
+
+def test_gae_by_hand() -> None:
+    """gamma = lam = 1: the return is the reward to come, the advantage that less the value."""
+    values = torch.where(MASK, 0.25, float("nan")).to(F64)
+    columns = estimate(data(values=values), recipe="ppo", whiten=False, lam=1.0, kl={"coefficient": 0.0})
+    assert of_samples(columns["returns"]) == [[1, 1], [0], [0] * 3, [1], [1, 1]]
+    assert of_samples(columns["advantages"]) == [[0.75, 0.75], [-0.25], [-0.25] * 3, [0.75], [0.75, 0.75]]
+
+
+def test_ppo_pays_the_kl_token_by_token_and_whitens() -> None:
+    compared = data(values=torch.zeros(14, dtype=F64), reference=REFERENCE)
+    kl = {"coefficient": 0.1, "estimator": "k1"}
+    columns = estimate(compared, recipe="ppo", lam=1.0, kl=kl)
+    # Each token pays 0.05, its own and all later ones'.
+    assert of_samples(columns["returns"]) == [[0.9, 0.95], [-0.05], [-0.15, -0.1, -0.05], [0.95], [0.9, 0.95]]
+    whitened = columns["advantages"][MASK]
+    assert whitened.mean().item() == pytest.approx(0, abs=1e-12)
+    assert whitened.var().item() == pytest.approx(1, abs=1e-6)
+
+
+def test_distillation_is_how_much_likelier_the_teacher_finds_the_token() -> None:
+    teacher = torch.full((14,), -0.25, dtype=F64)
+    assert of_samples(estimate(data(teacher=teacher), recipe="opd")["advantages"])[1] == [0.75]
+
+
+def test_an_adaptive_coefficient_follows_and_is_restored() -> None:
+    """A sample's mean KL is 9 x 0.5 / 5 = 0.9; the target 0.45 is exceeded by more than a fifth: + 20 % x 5 / 50."""
+    kl = {"coefficient": 0.1, "place": "reward", "estimator": "k1", "target": 0.45, "horizon": 50}
+    estimator = AdvantageEstimator(AlgorithmConfig(kl=kl), max_length=3)
+    estimator(data(reference=REFERENCE))
+    assert estimator.state["kl_coefficient"] == pytest.approx(0.1 * 1.02)
+    again = AdvantageEstimator(AlgorithmConfig(kl=kl), max_length=3)
+    again.restore(estimator.state)
+    assert again.state == estimator.state
+
+
+def test_a_user_may_give_values_of_episodes_or_of_tokens() -> None:
+    config = AlgorithmConfig(advantage="mine.py:advantage")
+    by_episode = AdvantageEstimator(config, max_length=3, custom=lambda data: data.rewards - 0.25)
+    assert of_samples(by_episode(data())["advantages"]) == [[0.75] * 2, [-0.25], [-0.25] * 3, [0.75], [0.75] * 2]
+    by_token = AdvantageEstimator(config, max_length=3, custom=lambda data: torch.ones(14, dtype=F64))
+    assert of_samples(by_token(data())["advantages"]) == [[1] * 2, [1], [1] * 3, [1], [1] * 2]

@@ -1,0 +1,171 @@
+"""Every recipe: it runs end to end on a real model, and its loss falls on a batch that it sees again and again."""
+
+import asyncio
+import itertools
+import json
+import typing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from controller_jobs import make_job, make_model
+
+from headrace.algorithms.policy_loss import PolicyLoss
+from headrace.config import ConfigError, TrainConfig, load_config
+from headrace.config.algorithm import AlgorithmConfig, RecipeName
+from headrace.config.trainer import OptimizerConfig, TrainerConfig
+from headrace.controller.plan import make_plan
+from headrace.controller.policy_objective import PolicyObjective, policy_columns
+from headrace.controller.train import Ended, train
+from headrace.models.loading import load_causal_lm
+from headrace.models.packing import PackRow, pack
+from headrace.training.trainer import HFTrainer
+
+RECIPES = typing.get_args(RecipeName)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("recipes") / "model")
+
+
+def run(folder: Path, begin: str = "new", **changes: object) -> Ended:
+    job = make_job(folder, **changes)
+    config = load_config(TrainConfig, job)
+    return asyncio.run(train(make_plan(config), folder / "run", begin))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_it_runs(tmp_path: Path, model: Path, recipe: str) -> None:
+    settings = {"teacher__model": str(model)} if recipe == "opd" else {}
+    ended = run(tmp_path, algorithm__recipe=recipe, trainer__batches=3, rollout__filters=[], **settings)
+    assert ended.status == "finished"
+    assert [batch.batch for batch in ended.record.batches] == [0, 1, 2]
+    assert not any(batch.skipped for batch in ended.record.batches)
+    assert all(np.isfinite(batch.loss) and batch.trained_tokens > 0 for batch in ended.record.batches)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_its_loss_falls_on_a_fixed_batch(model: Path, recipe: str) -> None:
+    algorithm = AlgorithmConfig(recipe=recipe)
+    objective = PolicyObjective(algorithm, PolicyLoss(algorithm))
+    trainer = HFTrainer(
+        load_causal_lm(model, dtype=torch.float32, device="cpu"),
+        config=TrainerConfig(optimizer=OptimizerConfig(lr=1e-4)),
+        loss=objective,
+        total_steps=8,
+    )
+    generator = np.random.default_rng(0)
+    rows = []
+    for sample in range(6):
+        tokens = generator.integers(2, 60, 10 + sample)
+        advantage = 1.0 if sample % 2 else -1.0
+        columns = {"advantages": advantage, "logprobs": 0.0}
+        rows.append(PackRow(tokens, np.arange(len(tokens)) >= 4, columns))
+    micro = pack(rows)
+    start = trainer.logprobs(micro)
+    micro.columns.update({"logprobs": start, "proximal": start})
+    if "reference" in policy_columns(algorithm):
+        micro.columns["reference"] = start
+    objective.prepare([micro])
+    losses = []
+    for _ in range(8):
+        trainer.accumulate(micro)
+        losses.append(trainer.step().loss)
+    if recipe == "cispo":
+        # Its weights are constants of each step, and grow with the policy: at those of the first, all 1, it falls.
+        losses = [float(-(micro.columns["advantages"] * lp).sum()) for lp in (start, trainer.logprobs(micro))]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm__recipe": "ppo", "algorithm__updates_per_batch": 2, "critic__warmup_batches": 1},
+        {"algorithm__updates_per_batch": 2, "algorithm__proximal": "loglinear"},
+        {"algorithm__kl": {"coefficient": 0.1}, "reference__placement": "hybrid", "algorithm__entropy": 0.01},
+        {"algorithm__kl": {"coefficient": 0.1, "place": "reward"}, "algorithm__advantage": "opo"},
+        {"algorithm__recipe": "ppo", "async__mode": "sync"},
+        {"algorithm__recipe": "ppo", "model__dtype": "bfloat16"},
+        {"algorithm__shaping": {"clip": [0, 0.5], "overlong_buffer": 4, "length_weight": 0.5}},
+    ],
+    ids=lambda changes: ",".join(f"{key}={value}" for key, value in changes.items()),
+)
+def test_pieces_go_together(tmp_path: Path, changes: dict[str, object]) -> None:
+    ended = run(tmp_path, trainer__batches=3, rollout__filters=[], **changes)
+    assert ended.status == "finished"
+    warm = int(changes.get("critic__warmup_batches", 0))
+    assert [batch.skipped for batch in ended.record.batches] == [True] * warm + [False] * (3 - warm)
+
+
+def test_pieces_of_the_users_own(tmp_path: Path) -> None:
+    make_job(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "def loss(logprobs, proximal, advantages, mask, sample_index):\n"
+        "    from headrace.algorithms.losses import reinforce\n"
+        "    return reinforce(logprobs, advantages, mask)\n"
+        "def advantage(data):\n"
+        "    return data.rewards - 0.5\n"
+    )
+    pieces = {"loss": f"{tmp_path}/mine.py:loss", "advantage": f"{tmp_path}/mine.py:advantage"}
+    assert run(tmp_path, algorithm=pieces, trainer__batches=2).status == "finished"
+    with pytest.raises(ConfigError, match=r"algorithm\.loss is .*mine\.py:nothing"):
+        run(tmp_path / "b", algorithm={"loss": f"{tmp_path}/mine.py:nothing"})
+
+
+def test_distillation_without_a_teacher_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"needs teacher\.model"):
+        run(tmp_path, algorithm__recipe="opd")
+
+
+def test_every_recipe_has_an_example_that_names_nothing_that_is_not_there(tmp_path: Path, model: Path) -> None:
+    make_job(tmp_path)
+    examples = Path(__file__).parents[2] / "examples" / "recipes"
+    assert {path.stem for path in examples.glob("*.yaml")} == set(RECIPES)
+    for path in sorted(examples.glob("*.yaml")):
+        overrides = [
+            f"model.path={model}",
+            f"data.train={tmp_path}/train.jsonl",
+            f"reward.function={tmp_path}/reward.py:score",
+            "rollout.sampling.max_new_tokens=8",
+        ]
+        overrides += [f"teacher.model={model}"] if path.stem == "opd" else []
+        config = load_config(TrainConfig, path, overrides)
+        assert config.algorithm.recipe == path.stem
+        assert make_plan(config).recipe.name == path.stem
+
+
+def test_the_roles_of_ppo_compute_at_the_same_time(tmp_path: Path) -> None:
+    """By the trace: the reference, the critic and the engine each ran while the actor or another one did."""
+    run(tmp_path, algorithm__recipe="ppo", trainer__batches=6, rollout__filters=[], runtime__trace=True)
+    events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
+    spans = [(e["name"], e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X"]
+    overlaps = {
+        frozenset((a, b)) for a, begin, end in spans for b, other, _ in spans if a != b and begin <= other < end
+    }
+    assert {"engine", "trainer", "reference", "critic"} <= {name for name, _, _ in spans}
+    for lane in ("reference", "critic", "engine"):
+        assert any(lane in pair for pair in overlaps), f"{lane} always computed alone"
+
+
+def test_in_turns_nothing_that_computes_for_long_overlaps(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        algorithm__recipe="ppo",
+        trainer__batches=3,
+        rollout__filters=[],
+        runtime__trace=True,
+        runtime__turns=True,
+    )
+    events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
+    heavy = ("engine", "trainer", "reference", "critic")
+    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and e["name"] in heavy)
+    assert all(earlier[1] <= later[0] + 1 for earlier, later in itertools.pairwise(spans))
+
+
+def test_a_critic_is_restored_with_the_policy(tmp_path: Path) -> None:
+    first = run(tmp_path, algorithm__recipe="ppo", trainer__batches=4, rollout__filters=[])
+    assert first.status == "finished"
+    kept = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
+    assert (kept / "critic" / "model" / "config.json").exists()

@@ -1,0 +1,301 @@
+"""The user's rewards in the sandbox: real processes that do their worst to each other, the machine and the run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from headrace.config import ConfigError
+from headrace.config.data import RewardConfig, SandboxConfig
+from headrace.rollout.failures import failure_kind
+from headrace.rollout.rewards.outcome import RewardOutcome
+from headrace.rollout.rewards.pool import RewardPool
+from headrace.rollout.rewards.tools import find_walls
+from headrace.rollout.sandbox.walls import Walls
+from headrace.runtime.inline import SystemClock
+
+HOSTILE = '''
+import json, os, signal, socket, subprocess, sys, threading, time
+
+seen = []
+
+def reward(response, row):
+    """Does what the row says."""
+    kind = row["kind"]
+    if kind == "loop":
+        while True: pass
+    if kind == "hang in C":
+        import re
+        re.match(r"(a+)+$", "a" * 64 + "b")
+    if kind == "fork bomb":
+        while True:
+            try: os.fork()
+            except OSError: pass
+    if kind == "escape":
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                time.sleep(60)
+        os._exit(5)
+    if kind == "memory":
+        return len(bytearray(1 << 40))
+    if kind == "files":
+        for i in range(10**6):
+            with open(f"f{i}", "wb") as file: file.write(bytes(1 << 20))
+    if kind == "large file":
+        with open("f", "wb") as file:
+            while True: file.write(bytes(1 << 20))
+    if kind == "stdout":
+        while True: os.write(1, b"x" * 65536)
+    if kind == "parent":
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+    if kind == "everybody":
+        for pid in range(2, 100):
+            try: os.kill(pid, signal.SIGKILL)
+            except OSError: pass
+        time.sleep(60)
+    if kind == "descriptors":
+        for fd in range(3, 64):
+            try: os.write(fd, b"\\xff" * 4096)
+            except OSError: pass
+        os._exit(0)
+    if kind == "threads":
+        for i in range(10**6): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    if kind == "made up":
+        for fd in range(3, 64):
+            try: os.write(fd, json.dumps([None, "surprise: " + "x" * 9999]).encode())
+            except OSError: pass
+        os._exit(0)
+    if kind == "exit":
+        os._exit(3)
+    if kind == "nan":
+        return float("nan")
+    if kind == "patch":
+        import headrace.rollout.rewards.outcome as outcome, headrace.rollout.rewards.scorer as scorer
+        outcome.as_reward = scorer.as_reward = scorer.verdict = json.dumps = lambda *a, **k: 1.0
+        globals()["reward"] = lambda response, row: 1.0
+        seen.append("patched")
+        return 0.25
+    if kind == "memory of others":
+        seen.append(1)
+        return len(seen)
+    if kind == "environment":
+        texts = [" ".join(os.environ)]
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                try: texts.append(open(f"/proc/{name}/environ", errors="replace").read())
+                except OSError: pass
+        return float(any(row["secret"] in text for text in texts))
+    if kind == "folder":
+        before = os.listdir(".")
+        open("left", "w").write("x")
+        return len(before)
+    if kind == "write outside":
+        open(row["path"], "w").write("x")
+    if kind == "network":
+        socket.create_connection(("127.0.0.1", row["port"]), 2)
+    return float(len(response))
+'''
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> str:
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    return f"{tmp_path}/hostile.py:reward"
+
+
+@pytest.fixture(params=["bubblewrap", "namespaces", "none"])
+def tool(request: pytest.FixtureRequest) -> str:
+    """Each tool that works here."""
+    name: str = request.param
+    try:
+        asyncio.run(find_walls(SandboxConfig(tool=name), SystemClock(), own_function=True))  # type: ignore[arg-type]
+    except ConfigError as error:
+        pytest.skip(str(error))
+    return name
+
+
+@asynccontextmanager
+async def running(function: str, tool: str, timeout_s: float = 20.0, **changes: Any) -> AsyncIterator[RewardPool]:
+    limits = {"memory_mib": 512, "processes": 20, "disk_mib": 4, **changes}
+    pool = RewardPool(
+        RewardConfig(function=function, timeout_s=timeout_s, sandbox=SandboxConfig(tool=tool, **limits)),  # type: ignore[arg-type]
+        clock=SystemClock(),
+    )
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.close()
+        assert not psutil.Process().children(recursive=True), "a process was left behind"
+
+
+def score_all(function: str, tool: str, rows: list[dict[str, Any]], **changes: Any) -> list[RewardOutcome]:
+    async def play() -> list[RewardOutcome]:
+        async with running(function, tool, **changes) as pool:
+            return [await pool.score("four", row, "prompt") for row in rows]
+
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("kind", "failures"),
+    [
+        ("loop", {"reward_timeout"}),
+        ("hang in C", {"reward_timeout"}),
+        ("fork bomb", {"reward_timeout"}),
+        ("stdout", {"reward_timeout"}),
+        ("memory", {"reward_raised"}),
+        ("large file", {"reward_raised"}),
+        ("threads", {"reward_raised"}),
+        ("escape", {"reward_died"}),
+        ("exit", {"reward_died"}),
+        ("descriptors", {"reward_died"}),
+        ("nan", {"reward_nan"}),
+        ("parent", {"reward_died", "reward_timeout", "reward_raised"}),
+    ],
+)
+def test_a_hostile_reward_fails_alone_and_its_place_is_free_in_time(
+    hostile: str, tool: str, kind: str, failures: set[str]
+) -> None:
+    async def play() -> None:
+        async with running(hostile, tool, timeout_s=1.0) as pool:
+            assert await pool.score("four", {"kind": "good"}, "") == RewardOutcome(4.0)
+            began = time.monotonic()
+            bad, good = await asyncio.gather(
+                pool.score("four", {"kind": kind}, ""), pool.score("four", {"kind": "good"}, "")
+            )
+            assert time.monotonic() - began < 1.0 + 1.0
+            assert bad.value is None
+            assert failure_kind(bad.failure or "") in failures
+            assert good == RewardOutcome(4.0)
+
+    asyncio.run(play())
+
+
+def test_a_flood_of_files_meets_the_limit(hostile: str, tool: str) -> None:
+    if tool == "none":
+        pytest.skip("a folder on the disk has no size")
+    bad, good = score_all(hostile, tool, [{"kind": "files"}, {"kind": "folder"}])
+    assert (bad.failure or "").startswith(
+        "reward_raised: [in the sandbox; see reward.sandbox and reward.trusted] OSError"
+    )
+    assert "[Errno 28] No space left" in (bad.failure or "")
+    assert good == RewardOutcome(0.0), "the next one has an empty folder, and room"
+
+
+def test_nobody_else_can_be_killed(hostile: str, tool: str) -> None:
+    if tool == "none" and os.geteuid() != 0:
+        pytest.skip("without walls a user's process may kill the user's others")
+    bad, good = score_all(hostile, tool, [{"kind": "everybody"}, {"kind": "good"}], timeout_s=0.5)
+    assert bad.value is None
+    assert good == RewardOutcome(4.0)
+
+
+def test_samples_share_nothing(hostile: str, tool: str) -> None:
+    kinds = ["patch", "good", "memory of others", "memory of others", "folder", "folder"]
+    outcomes = score_all(hostile, tool, [{"kind": kind} for kind in kinds])
+    assert (outcomes[0].value or 0.0) in (0.0, 1.0), "it spoils its own verdict at most"
+    assert [outcome.value for outcome in outcomes[1:]] == [4.0, 1.0, 1.0, 0.0, 0.0]
+
+
+def test_no_environment_is_there_but_what_is_named(hostile: str, tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_TEST_SECRET", "swordfish")
+    row = {"kind": "environment", "secret": "HEADRACE_TEST_SECRET"}
+    assert score_all(hostile, tool, [row]) == [RewardOutcome(0.0)]
+    assert score_all(hostile, tool, [row], environment=("HEADRACE_TEST_SECRET",)) == [RewardOutcome(1.0)]
+
+
+def test_files_outside_are_not_written(hostile: str, tool: str, tmp_path: Path) -> None:
+    if tool == "none":
+        pytest.skip("needs walls")
+    (outcome,) = score_all(hostile, tool, [{"kind": "write outside", "path": str(tmp_path / "x")}])
+    assert (outcome.failure or "").startswith("reward_raised")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("network", [False, True])
+def test_the_network_is_there_only_on_demand(hostile: str, tool: str, network: bool) -> None:
+    if tool == "none":
+        pytest.skip("needs walls")
+
+    async def play() -> RewardOutcome:
+        server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        async with server, running(hostile, tool, network=network) as pool:
+            port = server.sockets[0].getsockname()[1]
+            return await pool.score("four", {"kind": "network", "port": port}, "")
+
+    outcome = asyncio.run(play())
+    assert outcome == RewardOutcome(4.0) if network else (outcome.failure or "").startswith("reward_raised")
+
+
+def test_a_failure_that_is_made_up_is_kept_within_bounds(hostile: str) -> None:
+    (outcome,) = score_all(hostile, "none", [{"kind": "made up"}])
+    assert outcome == RewardOutcome(None, "reward_died: the process broke the protocol: that is no verdict")
+
+
+RUN = """
+import asyncio, sys
+from headrace.config.data import RewardConfig, SandboxConfig
+from headrace.rollout.rewards.pool import RewardPool
+from headrace.runtime.inline import SystemClock
+
+async def play():
+    sandbox = SandboxConfig(tool=sys.argv[2], memory_mib=512)
+    pool = RewardPool(RewardConfig(function=sys.argv[1], timeout_s=60, sandbox=sandbox), clock=SystemClock())
+    await pool.start()
+    call = asyncio.create_task(pool.score("four", {"kind": "hang in C"}, ""))
+    await asyncio.sleep(0.3)
+    print("busy", flush=True)
+    await call
+
+asyncio.run(play())
+"""
+
+
+def test_a_run_killed_by_force_leaves_no_process_behind(hostile: str, tool: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", RUN, hostile, tool], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "busy\n"
+        left = psutil.Process(run.pid).children(recursive=True)
+        assert len(left) >= 2, "the process that scores, and its fork"
+        run.kill()
+    _, alive = psutil.wait_procs(left, timeout=5)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_tool_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match=r"reward\.sandbox\.tool is bubblewrap, which does not work here: no program"):
+        asyncio.run(find_walls(SandboxConfig(tool="bubblewrap"), SystemClock(), own_function=True))
+
+
+def test_a_limit_that_loading_exceeds_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "large.py").write_text("import mmap; kept = mmap.mmap(-1, 200 << 20)\ndef f(response, row): return 1")
+    with pytest.raises(ConfigError, match=r"reward\.sandbox\.memory_mib is 64, but once the reward is loaded"):
+        score_all(f"{tmp_path}/large.py:f", "none", [], memory_mib=64)
+
+
+def test_bubblewrap_s_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "bwrap"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    line = Walls("bubblewrap", 1024, network=False, reads=("/usr",)).around(["/bin/true"], "/work-folder")
+    words = " ".join(line)
+    assert line[0] == str(program)
+    assert "--unshare-net" in line
+    assert "--ro-bind /usr /usr" in words
+    assert "--ro-bind / /" not in words
+    assert "--size 1024 --tmpfs /work-folder --chdir /work-folder -- /bin/true" in words
