@@ -11,11 +11,13 @@ compared instead, at eta 2.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,8 @@ def overrides(args: argparse.Namespace, eta: int, objective: str) -> list[str]:
         f"algorithm.updates_per_batch={args.updates}",
         f"trainer.optimizer.lr={args.lr}",
         f"trainer.batches={args.batches}",
+        # The engine must be well faster than the trainer, or tokens would be fresher than the bound lets them be.
+        "engine.max_concurrent_sequences=256",
         "evaluation.every=null",
         "checkpoint.every=1000",
     ]
@@ -82,17 +86,18 @@ def describe(record: RunRecord) -> dict[str, Any]:
 
 
 def study(args: argparse.Namespace) -> None:
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as name:
-        for seed in range(args.seeds):
-            files = warm_up(Path(name) / str(seed), seed)
-            for eta in args.etas:
-                # On-policy the two are one: the first step's proximal policy is the behaviour policy.
-                for objective in OBJECTIVES:
-                    folder = Path(name) / f"{seed}-{eta}-{objective}"
-                    record = run(files, folder, *overrides(args, eta, objective))
-                    rows.append({"seed": seed, "eta": eta, "objective": objective, **describe(record)})
-                    print(json.dumps(rows[-1]), flush=True)
+    def one(job: tuple[int, int, str]) -> dict[str, Any]:
+        seed, eta, objective = job
+        folder = Path(name) / f"{seed}-{eta}-{objective}"
+        record = run(warmed[seed], folder, *overrides(args, eta, objective), "runtime.threads=1")
+        row = {"seed": seed, "eta": eta, "objective": objective, **describe(record)}
+        print(json.dumps(row), flush=True)
+        return row
+
+    # Equal samples are compared, not seconds: a thread for each run, and several runs side by side.
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(args.jobs) as pool:
+        warmed = [warm_up(Path(name) / str(seed), seed) for seed in range(args.seeds)]
+        rows = list(pool.map(one, itertools.product(range(args.seeds), args.etas, OBJECTIVES)))
     table = [
         {
             "eta": eta,
@@ -153,6 +158,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=4)
     parser.add_argument("--lr", default="1e-4")
     parser.add_argument("--batches", type=int, default=60)
+    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--deadlines", action="store_true")
     args = parser.parse_args()
     (deadlines if args.deadlines else study)(args)
