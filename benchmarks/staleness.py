@@ -51,7 +51,11 @@ def _headrace(*arguments: str) -> None:
 
 def overrides(args: argparse.Namespace, eta: int, objective: str) -> list[str]:
     ahead = (eta + 1) * PROMPTS_PER_BATCH
-    mode = ["async.mode=sync", "async.max_staleness=0"] if eta == 0 else [f"async.max_staleness={eta}", f"async.ahead={ahead}"]
+    mode = (
+        ["async.mode=sync", "async.max_staleness=0"]
+        if eta == 0
+        else [f"async.max_staleness={eta}", f"async.ahead={ahead}"]
+    )
     return [
         *mode,
         f"algorithm.objective={objective}",

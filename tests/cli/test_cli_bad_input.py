@@ -62,9 +62,8 @@ def test_misspelt_key(refused, folder: Path) -> None:
 
 
 def test_moved_key(refused, folder: Path) -> None:
-    assert "unknown key lr; did you mean trainer.optimizer.lr or critic.optimizer.lr?" in check(
-        refused, folder, "lr=1e-6"
-    )
+    says = "unknown key lr; did you mean trainer.optimizer.lr or critic.optimizer.lr?"
+    assert says in check(refused, folder, "lr=1e-6")
 
 
 def test_unknown_key_lists_what_is_known(refused, folder: Path) -> None:

@@ -101,6 +101,13 @@ def test_check_prints_the_dataflow_the_roles_and_the_memory(job: Path, capsys: C
     assert re.search(r"memory +[\d.]+ MiB and activations; .* free on this host", out)
 
 
+def test_check_tells_of_over_sampling(job: Path, capsys: Captured) -> None:
+    assert main(["check", str(job), "rollout.oversample=1.5"]) == 0
+    out = capsys.readouterr().out
+    assert "1 optimiser step(s) each; 1 prompt(s) more are started" in out
+    assert "on deadline drop" in out
+
+
 def test_check_notes_settings_without_effect(job: Path, capsys: Captured) -> None:
     assert main(["check", str(job), "rollout.max_turns=3"]) == 0
     assert capsys.readouterr().err.count("note: rollout.max_turns has no effect") == 1

@@ -34,8 +34,23 @@ def test_overrides_reach_nested_keys_and_keep_the_rest(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_modes_set_what_is_not_given(tmp_path: Path, mode: str, bound: int, rule: str, streams: bool) -> None:
     config = load_config(TrainConfig, write(tmp_path), [f"async.mode={mode}"])
-    asynchrony = config.async_
-    assert (asynchrony.staleness_bound, config.deadline_rule, asynchrony.streaming) == (bound, rule, streams)
+    assert (config.async_.staleness_bound, config.deadline_rule, config.async_.streaming) == (bound, rule, streams)
+
+
+@pytest.mark.parametrize(("oversample", "surplus"), [(1, 0), (1.1, 1), (1.3, 3), (1.5, 5), (2, 10)])
+def test_oversampling_starts_more_and_drops_what_is_late(tmp_path: Path, oversample: float, surplus: int) -> None:
+    overrides = ["rollout.prompts_per_batch=10", f"rollout.oversample={oversample}"]
+    config = load_config(TrainConfig, write(tmp_path), overrides)
+    assert config.rollout.surplus == surplus
+    assert config.ahead == 20 + surplus
+    assert config.deadline_rule == ("drop" if surplus else "mask")
+    assert config.rollout.most_drops == 640
+
+
+def test_oversampling_without_dropping_is_refused(tmp_path: Path) -> None:
+    says = r"oversample is 1\.5 but async\.on_deadline is wait: .*use on_deadline: drop"
+    with pytest.raises(ConfigError, match=says):
+        load_config(TrainConfig, write(tmp_path), ["rollout.oversample=1.5", "async.on_deadline=wait"])
 
 
 def test_a_dumped_config_is_read_back_to_an_equal_one(tmp_path: Path) -> None:
@@ -62,12 +77,18 @@ def test_lists_of_sections_are_read_back_and_their_faults_are_named(tmp_path: Pa
 
 def test_the_digest_tells_configs_apart(tmp_path: Path) -> None:
     path = write(tmp_path)
-    assert config_sha256(load_config(TrainConfig, path)) != config_sha256(load_config(TrainConfig, path, ["seed=1"]))
+    digest = config_sha256(load_config(TrainConfig, path))
+    assert config_sha256(load_config(TrainConfig, path, ["seed=1"])) != digest
+    assert config_sha256(load_config(TrainConfig, path, ["rollout.min_samples=1"])) != digest
+    assert config_sha256(load_config(TrainConfig, path, ["rollout.max_drops_per_batch=9"])) == digest
 
 
-def test_ahead_must_hold_a_batch(tmp_path: Path) -> None:
+def test_ahead_must_hold_a_batch_and_its_surplus(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"async\.ahead is 3, less than rollout\.prompts_per_batch \(16\)"):
         load_config(TrainConfig, write(tmp_path), ["async.ahead=3"])
+    with pytest.raises(ConfigError, match=r"async\.ahead is 20, but with rollout\.oversample 24 groups start"):
+        load_config(TrainConfig, write(tmp_path), ["async.ahead=20", "rollout.oversample=1.5"])
+    assert load_config(TrainConfig, write(tmp_path), ["async.ahead=24", "rollout.oversample=1.5"]).ahead == 24
 
 
 def test_min_samples_must_fit_the_group(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import itertools
 import json
 import typing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,17 +13,27 @@ import torch
 from controller_jobs import make_job, make_model
 
 from headrace.algorithms.policy_loss import PolicyLoss
-from headrace.config import ConfigError, TrainConfig, load_config
+from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, TrainConfig, load_config
 from headrace.config.algorithm import AlgorithmConfig, RecipeName
 from headrace.config.trainer import OptimizerConfig, TrainerConfig
+from headrace.controller.pairs import run_dpo, run_rm
 from headrace.controller.plan import make_plan
 from headrace.controller.policy_objective import PolicyObjective, policy_columns
+from headrace.controller.sft import run_sft
 from headrace.controller.train import Ended, train
 from headrace.models.loading import load_causal_lm
 from headrace.models.packing import PackRow, pack
 from headrace.training.trainer import HFTrainer
 
 RECIPES = typing.get_args(RecipeName)
+EXAMPLES = Path(__file__).parents[2] / "examples" / "recipes"
+PAIR = {"chosen": "AB", "rejected": "b"}
+OFFLINE: dict[str, tuple[Any, Any, str, dict[str, str]]] = {
+    "sft": (SFTConfig, run_sft, "samples_per_batch", {"response": "AB"}),
+    "rm": (RMConfig, run_rm, "pairs_per_batch", PAIR),
+    "dpo": (DPOConfig, run_dpo, "pairs_per_batch", PAIR),
+}
+"""The config, the trainer, the key of its batch's size, and what a line of data has beside the prompt."""
 
 
 @pytest.fixture(scope="module")
@@ -121,19 +132,38 @@ def test_distillation_without_a_teacher_is_refused(tmp_path: Path) -> None:
 
 def test_every_recipe_has_an_example_that_names_nothing_that_is_not_there(tmp_path: Path, model: Path) -> None:
     make_job(tmp_path)
-    examples = Path(__file__).parents[2] / "examples" / "recipes"
-    assert {path.stem for path in examples.glob("*.yaml")} == set(RECIPES)
-    for path in sorted(examples.glob("*.yaml")):
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {*RECIPES, *OFFLINE}
+    for name in RECIPES:
         overrides = [
             f"model.path={model}",
             f"data.train={tmp_path}/train.jsonl",
             f"reward.function={tmp_path}/reward.py:score",
             "rollout.sampling.max_new_tokens=8",
         ]
-        overrides += [f"teacher.model={model}"] if path.stem == "opd" else []
-        config = load_config(TrainConfig, path, overrides)
-        assert config.algorithm.recipe == path.stem
-        assert make_plan(config).recipe.name == path.stem
+        overrides += [f"teacher.model={model}"] if name == "opd" else []
+        config = load_config(TrainConfig, EXAMPLES / f"{name}.yaml", overrides)
+        assert config.algorithm.recipe == name
+        assert make_plan(config).recipe.name == name
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_an_offline_example_runs_and_its_loss_falls_on_a_fixed_batch(tmp_path: Path, model: Path, name: str) -> None:
+    kind, train_on, batch, row = OFFLINE[name]
+    data = tmp_path / "train.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{letter}:", **row}) + "\n" for letter in "abcdefgh"))
+    overrides = [
+        f"model.path={model}",
+        "model.dtype=float32",
+        f"data.train={data}",
+        f"trainer.{batch}=8",
+        "trainer.steps=3",
+        "trainer.optimizer.lr=1e-3",
+        "runtime.threads=1",
+    ]
+    config = load_config(kind, EXAMPLES / f"{name}.yaml", overrides)
+    result = train_on(config, tmp_path / "out", report=lambda *_: None, now=lambda: 0.0)
+    assert (result.steps, result.skipped_steps) == (3, 0)
+    assert result.last_loss < result.first_loss
 
 
 def test_the_roles_of_ppo_compute_at_the_same_time(tmp_path: Path) -> None:

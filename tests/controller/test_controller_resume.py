@@ -11,7 +11,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from controller_jobs import make_job, run, start
+from safetensors.torch import load_file
 
 from headrace.config import TrainConfig, config_sha256, load_config
 from headrace.store import RunReader, RunStore
@@ -213,3 +215,95 @@ def test_a_second_process_is_refused_while_the_first_runs(job: Path, tmp_path: P
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
+
+
+HELD = 4
+"""Batches that a held run trains."""
+
+
+def ppo_job(folder: Path) -> Path:
+    """On-policy PPO, one group a batch and one thread, so that nothing depends on what ends first; its reward waits
+    while `folder/hold` is there and the batch is HELD."""
+    job = make_job(
+        folder,
+        data__eval=None,
+        data__shuffle=False,
+        async__mode="sync",
+        rollout__prompts_per_batch=1,
+        rollout__samples_per_prompt=4,
+        rollout__filters=[],
+        algorithm={"recipe": "ppo", "kl": {"target": 100.0, "horizon": 40}},
+        critic={"optimizer": {"lr": 1e-3}},
+        trainer__batches=HELD + 2,
+        reward__timeout_s=60,
+        runtime__threads=1,
+    )
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    (folder / "train.jsonl").write_text("".join(json.dumps({**row, "at": i}) + "\n" for i, row in enumerate(rows)))
+    (folder / "reward.py").write_text(
+        "import os, time\n"
+        "def score(response, row):\n"
+        f"    while row['at'] == {HELD} and os.path.exists({str(folder / 'hold')!r}):\n"
+        "        time.sleep(0.01)\n"
+        "    return sum(map(ord, response)) % 7 / 7\n"
+    )
+    return job
+
+
+def wait_for_commit(process: subprocess.Popen[str], folder: Path, number: int, seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert process.poll() is None, process.communicate()[0]
+        if (folder / "run.db").exists():
+            connection = sqlite3.connect(folder / "run.db")
+            try:
+                if connection.execute("SELECT max(number) FROM checkpoints").fetchone()[0] == number:
+                    return
+            except sqlite3.OperationalError:
+                pass  # the tables are being made
+            finally:
+                connection.close()
+        time.sleep(0.02)
+    raise AssertionError(f"version {number} was not committed within {seconds} s")
+
+
+def committed(job: Path, folder: Path) -> tuple[int, dict[str, float], dict[str, torch.Tensor]]:
+    """The last commit of a run that has ended: its number, its state, and the tensors of policy and critic."""
+    store = RunStore.open(folder, config_sha256=config_sha256(load_config(TrainConfig, job)))
+    restored = store.checkpoints.restore()
+    store.close()
+    assert restored.path is not None
+    tensors = {
+        f"{part}/{name}": tensor
+        for part in (".", "critic")
+        for name, tensor in load_file(restored.path / part / "trainer.safetensors").items()
+    }
+    return restored.number, restored.state, tensors
+
+
+def test_ppo_goes_on_from_the_commit_as_if_nothing_had_been(tmp_path: Path) -> None:
+    """Weights and optimisers of policy and critic, and the KL coefficient, come back together."""
+    job = ppo_job(tmp_path / "job")
+    code, out = run("train", job, "--dir", tmp_path / "whole")
+    assert code == 0, out
+
+    (tmp_path / "job" / "hold").touch()
+    folder = tmp_path / "killed"
+    process = start("train", job, "--dir", folder)
+    wait_for_commit(process, folder, HELD)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    (tmp_path / "job" / "hold").unlink()
+    code, out = run("train", job, "--dir", folder, "--resume")
+    assert code == 0, out
+
+    number, state, tensors = committed(job, tmp_path / "whole")
+    other_number, other_state, others = committed(job, folder)
+    assert number == other_number == HELD + 2
+    assert other_state == state
+    assert state["kl_coefficient"] == pytest.approx(0.02 * (1 - 0.2 * 4 / 40) ** number), "it fell with every batch"
+    assert tensors.keys() == others.keys()
+    for part in (".", "critic"):
+        assert any(tensor.any() for name, tensor in tensors.items() if name.startswith(f"{part}/exp_avg_sq."))
+    different = [name for name, tensor in tensors.items() if not torch.equal(tensor, others[name])]
+    assert not different

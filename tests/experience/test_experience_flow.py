@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.experience.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
-from headrace.experience.flow import Admission, Flow
+from headrace.experience.flow import Admission, Flow, NothingToTrain
 from headrace.experience.index import Consumer
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.sample import Group, Sample, SampleStatus
@@ -43,7 +43,15 @@ class Bench:
     """A flow over a real store, in the state that the store is in."""
 
     def __init__(
-        self, folder: Path, store: RunStore, on_deadline: str = "wait", prompts: int = 8, batches: int = 10
+        self,
+        folder: Path,
+        store: RunStore,
+        on_deadline: str = "wait",
+        prompts: int = 8,
+        batches: int = 10,
+        surplus: int = 0,
+        max_staleness: int = 1,
+        max_drops: int | None = None,
     ) -> None:
         self.prompts, self.batches = prompts, batches
         self.folder = folder
@@ -61,12 +69,13 @@ class Bench:
         self.table = ExperienceTable(CONSUMERS, capacity=20, lease_s=60.0, clock=self.runtime.clock)
         schedule = Schedule(
             prompts_per_batch=2,
-            max_staleness=1,
+            max_staleness=max_staleness,
             total_batches=batches,
             on_deadline=on_deadline,  # type: ignore[arg-type]
             ahead=4,
+            surplus=surplus,
         )
-        self.flow = Flow(schedule, self.table, source, store, self.runtime)
+        self.flow = Flow(schedule, self.table, source, store, self.runtime, max_drops_per_batch=max_drops)
 
     def admit(self, version: int = 0) -> Admission:
         admission = self.flow.admit(version)
@@ -238,23 +247,88 @@ def test_overdue_running_groups_are_named_and_handed_back(tmp_path: Path) -> Non
     with_bench(tmp_path, body, on_deadline="drop")
 
 
-def test_all_overdue_ready_groups_go_before_any_enters_the_next_batch(tmp_path: Path) -> None:
+def test_a_finished_group_that_is_overdue_goes_before_the_next_batch_can_take_it(tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:
         slow = [bench.admit(), bench.admit()]
         for version in (0, 0):
             await bench.finish_and_keep(bench.admit(version))
         bench.train()
+        for admission in slow:
+            await bench.flow.finish(group(admission))
         for version in (1, 1):
             await bench.finish_and_keep(bench.admit(version))
-        # Batch 1 is full, and was the last one that could have taken these two.
-        assert bench.flow.overdue() == [admission.key for admission in slow]
-        for admission in slow:
-            bench.flow.hand_back(admission.key, bench.flow.reason_overdue)
-        bench.train()
+        # Batch 1 is full, and was the last one that could have taken the two that no filter has judged yet.
         assert bench.store.ledger.counts().dropped == {"again: overdue": 2}
+        assert bench.flow.overdue() == []
+        bench.train()
         assert bench.flow.ready_groups == 0
 
     with_bench(tmp_path, body, on_deadline="drop")
+
+
+OVERSAMPLED = {"on_deadline": "drop", "max_staleness": 0, "surplus": 2}
+
+
+def test_a_surplus_is_handed_back_when_the_batch_is_sealed(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        admissions = [bench.admit() for _ in range(4)]
+        assert bench.flow.admit(0) is None
+        running, finished, *first = admissions
+        await bench.flow.finish(group(finished))
+        for admission in first:
+            await bench.finish_and_keep(admission)
+        assert bench.flow.is_sealed
+        assert bench.flow.overdue() == [running.key]
+        assert bench.store.ledger.counts().dropped == {"again: surplus": 1}, "what is finished goes at once"
+        bench.flow.hand_back(running.key, bench.flow.reason_overdue)
+        assert bench.store.ledger.counts().dropped == {"again: surplus": 2}
+        assert bench.flow.admit(0) is None, "nothing starts for a batch that is full"
+        bench.train()
+        again = [bench.admit(1).key for _ in range(2)]
+        assert again == [key._replace(attempt=1) for key in (finished.key, running.key)], "they come first"
+
+    with_bench(tmp_path, body, **OVERSAMPLED)
+
+
+def test_what_is_dropped_without_end_ends_the_run_with_the_reasons(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        await bench.finish_and_keep(bench.admit())
+        for reason in ("zero_spread", "zero_spread", "length"):
+            admission = bench.admit()
+            await bench.flow.finish(group(admission))
+            bench.flow.drop(admission.key, reason)
+        bench.flow.hand_back(bench.admit().key, "failed: reward_died")
+        says = (
+            r"4 groups were dropped while batch 0 was composed "
+            r"\(zero_spread 2, length 1, again: failed: reward_died 1\), and it has 1 of 2: .*--resume the run"
+        )
+        with pytest.raises(NothingToTrain, match=says):
+            bench.flow.admit(0)
+
+    with_bench(tmp_path, body, max_drops=4)
+
+
+def test_drops_count_anew_in_each_batch_and_a_surplus_does_not_count(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        for version in range(3):
+            dropped = bench.admit(version)
+            await bench.flow.finish(group(dropped))
+            bench.flow.drop(dropped.key, "zero_spread")
+            rest = [bench.admit(version) for _ in range(4)]
+            for admission in rest[2:]:
+                await bench.finish_and_keep(admission)
+            for admission in rest[:2]:
+                bench.flow.hand_back(admission.key, bench.flow.reason_overdue)
+            assert bench.flow.admit(version) is None
+            bench.train()
+        # Of the first two surplus prompts one is filtered out, and one is surplus again: two attempts are all.
+        assert bench.store.ledger.counts().dropped == {
+            "zero_spread": 3,
+            "again: surplus": 5,
+            "exhausted (surplus)": 1,
+        }
+
+    with_bench(tmp_path, body, prompts=40, max_drops=2, **OVERSAMPLED)
 
 
 def test_a_restore_brings_back_more_groups_than_the_table_holds(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The schedule's promises, under worlds that go wrong in every way the design names."""
 
+from dataclasses import replace
+
 import pytest
 from benchmarks.schedule_world import World, WorldRun
 from hypothesis import example, find, given, settings
@@ -50,13 +52,15 @@ class EarliestDeadlineFirst(Schedule):
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
     batch = draw(st.integers(1, 5))
+    rule = draw(st.sampled_from(["wait", "mask", "drop", "late"]))
     return World(
         prompts_per_batch=batch,
         max_staleness=draw(st.integers(0, 4)),
         total_batches=draw(st.integers(1, 12)),
-        on_deadline=draw(st.sampled_from(["wait", "mask", "drop", "late"])),
+        on_deadline=rule,
         prompts=draw(st.integers(0, 70)),
         ahead=draw(st.integers(batch, 3 * batch + 5)),
+        surplus=draw(st.integers(0, 2 * batch)) if rule == "drop" else 0,
         engines=draw(st.integers(1, 3)),
         tail=draw(st.sampled_from([0.0, 0.5, 1.5, 2.5])),
         step_time=draw(st.sampled_from([0.0, 0.1, 1.0, 5.0])),
@@ -92,6 +96,7 @@ def test_wait_wastes_nothing(world: World) -> None:
         **{
             **world.__dict__,
             "on_deadline": "wait",
+            "surplus": 0,
             "drop_share": 0.0,
             "fail_share": 0.0,
             "engine_death_share": 0.0,
@@ -168,6 +173,83 @@ def test_drop_hands_the_overdue_group_back() -> None:
         plan.take()
         overdue = plan.step()
     assert overdue == [key(0)]
+
+
+def test_on_policy_the_first_that_are_ready_make_the_batch_and_the_rest_are_overdue_once_it_is_sealed() -> None:
+    plan = schedule(prompts_per_batch=2, max_staleness=0, on_deadline="drop", surplus=2)
+    for position in range(4):
+        plan.start(key(position), 0)
+    assert not plan.may_start(0)
+    plan.ready(key(3))
+    plan.take()
+    assert plan.overdue() == [], "all could still enter"
+    plan.ready(key(1))
+    plan.ready(key(0))
+    assert [placement.key for placement in plan.take()] == [key(1)]
+    assert plan.overdue() == [key(0), key(2)], "the finished one too"
+    for position in (0, 2):
+        plan.drop(key(position))
+    assert not plan.may_start(0), "nobody could enter the sealed batch"
+    assert plan.step() == []
+    assert not plan.may_start(0)
+    assert plan.may_start(1)
+
+
+def test_a_surplus_within_the_bound_stays_for_the_next_batch() -> None:
+    plan = schedule(prompts_per_batch=2, max_staleness=1, on_deadline="drop", surplus=1)
+    for position in range(5):
+        plan.start(key(position), 0)
+    assert not plan.may_start(0), "two batches and one more"
+    for position in (0, 1, 2):
+        plan.ready(key(position))
+    assert len(plan.take()) == 2
+    assert plan.overdue() == []
+    assert plan.step() == []
+    assert [placement.key for placement in plan.take()] == [key(2)]
+    plan.ready(key(4))
+    plan.take()
+    assert plan.overdue() == [key(3)], "batch 1 was its last"
+
+
+def test_an_engine_that_is_behind_starts_no_surplus_for_a_batch_that_is_done() -> None:
+    plan = schedule(prompts_per_batch=1, max_staleness=0, on_deadline="drop", surplus=5)
+    plan.start(key(0), 0)
+    plan.ready(key(0))
+    plan.take()
+    plan.step()
+    assert not plan.may_start(0)
+    assert plan.start(key(1), 1) == 1
+
+
+def test_the_last_batch_starts_no_surplus() -> None:
+    plan = schedule(prompts_per_batch=2, max_staleness=1, total_batches=2, on_deadline="drop", surplus=3)
+    for position in range(4):
+        plan.start(key(position), 0)
+    assert not plan.may_start(0)
+    plan.ready(key(0))
+    plan.take()
+    assert not plan.may_start(0)
+    plan.drop(key(1))
+    assert plan.may_start(0)
+
+
+@pytest.mark.parametrize("rule", ["wait", "mask", "late"])
+def test_a_surplus_that_cannot_be_shed_is_refused(rule: str) -> None:
+    with pytest.raises(ValueError, match=f"surplus is 1 with on_deadline {rule}"):
+        schedule(on_deadline=rule, surplus=1)
+
+
+def test_a_surplus_hides_a_long_tail() -> None:
+    """On-policy, with heavy tails: the slowest of a batch is no longer waited for."""
+    world = World(
+        prompts_per_batch=8, max_staleness=0, total_batches=30, on_deadline="drop", prompts=10_000, ahead=100, tail=1.5
+    )
+    plain, more = WorldRun(world).run(), WorldRun(replace(world, surplus=4)).run()
+    assert plain.finished
+    assert more.finished
+    assert plain.handed_back == 0
+    assert 0 < more.handed_back <= 29 * 4, "the last batch has no surplus"
+    assert more.trainer_idle < 0.7 * plain.trainer_idle
 
 
 def test_the_last_batch_may_be_short() -> None:

@@ -22,7 +22,7 @@ DOUBLE = [{"input": "3\n", "output": "6\n"}, {"input": "-1", "output": "-2"}]
 ADD = [{"call": "add", "arguments": [1, 2], "returns": 3}, {"call": "add", "arguments": [0.1, 0.2], "returns": 0.3}]
 
 
-@pytest.fixture(params=["bubblewrap", "namespaces", "none"])
+@pytest.fixture(params=["bubblewrap", "nsjail", "namespaces", "none"])
 def tool(request: pytest.FixtureRequest) -> str:
     """Each tool that works here."""
     name: str = request.param

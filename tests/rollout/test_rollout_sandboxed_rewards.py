@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import pytest
 
 from headrace.config import ConfigError
 from headrace.config.data import RewardConfig, SandboxConfig
+from headrace.rollout import sandbox
 from headrace.rollout.failures import failure_kind
 from headrace.rollout.rewards.outcome import RewardOutcome
 from headrace.rollout.rewards.pool import RewardPool
@@ -115,7 +118,7 @@ def hostile(tmp_path: Path) -> str:
     return f"{tmp_path}/hostile.py:reward"
 
 
-@pytest.fixture(params=["bubblewrap", "namespaces", "none"])
+@pytest.fixture(params=["bubblewrap", "nsjail", "namespaces", "none"])
 def tool(request: pytest.FixtureRequest) -> str:
     """Each tool that works here."""
     name: str = request.param
@@ -275,10 +278,12 @@ def test_a_run_killed_by_force_leaves_no_process_behind(hostile: str, tool: str)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_tool_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "program"), [("bubblewrap", "bwrap"), ("nsjail", "nsjail")])
+def test_a_tool_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, name: Any, program: str) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ConfigError, match=r"reward\.sandbox\.tool is bubblewrap, which does not work here: no program"):
-        asyncio.run(find_walls(SandboxConfig(tool="bubblewrap"), SystemClock(), own_function=True))
+    says = rf"reward\.sandbox\.tool is {name}, which does not work here: no program {program}; mend that"
+    with pytest.raises(ConfigError, match=says):
+        asyncio.run(find_walls(SandboxConfig(tool=name), SystemClock(), own_function=True))
 
 
 def test_a_limit_that_loading_exceeds_is_refused(tmp_path: Path) -> None:
@@ -287,15 +292,62 @@ def test_a_limit_that_loading_exceeds_is_refused(tmp_path: Path) -> None:
         score_all(f"{tmp_path}/large.py:f", "none", [], memory_mib=64)
 
 
-def test_bubblewrap_s_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = tmp_path / "bwrap"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder of programs that do nothing, and the only one where programs are looked for."""
+    for name in ("bwrap", "nsjail"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def test_bubblewrap_s_command_line(stub: Path) -> None:
     line = Walls("bubblewrap", 1024, network=False, reads=("/usr",)).around(["/bin/true"], "/work-folder")
     words = " ".join(line)
-    assert line[0] == str(program)
+    assert line[0] == str(stub / "bwrap")
     assert "--unshare-net" in line
     assert "--ro-bind /usr /usr" in words
     assert "--ro-bind / /" not in words
     assert "--size 1024 --tmpfs /work-folder --chdir /work-folder -- /bin/true" in words
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+@pytest.mark.parametrize("network", [False, True])
+def test_nsjail_s_command_line(stub: Path, monkeypatch: pytest.MonkeyPatch, user: int, network: bool) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    walls = Walls("nsjail", 1024, network=network, reads=("/usr",))
+    line = walls.around(["/bin/true", "--", "x"], "/work-folder", passes=(5, 7))
+    outer, inner = line[: line.index("--")], line[line.index("--") + 1 :]
+    assert outer[3].endswith("tied.py"), "nsjail does not end with the process that started it"
+    assert outer[4] == str(stub / "nsjail")
+    assert ("--disable_clone_newnet" in outer) == network
+    assert ("--disable_clone_newuser" in outer) == (user == 0)
+    assert not {"--disable_clone_newpid", "--disable_clone_newipc", "--disable_no_new_privs", "--keep_caps"} & {*outer}
+    options = list(itertools.pairwise(outer))
+    assert [value for name, value in options if name == "--pass_fd"] == ["5", "7"]
+    assert ("--time_limit", "0") in options, "a process that scores lives as long as the run"
+    kept = {value for name, value in options if name == "--cap"}
+    nobodys = {"CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"}
+    assert kept == {"CAP_SYS_ADMIN"} | (nobodys if user == 0 else set())
+    assert inner[3].endswith("enter.py")
+    spec = json.loads(inner[4])
+    assert (spec["folder"], spec["disk_bytes"], spec["reads"]) == ("/work-folder", 1024, ["/usr"])
+    assert spec["is_first"], "what is left to do: the mounts, and to drop the right to mount"
+    assert inner[5:] == ["/bin/true", "--", "x"]
+
+
+def test_what_is_tied_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    tied = Path(sandbox.__file__).with_name("tied.py")
+    code = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); input()"
+    command = [sys.executable, "-c", code, sys.executable, "-I", "-S", str(tied), "/bin/sleep", "60"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        deadline = time.monotonic() + 10
+        while child.name() != "sleep" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert child.name() == "sleep"
+        parent.kill()
+    _, alive = psutil.wait_procs([child], timeout=5)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]

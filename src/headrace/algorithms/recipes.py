@@ -40,6 +40,10 @@ class Recipe:
     def has(self, stage: str) -> bool:
         return any(other.name == stage for other in self.stages)
 
+    def stage(self, name: str) -> Stage:
+        """The one of that name, which the recipe `has`."""
+        return next(stage for stage in self.stages if stage.name == name)
+
 
 class Settings(Protocol):
     """What of a config decides the stages; `headrace.config.algorithm.AlgorithmConfig` has it."""

@@ -71,8 +71,8 @@ class RewardTerm(RewardFunction):
 
 
 class SandboxConfig(Section):
-    tool: Literal["auto", "bubblewrap", "namespaces", "none"] = "auto"
-    """What walls code off from files, processes and the network: `bubblewrap` (the program `bwrap`), or Linux
+    tool: Literal["auto", "bubblewrap", "nsjail", "namespaces", "none"] = "auto"
+    """What walls code off from files, processes and the network: `bubblewrap` (the program `bwrap`), `nsjail`, or Linux
     `namespaces` of our own; `auto` takes the first that works here, or `none`: then only limits and the killing of
     processes remain."""
     memory_mib: int = Field(default=4096, ge=64)

@@ -39,11 +39,11 @@ def ineffective(config: TrainConfig) -> list[str]:
         ),
         (algorithm.objective == "naive", "algorithm.behavior", algorithm.behavior, (), "algorithm.objective is naive"),
         (
-            reward.function != "numeric",
+            not {term.function for term in reward.all_terms} & {"numeric", "code"},
             "reward",
             reward,
             ("tolerance",),
-            f"reward.function is {reward.function or 'exact'}",
+            f"reward.function is {reward.description}",
         ),
     ]
     return [

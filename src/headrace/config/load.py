@@ -25,6 +25,7 @@ _OPERATIONAL: dict[str, Any] = {
     "evaluation": True,
     "engine": {"max_concurrent_sequences", "kv_cache_gib", "prefill_tokens_per_step"},
     "reward": {"timeout_s", "workers"},
+    "rollout": {"max_drops_per_batch"},
 }
 """Keys that a resumed run may change."""
 
@@ -67,6 +68,7 @@ def dump_config(config: Section) -> str:
 
 def config_sha256(config: Section) -> str:
     """Hex digest of what decides a run's result: configs that differ only in where and how fast they run (`runtime`,
-    `checkpoint`, `weights`, `evaluation`, sizes of the engine, processes of the reward) have equal digests."""
+    `checkpoint`, `weights`, `evaluation`, sizes of the engine, processes of the reward), or in when they give up, have
+    equal digests."""
     values = config.model_dump(mode="json", by_alias=True, exclude=_OPERATIONAL)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -46,8 +46,8 @@ class RolloutConfig(Section):
     """Groups started for each that a batch needs. The first that are ready make the batch; what can enter none within
     `async.max_staleness` any more is ended and tried again later (`async.on_deadline: drop`)."""
     max_drops_per_batch: int | None = Field(default=None, ge=1)
-    """Groups dropped while one batch is composed, after which the run ends with an error that says why they were;
-    64 x prompts_per_batch unless given."""
+    """Groups dropped while one batch is composed (surplus ones aside), after which the run ends with an error that says
+    why they were; 64 x prompts_per_batch unless given."""
     filters: tuple[FilterConfig, ...] = ("zero_spread",)
     """Each drops groups: `zero_spread` (all rewards equal), a function of yours, `path.py:function`, or one with
     parameters, as `{type: reward_range, low: 0.1, high: 0.9}`."""
@@ -81,8 +81,8 @@ class AsyncConfig(Section):
     """What happens to a group that is still running when its last batch is due. Unless given, `drop` with
     `rollout.oversample`, else `wait` when max_staleness is 0, else `mask`."""
     ahead: int | None = Field(default=None, ge=1)
-    """Most groups running or waiting for a batch; 2 x prompts_per_batch, and what `rollout.oversample` adds, unless
-    given."""
+    """Most groups running or waiting for a batch; unless given, 2 x prompts_per_batch and the surplus of
+    `rollout.oversample`."""
     swap: Literal["recompute", "keep", "drain"] = "recompute"
     """What a weight update does to sequences in flight."""
 

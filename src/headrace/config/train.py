@@ -155,6 +155,12 @@ class TrainConfig(Section):
                 f"async.ahead is {ahead}, less than rollout.prompts_per_batch ({batch}): a batch could never fill; "
                 f"raise it to {batch} or more"
             )
+        surplus = self.rollout.surplus
+        if ahead is not None and surplus and ahead < batch + surplus:
+            raise ValueError(
+                f"async.ahead is {ahead}, but with rollout.oversample {batch + surplus} groups start for a batch; "
+                f"raise it to {batch + surplus} or more"
+            )
         episode_s, stall_s = self.rollout.episode_timeout_s, self.runtime.stall_timeout_s
         if episode_s > stall_s:
             raise ValueError(

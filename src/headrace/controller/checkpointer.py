@@ -37,14 +37,20 @@ class Checkpointer:
         committed: int,
     ) -> None:
         """`others`: models that go with the policy's, by the name of their folder. `state`: small values that go with
-        the weights. `committed`: number of the version that the run could be restored to now."""
+        the weights, taken when a batch is `trained`. `committed`: number of the version that the run could be restored
+        to now."""
         self._store = store
         self._trainer = trainer
         self._others = others
         self._state = state
+        self._state_then: dict[str, Any] = {}
         self._runtime = runtime
         self._every = every
         self._committed = committed
+
+    def trained(self) -> None:
+        """A batch is trained, and nothing of the next one has begun that could change the state."""
+        self._state_then = self._state()
 
     async def after(self, version: Version) -> None:
         """Checkpoint if it is time."""
@@ -62,7 +68,7 @@ class Checkpointer:
             TRAINER_LANE, self._store.checkpoints.prepare, version.number, self._save
         )
         self._store.ledger.counts().check()
-        self._store.checkpoints.commit(prepared, branch=version.branch, number=version.number, state=self._state())
+        self._store.checkpoints.commit(prepared, branch=version.branch, number=version.number, state=self._state_then)
         self._committed = version.number
 
     def _save(self, folder: Path) -> None:

@@ -28,7 +28,8 @@ def _run(plan: Plan) -> list[str]:
         f"context {plan.max_context} tokens",
         f"data      {config.data.train}: {len(plan.prompts)} prompts; held out: {len(plan.eval_prompts)}",
         f"batches   {plan.total_batches} of {rollout.prompts_per_batch} prompts x {rollout.samples_per_prompt} "
-        f"samples, {config.algorithm.updates_per_batch} optimiser step(s) each",
+        f"samples, {config.algorithm.updates_per_batch} optimiser step(s) each"
+        + (f"; {rollout.surplus} prompt(s) more are started" if rollout.surplus else ""),
         f"schedule  {asynchrony.mode}: staleness at most {asynchrony.staleness_bound}, on deadline "
         f"{config.deadline_rule}, swaps {asynchrony.swap}",
     ]

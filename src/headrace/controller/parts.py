@@ -27,7 +27,7 @@ from headrace.models.loading import load_causal_lm, load_value_model, resolve_de
 from headrace.models.values import token_values
 from headrace.observe.tally import Tally
 from headrace.observe.waits import WaitMeter
-from headrace.roles import actor, advantages
+from headrace.roles import actor
 from headrace.roles.actor import TRAINER_LANE, ActorRole, SealedSteps, TrainedStep
 from headrace.roles.advantages import AdvantagesRole
 from headrace.roles.batch_stats import StalenessRule
@@ -327,8 +327,8 @@ def connect(
         advantages=AdvantagesRole(
             context,
             estimator,
+            reads=plan.recipe.stage("advantages").reads,
             whole_batch=algorithm.needs_whole_batch,
-            reads=next(stage.reads for stage in plan.recipe.stages if stage.name == advantages.NAME),
             extra=algorithm.advantage_reads,
         ),
         critic=critic,
@@ -351,6 +351,7 @@ def connect(
             else None,
             critic=critic,
             warm_up_batches=config.critic.warmup_batches if algorithm.needs_critic else 0,
+            trained=checkpointer.trained,
             after_step=_after_step(recorder, checkpointer, lineage, _refresh(plan, models, runtime)),
         ),
         follower=WeightFollowerRole(

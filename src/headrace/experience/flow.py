@@ -25,6 +25,7 @@ SURPLUS = "surplus"
 EXHAUSTED = "exhausted"
 HANDED_BACK = "again: "
 """Begins the reason of a drop after which the prompt is tried again; no filter's name can begin so."""
+_SURPLUS_REASONS = (f"{HANDED_BACK}{SURPLUS}", f"{EXHAUSTED} ({SURPLUS})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,15 +206,16 @@ class Flow:
 
     def _check_drops(self) -> None:
         drops = Counter(self._dropped)
-        drops.pop(f"{HANDED_BACK}{SURPLUS}", None)
+        for reason in _SURPLUS_REASONS:
+            del drops[reason]
         if self._max_drops is None or drops.total() < self._max_drops:
             return
-        reasons = ", ".join(f"{count} by {reason}" for reason, count in drops.most_common())
+        reasons = ", ".join(f"{reason} {count}" for reason, count in drops.most_common())
         raise NothingToTrain(
             f"{drops.total()} groups were dropped while batch {self._schedule.batch} was composed ({reasons}), and it "
-            f"has {len(self._schedule.taken)} of {self._schedule.prompts_per_batch}: the prompts are too easy or too "
-            "hard for the policy, or its rewards too much alike; look at them with `headrace inspect`, change the "
-            "data, the reward or rollout.filters, or raise rollout.max_drops_per_batch, and resume the run"
+            f"has {len(self._schedule.taken)} of {self._schedule.prompts_per_batch}: the prompts may be too easy or "
+            "too hard for the policy, or its rewards too much alike; look at them with `headrace inspect`, and change "
+            "the data, the reward or rollout.filters, or raise rollout.max_drops_per_batch and --resume the run"
         )
 
     def _shed(self, overdue: Iterable[GroupKey]) -> None:

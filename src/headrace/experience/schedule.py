@@ -29,9 +29,9 @@ max_staleness = 2 let three groups start at version 0 (due at 2) and, once batch
 at 3). If the last one ends first and takes batch 1, two groups are due at batch 2, which has one place.
 
 **Surplus** (over-sampling, with `drop`). So many groups more may start than the batches up to the deadline hold:
-i < min((v + max_staleness + 1) * B + surplus, total_batches * B). The first that are ready fill the batches; who then
-can enter no batch within its deadline is handed back as soon as its last batch is sealed. What is ready or running with
-a later deadline stays for the next batch.
+i < min((v + max_staleness + 1) * B + surplus, total_batches * B), unless the batch D is sealed: none is started for it
+any more. The first that are ready fill the batches; who then can enter no batch within its deadline is handed back as
+soon as its last batch is sealed. What is ready or running with a later deadline stays for the next batch.
 
 Under `mask`, `drop` and `late` the batch does not wait for a group that is due: ready groups are taken by earliest
 deadline, and the bound holds because tokens older than it are left out of the loss (`mask`) or the group is handed
@@ -139,9 +139,14 @@ class Schedule:
         """True once every batch is trained, or nothing is left to train."""
         return self.batch >= self.total_batches or (self._spent and not self._live and not self._taken)
 
+    @property
+    def _first_open(self) -> int:
+        """The first batch that a group may still enter."""
+        return self.batch + 1 if self.is_sealed else self.batch
+
     def may_start(self, version: int) -> bool:
         """Whether a group may start now on an engine that has loaded version number `version`."""
-        if self._spent or self.live >= self.ahead:
+        if self._spent or self.live >= self.ahead or version + self.max_staleness < self._first_open:
             return False
         place = self.batch * self.prompts_per_batch + len(self._taken) + self.live
         due = (version + self.max_staleness + 1) * self.prompts_per_batch + self.surplus
@@ -194,8 +199,7 @@ class Schedule:
         """
         if self.on_deadline != "drop":
             return []
-        first = self.batch + 1 if self.is_sealed else self.batch
-        return [group.key for group in self._live.values() if group.deadline < first]
+        return [group.key for group in self._live.values() if group.deadline < self._first_open]
 
     def step(self) -> list[GroupKey]:
         """The batch was trained: compose the next one. Returns those that are `overdue` now."""

@@ -73,12 +73,14 @@ class ActorRole:
         sealed: SealedSteps | None,
         critic: CriticRole | None = None,
         warm_up_batches: int = 0,
+        trained: Callable[[], None] = lambda: None,
         after_step: Callable[[TrainedStep], Awaitable[None]],
     ) -> None:
         """`columns`: of the table, beside tokens and mask, that the loss reads. `sealed`: how a whole batch is trained;
         None: one step, from micro-batches as they come. `critic`: steps along with every batch; in the first
-        `warm_up_batches` it alone does. `after_step` is awaited once the new version is published: the record and the
-        checkpoint are made there."""
+        `warm_up_batches` it alone does. `trained` is called after the steps on a batch, before the next one can be
+        sealed: what goes with the weights is as it was then. `after_step` is awaited once the new version is
+        published: the record and the checkpoint are made there."""
         self._context = context
         self._loader = loader
         self._trainer = trainer
@@ -91,6 +93,7 @@ class ActorRole:
         self._sealed = sealed
         self._critic = critic
         self._warm_up = warm_up_batches
+        self._trained = trained
         self._after_step = after_step
         self._stopping = False
         self._train_s = 0.0
@@ -146,6 +149,7 @@ class ActorRole:
             reports = await self._sealed_steps(self._sealed, work)
         critic = None if self._critic is None else await self._critic.step(batch)
         self._context.table.ack(*work.leases)
+        self._trained()
         done = self._context.flow.step()
         return TrainedStep(batch, done.groups, done.late_groups, work.stats, tuple(reports), self._train_s, critic)
 

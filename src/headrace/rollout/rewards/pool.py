@@ -220,8 +220,8 @@ class RewardPool:
         walls = await find_walls(self._config.sandbox, self._clock, own_function=own_function)
         if not walls.stand and self._config.sandbox.tool == "auto":
             logger.warning(
-                "neither bubblewrap nor namespaces work here: code that is judged has limits, but it reads files and "
-                "reaches the network"
+                "neither bubblewrap nor nsjail nor namespaces work here: code that is judged has limits, but it reads "
+                "files and reaches the network"
             )
         return walls
 

@@ -98,18 +98,18 @@ class RewardProcess(asyncio.Protocol):
             files.callback(os.close, watched)
             log = launch.log_path
             output = DEVNULL if log is None else files.enter_context(log.open("ab")).fileno()
+            passed = (theirs.fileno(), watched)
             command = [
                 sys.executable,
                 "-P",  # the working folder must not hide the standard library
                 "-m",
                 "headrace.rollout.rewards.worker",
-                str(theirs.fileno()),
-                str(watched),
+                *map(str, passed),
             ]
             try:
                 self._process = await asyncio.create_subprocess_exec(
-                    *launch.walls.around(command, folder, stays=True),
-                    pass_fds=(theirs.fileno(), watched),
+                    *launch.walls.around(command, folder, stays=True, passes=passed),
+                    pass_fds=passed,
                     stdin=DEVNULL,
                     stdout=output,
                     stderr=output,

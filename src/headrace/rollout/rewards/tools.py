@@ -21,7 +21,7 @@ async def find_walls(config: SandboxConfig, clock: Clock, *, own_function: bool)
 
     Raises ConfigError if `sandbox.tool` names one that does not work here.
     """
-    tools = ("bubblewrap", "namespaces") if config.tool == "auto" else (config.tool,)
+    tools = ("bubblewrap", "nsjail", "namespaces") if config.tool == "auto" else (config.tool,)
     for tool in tools:
         walls = Walls(
             tool=tool,

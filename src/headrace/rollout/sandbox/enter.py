@@ -1,8 +1,9 @@
 """Runs a command in namespaces of its own, where all files are read-only but those of one folder in memory.
 
 Run as `python -I -S enter.py SPEC COMMAND...`; SPEC is JSON: `folder` (an empty one), its size `disk_bytes`,
-`network`, `reads` (paths that stay visible; null for all), and `stays`: the command begins in the present working
-folder and not in `folder`. Exits as the command does (128 + N for signal N), or with 125 if there is no sandbox. Every
+`network`, `reads` (paths that stay visible; null for all), `stays`: the command begins in the present working
+folder and not in `folder`, and `is_first`: this process is the first one of namespaces that were made for it, and only
+the mounts are left to do. Exits as the command does (128 + N for signal N), or with 125 if there is no sandbox. Every
 process in it ends with the command, and the command with this process. Imports the standard library alone.
 """
 
@@ -12,7 +13,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from headrace.rollout.sandbox import linux
@@ -29,6 +30,8 @@ _MOST_FILES = 10_000
 
 def main() -> None:
     spec, command = json.loads(sys.argv[1]), sys.argv[2:]
+    if spec["is_first"]:
+        _be_first(spec, command)
     try:
         linux.die_with_parent()
         user, group = os.geteuid(), os.getegid()
@@ -50,10 +53,12 @@ def main() -> None:
     os._exit(_exit_code(os.waitpid(first, 0)[1]))
 
 
-def _be_first(spec: dict[str, Any], command: list[str]) -> None:
+def _be_first(spec: dict[str, Any], command: list[str]) -> NoReturn:
     """The first process of the namespace: when it ends, the kernel ends all others."""
     try:
         linux.die_with_parent()
+        if spec["is_first"]:
+            linux.unshare(linux.NEW_MOUNTS)
         linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
         if spec["reads"] is None:
             _hide_nothing(spec)
@@ -67,6 +72,8 @@ def _be_first(spec: dict[str, Any], command: list[str]) -> None:
         if not spec["stays"]:
             os.chdir(spec["folder"])
         try:
+            if spec["is_first"]:  # it was left the right to mount
+                linux.keep_capabilities(linux.ROOT_KEEPS.values() if os.geteuid() == 0 else ())
             os.execv(command[0], command)
         except OSError as error:
             _fail(error)
@@ -122,7 +129,7 @@ def _exit_code(status: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _fail(error: OSError) -> None:
+def _fail(error: OSError) -> NoReturn:
     os.write(2, f"no sandbox: {error}\n".encode())
     os._exit(NO_SANDBOX)
 

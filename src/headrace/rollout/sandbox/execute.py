@@ -68,15 +68,16 @@ class Executor:
     def _watched(self, source: IO[bytes], given: IO[bytes], work: str, most_bytes: int, until: float) -> Ran:
         reading, report = os.pipe()
         start = f"{_START.format(_PACKAGES)}; program.main()"
-        inner = [sys.executable, "-I", "-c", start, str(source.fileno()), str(report)]
+        passed = (source.fileno(), report)
+        inner = [sys.executable, "-I", "-c", start, *map(str, passed)]
         with os.fdopen(reading, "rb"):
             try:
                 child = subprocess.Popen(
-                    self._walls.around(inner, work),
+                    self._walls.around(inner, work, passes=passed),
                     stdin=given,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    pass_fds=(source.fileno(), report),
+                    pass_fds=passed,
                     cwd=work,
                     env={},
                     start_new_session=True,

@@ -7,11 +7,17 @@ import os
 import platform
 import signal
 import sys
+from collections.abc import Iterable
 
-NEW_NAMESPACES = 0x00020000 | 0x20000000 | 0x08000000 | 0x04000000
+NEW_MOUNTS = 0x00020000
+NEW_NAMESPACES = NEW_MOUNTS | 0x20000000 | 0x08000000 | 0x04000000
 """Of mounts, processes, shared memory and host name (linux/sched.h)."""
 NEW_USER, NEW_NET = 0x10000000, 0x40000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+ROOT_KEEPS = {
+    "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_DAC_READ_SEARCH": 2, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7,
+}  # fmt: skip
+"""What it takes for root to become nobody, and for nobody to read (linux/capability.h)."""
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER = 1, 4, 8, 36
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 38, 47, 2
@@ -82,11 +88,16 @@ def become(user: int, *, reads_all: bool) -> None:
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
     if reads_all:
-        header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-        one = 1 << _CAP_DAC_READ_SEARCH
-        capabilities = (ctypes.c_uint32 * 6)(one, one, one, 0, 0, 0)
-        _check(_libc().capset(ctypes.byref(header), ctypes.byref(capabilities)), "capset")
+        keep_capabilities([_CAP_DAC_READ_SEARCH])
         _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_READ_SEARCH)
+
+
+def keep_capabilities(numbers: Iterable[int]) -> None:
+    """This process, which must have them, keeps these capabilities (below 32) and no other."""
+    mask = sum(1 << number for number in numbers)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    capabilities = (ctypes.c_uint32 * 6)(mask, mask, mask, 0, 0, 0)
+    _check(_libc().capset(ctypes.byref(header), ctypes.byref(capabilities)), "capset")
 
 
 def _prctl(option: int, *arguments: int) -> None:

@@ -6,10 +6,13 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_ENTER = Path(__file__).with_name("enter.py")
+from headrace.rollout.sandbox import linux
+
+_ENTER, _TIED = Path(__file__).with_name("enter.py"), Path(__file__).with_name("tied.py")
 _PACKAGES = Path(__file__).parents[3]
 """The folder that holds the package headrace."""
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives")
@@ -24,7 +27,7 @@ def python_files() -> tuple[str, ...]:
 @dataclass(frozen=True, slots=True)
 class Walls:
     tool: str
-    """`bubblewrap`, `namespaces` or `none`."""
+    """`bubblewrap`, `nsjail`, `namespaces` or `none`."""
     disk_bytes: int
     network: bool
     reads: tuple[str, ...] | None
@@ -34,23 +37,48 @@ class Walls:
     def stand(self) -> bool:
         return self.tool != "none"
 
-    def around(self, command: list[str], folder: str, *, stays: bool = False) -> list[str]:
+    def around(self, command: list[str], folder: str, *, stays: bool = False, passes: Sequence[int] = ()) -> list[str]:
         """The command line that runs `command` (an absolute path first) in a sandbox whose one writable folder is
-        `folder`: it begins there, or with `stays` where it is called. With the tool `none`, `command` itself."""
+        `folder`: it begins there, or with `stays` where it is called. It is handed the descriptors `passes`, which must
+        be inheritable. With the tool `none`, `command` itself."""
         match self.tool:
             case "none":
                 return command
             case "namespaces":
-                spec = {
-                    "folder": folder,
-                    "disk_bytes": self.disk_bytes,
-                    "network": self.network,
-                    "reads": self.reads,
-                    "stays": stays,
-                }
-                return [sys.executable, "-I", "-S", str(_ENTER), json.dumps(spec), *command]
+                return self._enter(command, folder, stays=stays, is_first=False)
+            case "nsjail":
+                return [*self._nsjail(passes), "--", *self._enter(command, folder, stays=stays, is_first=True)]
             case _:
                 return [*self._bubblewrap(folder, os.getcwd() if stays else folder), "--", *command]
+
+    def _enter(self, command: list[str], folder: str, *, stays: bool, is_first: bool) -> list[str]:
+        spec = {
+            "folder": folder,
+            "disk_bytes": self.disk_bytes,
+            "network": self.network,
+            "reads": self.reads,
+            "stays": stays,
+            "is_first": is_first,
+        }
+        return [sys.executable, "-I", "-S", str(_ENTER), json.dumps(spec), *command]
+
+    def _nsjail(self, passes: Sequence[int]) -> list[str]:
+        """All namespaces but that of mounts, which `enter` makes: nsjail's own read-only root leaves what is mounted
+        below it, and two folders in memory of its own, to be written by every sample."""
+        program = shutil.which("nsjail")
+        if program is None:
+            raise FileNotFoundError("no program nsjail")
+        line = [sys.executable, "-I", "-S", str(_TIED), program, "--mode", "o", "--quiet", "--cwd", os.getcwd()]
+        line += ["--disable_clone_newns", "--disable_proc", "--iface_no_lo"]
+        line += ["--disable_clone_newnet"] if self.network else []
+        # The environment is that which nsjail is given; limits are `Limits`, and time is kept outside.
+        line += ["--keep_env", "--disable_rlimits", "--time_limit", "0", "--nice_level", "0"]
+        kept = ["CAP_SYS_ADMIN"]  # until the mounts are done
+        if os.geteuid() == 0:
+            line += ["--disable_clone_newuser"]
+            kept += linux.ROOT_KEEPS
+        line += [word for name in kept for word in ("--cap", name)]
+        return line + [word for descriptor in passes for word in ("--pass_fd", str(descriptor))]
 
     def _bubblewrap(self, folder: str, begins: str) -> list[str]:
         program = shutil.which("bwrap")
@@ -58,9 +86,8 @@ class Walls:
             raise FileNotFoundError("no program bwrap")
         line = [program, "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent", "--new-session"]
         line += [] if self.network else ["--unshare-net"]
-        if os.geteuid() == 0:  # what it takes to become nobody, and for nobody to read
-            kept = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH")
-            line += ["--cap-drop", "ALL", *(word for name in kept for word in ("--cap-add", name))]
+        if os.geteuid() == 0:
+            line += ["--cap-drop", "ALL", *(word for name in linux.ROOT_KEEPS for word in ("--cap-add", name))]
         else:
             line += ["--unshare-user"]
         if self.reads is None:

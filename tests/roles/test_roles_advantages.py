@@ -1,0 +1,35 @@
+"""Advantages see what their stage reads, and nothing that happens to be there."""
+
+import numpy as np
+
+from headrace.experience.index import Row
+from headrace.experience.sample import GroupKey
+from headrace.roles.advantages import compared
+
+READS = ("reward", "keep", "tokens", "loss_mask", "logprobs")
+
+
+def row(row_id: int, tokens: int, **columns: object) -> Row:
+    own = {
+        "tokens": np.arange(tokens, dtype=np.int32),
+        "loss_mask": np.arange(tokens) > 0,
+        "logprobs": np.full(tokens, -1.0, np.float32),
+        "reward": float(row_id),
+        "episode": row_id,
+    }
+    return Row(row_id, GroupKey(0, 0, 0), {**own, **columns})
+
+
+def test_a_column_that_only_some_rows_have_by_now_is_left_out() -> None:
+    rows = [row(0, 2, reference=np.zeros(2, np.float32)), row(1, 3)]
+    data = compared(rows, READS)
+    assert data.reference is None
+    assert data.rewards.tolist() == [0.0, 1.0]
+    assert data.sample_index.tolist() == [0, 0, 1, 1, 1]
+
+
+def test_a_column_that_the_stage_reads_is_there_for_all() -> None:
+    rows = [row(0, 1, reference=np.array([0.5])), row(1, 2, reference=np.array([1.5, 2.5]))]
+    data = compared(rows, (*READS, "reference"))
+    assert data.reference is not None
+    assert data.reference.tolist() == [0.5, 1.5, 2.5]
