@@ -71,8 +71,9 @@ class Policy:
         self._settings = settings
         self._group = group
         self._episode = episode
-        self._min_version = min_version
-        self._requests = 0
+        self._completions = Completions(
+            settings.router, settings.sampling, settings.clock, name=f"{group}/{episode}", min_version=min_version
+        )
 
     def encode(self, content: Content) -> NDArray[np.int32]:
         """See `TextCodec.encode`."""
@@ -106,32 +107,54 @@ class Policy:
         if limit <= 0:
             return _completion([], FinishReason.LENGTH)
         return await settings.clock.wait_for(
-            self._complete(tokens, limit, noise_key(settings.seed, self._group, self._episode, index)),
+            self._completions.complete(tokens, limit, noise_key(settings.seed, self._group, self._episode, index)),
             settings.request_timeout_s,
             f"a completion of group {self._group}, episode {self._episode}",
         )
 
-    async def _complete(self, prompt: NDArray[np.int32], limit: int, key: int) -> Completion:
-        """Ask until an engine ends the completion, each time with what was sampled before."""
+
+class Completions:
+    """Asks engines for one completion after another, all under one name."""
+
+    def __init__(
+        self,
+        router: Router,
+        sampling: SamplingParams,
+        clock: Clock,
+        *,
+        name: str,
+        min_version: Version | None = None,
+    ) -> None:
+        """`name` begins the id of every request; nobody else may use it at the time."""
+        self._router = router
+        self._sampling = sampling
+        self._clock = clock
+        self._name = name
+        self._min_version = min_version
+        self._requests = 0
+
+    async def complete(self, prompt: NDArray[np.int32], limit: int, key: int) -> Completion:
+        """Sample at most `limit` tokens with noise of `key`: ask until an engine ends the completion, each time with
+        what was sampled before. Raises EngineError, RequestError and GenerationAborted."""
         chunks: list[TokenChunk] = []
         sampled = 0
         failed: list[int] = []
         while sampled < limit:
             request = GenerateRequest(
-                request_id=f"{self._group}/{self._episode}.{self._requests}",
+                request_id=f"{self._name}.{self._requests}",
                 prompt=np.concatenate([prompt, *(chunk.tokens for chunk in chunks)], dtype=np.int32),
-                sampling=replace(self._settings.sampling, max_new_tokens=limit - sampled),
+                sampling=replace(self._sampling, max_new_tokens=limit - sampled),
                 noise_key=key,
                 min_version=self._min_version,
             )
             self._requests += 1
             before = sampled
-            with self._settings.router.lease(self._min_version, failed) as (engine_index, engine):
+            with self._router.lease(self._min_version, failed) as (engine_index, engine):
                 try:
                     finish = await self._ask(engine, request, chunks)
                 except EngineError:
                     failed.append(engine_index)
-                    if len(failed) >= _MAX_ENGINE_FAILURES or len(failed) == len(self._settings.router.loads):
+                    if len(failed) >= _MAX_ENGINE_FAILURES or len(failed) == len(self._router.loads):
                         raise
                     finish = FinishReason.INTERRUPTED
             sampled = sum(len(chunk.tokens) for chunk in chunks)
@@ -140,7 +163,7 @@ class Policy:
             if finish is not FinishReason.INTERRUPTED:
                 return _completion(chunks, finish)
             if sampled == before:
-                await self._settings.clock.sleep(_NO_PROGRESS_PAUSE_S)
+                await self._clock.sleep(_NO_PROGRESS_PAUSE_S)
         return _completion(chunks, FinishReason.LENGTH)
 
     async def _ask(self, engine: Engine, request: GenerateRequest, chunks: list[TokenChunk]) -> FinishReason:
@@ -163,6 +186,8 @@ class Policy:
         lengths = {len(chunk.tokens), len(chunk.logprobs), len(chunk.versions), len(chunk.branches)}
         if len(lengths) != 1:
             raise EngineError(f"request {request.request_id}: a chunk whose arrays differ in length")
+        if self._min_version is None:
+            return
         branch, number = self._min_version
         old = (chunk.branches < branch) | ((chunk.branches == branch) & (chunk.versions < number))
         if old.any():

@@ -28,7 +28,8 @@ from headrace.runtime.signal import Signal
 from headrace.weights.plane import WeightError, WeightReceiver
 from headrace.weights.version import INITIAL, Version
 
-_LANE = "engine"
+LANE = "engine"
+"""Unless another is given."""
 _WEIGHTS_LANE = "weights"
 _PIN_DEADLINE_S = 3600.0
 _SWAP_DEADLINE_S = 3600.0
@@ -51,17 +52,20 @@ class _Swap:
 
 
 class EmbeddedEngine:
-    """See `Engine`. The core runs on the lane `engine`; new weights are received on the lane `weights`.
+    """See `Engine`. The core runs on a lane of its own; new weights are received on the lane `weights`.
 
     The event loop and the core take turns: between two calls of `EngineCore.step` the loop hands over what came in
     meanwhile. It ends a running call early by `EngineCore.interrupt`.
     """
 
-    def __init__(self, model: Any, *, config: EngineConfig, runtime: Runtime, version: Version = INITIAL) -> None:
+    def __init__(
+        self, model: Any, *, config: EngineConfig, runtime: Runtime, version: Version = INITIAL, lane: str = LANE
+    ) -> None:
         """`model` (a Hugging Face causal language model, on its device) belongs to the engine from here on."""
         self._model: Any = model
         self._config = config
         self._runtime = runtime
+        self._lane = lane
         self._version = version
         self._vocab_size = int(model.config.get_text_config().vocab_size)
         self._plan: CachePlan | None = None
@@ -90,7 +94,7 @@ class EmbeddedEngine:
         """Raises ConfigError if the KV cache does not fit, EngineError if the architecture is not supported."""
         if self._task is not None:
             raise EngineError("the engine was started already")
-        self._core = await self._runtime.compute(_LANE, self._build)
+        self._core = await self._runtime.compute(self._lane, self._build)
         self._task = self._runtime.spawn(self._serve(), "embedded engine")
 
     async def stop(self) -> None:
@@ -220,7 +224,7 @@ class EmbeddedEngine:
                 await self._flip_if_due(core)
                 self._changed.notify()
                 if core.scheduler.can_progress(core.version):
-                    self._deliver(await self._runtime.compute(_LANE, core.step))
+                    self._deliver(await self._runtime.compute(self._lane, core.step))
                 else:
                     await self._work.wait()
             self._to_abort = [client.sequence for client in self._clients.values()]
@@ -239,7 +243,7 @@ class EmbeddedEngine:
             core.scheduler.add(sequence)
         if self._to_abort:
             aborted, self._to_abort = self._to_abort, []
-            self._deliver(await self._runtime.compute(_LANE, core.abort, aborted))
+            self._deliver(await self._runtime.compute(self._lane, core.abort, aborted))
 
     async def _flip_if_due(self, core: EngineCore) -> None:
         swap = self._swap
@@ -249,7 +253,7 @@ class EmbeddedEngine:
             core.scheduler.admitting = False
             if core.scheduler.in_flight:
                 return
-        swap.cost = await self._runtime.compute(_LANE, core.flip, swap.new, swap.mode)
+        swap.cost = await self._runtime.compute(self._lane, core.flip, swap.new, swap.mode)
         core.scheduler.admitting = True
 
     def _deliver(self, outputs: list[Output]) -> None:
