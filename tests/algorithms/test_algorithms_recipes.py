@@ -56,6 +56,19 @@ def test_ppo_has_all_roles_and_waits_for_the_batch_only_to_whiten() -> None:
     assert ppo.loss == {"actor": "clipped_surrogate", "critic.update": "value_loss"}
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reward_model_scores_what_the_rollout_gave_before_anybody_sees_the_reward(name: str) -> None:
+    recipe = compose(AlgorithmConfig(recipe=name), reward_model=True)
+    stages = {stage.name: stage for stage in recipe.stages}
+    assert stages["reward"] == Stage("reward", ("tokens", "loss_mask", "scored"), ("reward",), "row")
+    assert "scored" in stages["rollout"].writes
+    assert "reward" not in stages["rollout"].writes
+    order = names(check_dataflow(recipe.stages))
+    assert order.index("rollout") < order.index("reward") < order.index("filter")
+    plain = compose(AlgorithmConfig(recipe=name))
+    assert [stage for stage in recipe.stages if stage.name not in ("rollout", "reward")] == list(plain.stages[1:])
+
+
 def test_a_reference_is_read_where_its_kl_goes() -> None:
     def readers(place: str) -> list[str]:
         recipe = compose(AlgorithmConfig(kl={"coefficient": 0.1, "place": place}))

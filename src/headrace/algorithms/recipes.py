@@ -90,17 +90,20 @@ class OwnStage(Protocol):
     def unit(self) -> Unit: ...
 
 
-def compose(settings: Settings, *, own_proximal: bool = False) -> Recipe:
+def compose(settings: Settings, *, own_proximal: bool = False, reward_model: bool = False) -> Recipe:
     """The stages that these settings need, and no others. `check_dataflow` holds for them, but for the user's own.
 
-    `own_proximal`: the proximal policy's log-probs are a column, and not computed by the actor.
+    `own_proximal`: the proximal policy's log-probs are a column, and not computed by the actor. `reward_model`: what
+    the rollout gives is not yet the reward, but is scored by a model first.
     """
     in_reward = settings.needs_reference and settings.kl.place == "reward"
     stages = [
-        Stage("rollout", (), (*_OF_TOKENS, "reward", "episode", "metadata"), "group"),
+        Stage("rollout", (), (*_OF_TOKENS, "scored" if reward_model else "reward", "episode", "metadata"), "group"),
         Stage("filter", ("reward",), ("keep",), "group"),
         Stage("schedule", ("keep",), ("batch",), "group"),
     ]
+    if reward_model:
+        stages.insert(1, Stage("reward", ("tokens", "loss_mask", "scored"), ("reward",), "row"))
     compared, trained = ["reward", "keep", "tokens", "loss_mask", "logprobs"], ["advantages"]
     written = ["advantages"]
     if settings.needs_reference:

@@ -61,8 +61,11 @@ class Flow:
         runtime: Runtime,
         *,
         max_drops_per_batch: int | None = None,
+        reward_column: str = "reward",
     ) -> None:
-        """`max_drops_per_batch`: after so many drops while one batch is composed, the gate raises NothingToTrain."""
+        """`max_drops_per_batch`: after so many drops while one batch is composed, the gate raises NothingToTrain.
+        `reward_column`: what the table calls the reward that a sample came with."""
+        self._reward_column = reward_column
         self._max_drops = max_drops_per_batch
         self._schedule = schedule
         self._table = table
@@ -236,7 +239,7 @@ class Flow:
     def _put(self, group: Group) -> None:
         samples = group.trainable
         self._rows[group.key] = len(samples)
-        self._table.put(group.key, [_columns(group, sample) for sample in samples])
+        self._table.put(group.key, [self._columns(group, sample) for sample in samples])
         self.changed.notify()
 
     def _remove(self, key: GroupKey, reason: str) -> None:
@@ -256,16 +259,15 @@ class Flow:
             self._table.wake_all()
         self.changed.notify()
 
-
-def _columns(group: Group, sample: Sample) -> dict[str, object]:
-    return {
-        "tokens": sample.tokens,
-        "loss_mask": sample.loss_mask,
-        "logprobs": sample.logprobs,
-        "versions": sample.versions,
-        "branches": sample.branches,
-        "reward": sample.reward,
-        "group": group,
-        "episode": sample.episode,
-        "metadata": sample.metadata,
-    }
+    def _columns(self, group: Group, sample: Sample) -> dict[str, object]:
+        return {
+            "tokens": sample.tokens,
+            "loss_mask": sample.loss_mask,
+            "logprobs": sample.logprobs,
+            "versions": sample.versions,
+            "branches": sample.branches,
+            self._reward_column: sample.reward,
+            "group": group,
+            "episode": sample.episode,
+            "metadata": sample.metadata,
+        }

@@ -98,3 +98,10 @@ class Group:
     @property
     def trainable(self) -> tuple[Sample, ...]:
         return tuple(sample for sample in self.samples if sample.is_trainable)
+
+    def last_of(self, episode: int) -> Sample:
+        """The last trainable sample of an episode: the one that its reward is about. Raises ValueError."""
+        for sample in reversed(self.trainable):
+            if sample.episode == episode:
+                return sample
+        raise ValueError(f"group {self.key} has no trainable sample of episode {episode}")

@@ -99,6 +99,49 @@ def load_value_model(path: str | Path, *, dtype: torch.dtype, device: str | torc
     return model.to(device).eval()
 
 
+def load_reward_model(path: str | Path, *, dtype: torch.dtype, device: str | torch.device) -> PreTrainedModel:
+    """A sequence classifier of one class as a classifier of tokens, so that it scores packed samples: the inverse of
+    `save_reward_model`. As `load_causal_lm` otherwise."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+    check_weights(str(path))
+    check_reward_model(path)
+
+    def load() -> Any:
+        return AutoModelForSequenceClassification.from_pretrained(
+            str(path), dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
+
+    def convert() -> PreTrainedModel:
+        model = AutoModelForTokenClassification.from_config(classifier.config, dtype=dtype)
+        head = "score" if hasattr(model, "score") else "classifier"
+        weights = {name.replace("score.weight", f"{head}.weight"): t for name, t in classifier.state_dict().items()}
+        if f"{head}.bias" in model.state_dict():
+            weights[f"{head}.bias"] = torch.zeros(1, dtype=dtype)
+        model.load_state_dict(weights)
+        return model
+
+    classifier, report = _read(path, "reward model", load)
+    if missing := sorted(report["missing_keys"]):
+        raise ConfigError(
+            f"the weights of reward model {str(path)!r} lack {len(missing)} tensors that its config.json asks for "
+            f"({', '.join(missing[:3])}); give a sequence classifier of one class, as `headrace rm` leaves it"
+        )
+    model: Any = _read(path, "reward model", convert)
+    return model.to(device).eval()
+
+
+def check_reward_model(path: str | Path) -> None:
+    """Raises ConfigError unless the config at `path` is of a model that gives one score."""
+    config = read_model_config(path)
+    if config.num_labels != 1:
+        raise ConfigError(
+            f"model {str(path)!r} has {config.num_labels} classes, and a reward model has one, whose logit is the "
+            "score; give a sequence classifier of one class, as `headrace rm` leaves it"
+        )
+
+
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer at `path` (folder or Hub name). Raises ConfigError."""
     from transformers import AutoTokenizer

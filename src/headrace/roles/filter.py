@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from headrace.experience.index import Row
+from headrace.experience.sample import Group
 from headrace.experience.samplers import whole_groups
 from headrace.roles.context import RoleContext
 from headrace.rollout.filters import Filter, drop_reason
@@ -19,10 +22,18 @@ class FilterRole:
     async def run(self) -> None:
         """Judge each group as it arrives: `keep` is written, or the group is dropped with the first reason."""
         async for lease in self._context.leases(NAME, whole_groups, "finished groups"):
-            group = lease.rows[0].columns["group"]
+            group = _group_of(lease.rows)
             reason = drop_reason(self._filters, group)
             self._context.table.ack(lease)
             if reason is None:
                 self._context.flow.keep(group.key)
             else:
                 self._context.flow.drop(group.key, reason)
+
+
+def _group_of(rows: Sequence[Row]) -> Group:
+    """The group as it was finished, with the rewards that its rows have: a model may have had a say in them."""
+    group: Group = rows[0].columns["group"]
+    rewards = iter(row.columns["reward"] for row in rows)
+    samples = (replace(sample, reward=next(rewards)) if sample.is_trainable else sample for sample in group.samples)
+    return replace(group, samples=tuple(samples))

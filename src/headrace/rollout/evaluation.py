@@ -13,6 +13,7 @@ from headrace.engines.protocol import Engine
 from headrace.experience.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey
 from headrace.rollout.episodes import EpisodeRunner
+from headrace.rollout.rewards.model import ModelReward
 from headrace.runtime.protocol import Clock
 from headrace.weights.version import Version
 
@@ -32,8 +33,10 @@ class Evaluation:
         *,
         concurrency: int,
         timeout_s: float,
+        model_reward: ModelReward | None = None,
     ) -> None:
         """`runner` draws one episode a prompt; `concurrency` prompts are answered at a time."""
+        self._model_reward = model_reward
         self._engine = engine
         self._runner = runner
         self._prompts = prompts
@@ -66,7 +69,8 @@ class Evaluation:
 
         async with asyncio.TaskGroup() as tasks:
             answers = [tasks.create_task(answer(*place)) for place in enumerate(self._prompts)]
-        return [task.result() for task in answers]
+        groups = [task.result() for task in answers]
+        return groups if self._model_reward is None else await self._model_reward.scored(groups)
 
     def _result(self, groups: Sequence[Group]) -> dict[str, Any]:
         samples = [group.samples[0] for group in groups]

@@ -1,4 +1,4 @@
-"""A model that only gives log-probs: the reference, the proximal policy, a teacher."""
+"""Models that only score: the reference, the proximal policy and a teacher give log-probs, a reward model scores."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from headrace.models.logprobs import token_logprobs
 from headrace.models.norms import use_written_out_norms
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
+from headrace.models.values import sample_scores
 from headrace.training.state import read_tensors, write_tensors
 from headrace.training.trainer import HFTrainer
 
@@ -65,6 +66,19 @@ class HybridReference:
 
     def load(self, path: Path) -> None:
         _load(path, self._trainer.reference_tensors())
+
+
+class FrozenRewardModel:
+    """Blocking; call it on one compute lane."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Takes over `model`, of `load_reward_model`, in the dtype that it is to compute in."""
+        self._lm = PackedLM(model.eval().requires_grad_(False))
+
+    @torch.no_grad()
+    def scores(self, micro: MicroBatch) -> Tensor:
+        """[S] float32 on the CPU: the class's logit at each sample's last token."""
+        return sample_scores(self._lm, micro.to(self._lm.device)).cpu()[micro.sequence_starts[1:] - 1]
 
 
 def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:

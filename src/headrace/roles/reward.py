@@ -1,0 +1,40 @@
+"""The reward model as a role: gives finished samples the reward that the filter and the advantages see."""
+
+from __future__ import annotations
+
+import math
+
+from headrace.experience.loader import row_length
+from headrace.experience.samplers import token_budget
+from headrace.roles.context import RoleContext
+from headrace.rollout.failures import FailureKind
+from headrace.rollout.rewards.model import ModelReward
+
+NAME = "reward"
+
+
+class RewardRole:
+    """Scores rows as they arrive. The samples of an episode share the score of its last one."""
+
+    def __init__(self, context: RoleContext, model: ModelReward) -> None:
+        self._context = context
+        self._model = model
+        self._sampler = token_budget(model.max_tokens, row_length)
+
+    async def run(self) -> None:
+        """Until the run is finished. A score that is not finite costs its group, never the run."""
+        table, flow = self._context.table, self._context.flow
+        async for lease in self._context.leases(NAME, self._sampler, "finished groups"):
+            rows = list(lease.rows)
+            table.hold(lease)
+            totals = await self._model.totals(
+                [row.columns["group"].last_of(row.columns["episode"]) for row in rows],
+                [row.columns["scored"] for row in rows],
+            )
+            rewards = {row.row_id: total for row, total in zip(rows, totals, strict=True)}
+            # Rows of a group that was dropped, meanwhile or here, have left the lease.
+            while bad := [row for row in lease.rows if not math.isfinite(rewards[row.row_id])]:
+                flow.drop(bad[0].group, FailureKind.REWARD_NAN.value)
+            there = [row.row_id for row in lease.rows]
+            table.write(there, "reward", [rewards[row_id] for row_id in there], lease)
+            table.ack(lease)
