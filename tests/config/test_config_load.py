@@ -126,6 +126,7 @@ def test_an_episode_may_not_outlast_the_wait_for_it(tmp_path: Path) -> None:
      ["algorithm.behavior.high has no effect: algorithm.objective is naive"]),
     (["trainer.lr_schedule.min_ratio=0.1"],
      ["trainer.lr_schedule.min_ratio has no effect: trainer.lr_schedule.kind is constant"]),
+    (["reward.model.weight=2"], ["reward.model.weight has no effect: reward.model.path is not set"]),
     (["reward.tolerance=0.1"], ["reward.tolerance has no effect: reward.function is exact"]),
 ])  # fmt: skip
 def test_settings_without_effect_are_named(tmp_path: Path, overrides: list[str], told: list[str]) -> None:

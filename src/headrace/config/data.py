@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import Field, JsonValue, model_validator
 
 from headrace.config.base import Section
+from headrace.config.model import EngineConfig
 
 
 class DataConfig(Section):
@@ -39,10 +41,69 @@ class RemoteRewardConfig(Section):
     """Pause before the second try; each later one is twice as long."""
 
 
+PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""What stands for a text in a judge's question, with its name as group 1."""
+_OF_THE_EPISODE = ("prompt", "response")
+
+
+class JudgeConfig(Section):
+    model: str | None = None
+    """`judge`: a folder or Hub name of the language model that judges, on an engine of its own; the policy, as it is at
+    the time, unless given."""
+    prompt: str | None = None
+    """What it is asked, with `{prompt}`, `{response}` and columns of the row, as `{answer}`, where their text goes."""
+    pattern: str = r"(?<![\w.])([-+]?[0-9]+(?:\.[0-9]+)?)(?:\s*/\s*[0-9]+)?"
+    """A regular expression of which the one group is the number; its last match in what the judge says counts. Unless
+    given, the last number: of `Score: 7/10` the 7."""
+    low: float | None = None
+    """The number that is a reward of 0; with `high`, numbers outside of the two are no answer."""
+    high: float | None = None
+    """The number that is a reward of 1. Unless low and high are given the number is the reward."""
+    max_new_tokens: int = Field(default=256, ge=1)
+    """Longest answer in tokens."""
+    temperature: float = Field(default=0.0, ge=0)
+    timeout_s: float = Field(default=120.0, gt=0)
+    """Of one answer, the wait for its turn included. `reward.timeout_s` does not count here."""
+    engine: EngineConfig = EngineConfig()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those of the row that the question shows."""
+        names = PLACEHOLDER.findall(self.prompt or "")
+        return tuple(dict.fromkeys(name for name in names if name not in _OF_THE_EPISODE))
+
+    @model_validator(mode="after")
+    def _asks_for_a_number(self) -> JudgeConfig:
+        if self.prompt is not None and "response" not in PLACEHOLDER.findall(self.prompt):
+            raise ValueError("prompt does not show {response}, so every response would be judged alike; add it")
+        try:
+            groups = re.compile(self.pattern).groups
+        except re.error as error:
+            raise ValueError(f"pattern is {self.pattern!r}, which is no regular expression: {error}") from error
+        if groups != 1:
+            raise ValueError(f"pattern is {self.pattern!r}, with {groups} groups; it needs one, around the number")
+        if (self.low is None) != (self.high is None):
+            raise ValueError("low and high go together; give both, or neither")
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError(f"low ({self.low:g}) is not below high ({self.high:g})")
+        return self
+
+
+class RewardModelConfig(Section):
+    """A model that scores whole samples: the reward, or a part of it."""
+
+    path: str | None = None
+    """A folder or Hub name of a sequence classifier of one class with the policy's tokenizer, as `headrace rm` leaves
+    it. It alone is the reward, unless reward functions are given too; then its score is added to what they give."""
+    weight: float = 1.0
+    max_tokens_per_microbatch: int = Field(default=4096, ge=1)
+
+
 class RewardFunction(Section):
     function: str | None = None
-    """`exact`, `numeric`, `f1`, `choice`, `regex`, `math`, `boxed_math`, `json_schema`, `code`, `remote`, or a function
-    of yours: `path.py:function` or `module:function`. `exact`, unless `reward.terms` or `reward.group` is given."""
+    """`exact`, `numeric`, `f1`, `choice`, `regex`, `math`, `boxed_math`, `json_schema`, `code`, `remote`, `judge`, or a
+    function of yours: `path.py:function` or `module:function`. `exact`, unless `reward.terms`, `reward.group` or
+    `reward.model` is given."""
     answer_column: str = "answer"
     """Column with what the built-in rewards compare with: for `regex` the pattern, for `json_schema` the schema, for
     `code` the tests."""
@@ -53,11 +114,14 @@ class RewardFunction(Section):
     code_score: Literal["all", "share"] = "all"
     """`code`: 1 if all tests pass and else 0, or the share of tests that pass."""
     remote: RemoteRewardConfig = RemoteRewardConfig()
+    judge: JudgeConfig = JudgeConfig()
 
     @model_validator(mode="after")
-    def _remote_has_a_place(self) -> RewardFunction:
+    def _sections_fit(self) -> RewardFunction:
         if (self.function == "remote") != (self.remote.url is not None):
             raise ValueError("function: remote and remote.url go together; give both, or neither")
+        if (self.function == "judge") != (self.judge.prompt is not None):
+            raise ValueError("function: judge and judge.prompt go together; give both, or neither")
         return self
 
 
@@ -102,6 +166,7 @@ class RewardConfig(RewardFunction):
     """Column whose value says which `terms` a row has."""
     group: str | None = None
     """A function of yours that sees all samples of a group and gives their rewards; see docs/workflows.md."""
+    model: RewardModelConfig = RewardModelConfig()
     sandbox: SandboxConfig = SandboxConfig()
 
     @model_validator(mode="after")
@@ -113,22 +178,31 @@ class RewardConfig(RewardFunction):
         chosen = any(term.rows for term in self.terms)
         if chosen != (self.choose_by is not None):
             raise ValueError("choose_by and the rows of terms go together; give both, or neither")
+        engines: dict[str | None, EngineConfig] = {}
+        for judge in self.judges:
+            if engines.setdefault(judge.model, judge.engine) != judge.engine:
+                raise ValueError(f"two judges are {judge.model!r}, and share its engine: give both the same judge.engine")
         return self
 
     @property
     def all_terms(self) -> tuple[RewardTerm, ...]:
-        """The terms, also where only one function is named; none if the group's function does all."""
-        if self.terms or (self.function is None and self.group is not None):
+        """The terms, also where only one function is named; none if the group's function or the model does all."""
+        if self.terms or (self.function is None and (self.group is not None or self.model.path is not None)):
             return self.terms
         values = {name: getattr(self, name) for name in RewardFunction.model_fields}
         return (RewardTerm.model_validate({**values, "function": self.function or "exact"}),)
 
     @property
     def description(self) -> str:
-        """As `1 x math + 0.1 x regex, then group.py:rank`."""
+        """As `1 x math + 0.1 x regex, then group.py:rank`; without the reward model."""
         terms = self.all_terms
         words = " + ".join(f"{term.weight:g} x {term.function}" if len(terms) > 1 else term.function for term in terms)
         return ", then ".join(part for part in (words, self.group) if part)
+
+    @property
+    def judges(self) -> tuple[JudgeConfig, ...]:
+        """Of all terms."""
+        return tuple(term.judge for term in self.all_terms if term.function == "judge")
 
 
 _DEFAULTS = {name: field.default for name, field in RewardFunction.model_fields.items()}

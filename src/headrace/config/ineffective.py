@@ -38,6 +38,7 @@ def ineffective(config: TrainConfig) -> list[str]:
             "with one update per batch the current policy is the proximal one",
         ),
         (algorithm.objective == "naive", "algorithm.behavior", algorithm.behavior, (), "algorithm.objective is naive"),
+        (reward.model.path is None, "reward.model", reward.model, (), "reward.model.path is not set"),
         (
             not {term.function for term in reward.all_terms} & {"numeric", "code"},
             "reward",

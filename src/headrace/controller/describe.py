@@ -8,7 +8,7 @@ from headrace.controller.plan import Plan
 from headrace.controller.threads import available_threads
 
 _LANE_OF = {"rollout": "engine", "actor": "trainer"}
-_OWN_LANE = {name: name for name in ("reference", "proximal", "teacher")} | {
+_OWN_LANE = {name: name for name in ("reward", "reference", "proximal", "teacher")} | {
     "critic.value": "critic",
     "critic.update": "critic",
 }
@@ -75,7 +75,12 @@ def _roles(plan: Plan) -> list[str]:
         else:
             place = "event loop"
         lines.append(f"  {name:<16} {place}")
-    lines.append(f"  {'rewards':<16} {plan.config.reward.workers} child process(es): {plan.config.reward.description}")
+    reward = plan.config.reward
+    if reward.description:
+        lines.append(f"  {'rewards':<16} {reward.workers} child process(es): {reward.description}")
+    for judge in reward.judges:
+        place = "the policy's engine" if judge.model is None else "compute lane 'judge': 1 CPU thread, " + judge.model
+        lines.append(f"  {'judge':<16} {place}")
     return lines
 
 

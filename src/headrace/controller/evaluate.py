@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.config import ConfigError
-from headrace.controller.parts import held_out_evaluation, load_engine
+from headrace.controller.judges import asker, load_judges, serving
+from headrace.controller.parts import held_out_evaluation, load_engine, load_model_reward
 from headrace.controller.plan import Plan
 from headrace.controller.threads import inline_runtime
 from headrace.rollout.rewards.pool import RewardPool
@@ -16,16 +17,18 @@ async def evaluate(plan: Plan) -> dict[str, Any]:
     if not plan.eval_prompts:
         raise ConfigError("the config names no held-out prompts; set data.eval to a JSONL file")
     runtime = inline_runtime(plan.config.runtime.threads)
-    rewards = RewardPool(plan.config.reward, clock=runtime.clock)
     try:
-        await rewards.start()
         engine = await load_engine(plan, runtime)
-        await engine.start()
+        model_reward = await load_model_reward(plan, runtime)
+        judges = await load_judges(plan, runtime)
+        clock = runtime.clock
+        rewards = RewardPool(plan.config.reward, clock=clock, ask=asker(plan, engine, judges, clock))
         try:
-            _, result = await held_out_evaluation(plan, engine, runtime.clock, rewards).run()
+            await rewards.start()
+            async with serving({"policy": engine, **judges}):
+                _, result = await held_out_evaluation(plan, engine, clock, rewards, model_reward).run()
         finally:
-            await engine.stop()
+            await rewards.close()
     finally:
-        await rewards.close()
         await runtime.close()
     return result

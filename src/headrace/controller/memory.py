@@ -9,8 +9,9 @@ import psutil
 import torch
 
 from headrace.config import EngineConfig, TrainConfig
+from headrace.controller.judges import own_judges
 from headrace.engines.embedded.memory import CachePlan, plan_cache
-from headrace.models.loading import count_parameters
+from headrace.models.loading import count_parameters, read_model_config
 
 GIB, MIB = 2**30, 2**20
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -64,6 +65,13 @@ def estimate_memory(config: TrainConfig, model_config: Any, device: torch.device
         uses["teacher: weights, if it is as large as the policy"] = trainer_bytes * parameters
     if algorithm.needs_critic:
         uses["critic: weights, gradients and moments (float32)"] = 4 * masters
+    if config.reward.model.path is not None:
+        scored = count_parameters(read_model_config(config.reward.model.path))
+        uses["reward model: weights"] = trainer_bytes * scored
+    for judge in own_judges(config.reward):
+        asked, dtype = read_model_config(judge.path), judge.engine.dtype or config.model.dtype
+        uses[f"judge {judge.path}: weights"] = _BYTES[dtype] * count_parameters(asked)
+        uses[f"judge {judge.path}: KV cache"] = plan_kv_cache(asked, judge.engine, dtype, device).bytes_wanted
     place = "this host" if device.type == "cpu" else str(device)
     return MemoryEstimate(parameters, uses, place, free_bytes(device))
 

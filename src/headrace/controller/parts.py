@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ import torch
 from headrace.algorithms.estimate import AdvantageEstimator
 from headrace.algorithms.policy_loss import PolicyLoss
 from headrace.controller.checkpointer import Checkpointer, Saved
+from headrace.controller.judges import load_judges
 from headrace.controller.plan import Plan
 from headrace.controller.policy_objective import EntropyOutputs, PolicyObjective, ValueObjective, policy_columns
 from headrace.controller.recorder import Recorder
@@ -23,7 +24,7 @@ from headrace.experience.index import Consumer
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.schedule import Schedule
 from headrace.experience.table import ExperienceTable
-from headrace.models.loading import load_causal_lm, load_value_model, resolve_device
+from headrace.models.loading import load_causal_lm, load_reward_model, load_value_model, resolve_device
 from headrace.models.values import token_values
 from headrace.observe.tally import Tally
 from headrace.observe.waits import WaitMeter
@@ -36,19 +37,21 @@ from headrace.roles.critic import CRITIC_LANE, CriticRole
 from headrace.roles.evaluator import EvaluatorRole
 from headrace.roles.filter import FilterRole
 from headrace.roles.function_stage import FunctionStageRole
+from headrace.roles.reward import RewardRole
 from headrace.roles.rollout import RolloutRole
 from headrace.roles.scorer import FollowedWeights, ScorerRole
 from headrace.roles.weight_follower import WeightFollowerRole
 from headrace.rollout.episodes import EpisodeRunner
 from headrace.rollout.evaluation import Evaluation
 from headrace.rollout.policy import PolicySettings
+from headrace.rollout.rewards.model import ModelReward
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.rollout.router import Router
 from headrace.rollout.tokens import TextCodec
 from headrace.runtime.protocol import Clock, Runtime
 from headrace.runtime.signal import Signal
 from headrace.store import RunStore
-from headrace.training.scorer import FrozenScorer, HybridReference
+from headrace.training.scorer import FrozenRewardModel, FrozenScorer, HybridReference
 from headrace.training.trainer import HFTrainer
 from headrace.weights.plane import WeightPublisher
 from headrace.weights.transport import open_transport
@@ -77,6 +80,9 @@ class Models:
     """None also where the actor computes the proximal log-probs itself."""
     refreshed: Saved | None = None
     """The reference as part of a checkpoint, if it changes."""
+    reward: ModelReward | None = None
+    judges: Mapping[str, EmbeddedEngine] = field(default_factory=dict)
+    """See `load_judges`."""
 
     @property
     def saved(self) -> dict[str, Saved]:
@@ -98,7 +104,7 @@ class Parts:
     checkpointer: Checkpointer
     rollout: RolloutRole
     filter: FilterRole
-    scorers: tuple[ScorerRole, ...]
+    scorers: tuple[ScorerRole | RewardRole, ...]
     stages: tuple[FunctionStageRole, ...]
     advantages: AdvantagesRole
     critic: CriticRole | None
@@ -153,7 +159,11 @@ async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
         return await runtime.compute(TRAINER_LANE, make)
 
     models = Models(
-        await load(trainer), await load_engine(plan, runtime), open_transport(config.weights, folder / "weights")
+        await load(trainer),
+        await load_engine(plan, runtime),
+        open_transport(config.weights, folder / "weights"),
+        reward=await load_model_reward(plan, runtime),
+        judges=await load_judges(plan, runtime),
     )
     if algorithm.needs_critic:
         models = replace(models, critic=await load(critic))
@@ -173,10 +183,12 @@ async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
 
 def _scorers(
     context: RoleContext, plan: Plan, models: Models, published: Signal, committed: Version
-) -> tuple[ScorerRole, ...]:
+) -> tuple[ScorerRole | RewardRole, ...]:
     """Those that the recipe has stages for."""
     config = plan.config
-    scorers = []
+    scorers: list[ScorerRole | RewardRole] = []
+    if models.reward is not None:
+        scorers.append(RewardRole(context, models.reward))
     if models.proximal is not None:
         follows = FollowedWeights(
             context,
@@ -273,7 +285,15 @@ def connect(
         max_attempts=rollout.max_attempts,
         frontier=_frontier(store),
     )
-    flow = Flow(schedule, table, source, store, runtime, max_drops_per_batch=rollout.most_drops)
+    flow = Flow(
+        schedule,
+        table,
+        source,
+        store,
+        runtime,
+        max_drops_per_batch=rollout.most_drops,
+        reward_column="reward" if models.reward is None else "scored",
+    )
     waits, tally = WaitMeter(clock.now), Tally()
     recorder = Recorder(store, clock, models.engine, flow, tally, waits, branch=lineage.branch)
     context = RoleContext(runtime, flow, table, waits, recorder.event, config.runtime.stall_timeout_s)
@@ -318,6 +338,7 @@ def connect(
             models.engine,
             episode_runner(plan, models.engine, clock, rewards, evaluation=False),
             tally,
+            judges=tuple(models.judges.values()),
             counted=recorder.progress,
             min_samples=rollout.min_samples or min(2, rollout.samples_per_prompt),
         ),
@@ -360,7 +381,7 @@ def connect(
         evaluator=EvaluatorRole(
             context,
             models.engine,
-            held_out_evaluation(plan, models.engine, clock, rewards),
+            held_out_evaluation(plan, models.engine, clock, rewards, models.reward),
             recorder.evaluation,
             every=config.evaluation.every,
         )
@@ -405,7 +426,9 @@ def episode_runner(plan: Plan, engine: Engine, clock: Clock, rewards: RewardPool
     )
 
 
-def held_out_evaluation(plan: Plan, engine: Engine, clock: Clock, rewards: RewardPool) -> Evaluation:
+def held_out_evaluation(
+    plan: Plan, engine: Engine, clock: Clock, rewards: RewardPool, model_reward: ModelReward | None
+) -> Evaluation:
     """Of the plan's held-out prompts."""
     return Evaluation(
         engine,
@@ -415,7 +438,21 @@ def held_out_evaluation(plan: Plan, engine: Engine, clock: Clock, rewards: Rewar
         clock,
         concurrency=2 * plan.config.engine.max_concurrent_sequences,
         timeout_s=plan.config.evaluation.timeout_s,
+        model_reward=model_reward,
     )
+
+
+async def load_model_reward(plan: Plan, runtime: Runtime) -> ModelReward | None:
+    """The reward model, if there is one."""
+    config, model = plan.config.reward.model, plan.config.model
+    path = config.path
+    if path is None:
+        return None
+    dtype, device = getattr(torch, model.dtype), resolve_device(model.device)
+    frozen = await runtime.compute(
+        TRAINER_LANE, lambda: FrozenRewardModel(load_reward_model(path, dtype=dtype, device=device))
+    )
+    return ModelReward(frozen.scores, config.weight, config.max_tokens_per_microbatch, runtime)
 
 
 async def load_engine(plan: Plan, runtime: Runtime) -> EmbeddedEngine:

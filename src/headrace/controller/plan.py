@@ -14,7 +14,13 @@ from headrace.config import ConfigError, TrainConfig
 from headrace.config.algorithm import ADVANTAGES, LOSSES
 from headrace.experience.dataset import Prompt, PromptDataset
 from headrace.models.folder import check_weights
-from headrace.models.loading import load_tokenizer, read_generation_stops, read_model_config, resolve_device
+from headrace.models.loading import (
+    check_reward_model,
+    load_tokenizer,
+    read_generation_stops,
+    read_model_config,
+    resolve_device,
+)
 from headrace.rollout.filters import Filter, load_filters
 from headrace.rollout.plugins import load_function
 from headrace.rollout.rewards.pool import RewardPool, check_rows, required_columns
@@ -67,6 +73,7 @@ def make_plan(config: TrainConfig) -> Plan:
     asyncio.run(_check_reward(config))
 
     # From here on torch is needed, which takes seconds to import: faults in the data are told before.
+    from headrace.controller.judges import check_judges
     from headrace.controller.memory import estimate_memory
     from headrace.engines.embedded.memory import context_limit
 
@@ -75,6 +82,7 @@ def make_plan(config: TrainConfig) -> Plan:
     _check_others(config, model_config.get_text_config().vocab_size)
     tokenizer = load_tokenizer(config.model.path)
     context = context_limit(model_config, config.engine)
+    check_judges(config.reward, context)
     text = TextCodec(tokenizer)
     places = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     can_grow = config.engine.max_context is not None and (places is None or context < places)
@@ -115,7 +123,8 @@ def make_plan(config: TrainConfig) -> Plan:
 
 def _recipe(config: TrainConfig) -> Recipe:
     """Raises ConfigError where its stages do not fit together."""
-    recipe = compose(config.algorithm, own_proximal=config.own_proximal)
+    reward_model = config.reward.model.path is not None
+    recipe = compose(config.algorithm, own_proximal=config.own_proximal, reward_model=reward_model)
     try:
         check_dataflow(recipe.stages)
     except DataflowError as error:
@@ -130,6 +139,7 @@ def _check_others(config: TrainConfig, vocab_size: int) -> None:
         "reference.model": config.reference.model if algorithm.needs_reference else None,
         "teacher.model": config.teacher.model if algorithm.needs_teacher else None,
         "critic.model": config.critic.model if algorithm.needs_critic else None,
+        "reward.model.path": config.reward.model.path,
     }
     for key, path in named.items():
         if path is None:
@@ -141,6 +151,8 @@ def _check_others(config: TrainConfig, vocab_size: int) -> None:
                 f"{key} is {path!r}, with a vocabulary of {size} tokens, and the policy's has {vocab_size}: they "
                 "cannot share token ids; name a model with the policy's tokenizer"
             )
+    if config.reward.model.path is not None:
+        check_reward_model(config.reward.model.path)
 
 
 def _own(

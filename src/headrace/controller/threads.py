@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from headrace.runtime.inline import InlineRuntime, Span, SystemClock
 
 _ENGINE, _TRAINER = "engine", "trainer"
-_BESIDE = (_ENGINE, "reference", "proximal", "teacher", "critic")
+_BESIDE = (_ENGINE, "reference", "proximal", "teacher", "critic", "reward", "judge")
 """Threads that compute for long beside the wide one, each with one processor."""
 _WIDE = "wide"
 _REST_S = 0.02

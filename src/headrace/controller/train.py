@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headrace.config import config_sha256, dump_config
+from headrace.controller.judges import asker, serving
 from headrace.controller.parts import Models, Parts, connect, load_models
 from headrace.controller.plan import Plan
 from headrace.controller.stopping import StopRequest
@@ -22,6 +23,7 @@ from headrace.observe.summary import build_summary, write_summary
 from headrace.observe.trace import write_trace
 from headrace.observe.watch import View, watch
 from headrace.roles.actor import TRAINER_LANE
+from headrace.rollout.rewards.judge import Ask
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Runtime
@@ -121,16 +123,16 @@ async def _train(
     view: View | None,
 ) -> Status:
     """Build the run on its record, and see it to its end."""
-    async with _rewards(plan, folder, runtime) as rewards:
-        models = await load_models(plan, runtime, folder)
-        begun = await _restore_models(models, restored, runtime)
+    models = await load_models(plan, runtime, folder)
+    begun = await _restore_models(models, restored, runtime)
+    async with _rewards(plan, folder, runtime, asker(plan, models.engine, models.judges, runtime.clock)) as rewards:
         parts = connect(
             plan, models, store, runtime, rewards, Lineage(begun.branch, store.checkpoints.lineage()), begun
         )
         parts.recorder.event("started", {"version": str(begun), "batches": plan.total_batches})
         await models.engine.start()
         try:
-            async with _watching(view, folder, parts, runtime):
+            async with serving(models.judges), _watching(view, folder, parts, runtime):
                 if restored is not None:
                     parts.estimator.restore(restored.state)
                     parts.flow.restore(restored.number, restored.ready, restored.running)
@@ -224,8 +226,8 @@ async def _end(tasks: list[asyncio.Task[Any]]) -> None:
 
 
 @asynccontextmanager
-async def _rewards(plan: Plan, folder: Path, runtime: Runtime) -> AsyncGenerator[RewardPool]:
-    pool = RewardPool(plan.config.reward, clock=runtime.clock, log_path=folder / "logs" / "reward.log")
+async def _rewards(plan: Plan, folder: Path, runtime: Runtime, ask: Ask) -> AsyncGenerator[RewardPool]:
+    pool = RewardPool(plan.config.reward, clock=runtime.clock, log_path=folder / "logs" / "reward.log", ask=ask)
     await pool.start()
     try:
         yield pool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headrace.engines.protocol import Engine, EngineError
 from headrace.experience.flow import Admission, Flow
@@ -26,12 +26,15 @@ class RolloutRole:
         tally: Tally,
         *,
         min_samples: int,
+        judges: Sequence[Engine] = (),
         counted: Callable[[], None] = lambda: None,
     ) -> None:
-        """`counted` is called when the tally has changed, before the group counts as finished."""
+        """`judges`: engines that rewards cannot do without. `counted` is called when the tally has changed, before the
+        group counts as finished."""
         self._context = context
         self._flow: Flow = context.flow
         self._engine = engine
+        self._engines = (engine, *judges)
         self._runner = runner
         self._tally = tally
         self._min_samples = min_samples
@@ -41,12 +44,12 @@ class RolloutRole:
     async def run(self) -> None:
         """Until the run is finished. Leaving early (cancelled) ends every group that runs.
 
-        Raises EngineError if the engine has died, and NothingToTrain: no prompt would come to anything any more.
+        Raises EngineError if an engine has died, and NothingToTrain: no prompt would come to anything any more.
         """
         try:
             while not self._flow.is_finished:
-                if self._engine.failure is not None:
-                    raise EngineError(f"the engine died: {self._engine.failure}; resume the run to go on")
+                if (failure := self._failure()) is not None:
+                    raise EngineError(f"{failure}; resume the run to go on")
                 await self._end_overdue()
                 version = self._engine.version
                 admission = self._flow.admit(version.number)
@@ -67,10 +70,17 @@ class RolloutRole:
             self._counted()
             if len(group.trainable) >= self._min_samples:
                 await self._flow.finish(group)
-            elif self._engine.failure is None and admission.key not in self._flow.overdue():
+            elif self._failure() is None and admission.key not in self._flow.overdue():
                 self._flow.hand_back(admission.key, f"failed: {_commonest_failure(group)}")
         finally:
             self._flow.changed.notify()
+
+    def _failure(self) -> str | None:
+        """Which engine died of what."""
+        for engine in self._engines:
+            if engine.failure is not None:
+                return f"the {'engine' if engine is self._engine else 'engine of a judge'} died: {engine.failure}"
+        return None
 
     async def _end_overdue(self) -> None:
         for key in self._flow.overdue():

@@ -26,6 +26,8 @@ class FailureKind(StrEnum):
     """The code that was judged met a limit of its sandbox."""
     REWARD_REMOTE = "reward_remote"
     """The remote reward gave none."""
+    REWARD_JUDGE = "reward_judge"
+    """The judge gave no answer, or one without a number."""
 
 
 def describe(kind: FailureKind, detail: str) -> str:

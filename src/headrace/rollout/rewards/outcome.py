@@ -14,7 +14,7 @@ Verdict = tuple[float | list[float] | None, str | None]
 
 @dataclass(frozen=True, slots=True)
 class RewardOutcome:
-    """Either a finite reward or a failure; neither, while only the group's function can tell."""
+    """Either a finite reward or a failure; neither, while only the group's function or the reward model can tell."""
 
     value: float | None
     failure: str | None = None

@@ -17,6 +17,7 @@ from headrace.config.data import RewardConfig, RewardTerm
 from headrace.config.errors import ConfigError
 from headrace.rollout.failures import FailureKind, describe
 from headrace.rollout.rewards.builtin import BUILTIN_REWARDS
+from headrace.rollout.rewards.judge import Ask, JudgeReward
 from headrace.rollout.rewards.outcome import RewardOutcome, Verdict
 from headrace.rollout.rewards.process import Launch
 from headrace.rollout.rewards.remote import RemoteReward
@@ -32,8 +33,8 @@ _MIB = 2**20
 _OURS = (*BUILTIN_REWARDS, "code")
 _NO_WALLS = Walls(tool="none", disk_bytes=0, network=True, reads=None)
 
-Kind = Literal["plain", "code", "walled", "remote"]
-"""Our own or trusted functions; programs of the model; the user's functions; a server."""
+Kind = Literal["plain", "code", "walled", "remote", "judge"]
+"""Our own or trusted functions; programs of the model; the user's functions; a server; a language model."""
 
 PromptContent = str | list[dict[str, str]]
 
@@ -63,7 +64,7 @@ def check_rows(config: RewardConfig, rows: Iterable[tuple[str, dict[str, Any]]])
                 if row.get(column) is None:
                     raise ConfigError(
                         f"{name} has no value in column {column!r}, which its reward {term.function} needs; fill it "
-                        "in, or correct answer_column"
+                        f"in, or correct {'judge.prompt' if term.function == 'judge' else 'answer_column'}"
                     )
 
 
@@ -72,6 +73,8 @@ def _is_for(config: RewardConfig, term: RewardTerm, row: dict[str, Any]) -> bool
 
 
 def _columns_of(term: RewardTerm) -> list[str]:
+    if term.function == "judge":
+        return list(term.judge.columns)
     return [term.answer_column] if term.function in _OURS and term.answer is None else []
 
 
@@ -100,11 +103,16 @@ class RewardPool:
     reason; nothing that it does reaches another sample.
     """
 
-    def __init__(self, config: RewardConfig, *, clock: Clock, log_path: Path | None = None) -> None:
-        """`log_path` takes what the reward functions print; it is thrown away unless given."""
+    def __init__(
+        self, config: RewardConfig, *, clock: Clock, log_path: Path | None = None, ask: Ask | None = None
+    ) -> None:
+        """`log_path` takes what the reward functions print; it is thrown away unless given. `ask` answers the questions
+        of judges; without it they fail every sample."""
         self._config = config
         self._clock = clock
         self._log_path = log_path
+        self._ask = ask
+        self._is_open = False
         self._terms = config.all_terms
         self._open = AsyncExitStack()
         self._judges: dict[int, Judge] = {}
@@ -118,13 +126,14 @@ class RewardPool:
         except BaseException:
             await self.close()
             raise
+        self._is_open = True
 
     async def score(self, response: str, row: dict[str, Any], prompt: PromptContent) -> RewardOutcome:
         """The reward of `response`: the weighted sum over the terms of its row, or the first failure among them.
 
-        Neither, if the group's function alone can tell.
+        Neither, if the group's function or the reward model alone can tell.
         """
-        if not self._judges and self._group is None:
+        if not self._is_open:
             raise RuntimeError("the reward pool is not started, or closed")
         if not self._terms:
             return RewardOutcome(None)
@@ -152,11 +161,11 @@ class RewardPool:
 
     async def close(self) -> None:
         """Kill every process and cancel every call, as if its caller had been cancelled. Idempotent."""
-        self._judges, self._group = {}, None
+        self._judges, self._group, self._is_open = {}, None, False
         await self._open.aclose()
 
     async def _start(self) -> None:
-        places: dict[Kind, list[int]] = {"plain": [], "code": [], "walled": [], "remote": []}
+        places: dict[Kind, list[int]] = {"plain": [], "code": [], "walled": [], "remote": [], "judge": []}
         for place, term in enumerate(self._terms):
             places[self._kind_of(term.function)].append(place)
         group = self._config.group
@@ -169,10 +178,12 @@ class RewardPool:
             self._open.push_async_callback(remote.close)
             await remote.start()
             self._judges[place] = remote.judge
+        for place in places["judge"]:
+            self._judges[place] = JudgeReward(self._terms[place].judge, self._ask, self._clock).judge
 
     def _kind_of(self, function: str) -> Kind:
         match function:
-            case "code" | "remote":
+            case "code" | "remote" | "judge":
                 return function
         return "walled" if ":" in function and not self._config.trusted else "plain"
 

@@ -55,8 +55,8 @@ class FunctionScorer:
                 ) from error
         if ":" not in function:
             raise ValueError(
-                f"reward.function is {function!r}; write {', '.join(BUILTIN_REWARDS)}, code, remote, path.py:function "
-                "or module:function"
+                f"reward.function is {function!r}; write {', '.join(BUILTIN_REWARDS)}, code, remote, judge, "
+                "path.py:function or module:function"
             )
         loaded = load_function(function, "reward.function", ("response", "row"), ("prompt",))
         self._passes_prompt = accepts_keyword(loaded, "prompt")
