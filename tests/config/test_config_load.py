@@ -83,6 +83,18 @@ def test_the_digest_tells_configs_apart(tmp_path: Path) -> None:
     assert config_sha256(load_config(TrainConfig, path, ["rollout.max_drops_per_batch=9"])) == digest
 
 
+def test_a_judges_time_and_sizes_are_no_part_of_the_digest(tmp_path: Path) -> None:
+    judge = {"prompt": "{response}", "timeout_s": 5, "engine": {"kv_cache_gib": 1}}
+
+    def digest(**changes: object) -> str:
+        term = {"function": "judge", "judge": {**judge, **changes}}
+        path = write(tmp_path, reward={"terms": [term, {"function": "exact"}]})
+        return config_sha256(load_config(TrainConfig, path))
+
+    assert digest() == digest(timeout_s=9) == digest(engine={"max_concurrent_sequences": 2})
+    assert len({digest(), digest(temperature=1), digest(engine={"dtype": "bfloat16"})}) == 3
+
+
 def test_ahead_must_hold_a_batch_and_its_surplus(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"async\.ahead is 3, less than rollout\.prompts_per_batch \(16\)"):
         load_config(TrainConfig, write(tmp_path), ["async.ahead=3"])

@@ -77,9 +77,9 @@ def answer_of(judge: Path, question: str) -> str:
     return str(tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True))
 
 
-def test_a_judge_of_its_own_gives_the_rewards_on_a_lane_of_its_own(tmp_path: Path) -> None:
+def test_a_judge_of_its_own_gives_the_rewards(tmp_path: Path) -> None:
     judge = make_judge(tmp_path / "judge", says_digits=True)
-    job = job_with(tmp_path / "job", {"model": str(judge)}, runtime__trace=True)
+    job = job_with(tmp_path / "job", {"model": str(judge)})
     ended = go(job)
     assert ended.status == "finished"
     assert [batch.batch for batch in ended.record.batches] == [0, 1, 2]
@@ -94,13 +94,20 @@ def test_a_judge_of_its_own_gives_the_rewards_on_a_lane_of_its_own(tmp_path: Pat
         assert reward == pytest.approx(int([c for c in answer if c.isdigit()][-1]) / 9)
     assert len({reward for _, _, reward, _ in samples}) > 1, "it does not say the same of all"
     assert all(evaluation.score is not None for evaluation in ended.record.evaluations)
+
+
+def test_it_computes_beside_generation_and_training(tmp_path: Path) -> None:
+    """By the trace."""
+    judge = {"model": str(make_judge(tmp_path / "judge", says_digits=True)), "max_new_tokens": 24}
+    changes = {"trainer__batches": 16, "rollout__samples_per_prompt": 6, "runtime__trace": True}
+    assert go(job_with(tmp_path / "job", judge, **changes)).status == "finished"
     events = json.loads((tmp_path / "job" / "run" / "trace.json").read_text())["traceEvents"]
     spans = [(e["name"], e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X"]
     assert any(
         a == "judge" and b in ("engine", "trainer") and begin < end_b and begin_b < end
         for a, begin, end in spans
         for b, begin_b, end_b in spans
-    ), "it computes at the same time as the others"
+    )
 
 
 def test_a_judge_that_says_no_number_fails_every_sample_with_that_reason(tmp_path: Path) -> None:
@@ -122,11 +129,13 @@ def test_the_policy_judges_itself(tmp_path: Path) -> None:
     assert all(round(reward * 9, 6) in range(10) for reward in rewards)
 
 
-def test_it_is_added_to_other_terms(tmp_path: Path) -> None:
+def test_several_are_added_to_other_terms(tmp_path: Path) -> None:
     judge = make_judge(tmp_path / "judge", says_digits=True)
     asked = {"model": str(judge), "prompt": PROMPT, "pattern": "([0-9])", "max_new_tokens": 2}
+    other = {"model": str(make_judge(tmp_path / "other", says_digits=True))}
     terms = [
         {"function": "judge", "judge": asked, "weight": 0.0},
+        {"function": "judge", "judge": {**asked, **other}, "weight": 0.0},
         {"function": "regex", "answer": "", "weight": 0.5},
     ]
     job = job_with(tmp_path / "job", {}, reward={"terms": terms}, trainer__batches=1)

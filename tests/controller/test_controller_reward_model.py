@@ -35,6 +35,10 @@ def keep(group):
     with open(__file__ + ".seen", "a") as file:
         file.write(json.dumps({"version": group.start_version, "samples": samples}) + "\\n")
     return True
+def score(response, row):
+    if sum(map(ord, response)) % 3 == 0:
+        raise ValueError("no")
+    return sum(map(ord, response)) % 7 / 7
 """
 
 
@@ -96,8 +100,10 @@ def test_alone_its_scores_are_the_rewards(tmp_path: Path, reward_model: Path) ->
 
 def test_beside_a_rule_its_score_is_weighted_and_added(tmp_path: Path, reward_model: Path) -> None:
     model = {"path": str(reward_model), "weight": -0.5, "max_tokens_per_microbatch": 20}
-    job = job_with(tmp_path, {"function": f"{tmp_path}/reward.py:score", "model": model})
-    assert go(job).status == "finished"
+    job = job_with(tmp_path, {"function": f"{tmp_path}/keep.py:score", "model": model}, rollout__samples_per_prompt=6)
+    ended = go(job)
+    assert any(totals.failed_samples for totals in ended.record.processes.values()), "so that groups have gaps"
+    assert ended.status == "finished"
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     samples = [sample for group in seen(job) for sample in group["samples"]]
     for sample, score in zip(samples, own_scores(reward_model, samples), strict=True):
@@ -105,6 +111,19 @@ def test_beside_a_rule_its_score_is_weighted_and_added(tmp_path: Path, reward_mo
         response = tokenizer.decode(chosen, skip_special_tokens=True)
         rule = sum(map(ord, response)) % 7 / 7
         assert sample["reward"] == pytest.approx(rule - 0.5 * score, abs=1e-4)
+
+
+def test_it_scores_beside_generation_and_training(tmp_path: Path, reward_model: Path) -> None:
+    """By the trace."""
+    changes = {"trainer__batches": 16, "async__mode": "async", "runtime__threads": 2, "runtime__trace": True}
+    assert go(job_with(tmp_path, {"model": {"path": str(reward_model)}}, **changes)).status == "finished"
+    events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
+    spans = [(e["name"], e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X"]
+    assert any(
+        a == "reward" and b in ("engine", "trainer") and begin < end_b and begin_b < end
+        for a, begin, end in spans
+        for b, begin_b, end_b in spans
+    )
 
 
 def test_evaluation_apart_from_a_run_scores_with_it_too(tmp_path: Path, reward_model: Path) -> None:

@@ -108,7 +108,7 @@ def test_rows_are_checked_for_the_columns_that_it_shows() -> None:
                     {"function": "judge", "judge": {**JUDGE, "model": "m", "engine": {"max_context": 9}}},
                 ]
             },
-            r"two judges are 'm', and share its engine: give both the same judge\.engine",
+            r"two judges are 'm' and share an engine; give both the same judge\.engine",
         ),
     ],
 )

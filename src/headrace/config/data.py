@@ -181,7 +181,7 @@ class RewardConfig(RewardFunction):
         engines: dict[str | None, EngineConfig] = {}
         for judge in self.judges:
             if engines.setdefault(judge.model, judge.engine) != judge.engine:
-                raise ValueError(f"two judges are {judge.model!r}, and share its engine: give both the same judge.engine")
+                raise ValueError(f"two judges are {judge.model!r} and share an engine; give both the same judge.engine")
         return self
 
     @property

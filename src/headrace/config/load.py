@@ -18,13 +18,15 @@ from headrace.config.explain import explain
 
 C = TypeVar("C", bound=Section)
 
+_ENGINE_SIZES = {"max_concurrent_sequences", "kv_cache_gib", "prefill_tokens_per_step"}
+_JUDGE: dict[str, Any] = {"timeout_s": True, "engine": _ENGINE_SIZES}
 _OPERATIONAL: dict[str, Any] = {
     "runtime": True,
     "checkpoint": True,
     "weights": True,
     "evaluation": True,
-    "engine": {"max_concurrent_sequences", "kv_cache_gib", "prefill_tokens_per_step"},
-    "reward": {"timeout_s", "workers"},
+    "engine": _ENGINE_SIZES,
+    "reward": {"timeout_s": True, "workers": True, "judge": _JUDGE, "terms": {"__all__": {"judge": _JUDGE}}},
     "rollout": {"max_drops_per_batch"},
 }
 """Keys that a resumed run may change."""
@@ -68,7 +70,7 @@ def dump_config(config: Section) -> str:
 
 def config_sha256(config: Section) -> str:
     """Hex digest of what decides a run's result: configs that differ only in where and how fast they run (`runtime`,
-    `checkpoint`, `weights`, `evaluation`, sizes of the engine, processes of the reward), or in when they give up, have
-    equal digests."""
+    `checkpoint`, `weights`, `evaluation`, sizes of engines, processes and time limits of rewards), or in when they give
+    up, have equal digests."""
     values = config.model_dump(mode="json", by_alias=True, exclude=_OPERATIONAL)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

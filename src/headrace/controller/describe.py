@@ -76,8 +76,10 @@ def _roles(plan: Plan) -> list[str]:
             place = "event loop"
         lines.append(f"  {name:<16} {place}")
     reward = plan.config.reward
+    apart = reward.group or any(term.function not in ("remote", "judge") for term in reward.all_terms)
     if reward.description:
-        lines.append(f"  {'rewards':<16} {reward.workers} child process(es): {reward.description}")
+        place = f"{reward.workers} child process(es)" if apart else "event loop"
+        lines.append(f"  {'rewards':<16} {place}: {reward.description}")
     for judge in reward.judges:
         place = "the policy's engine" if judge.model is None else "compute lane 'judge': 1 CPU thread, " + judge.model
         lines.append(f"  {'judge':<16} {place}")
