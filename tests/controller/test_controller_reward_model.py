@@ -113,6 +113,26 @@ def test_beside_a_rule_its_score_is_weighted_and_added(tmp_path: Path, reward_mo
         assert sample["reward"] == pytest.approx(rule - 0.5 * score, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm__recipe": "ppo"},
+        {"algorithm__updates_per_batch": 2},
+        {"rollout__oversample": 2.0, "async__mode": "async"},
+        {"async__mode": "async", "async__on_deadline": "late", "async__max_staleness": 4},
+        {"model__dtype": "bfloat16"},
+        {"runtime__turns": True},
+    ],
+    ids=lambda changes: ",".join(f"{key}={value}" for key, value in changes.items()),
+)
+def test_it_goes_with_other_settings(tmp_path: Path, reward_model: Path, changes: dict[str, object]) -> None:
+    ended = go(job_with(tmp_path, {"model": {"path": str(reward_model)}}, trainer__batches=6, **changes))
+    assert ended.status == "finished"
+    assert [batch.batch for batch in ended.record.batches] == list(range(6))
+    assert not any(batch.skipped for batch in ended.record.batches)
+    ended.record.counts.check()
+
+
 def test_it_scores_beside_generation_and_training(tmp_path: Path, reward_model: Path) -> None:
     """By the trace."""
     changes = {"trainer__batches": 16, "async__mode": "async", "runtime__threads": 2, "runtime__trace": True}
