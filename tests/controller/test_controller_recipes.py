@@ -95,6 +95,8 @@ def test_its_loss_falls_on_a_fixed_batch(model: Path, recipe: str) -> None:
     [
         {"algorithm__recipe": "ppo", "algorithm__updates_per_batch": 2, "critic__warmup_batches": 1},
         {"algorithm__updates_per_batch": 2, "algorithm__proximal": "loglinear"},
+        {"algorithm__updates_per_batch": 2, "algorithm__proximal": "behavior"},
+        {"algorithm__updates_per_batch": 2, "algorithm__proximal": "current"},
         {"algorithm__kl": {"coefficient": 0.1}, "reference__placement": "hybrid", "algorithm__entropy": 0.01},
         {"algorithm__kl": {"coefficient": 0.1, "place": "reward"}, "algorithm__advantage": "opo"},
         {"algorithm__recipe": "ppo", "async__mode": "sync"},

@@ -131,9 +131,11 @@ class AlgorithmConfig(Section):
     objective: Literal["decoupled", "naive"] = "decoupled"
     """`decoupled`: trust region around the proximal policy, corrected by behaviour weights. `naive`: the
     behaviour policy is taken for the proximal one."""
-    proximal: Literal["recompute", "loglinear"] = "recompute"
-    """With several updates per batch: `recompute` runs a forward pass before the first; `loglinear` interpolates
-    between behaviour and current policy (AReaL)."""
+    proximal: Literal["recompute", "loglinear", "behavior", "current"] = "recompute"
+    """Whose log-probs the ratio is against, with several updates per batch. `recompute`: those that the batch begins
+    with, by a forward pass before the first; `loglinear`: the same, interpolated between behaviour and current policy
+    (AReaL); `behavior`: the behaviour policy's, so that no weights correct for staleness; `current`: the policy's own,
+    so that nothing is clipped."""
     clip_low: float = Field(default=0.2, ge=0)
     """The ratio is clipped below 1 - clip_low where the advantage is negative."""
     clip_high: float = Field(default=0.28, ge=0)

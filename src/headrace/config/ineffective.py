@@ -31,7 +31,7 @@ def ineffective(config: TrainConfig) -> list[str]:
         (not algorithm.needs_critic, "critic", config.critic, (), f"algorithm.advantage is {algorithm.advantage}"),
         (not algorithm.needs_teacher, "teacher", config.teacher, (), f"algorithm.advantage is {algorithm.advantage}"),
         (
-            algorithm.updates_per_batch == 1,
+            algorithm.updates_per_batch == 1 and algorithm.proximal != "behavior",
             "algorithm",
             algorithm,
             ("proximal",),

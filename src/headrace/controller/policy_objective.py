@@ -40,7 +40,9 @@ class PolicyObjective:
         columns = micro.columns
         logprobs, entropy = (outputs, None) if outputs.ndim == 1 else outputs.unbind(1)
         proximal = columns.get("proximal")
-        if proximal is None and "versions" in columns:
+        if self._config.proximal == "behavior":
+            proximal = columns["logprobs"]
+        elif proximal is None and "versions" in columns:
             proximal = proximal_logprobs(
                 self._config,
                 logprobs,
