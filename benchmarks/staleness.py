@@ -109,6 +109,7 @@ def study(args: argparse.Namespace) -> None:
             "objective": objective,
             "accuracy": spread([row["accuracy"] for row in chosen]),
             "mean_reward": spread([statistics.mean(row["reward"]) for row in chosen]),
+            "last_reward": spread([statistics.mean(row["reward"][-2:]) for row in chosen]),
             "staleness_mean": statistics.mean(row["staleness_mean"] for row in chosen),
         }
         for eta in args.etas
