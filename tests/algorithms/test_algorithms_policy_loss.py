@@ -157,3 +157,20 @@ def test_micro_batches_of_any_split_add_up(samples, objective, aggregation, with
         assert sum(t.stats[name].item() for t in terms) == pytest.approx(total.item(), abs=1e-10)
     for name, largest in whole.maxima.items():
         assert max(t.maxima[name].item() for t in terms) == pytest.approx(largest.item(), abs=1e-12)
+
+
+def test_distillation_is_the_reverse_kl_also_of_stale_tokens() -> None:
+    """The expectation over what the behaviour policy samples, against the gradient of KL(current || teacher)."""
+    generator = torch.Generator().manual_seed(3)
+    logits, behavior, teacher = torch.randn(3, 5, generator=generator, dtype=torch.float64).unbind()
+    behavior, teacher = behavior.log_softmax(0), teacher.log_softmax(0)
+    logits = logits.requires_grad_()
+    logprobs = logits.log_softmax(0)
+    config = AlgorithmConfig(recipe="opd", aggregation="sample_sum", behavior={"high": 1e9})
+    tokens = PolicyTokens(
+        mask=torch.ones(5, dtype=torch.bool), sample_index=torch.arange(5), behavior=behavior, teacher=teacher
+    )
+    of_token = torch.autograd.grad(PolicyLoss(config)(logprobs, tokens).numerator, logprobs, retain_graph=True)[0]
+    (expected,) = torch.autograd.grad((behavior.exp() * of_token * logprobs).sum(), logits, retain_graph=True)
+    (exact,) = torch.autograd.grad((logprobs.exp() * (logprobs - teacher)).sum(), logits)
+    assert torch.allclose(expected, exact, atol=1e-12)

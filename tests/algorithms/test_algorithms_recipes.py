@@ -75,7 +75,7 @@ def test_a_reference_is_read_where_its_kl_goes() -> None:
         return [stage.name for stage in recipe.stages if "reference" in stage.reads]
 
     assert readers("loss") == ["actor"]
-    assert readers("reward") == ["advantages"]
+    assert readers("reward") == ["advantages", "actor"]
 
 
 def test_a_stage_of_a_whole_batch_stops_streaming() -> None:

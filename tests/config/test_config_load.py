@@ -172,3 +172,23 @@ def test_the_configuration_page_is_up_to_date() -> None:
         check=True,
     ).stdout
     assert (ROOT / "docs" / "configuration.md").read_text() == made, "run: python docs/make_reference.py"
+
+
+@pytest.mark.parametrize(("overrides", "says"), [
+    (["algorithm.kl={target: 6, place: reward}"], "target is set but coefficient is 0"),
+    (["algorithm.kl={target: 6, place: reward, coefficient: 0.1, horizon: 10}"], "use a horizon above 25"),
+    (["algorithm.recipe=dr_grpo", "rollout.samples_per_prompt=1"], "every advantage would be 0"),
+    (["algorithm.recipe=opd", "teacher.model=t", "algorithm.kl={coefficient: 1, place: reward}"], "looks at no reward"),
+])  # fmt: skip
+def test_algorithms_that_could_not_run_are_refused(tmp_path: Path, overrides: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_config(TrainConfig, write(tmp_path), overrides)
+
+
+@pytest.mark.parametrize(("recipe", "filters"), [("grpo", ("zero_spread",)), ("ppo", ()), ("reinforce_plus_plus", ())])
+def test_groups_without_spread_are_dropped_where_groups_are_compared(
+    tmp_path: Path, recipe: str, filters: tuple[str, ...]
+) -> None:
+    path = write(tmp_path)
+    assert load_config(TrainConfig, path, [f"algorithm.recipe={recipe}"]).filters == filters
+    assert load_config(TrainConfig, path, [f"algorithm.recipe={recipe}", "rollout.filters=[]"]).filters == ()

@@ -18,11 +18,12 @@ from headrace.config.algorithm import AlgorithmConfig, RecipeName
 from headrace.config.trainer import OptimizerConfig, TrainerConfig
 from headrace.controller.pairs import run_dpo, run_rm
 from headrace.controller.plan import make_plan
-from headrace.controller.policy_objective import PolicyObjective, policy_columns
+from headrace.controller.policy_objective import PolicyObjective, ValueObjective, policy_columns
 from headrace.controller.sft import run_sft
 from headrace.controller.train import Ended, train
-from headrace.models.loading import load_causal_lm
+from headrace.models.loading import load_causal_lm, load_value_model
 from headrace.models.packing import PackRow, pack
+from headrace.models.values import token_values
 from headrace.training.trainer import HFTrainer
 
 RECIPES = typing.get_args(RecipeName)
@@ -63,31 +64,57 @@ def test_its_loss_falls_on_a_fixed_batch(model: Path, recipe: str) -> None:
     objective = PolicyObjective(algorithm, PolicyLoss(algorithm))
     trainer = HFTrainer(
         load_causal_lm(model, dtype=torch.float32, device="cpu"),
-        config=TrainerConfig(optimizer=OptimizerConfig(lr=1e-4)),
+        config=TrainerConfig(optimizer=OptimizerConfig(lr=3e-3 if recipe == "cispo" else 1e-4)),
         loss=objective,
-        total_steps=8,
+        total_steps=60,
     )
     generator = np.random.default_rng(0)
     rows = []
     for sample in range(6):
         tokens = generator.integers(2, 60, 10 + sample)
-        advantage = 1.0 if sample % 2 else -1.0
+        advantage = 1.0 if sample % 2 or recipe == "cispo" else -1.0
         columns = {"advantages": advantage, "logprobs": 0.0}
         rows.append(PackRow(tokens, np.arange(len(tokens)) >= 4, columns))
     micro = pack(rows)
     start = trainer.logprobs(micro)
     micro.columns.update({"logprobs": start, "proximal": start})
-    if "reference" in policy_columns(algorithm):
-        micro.columns["reference"] = start
+    for name in {"reference", "teacher"} & set(policy_columns(algorithm)):
+        micro.columns[name] = start if name == "reference" else torch.where(micro.mask, -1.0, 0.0)
     objective.prepare([micro])
     losses = []
-    for _ in range(8):
+    # CISPO's weights grow with the policy, up to their bound: only then does its loss fall.
+    for _ in range(60 if recipe == "cispo" else 8):
         trainer.accumulate(micro)
         losses.append(trainer.step().loss)
-    if recipe == "cispo":
-        # Its weights are constants of each step, and grow with the policy: at those of the first, all 1, it falls.
-        losses = [float(-(micro.columns["advantages"] * lp).sum()) for lp in (start, trainer.logprobs(micro))]
     assert losses[-1] < losses[0]
+
+
+def test_the_critics_loss_falls_on_a_fixed_batch(model: Path) -> None:
+    trainer = HFTrainer(
+        load_value_model(model, dtype=torch.float32, device="cpu"),
+        config=TrainerConfig(optimizer=OptimizerConfig(lr=1e-3)),
+        loss=ValueObjective(clip=None),
+        total_steps=8,
+        outputs=token_values,
+    )
+    generator = np.random.default_rng(0)
+    rows = [
+        PackRow(generator.integers(2, 60, 9), np.arange(9) >= 4, {"values": 0.0, "returns": float(sample % 2)})
+        for sample in range(6)
+    ]
+    losses = []
+    for _ in range(8):
+        trainer.accumulate(pack(rows))
+        losses.append(trainer.step().loss)
+    assert losses[0] == pytest.approx(0.25, abs=1e-3)  # half the mean square of returns, from a head that says 0
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_one_sample_a_prompt_is_enough_for_ppo(tmp_path: Path) -> None:
+    ended = run(tmp_path, algorithm__recipe="ppo", rollout__samples_per_prompt=1, trainer__batches=3)
+    assert ended.status == "finished"
+    assert len(ended.record.batches) == 3
+    assert all(batch.reference_kl is not None for batch in ended.record.batches[1:])
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def behavior_weights(
     Stats: `tokens`; `ratio` and `kl` (sums over tokens of the token's own proximal / behaviour, and of k3 of
     KL(behaviour || proximal), before any limit); `outside` (tokens whose weight at this level was outside
     [low, high]); `vetoed` (tokens of samples vetoed); `weight` and `weight_squared` (sums of the weights
-    returned).
+    returned), of which `effective_sample_size` makes the effective number of tokens.
 
     Raises ValueError unless 0 <= low <= high.
     """

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from headrace.algorithms import advantages, kl, shaping
 from headrace.algorithms.kl_controllers import AdaptiveKL, FixedKL
-from headrace.algorithms.losses import distillation_advantages
 from headrace.algorithms.segments import keep
 from headrace.config.algorithm import AlgorithmConfig
 
@@ -30,13 +29,14 @@ class Compared:
     sample_index: Tensor
     """[N] int64, 0 ... S - 1."""
     behavior: Tensor
-    """[N] log-probs, as are `reference` and `teacher`."""
+    """[N] log-probs, as is `reference`."""
     reference: Tensor | None = None
-    teacher: Tensor | None = None
     values: Tensor | None = None
     """[N]: the critic's."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """[N] each: those of `algorithm.advantage_reads`."""
+    shaped: Tensor | None = None
+    """[E]: `rewards` after `algorithm.shaping` and the KL penalty, for the user's own advantage."""
 
     @property
     def lengths(self) -> Tensor:
@@ -88,10 +88,6 @@ class AdvantageEstimator:
                 beta=self.controller.beta,
                 gamma=config.gamma,
             )
-        elif config.advantage == "distillation":
-            if data.teacher is None:
-                raise ValueError("advantage is distillation, which needs the teacher's log-probs")
-            values = distillation_advantages(data.behavior, data.teacher, data.mask)
         else:
             values = self._by_episode(self._less_penalty(rewards, penalty, data), data)
         columns["advantages"] = values
@@ -112,8 +108,8 @@ class AdvantageEstimator:
         """Let the adaptive coefficient follow this batch's mean KL of a sample."""
         if penalty is None or isinstance(self.controller, FixedKL):
             return
-        samples = len(data.episode)
-        self.controller = self.controller.after(float(penalty.sum()) / max(samples, 1), samples)
+        episodes = len(data.rewards)
+        self.controller = self.controller.after(float(penalty.sum()) / max(episodes, 1), episodes)
 
     def _shaped(self, data: Compared) -> Tensor:
         settings, rewards = self._config.shaping, data.rewards
@@ -163,7 +159,7 @@ class AdvantageEstimator:
         """Values of episodes, at each of their tokens."""
         kind, groups = self._config.advantage, data.group_index
         if self._custom is not None:
-            values = self._custom(data)
+            values = self._custom(replace(data, shaped=rewards))
             if values.shape == data.mask.shape:
                 return keep(values, data.mask)
         elif kind == "group_normalized":

@@ -30,9 +30,9 @@ class LossTerms:
     stats: Stats
     """Sums over the tokens inside the mask; divide by `tokens` for means. `mismatch_abs`: |proximal - behaviour| in
     log-probs (the proximal policy is the current one unless given). `approx_kl`: k3 of KL(behaviour || current).
-    `clipped`: tokens whose gradient the clip took away. `behavior_weight`: the weights applied (1 each for `naive`);
-    `behavior_outside`: those outside their bounds. `reference_kl`: the estimate that the config names, 0 without a
-    reference. `entropy`: 0 unless there is a bonus."""
+    `clipped`: tokens whose gradient the clip took away. `behavior_weight`: the weights applied (1 each for `naive`),
+    `behavior_weight_squared` their squares; `behavior_outside`: those outside their bounds. `reference_kl`: the
+    estimate that the config names, 0 without a reference. `entropy`: 0 unless there is a bonus."""
     maxima: Stats
     """Largest over the tokens inside the mask, 0 for none. `mismatch_abs`."""
 
@@ -44,7 +44,10 @@ class PolicyTokens:
     mask: Tensor
     sample_index: Tensor
     behavior: Tensor
-    advantages: Tensor
+    advantages: Tensor | None = None
+    """None: worked out from `teacher`."""
+    teacher: Tensor | None = None
+    """Log-probs of the teacher, for `distillation`."""
     proximal: Tensor | None = None
     """None: the current policy is the proximal one (one step per batch)."""
     reference: Tensor | None = None
@@ -74,10 +77,11 @@ class PolicyLoss:
         current = logprobs.detach()
         start = current if data.proximal is None else data.proximal
         anchor = data.behavior if config.objective == "naive" else start
-        loss = self._loss(logprobs, anchor, data)
+        loss = self._loss(logprobs, anchor, _advantages(data, anchor), data)
         per_token = loss.per_token
         tokens = mask.sum().to(per_token.dtype)
-        weight_sum, outside = tokens, torch.zeros_like(tokens)
+        weight_sum = weight_squares = tokens
+        outside = torch.zeros_like(tokens)
         if config.objective == "decoupled":
             limits = config.behavior
             weights = behavior_weights(
@@ -93,6 +97,7 @@ class PolicyLoss:
             )
             per_token = per_token * weights.per_token
             weight_sum, outside = weights.stats["weight"], weights.stats["outside"]
+            weight_squares = weights.stats["weight_squared"]
         reference_kl = entropy = torch.zeros_like(tokens)
         if data.reference is not None:
             term = losses.kl_term(logprobs, data.reference, mask, kind=config.kl.estimator)
@@ -113,6 +118,7 @@ class PolicyLoss:
             "approx_kl": keep(kl.estimate(data.behavior, current, kind="k3"), mask).sum(),
             "clipped": loss.stats.get("clipped", torch.zeros_like(tokens)),
             "behavior_weight": weight_sum,
+            "behavior_weight_squared": weight_squares,
             "behavior_outside": outside,
             "reference_kl": reference_kl,
             "entropy": entropy,
@@ -120,9 +126,9 @@ class PolicyLoss:
         largest = mismatch.max() if mismatch.numel() else torch.zeros_like(denominator)
         return LossTerms(numerator, denominator, stats, {"mismatch_abs": largest})
 
-    def _loss(self, logprobs: Tensor, anchor: Tensor, data: PolicyTokens) -> Loss:
+    def _loss(self, logprobs: Tensor, anchor: Tensor, advantages: Tensor, data: PolicyTokens) -> Loss:
         config = self._config
-        advantages, mask, index = data.advantages, data.mask, data.sample_index
+        mask, index = data.mask, data.sample_index
         if self._surrogate is not None:
             return self._surrogate(logprobs, anchor, advantages, mask, index, **data.columns)
         low, high = config.clip_low, config.clip_high
@@ -153,6 +159,15 @@ class PolicyLoss:
                 return losses.reinforce(logprobs, advantages, mask)
             case _:
                 raise ValueError(f"no loss is named {config.loss!r}")
+
+
+def _advantages(data: PolicyTokens, anchor: Tensor) -> Tensor:
+    """Those given, or how much likelier the teacher finds each token than the policy that the ratio is against."""
+    if data.advantages is not None:
+        return data.advantages
+    if data.teacher is None:
+        raise ValueError("neither advantages nor a teacher's log-probs are given; add the stage that writes them")
+    return losses.distillation_advantages(anchor, data.teacher, data.mask)
 
 
 def proximal_logprobs(

@@ -104,14 +104,16 @@ def compose(settings: Settings, *, own_proximal: bool = False, reward_model: boo
     ]
     if reward_model:
         stages.insert(1, Stage("reward", ("tokens", "loss_mask", "scored"), ("reward",), "row"))
-    compared, trained = ["reward", "keep", "tokens", "loss_mask", "logprobs"], ["advantages"]
+    compared, trained = ["reward", "keep", "tokens", "loss_mask", "logprobs"], []
     written = ["advantages"]
     if settings.needs_reference:
         stages.append(Stage("reference", _FORWARD, ("reference",), "row"))
-        (compared if in_reward else trained).append("reference")
+        # The actor reads it in either place: the KL is recorded with the batch.
+        trained.append("reference")
+        compared += ["reference"] if in_reward else []
     if settings.needs_teacher:
         stages.append(Stage("teacher", _FORWARD, ("teacher",), "row"))
-        compared.append("teacher")
+        trained.append("teacher")
     if settings.needs_critic:
         stages.append(Stage("critic.value", _FORWARD, ("values",), "row"))
         compared.append("values")
@@ -124,7 +126,9 @@ def compose(settings: Settings, *, own_proximal: bool = False, reward_model: boo
     trained += settings.loss_reads
     by_batch = settings.needs_whole_batch
     reads = (*compared, "batch") if by_batch else tuple(compared)
-    stages.append(Stage("advantages", reads, tuple(written), "batch" if by_batch else "group"))
+    if not settings.needs_teacher:  # which takes the place of rewards: the loss compares with it token by token
+        trained.append("advantages")
+        stages.append(Stage("advantages", reads, tuple(written), "batch" if by_batch else "group"))
     loss = {"actor": settings.loss}
     if settings.needs_critic:
         stages.append(Stage("critic.update", ("tokens", "loss_mask", "values", "returns", "batch"), (), "row"))

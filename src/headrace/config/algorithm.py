@@ -36,7 +36,14 @@ ADVANTAGES = (
     "distillation",
 )
 LOSSES = ("clipped_surrogate", "cispo", "gspo", "geometric_mean", "sapo", "m2po", "reinforce")
-BY_GROUP = ("group_normalized", "leave_one_out", "reinforce_plus_plus_baseline", "opo")
+BY_GROUP = (
+    "group_normalized",
+    "batch_normalized",
+    "mean_only",
+    "leave_one_out",
+    "reinforce_plus_plus_baseline",
+    "opo",
+)
 """Advantages that a group of one sample leaves at 0."""
 
 
@@ -47,7 +54,7 @@ class BehaviorConfig(Section):
     """Whose weight: the token's, the product over its sample, or the geometric mean over its sample."""
     mode: Literal["truncate", "mask", "clip"] = "truncate"
     """Outside [low, high]: `truncate` limits the weight, `mask` sets it to 0, `clip` limits it and keeps the gradient
-    only inside."""
+    only inside (which differs from `truncate` only in a loss of yours: here the proximal log-probs are constants)."""
     low: float = Field(default=0.0, ge=0)
     high: float = Field(default=5.0, gt=0)
     veto: float | None = Field(default=None, gt=0)
@@ -78,6 +85,8 @@ class KLConfig(Section):
     def _fits_its_place(self) -> KLConfig:
         if self.place == "reward" and self.estimator == "k3+":
             raise ValueError("estimator is k3+, which differs from k3 in its gradient only; in the reward use k3")
+        if self.target is not None and self.coefficient == 0:
+            raise ValueError("target is set but coefficient is 0, from which nothing moves; give the first coefficient")
         if self.place == "loss" and self.target is not None:
             raise ValueError("target is set but place is loss; an adaptive coefficient goes with place: reward")
         return self
@@ -179,6 +188,13 @@ class AlgorithmConfig(Section):
                 )
         if self.clip_low > 1 and self.loss in ("clipped_surrogate", "cispo", "gspo"):
             raise ValueError(f"clip_low is {self.clip_low}; a ratio is never negative, so use 0 to 1")
+        if self.advantage == "distillation":
+            if self.kl.place == "reward" and self.kl.coefficient:
+                raise ValueError(
+                    "advantage is distillation, which looks at no reward, but kl.place is reward; use loss"
+                )
+            if self.loss == "m2po":
+                raise ValueError("advantage is distillation, which m2po's mask cannot see; use loss: reinforce")
         if self.loss == "m2po" and self.objective == "decoupled":
             raise ValueError("loss is m2po, whose ratio is against the behaviour policy: use objective: naive")
         return self

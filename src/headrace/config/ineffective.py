@@ -37,6 +37,7 @@ def ineffective(config: TrainConfig) -> list[str]:
             ("proximal",),
             "with one update per batch the current policy is the proximal one",
         ),
+        (algorithm.needs_teacher, "algorithm.shaping", algorithm.shaping, (), "distillation looks at no reward"),
         (algorithm.objective == "naive", "algorithm.behavior", algorithm.behavior, (), "algorithm.objective is naive"),
         (reward.model.path is None, "reward.model", reward.model, (), "reward.model.path is not set"),
         (

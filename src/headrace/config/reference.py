@@ -54,9 +54,12 @@ def _section_of(field: FieldInfo) -> type[Section] | None:
 
 def _listed_sections(field: FieldInfo) -> tuple[type[Section], ...]:
     """The sections that may stand in the field's list."""
-    if get_origin(field.annotation) is not tuple:
+    whole = field.annotation
+    kinds = get_args(whole) if get_origin(whole) in (Union, UnionType) else (whole,)
+    listed = next((kind for kind in kinds if get_origin(kind) is tuple), None)
+    if listed is None:
         return ()
-    item = get_args(field.annotation)[0]
+    item = get_args(listed)[0]
     item = get_args(item)[0] if get_origin(item) is Annotated else item
     parts = get_args(item) if get_origin(item) in (Union, UnionType) else (item,)
     bare = [get_args(part)[0] if get_origin(part) is Annotated else part for part in parts]

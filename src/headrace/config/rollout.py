@@ -48,9 +48,10 @@ class RolloutConfig(Section):
     max_drops_per_batch: int | None = Field(default=None, ge=1)
     """Groups dropped while one batch is composed (surplus ones aside), after which the run ends with an error that says
     why they were; 64 x prompts_per_batch unless given."""
-    filters: tuple[FilterConfig, ...] = ("zero_spread",)
+    filters: tuple[FilterConfig, ...] | None = None
     """Each drops groups: `zero_spread` (all rewards equal), a function of yours, `path.py:function`, or one with
-    parameters, as `{type: reward_range, low: 0.1, high: 0.9}`."""
+    parameters, as `{type: reward_range, low: 0.1, high: 0.9}`. Unless given, `zero_spread` where advantages compare the
+    samples of a group, else none."""
 
     @property
     def surplus(self) -> int:

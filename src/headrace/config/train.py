@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from headrace.config.algorithm import BY_GROUP, AlgorithmConfig
 from headrace.config.base import Section
 from headrace.config.data import DataConfig, RewardConfig
+from headrace.config.filters import FilterConfig
 from headrace.config.model import EngineConfig, ModelConfig
 from headrace.config.rollout import AsyncConfig, OnDeadline, RolloutConfig
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig, TrainerConfig
@@ -133,6 +134,13 @@ class TrainConfig(Section):
         return "wait" if self.async_.staleness_bound == 0 else "mask"
 
     @property
+    def filters(self) -> tuple[FilterConfig, ...]:
+        """`rollout.filters`, or what it is unless given."""
+        if self.rollout.filters is not None:
+            return self.rollout.filters
+        return ("zero_spread",) if self.algorithm.advantage in BY_GROUP else ()
+
+    @property
     def own_proximal(self) -> bool:
         """Whether the proximal policy's log-probs come by a stage of their own."""
         return self.algorithm.needs_proximal and self.proximal.placement == "own"
@@ -170,6 +178,12 @@ class TrainConfig(Section):
             )
         if self.algorithm.needs_teacher and self.teacher.model is None:
             raise ValueError("algorithm.advantage is distillation, which needs teacher.model")
+        kl, samples = self.algorithm.kl, self.rollout.prompts_per_batch * self.rollout.samples_per_prompt
+        if kl.target is not None and samples >= 5 * kl.horizon:
+            raise ValueError(
+                f"algorithm.kl.horizon is {kl.horizon}, and a batch has {samples} samples: the coefficient could "
+                f"reach 0 in one step; use a horizon above {samples // 5}"
+            )
         if self.algorithm.advantage in BY_GROUP and self.rollout.samples_per_prompt == 1:
             raise ValueError(
                 f"algorithm.advantage is {self.algorithm.advantage} but rollout.samples_per_prompt is 1: one sample "

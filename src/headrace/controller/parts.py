@@ -106,7 +106,8 @@ class Parts:
     filter: FilterRole
     scorers: tuple[ScorerRole | RewardRole, ...]
     stages: tuple[FunctionStageRole, ...]
-    advantages: AdvantagesRole
+    advantages: AdvantagesRole | None
+    """None where the loss reads a teacher instead."""
     critic: CriticRole | None
     actor: ActorRole
     follower: WeightFollowerRole
@@ -295,9 +296,19 @@ def connect(
         reward_column="reward" if models.reward is None else "scored",
     )
     waits, tally = WaitMeter(clock.now), Tally()
-    recorder = Recorder(store, clock, models.engine, flow, tally, waits, branch=lineage.branch)
-    context = RoleContext(runtime, flow, table, waits, recorder.event, config.runtime.stall_timeout_s)
     estimator = AdvantageEstimator(config.algorithm, max_length=rollout.sampling.max_new_tokens, custom=plan.advantage)
+    moves = config.algorithm.kl.target is not None
+    recorder = Recorder(
+        store,
+        clock,
+        models.engine,
+        flow,
+        tally,
+        waits,
+        branch=lineage.branch,
+        kl_coefficient=lambda: estimator.state["kl_coefficient"] if moves else None,
+    )
+    context = RoleContext(runtime, flow, table, waits, recorder.event, config.runtime.stall_timeout_s)
     checkpointer = Checkpointer(
         store,
         models.trainer,
@@ -351,7 +362,9 @@ def connect(
             reads=plan.recipe.stage("advantages").reads,
             whole_batch=algorithm.needs_whole_batch,
             extra=algorithm.advantage_reads,
-        ),
+        )
+        if plan.recipe.has("advantages")
+        else None,
         critic=critic,
         actor=ActorRole(
             context,

@@ -69,7 +69,7 @@ def make_plan(config: TrainConfig) -> Plan:
     eval_prompts = tuple(_dataset(config, config.data.eval)) if config.data.eval else ()
     check_weights(config.model.path)
     workflow = load_workflow(config.rollout)
-    filters = tuple(load_filters(config.rollout.filters))
+    filters = tuple(load_filters(config.filters))
     asyncio.run(_check_reward(config))
 
     # From here on torch is needed, which takes seconds to import: faults in the data are told before.

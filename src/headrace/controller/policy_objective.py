@@ -20,10 +20,10 @@ from headrace.training.protocol import LossTerms
 
 def policy_columns(config: AlgorithmConfig, *, own_proximal: bool = False) -> tuple[str, ...]:
     """Columns of the table, beside tokens and mask, that the policy's loss reads."""
-    columns = ["logprobs", "advantages", *config.loss_reads]
+    columns = ["logprobs", "teacher" if config.needs_teacher else "advantages", *config.loss_reads]
     if own_proximal:
         columns.append("proximal")
-    if config.needs_reference and config.kl.place == "loss":
+    if config.needs_reference:
         columns.append("reference")
     if config.updates_per_batch > 1 and config.proximal == "loglinear":
         columns.append("versions")
@@ -57,7 +57,8 @@ class PolicyObjective:
                 mask=micro.mask,
                 sample_index=micro.sample_index,
                 behavior=columns["logprobs"],
-                advantages=columns["advantages"],
+                advantages=columns.get("advantages"),
+                teacher=columns.get("teacher"),
                 proximal=proximal,
                 reference=columns.get("reference"),
                 entropy=entropy,

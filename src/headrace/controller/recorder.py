@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -28,7 +29,10 @@ class Recorder:
         waits: WaitMeter,
         *,
         branch: int,
+        kl_coefficient: Callable[[], float | None] = lambda: None,
     ) -> None:
+        """`kl_coefficient`: of the penalty on the KL to the reference, where it moves."""
+        self._kl_coefficient = kl_coefficient
         self._store = store
         self._clock = clock
         self._engine = engine
@@ -113,7 +117,14 @@ class Recorder:
             queue_groups=self._flow.ready_groups,
             running_groups=self._flow.running_groups,
             totals=self.totals(),
+            behavior_outside_share=sums["behavior_outside"] / tokens,
+            effective_token_share=_share(sums["behavior_weight"] ** 2, sums["behavior_weight_squared"] * tokens),
+            kl_coefficient=self._kl_coefficient(),
             reference_kl=sums["reference_kl"] / tokens if sums["reference_kl"] else None,
             entropy=sums["entropy"] / tokens if sums["entropy"] else None,
             critic_loss=None if step.critic is None else step.critic.loss,
         )
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -188,11 +188,12 @@ async def _run_roles(parts: Parts, runtime: Runtime, stopping: asyncio.Task[Any]
     others = [
         runtime.spawn(parts.rollout.run(), "rollout"),
         runtime.spawn(parts.filter.run(), "filter"),
-        runtime.spawn(parts.advantages.run(), "advantages"),
         *(runtime.spawn(stage.run(), "stage") for stage in parts.stages),
         runtime.spawn(parts.follower.run(), "weight follower"),
     ]
     others += [runtime.spawn(scorer.run(), "scorer") for scorer in parts.scorers]
+    if parts.advantages is not None:
+        others.append(runtime.spawn(parts.advantages.run(), "advantages"))
     if parts.critic is not None:
         others.append(runtime.spawn(parts.critic.run(), "critic"))
     if parts.evaluator is not None:

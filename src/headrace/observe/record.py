@@ -66,6 +66,12 @@ class BatchRecord:
     """Ready groups that wait for a batch."""
     running_groups: int
     totals: Totals
+    behavior_outside_share: float | None = None
+    """Trained tokens whose weight was outside of its bounds."""
+    effective_token_share: float | None = None
+    """Kish's effective number of tokens under the weights, as a share of the trained ones."""
+    kl_coefficient: float | None = None
+    """Of the penalty on the KL to the reference, where it moves."""
     reference_kl: float | None = None
     """Mean over trained tokens, by the estimator of the config; None without a reference in the loss."""
     entropy: float | None = None

@@ -92,7 +92,6 @@ def compared(rows: Sequence[Row], reads: Collection[str], extra: Sequence[str] =
         ),
         behavior=behavior,
         reference=column("reference"),
-        teacher=column("teacher"),
         values=column("values"),
         columns={name: values for name in extra if (values := column(name)) is not None},
     )

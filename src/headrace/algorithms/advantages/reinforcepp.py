@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from headrace.algorithms.advantages.groups import group_normalized
 from headrace.algorithms.advantages.returns import discounted_returns
 from headrace.algorithms.advantages.whitening import whiten as whitened
-from headrace.algorithms.segments import keep, rows_of
+from headrace.algorithms.segments import as_float, keep, rows_of
 from headrace.algorithms.shaping import token_rewards
 
 
@@ -22,9 +23,10 @@ def reinforce_plus_plus(
 
     Raises ValueError unless 0 <= gamma <= 1, or when `rewards` has not one row for each sample.
     """
-    per_token = token_rewards(rewards, kl, mask, sample_index, beta=beta)
+    dtype = torch.promote_types(as_float(rewards).dtype, as_float(kl).dtype)
+    per_token = token_rewards(rewards.double(), kl.double(), mask, sample_index, beta=beta)
     returns = discounted_returns(per_token, mask, sample_index, gamma=gamma)
-    return whitened(returns, mask) if whiten else returns
+    return (whitened(returns, mask) if whiten else returns).to(dtype)
 
 
 def reinforce_plus_plus_baseline(

@@ -1,0 +1,24 @@
+"""Answers whose time has a heavy tail, as those of agents have: before each one, a tool takes its time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+
+from headrace.experience.dataset import Prompt
+from headrace.rollout.policy import Policy
+from headrace.rollout.trajectory import Trajectory
+
+MEDIAN_S, SIGMA = 0.05, 1.0
+
+
+class SlowTool:
+    def __init__(self) -> None:
+        self._random = random.Random(0)
+
+    async def run(self, prompt: Prompt, policy: Policy) -> Trajectory:
+        await asyncio.sleep(self._random.lognormvariate(math.log(MEDIAN_S), SIGMA))
+        trajectory = Trajectory(policy.encode(prompt.content))
+        trajectory.add_completion(await policy.generate(trajectory.tokens))
+        return trajectory
