@@ -22,8 +22,6 @@ from benchmarks.staleness import run, warm_up
 from headrace.config.algorithm import RecipeName
 
 BATCHES = 80
-LR = {"gspo": "1e-3", "opd": "3e-4"}
-"""Where it differs from 1e-4: a ratio of whole samples is clipped after a very small change."""
 
 
 def main() -> None:
@@ -36,9 +34,9 @@ def main() -> None:
     def one(job: tuple[int, str]) -> dict[str, Any]:
         seed, recipe = job
         overrides = [
-            f"algorithm={json.dumps({'recipe': recipe})}",
+            f"algorithm.recipe={recipe}",
+            f"algorithm.objective={'naive' if recipe == 'm2po' else 'decoupled'}",
             f"trainer.batches={BATCHES}",
-            f"trainer.optimizer.lr={LR.get(recipe, '1e-4')}",
             "critic.optimizer.lr=1e-3",
             "evaluation.every=null",
             "runtime.threads=1",
