@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from headrace.algorithms.estimate import AdvantageEstimator, Compared
+from headrace.algorithms.kl_controllers import KLCoefficient
+from headrace.algorithms.pieces import Pieces
 from headrace.config.algorithm import AlgorithmConfig
 
 F64 = torch.float64
@@ -85,17 +87,40 @@ def test_ppo_pays_the_kl_token_by_token_and_whitens() -> None:
 def test_an_adaptive_coefficient_follows_and_is_restored() -> None:
     """An episode's mean KL is 9 x 0.5 / 4 = 1.1; the target 0.45 is exceeded by more than a fifth: + 20 % x 4 / 50."""
     kl = {"coefficient": 0.1, "place": "reward", "estimator": "k1", "target": 0.45, "horizon": 50}
-    estimator = AdvantageEstimator(AlgorithmConfig(kl=kl), max_length=3)
-    estimator(data(reference=REFERENCE))
-    assert estimator.state["kl_coefficient"] == pytest.approx(0.1 * 1.016)
-    again = AdvantageEstimator(AlgorithmConfig(kl=kl), max_length=3)
-    again.restore(estimator.state)
-    assert again.state == estimator.state
+    config = AlgorithmConfig(kl=kl)
+    coefficient = KLCoefficient(config.kl)
+    AdvantageEstimator(config, max_length=3, coefficient=coefficient)(data(reference=REFERENCE))
+    assert coefficient.value == pytest.approx(0.1 * 1.016)
+    again = KLCoefficient(config.kl)
+    again.restore(coefficient.state)
+    assert again.value == coefficient.value
 
 
 def test_a_user_may_give_values_of_episodes_or_of_tokens() -> None:
     config = AlgorithmConfig(advantage="mine.py:advantage")
-    by_episode = AdvantageEstimator(config, max_length=3, custom=lambda data: data.rewards - 0.25)
+    by_episode = AdvantageEstimator(config, max_length=3, pieces=Pieces(advantage=lambda data: data.rewards - 0.25))
     assert of_samples(by_episode(data())["advantages"]) == [[0.75] * 2, [-0.25], [-0.25] * 3, [0.75], [0.75] * 2]
-    by_token = AdvantageEstimator(config, max_length=3, custom=lambda data: torch.ones(14, dtype=F64))
+    by_token = AdvantageEstimator(config, max_length=3, pieces=Pieces(advantage=lambda data: torch.ones(14, dtype=F64)))
     assert of_samples(by_token(data())["advantages"]) == [[1] * 2, [1], [1] * 3, [1], [1] * 2]
+
+
+def test_a_shaping_of_the_users_own_sees_rewards_after_ours() -> None:
+    def halve_long(rewards: torch.Tensor, lengths: torch.Tensor, group_index: torch.Tensor) -> torch.Tensor:
+        assert lengths.tolist() == [2, 1, 3, 3]
+        assert group_index.tolist() == [0, 0, 1, 1]
+        return torch.where(lengths > 2, rewards / 2, rewards)
+
+    config = AlgorithmConfig(advantage="mean_only", shaping={"clip": (0.0, 0.5), "function": "mine.py:halve_long"})
+    values = AdvantageEstimator(config, max_length=3, pieces=Pieces(shaping=halve_long))(data())["advantages"]
+    # Clipped: 0.5, 0 | 0, 0.5; halved: 0.5, 0 | 0, 0.25.
+    assert of_samples(values) == [[0.25, 0.25], [-0.25], [-0.125] * 3, [0.125], [0.125] * 2]
+
+
+def test_a_kl_of_the_users_own_is_taken_from_the_reward() -> None:
+    config = AlgorithmConfig(
+        advantage="mean_only", kl={"coefficient": 0.1, "place": "reward", "estimator": "mine.py:half"}
+    )
+    pieces = Pieces(kl=lambda logprobs, reference: (logprobs - reference) / 2)
+    values = AdvantageEstimator(config, max_length=3, pieces=pieces)(data(reference=REFERENCE))["advantages"]
+    # 0.25 a token: rewards 0.95, -0.025 | -0.075, 0.925.
+    assert of_samples(values) == [[0.4875] * 2, [-0.4875], [-0.5] * 3, [0.5], [0.5] * 2]

@@ -60,7 +60,9 @@ def test_ppo_has_all_roles_and_waits_for_the_batch_only_to_whiten() -> None:
 def test_a_reward_model_scores_what_the_rollout_gave_before_anybody_sees_the_reward(name: str) -> None:
     recipe = compose(AlgorithmConfig(recipe=name), reward_model=True)
     stages = {stage.name: stage for stage in recipe.stages}
-    assert stages["reward"] == Stage("reward", ("tokens", "loss_mask", "scored"), ("reward",), "row")
+    assert stages["reward"] == Stage(
+        "reward", ("tokens", "loss_mask", "scored", "group", "episode"), ("reward",), "row"
+    )
     assert "scored" in stages["rollout"].writes
     assert "reward" not in stages["rollout"].writes
     order = names(check_dataflow(recipe.stages))

@@ -31,7 +31,7 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         raise AssertionError("a model was loaded before the input was checked")
 
     # The module that uses it first: its import must still see the real one.
-    monkeypatch.setattr("headrace.controller.parts.load_causal_lm", forbidden)
+    monkeypatch.setattr("headrace.controller.models.load_causal_lm", forbidden)
     monkeypatch.setattr("headrace.models.loading.load_causal_lm", forbidden)
     monkeypatch.setattr("headrace.controller.serve.load_causal_lm", forbidden)
 

@@ -88,7 +88,7 @@ def test_check_prints_the_dataflow_the_roles_and_the_memory(job: Path, capsys: C
     out = capsys.readouterr().out
     assert "train.jsonl: 40 prompts; held out: 4" in out
     assert "batches   6 of 2 prompts x 3 samples, 1 optimiser step(s) each" in out
-    assert "schedule  async: staleness at most 2, on deadline mask, swaps recompute" in out
+    assert "schedule  async: staleness at most 2, on deadline wait, swaps recompute" in out
     stages = [line.split()[0] for line in out.split("dataflow")[1].split("streaming:")[0].splitlines()[1:-1]]
     assert stages == ["rollout", "filter", "schedule", "advantages", "actor"]
     assert re.search(r"filter +each group +reward -> keep", out)
@@ -120,7 +120,7 @@ def test_a_dry_run_prints_the_same_plan_and_starts_nothing(
         raise AssertionError("a model was loaded")
 
     monkeypatch.setattr("headrace.models.loading.load_causal_lm", forbidden)
-    monkeypatch.setattr("headrace.controller.parts.load_causal_lm", forbidden, raising=False)
+    monkeypatch.setattr("headrace.controller.models.load_causal_lm", forbidden, raising=False)
     monkeypatch.chdir(tmp_path)
     assert main(["check", str(job)]) == 0
     plan = capsys.readouterr().out

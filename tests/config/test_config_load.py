@@ -27,14 +27,14 @@ def test_overrides_reach_nested_keys_and_keep_the_rest(tmp_path: Path) -> None:
     assert config.async_.staleness_bound == 4
 
 
-@pytest.mark.parametrize(("mode", "bound", "rule", "streams"), [
-    ("sync", 0, "wait", False),
-    ("one_step_off", 1, "mask", False),
-    ("async", 2, "mask", True),
+@pytest.mark.parametrize(("mode", "bound", "streams"), [
+    ("sync", 0, False),
+    ("one_step_off", 1, False),
+    ("async", 2, True),
 ])  # fmt: skip
-def test_modes_set_what_is_not_given(tmp_path: Path, mode: str, bound: int, rule: str, streams: bool) -> None:
+def test_modes_set_what_is_not_given(tmp_path: Path, mode: str, bound: int, streams: bool) -> None:
     config = load_config(TrainConfig, write(tmp_path), [f"async.mode={mode}"])
-    assert (config.async_.staleness_bound, config.deadline_rule, config.async_.streaming) == (bound, rule, streams)
+    assert (config.async_.staleness_bound, config.deadline_rule, config.async_.streaming) == (bound, "wait", streams)
 
 
 @pytest.mark.parametrize(("oversample", "surplus"), [(1, 0), (1.1, 1), (1.3, 3), (1.5, 5), (2, 10)])
@@ -43,7 +43,7 @@ def test_oversampling_starts_more_and_drops_what_is_late(tmp_path: Path, oversam
     config = load_config(TrainConfig, write(tmp_path), overrides)
     assert config.rollout.surplus == surplus
     assert config.ahead == 20 + surplus
-    assert config.deadline_rule == ("drop" if surplus else "mask")
+    assert config.deadline_rule == ("drop" if surplus else "wait")
     assert config.rollout.most_drops == 640
 
 
@@ -126,6 +126,19 @@ def test_an_episode_may_not_outlast_the_wait_for_it(tmp_path: Path) -> None:
     load_config(TrainConfig, path, ["rollout.episode_timeout_s=1800", "runtime.stall_timeout_s=1800"])
 
 
+@pytest.mark.parametrize(("overrides", "words"), [
+    (["reward.timeout_s=901"], r"reward\.timeout_s lets a reward take 901 s, more than runtime\.stall_timeout_s"),
+    (["reward.function=judge", "reward.judge.prompt='{response}'", "reward.judge.timeout_s=1000"],
+     r"reward\.judge\.timeout_s lets a reward take 1000 s"),
+    (["reward.function=remote", "reward.remote.url='http://x'", "reward.remote.timeout_s=300"],
+     r"reward\.remote\.timeout_s \(with its retries\) lets a reward take 1203\.5 s"),
+])  # fmt: skip
+def test_a_reward_may_not_outlast_the_wait_for_it(tmp_path: Path, overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_config(TrainConfig, write(tmp_path), overrides)
+    load_config(TrainConfig, write(tmp_path), [*overrides, "runtime.stall_timeout_s=1300"])
+
+
 @pytest.mark.parametrize(("overrides", "told"), [
     ([], []),
     (["evaluation.every=5"], ["evaluation.every has no effect: data.eval is not set"]),
@@ -140,6 +153,25 @@ def test_an_episode_may_not_outlast_the_wait_for_it(tmp_path: Path) -> None:
      ["trainer.lr_schedule.min_ratio has no effect: trainer.lr_schedule.kind is constant"]),
     (["reward.model.weight=2"], ["reward.model.weight has no effect: reward.model.path is not set"]),
     (["reward.tolerance=0.1"], ["reward.tolerance has no effect: reward.function is exact"]),
+    (["algorithm.recipe=cispo"], []),
+    (["algorithm.lam=0.9"], ["algorithm.lam has no effect: algorithm.advantage is group_normalized"]),
+    (["algorithm.recipe=ppo", "algorithm.lam=0.9", "algorithm.gamma=0.9"], []),
+    (["algorithm.recipe=rloo", "algorithm.clip_high=0.3"],
+     ["algorithm.clip_high has no effect: algorithm.loss is reinforce"]),
+    (["algorithm.recipe=cispo", "algorithm.dual_clip=3"],
+     ["algorithm.dual_clip has no effect: algorithm.loss is cispo"]),
+    (["algorithm.tau_positive=2", "algorithm.second_moment=1"],
+     ["algorithm.tau_positive has no effect: algorithm.loss is clipped_surrogate",
+      "algorithm.second_moment has no effect: algorithm.loss is clipped_surrogate"]),
+    (["algorithm.kl.estimator=k1"], ["algorithm.kl.estimator has no effect: algorithm.kl.coefficient is 0"]),
+    (["algorithm.kl.coefficient=0.1", "algorithm.kl.horizon=9000"],
+     ["algorithm.kl.horizon has no effect: algorithm.kl.target is not set"]),
+    (["algorithm.behavior.mode=mine.py:weights", "algorithm.behavior.veto=0.1"],
+     ["algorithm.behavior.veto has no effect: algorithm.behavior.mode is mine.py:weights"]),
+    (["algorithm.shaping.overlong_factor=2"],
+     ["algorithm.shaping.overlong_factor has no effect: algorithm.shaping.overlong_buffer is not set"]),
+    (["algorithm.recipe=ppo", "critic.loss=mine.py:values", "critic.clip=0.5"],
+     ["critic.clip has no effect: critic.loss is mine.py:values"]),
 ])  # fmt: skip
 def test_settings_without_effect_are_named(tmp_path: Path, overrides: list[str], told: list[str]) -> None:
     config = load_config(TrainConfig, write(tmp_path), overrides)

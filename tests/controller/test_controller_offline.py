@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -21,10 +20,10 @@ from headrace.config.sft import SFTDataConfig
 from headrace.controller import offline, sft
 from headrace.controller.demonstrations import read_demonstrations
 from headrace.controller.output import OutputFolder
-from headrace.controller.sft import run_sft, token_mean_nll
+from headrace.controller.sft import run_sft
 from headrace.experience.dataset import PromptOrder
 from headrace.models.loading import load_tokenizer
-from headrace.models.packing import PackRow, pack
+from headrace.models.packing import PackRow
 from headrace.store import DiskFull, StoreError
 
 ROWS: list[dict[str, object]] = [{"prompt": f"{a}+{b}=", "response": f"{a + b}"} for a in range(4) for b in range(4)]
@@ -127,12 +126,6 @@ def test_chat_messages_go_through_the_template(tmp_path: Path, model: Path) -> N
     assert chat.tokens.tolist() == [*ids("u:hi.a:yo"), EOS]
     assert chat.mask.sum() == 3
     assert text.tokens.tolist() == [*ids("hiyo"), EOS]
-
-
-def test_loss_is_the_mean_over_response_tokens() -> None:
-    row = PackRow(tokens=np.arange(3), mask=np.array([False, True, True]))
-    terms = token_mean_nll(torch.tensor([0.0, -1.0, -3.0]), pack([row]))
-    assert float(terms.numerator) / float(terms.denominator) == 2.0
 
 
 def test_the_split_into_micro_batches_changes_nothing(tmp_path: Path, model: Path) -> None:

@@ -18,7 +18,7 @@ from headrace.config.algorithm import AlgorithmConfig, RecipeName
 from headrace.config.trainer import OptimizerConfig, TrainerConfig
 from headrace.controller.pairs import run_dpo, run_rm
 from headrace.controller.plan import make_plan
-from headrace.controller.policy_objective import PolicyObjective, ValueObjective, policy_columns
+from headrace.controller.policy_objective import PolicyObjective, ValueObjective, policy_columns, prepare_batch
 from headrace.controller.sft import run_sft
 from headrace.controller.train import Ended, train
 from headrace.models.loading import load_causal_lm, load_value_model
@@ -62,6 +62,7 @@ def test_it_runs(tmp_path: Path, model: Path, recipe: str) -> None:
 def test_its_loss_falls_on_a_fixed_batch(model: Path, recipe: str) -> None:
     algorithm = AlgorithmConfig(recipe=recipe)
     objective = PolicyObjective(algorithm, PolicyLoss(algorithm))
+    prepare = prepare_batch(algorithm)
     trainer = HFTrainer(
         load_causal_lm(model, dtype=torch.float32, device="cpu"),
         config=TrainerConfig(optimizer=OptimizerConfig(lr=3e-3 if recipe == "cispo" else 1e-4)),
@@ -80,7 +81,7 @@ def test_its_loss_falls_on_a_fixed_batch(model: Path, recipe: str) -> None:
     micro.columns.update({"logprobs": start, "proximal": start})
     for name in {"reference", "teacher"} & set(policy_columns(algorithm)):
         micro.columns[name] = start if name == "reference" else torch.where(micro.mask, -1.0, 0.0)
-    objective.prepare([micro])
+    prepare([micro])
     losses = []
     # CISPO's weights grow with the policy, up to their bound: only then does its loss fall.
     for _ in range(60 if recipe == "cispo" else 8):
@@ -121,6 +122,8 @@ def test_one_sample_a_prompt_is_enough_for_ppo(tmp_path: Path) -> None:
     "changes",
     [
         {"algorithm__recipe": "ppo", "algorithm__updates_per_batch": 2, "critic__warmup_batches": 1},
+        {"algorithm__recipe": "ppo", "critic__updates_per_batch": 3},
+        {"algorithm__recipe": "ppo", "algorithm__updates_per_batch": 2, "critic__updates_per_batch": 2},
         {"algorithm__updates_per_batch": 2, "algorithm__proximal": "loglinear"},
         {"algorithm__updates_per_batch": 2, "algorithm__proximal": "behavior"},
         {"algorithm__updates_per_batch": 2, "algorithm__proximal": "current"},
@@ -137,21 +140,6 @@ def test_pieces_go_together(tmp_path: Path, changes: dict[str, object]) -> None:
     assert ended.status == "finished"
     warm = int(changes.get("critic__warmup_batches", 0))
     assert [batch.skipped for batch in ended.record.batches] == [True] * warm + [False] * (3 - warm)
-
-
-def test_pieces_of_the_users_own(tmp_path: Path) -> None:
-    make_job(tmp_path)
-    (tmp_path / "mine.py").write_text(
-        "def loss(logprobs, proximal, advantages, mask, sample_index):\n"
-        "    from headrace.algorithms.losses import reinforce\n"
-        "    return reinforce(logprobs, advantages, mask)\n"
-        "def advantage(data):\n"
-        "    return data.rewards - 0.5\n"
-    )
-    pieces = {"loss": f"{tmp_path}/mine.py:loss", "advantage": f"{tmp_path}/mine.py:advantage"}
-    assert run(tmp_path, algorithm=pieces, trainer__batches=2).status == "finished"
-    with pytest.raises(ConfigError, match=r"algorithm\.loss is .*mine\.py:nothing"):
-        run(tmp_path / "b", algorithm={"loss": f"{tmp_path}/mine.py:nothing"})
 
 
 def test_distillation_without_a_teacher_is_refused(tmp_path: Path) -> None:

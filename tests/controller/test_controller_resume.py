@@ -221,9 +221,9 @@ HELD = 4
 """Batches that a held run trains."""
 
 
-def ppo_job(folder: Path) -> Path:
+def ppo_job(folder: Path, place: str, steps: int) -> Path:
     """On-policy PPO, one group a batch and one thread, so that nothing depends on what ends first; its reward waits
-    while `folder/hold` is there and the batch is HELD."""
+    while `folder/hold` is there and the batch is HELD. `place`: of the KL. `steps`: of both, on a batch."""
     job = make_job(
         folder,
         data__eval=None,
@@ -232,8 +232,12 @@ def ppo_job(folder: Path) -> Path:
         rollout__prompts_per_batch=1,
         rollout__samples_per_prompt=4,
         rollout__filters=[],
-        algorithm={"recipe": "ppo", "kl": {"target": 100.0, "horizon": 40}},
-        critic={"optimizer": {"lr": 1e-3}},
+        algorithm={
+            "recipe": "ppo",
+            "kl": {"target": 100.0, "horizon": 40, "place": place},
+            "updates_per_batch": steps,
+        },
+        critic={"optimizer": {"lr": 1e-3}, "updates_per_batch": steps},
         trainer__batches=HELD + 2,
         reward__timeout_s=60,
         runtime__threads=1,
@@ -281,9 +285,11 @@ def committed(job: Path, folder: Path) -> tuple[int, dict[str, float], dict[str,
     return restored.number, restored.state, tensors
 
 
-def test_ppo_goes_on_from_the_commit_as_if_nothing_had_been(tmp_path: Path) -> None:
-    """Weights and optimisers of policy and critic, and the KL coefficient, come back together."""
-    job = ppo_job(tmp_path / "job")
+@pytest.mark.parametrize(("place", "steps"), [("reward", 1), ("loss", 2)])
+def test_ppo_goes_on_from_the_commit_as_if_nothing_had_been(tmp_path: Path, place: str, steps: int) -> None:
+    """Weights and optimisers of policy and critic, and the KL coefficient, come back together; `inspect` has all of the
+    curve."""
+    job = ppo_job(tmp_path / "job", place, steps)
     code, out = run("train", job, "--dir", tmp_path / "whole")
     assert code == 0, out
 
@@ -307,3 +313,8 @@ def test_ppo_goes_on_from_the_commit_as_if_nothing_had_been(tmp_path: Path) -> N
         assert any(tensor.any() for name, tensor in tensors.items() if name.startswith(f"{part}/exp_avg_sq."))
     different = [name for name, tensor in tensors.items() if not torch.equal(tensor, others[name])]
     assert not different
+    code, out = run("inspect", folder, "--batches")
+    assert code == 0, out
+    batches = [json.loads(line) for line in out.splitlines()]
+    assert [batch["batch"] for batch in batches] == list(range(number))
+    assert batches[-1]["kl_coefficient"] == state["kl_coefficient"]

@@ -8,10 +8,10 @@ import torch
 from controller_jobs import make_job
 from safetensors.torch import load_file
 
+from headrace.algorithms.pieces import PieceError
 from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.controller.plan import make_plan
 from headrace.controller.train import Ended, train
-from headrace.roles.function_stage import StageError
 
 PIECES = """
 import numpy as np
@@ -33,6 +33,14 @@ def loss(logprobs, proximal, advantages, mask, sample_index, *, bonus, half):
     from headrace.algorithms.losses import reinforce
     assert ((advantages - (bonus - half))[mask].abs() < 1e-6).all()
     return reinforce(logprobs, advantages, mask)
+
+def ranks(reward, group, episode):
+    assert len({g.key for g in group}) == 2 and len(reward) == 6
+    return {"rank": [sorted(reward).index(r) for r in reward]}
+
+def of_batch(data):
+    assert data.columns["rank"].max() <= 5
+    return data.columns["rank"] - 2.5
 
 def raises(tokens):
     raise KeyError("my fault")
@@ -77,6 +85,18 @@ def test_columns_of_own_stages_reach_own_advantage_and_loss(tmp_path: Path) -> N
     assert not any(batch.skipped for batch in ended.record.batches)
 
 
+def test_a_stage_may_see_the_whole_batch(tmp_path: Path) -> None:
+    algorithm = {
+        "stages": [stage(tmp_path, "ranks", ["reward", "group", "episode"], ["rank"], "batch")],
+        "advantage": f"{tmp_path}/pieces.py:of_batch",
+        "advantage_reads": ["rank"],
+    }
+    ended = run(tmp_path, algorithm=algorithm, trainer__batches=3, rollout__filters=[])
+    assert ended.status == "finished"
+    plan = make_plan(load_config(TrainConfig, tmp_path / "grpo.yaml"))
+    assert plan.recipe.stops_streaming == ("ranks",)
+
+
 @pytest.mark.parametrize(
     ("name", "column", "said"),
     [
@@ -87,7 +107,7 @@ def test_columns_of_own_stages_reach_own_advantage_and_loss(tmp_path: Path) -> N
 )
 def test_a_stage_that_breaks_its_word_ends_the_run_by_name(tmp_path: Path, name: str, column: str, said: str) -> None:
     algorithm = {"stages": [stage(tmp_path, name, ["tokens"], [column])]}
-    with pytest.raises(StageError, match=said):
+    with pytest.raises(PieceError, match=said):
         run(tmp_path, algorithm=algorithm, trainer__batches=2, rollout__filters=[])
 
 

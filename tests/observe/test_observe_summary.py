@@ -14,8 +14,8 @@ def test_names_and_values() -> None:
     """Three batches of 80 trained tokens; the process has run for 3.5 s, see `observe_samples.totals`."""
     run = samples.run(
         batches=(
-            samples.batch(0, reward_mean=0.2, staleness={0: 80}, mismatch_mean_abs=0.01),
-            samples.batch(1, staleness={0: 20, 2: 60}, mismatch_max_abs=0.7),
+            samples.batch(0, reward_mean=0.2, staleness={0: 80}, mismatch_mean_abs=0.01, behavior_outside_share=0.1),
+            samples.batch(1, staleness={0: 20, 2: 60}, mismatch_max_abs=0.7, effective_token_share=0.9),
             samples.batch(2, reward_mean=0.9, trained_tokens=40, staleness={1: 40}, padding_tokens=40),
         ),
         number=3,
@@ -49,6 +49,8 @@ def test_names_and_values() -> None:
                 "rollout: the gate": pytest.approx(0.35),
             },
         },
+        # Of the one batch that has each.
+        "correction": {"outside_share": pytest.approx(0.1), "effective_share": pytest.approx(0.9)},
         # Weighted by trained tokens: 80 at 0.01, 120 at 0.002.
         "mismatch": {"mean_abs": pytest.approx((0.8 + 0.24) / 200), "max_abs": 0.7},
         "seed": 7,

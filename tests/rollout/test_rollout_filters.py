@@ -26,27 +26,27 @@ def group(*rewards: float | None) -> Group:
 
 
 def test_zero_spread_drops_groups_whose_rewards_are_equal() -> None:
-    assert zero_spread(group(1.0, 1.0, 1.0)) == "zero_spread"
-    assert zero_spread(group(0.0, 0.0)) == "zero_spread"
-    assert zero_spread(group(1.0, 0.0)) is None
+    assert zero_spread(group(1.0, 1.0, 1.0), 0) == "zero_spread"
+    assert zero_spread(group(0.0, 0.0), 0) == "zero_spread"
+    assert zero_spread(group(1.0, 0.0), 0) is None
 
 
 def test_zero_spread_looks_at_trainable_samples_only() -> None:
-    assert zero_spread(group(1.0, None, 1.0)) == "zero_spread"
-    assert zero_spread(group(None, None)) == "zero_spread"
+    assert zero_spread(group(1.0, None, 1.0), 0) == "zero_spread"
+    assert zero_spread(group(None, None), 0) == "zero_spread"
 
 
 def test_a_user_filter_keeps_or_drops_under_its_name(tmp_path: Path) -> None:
     (tmp_path / "f.py").write_text("def long_enough(group): return len(group.samples) > 2")
     filters = load_filters(("zero_spread", f"{tmp_path}/f.py:long_enough"))
-    assert drop_reason(filters, group(0.0, 1.0, 0.0)) is None
-    assert drop_reason(filters, group(0.0, 1.0)) == "long_enough"
-    assert drop_reason(filters, group(0.0, 0.0)) == "zero_spread"
+    assert drop_reason(filters, group(0.0, 1.0, 0.0), 0) is None
+    assert drop_reason(filters, group(0.0, 1.0), 0) == "long_enough"
+    assert drop_reason(filters, group(0.0, 0.0), 0) == "zero_spread"
 
 
 def test_a_filter_that_raises_drops_the_group(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "f.py").write_text("def broken(group): return 1 / 0")
-    assert drop_reason(load_filters((f"{tmp_path}/f.py:broken",)), group(0.0, 1.0)) == "filter_error"
+    assert drop_reason(load_filters((f"{tmp_path}/f.py:broken",)), group(0.0, 1.0), 0) == "filter_error"
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -62,10 +62,10 @@ def of_tokens(*responses: list[int], versions: list[int] | None = None) -> Group
     return Group(KEY, "p", 0, 2, tuple(samples))
 
 
-def reason(entry: dict[str, Any], judged: Group) -> str | None:
-    """What the filter that stands so in a config says."""
+def reason(entry: dict[str, Any], judged: Group, batch: int = 0) -> str | None:
+    """What the filter that stands so in a config says, when this batch is composed."""
     config = RolloutConfig.model_validate({"filters": [entry]})
-    return drop_reason(load_filters(config.filters), judged)
+    return drop_reason(load_filters(config.filters), judged, batch)
 
 
 @pytest.mark.parametrize(
@@ -96,11 +96,12 @@ def test_repetition_counts_runs_that_were_there_before() -> None:
     assert reason({"type": "repetition", "ngram": 2, "max_repeated": 0.59, "share": 0.5}, judged) is None
 
 
-def test_staleness_is_between_the_oldest_and_the_newest_version() -> None:
+def test_staleness_is_that_of_the_oldest_token_in_the_batch_that_is_composed() -> None:
     judged = of_tokens([1, 2, 3], [1, 2, 3], versions=[3, 4, 6])
-    assert reason({"type": "staleness", "max_staleness": 3}, judged) is None
-    assert reason({"type": "staleness", "max_staleness": 2}, judged) == "staleness"
-    assert reason({"type": "staleness", "max_staleness": 0}, group(None, None)) is None
+    entry = {"type": "staleness", "max_staleness": 3}
+    assert reason(entry, judged, batch=6) is None
+    assert reason(entry, judged, batch=7) == "staleness", "the tokens of version 3 would be 4 batches old"
+    assert reason(entry, group(None, None), batch=7) is None
 
 
 def test_a_user_filter_takes_parameters(tmp_path: Path) -> None:

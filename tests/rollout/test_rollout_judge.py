@@ -157,6 +157,12 @@ def test_an_answer_that_means_nothing_fails_the_sample(changes: dict[str, Any], 
     assert outcome == RewardOutcome(None, failure)
 
 
+def test_a_pattern_that_would_take_for_ever_fails_the_sample() -> None:
+    (outcome,) = score(config(pattern="((?:a|aa)+)$"), says_its_response, ("a" * 60 + "b", {}))
+    assert outcome.failure is not None
+    assert outcome.failure.startswith("reward_judge: judge.pattern took more than 0.5 s on what it said")
+
+
 def test_it_is_weighted_added_and_chosen_by_row() -> None:
     judge = {"function": "judge", "judge": {**JUDGE, "low": 0, "high": 10}, "weight": 2.0}
     reward = RewardConfig.model_validate(

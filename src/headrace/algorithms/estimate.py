@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from headrace.algorithms import advantages, kl, shaping
-from headrace.algorithms.kl_controllers import AdaptiveKL, FixedKL
+from headrace.algorithms.kl_controllers import KLCoefficient
+from headrace.algorithms.pieces import Pieces
 from headrace.algorithms.segments import keep
 from headrace.config.algorithm import AlgorithmConfig
 
@@ -46,23 +48,23 @@ class Compared:
         return torch.zeros(len(self.rewards), dtype=torch.float64).index_add(0, self.episode, per_sample)
 
 
-Custom = Callable[[Compared], Tensor]
-"""A user's own advantage: [E] or [N]."""
-
-
 class AdvantageEstimator:
-    """What `config` says of rewards, KL and advantages. `max_length`: of a response, for the overlong penalty."""
+    """What `config` says of rewards, KL and advantages."""
 
-    def __init__(self, config: AlgorithmConfig, *, max_length: int, custom: Custom | None = None) -> None:
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        *,
+        max_length: int,
+        pieces: Pieces | None = None,
+        coefficient: KLCoefficient | None = None,
+    ) -> None:
+        """`max_length`: of a response, for the overlong penalty. `coefficient`: of a KL in the reward, which follows
+        what it sees; one of its own unless given."""
         self._config = config
         self._max_length = max_length
-        self._custom = custom
-        setting = config.kl
-        self.controller: AdaptiveKL | FixedKL = (
-            FixedKL(setting.coefficient)
-            if setting.target is None
-            else AdaptiveKL(setting.coefficient, setting.target, setting.horizon)
-        )
+        self._pieces = pieces or Pieces()
+        self._coefficient = coefficient or KLCoefficient(config.kl)
 
     def __call__(self, data: Compared) -> dict[str, Tensor]:
         """Columns by name, [N] each: `advantages`; `returns` with a critic."""
@@ -85,31 +87,15 @@ class AdvantageEstimator:
                 torch.zeros_like(data.behavior) if penalty is None else penalty,
                 data.mask,
                 data.sample_index,
-                beta=self.controller.beta,
+                beta=self._coefficient.value,
                 gamma=config.gamma,
             )
         else:
             values = self._by_episode(self._less_penalty(rewards, penalty, data), data)
         columns["advantages"] = values
-        if config.kl.target is not None:
-            self._follow(penalty, data)
+        if penalty is not None and config.kl.target is not None:
+            self._coefficient.follow(float(penalty.sum()), len(data.rewards))
         return columns
-
-    @property
-    def state(self) -> dict[str, float]:
-        """What a checkpoint must hold."""
-        return {"kl_coefficient": self.controller.beta}
-
-    def restore(self, state: Mapping[str, float]) -> None:
-        if "kl_coefficient" in state:
-            self.controller = replace(self.controller, beta=state["kl_coefficient"])
-
-    def _follow(self, penalty: Tensor | None, data: Compared) -> None:
-        """Let the adaptive coefficient follow this batch's mean KL of a sample."""
-        if penalty is None or isinstance(self.controller, FixedKL):
-            return
-        episodes = len(data.rewards)
-        self.controller = self.controller.after(float(penalty.sum()) / max(episodes, 1), episodes)
 
     def _shaped(self, data: Compared) -> Tensor:
         settings, rewards = self._config.shaping, data.rewards
@@ -127,6 +113,8 @@ class AdvantageEstimator:
             rewards = rewards + shaping.length_penalty(
                 data.lengths, raw > settings.correct_above, data.group_index, weight=settings.length_weight
             )
+        if self._pieces.shaping is not None:
+            rewards = self._pieces.shaping(rewards, data.lengths, data.group_index).to(rewards.dtype)
         return rewards
 
     def _penalty(self, data: Compared) -> Tensor | None:
@@ -134,8 +122,9 @@ class AdvantageEstimator:
         setting = self._config.kl
         if setting.place != "reward" or not setting.coefficient or data.reference is None:
             return None
-        assert setting.estimator != "k3+"
-        return keep(kl.estimate(data.behavior, data.reference, kind=setting.estimator), data.mask)
+        if self._pieces.kl is not None:
+            return keep(self._pieces.kl(data.behavior, data.reference), data.mask)
+        return keep(kl.estimate(data.behavior, data.reference, kind=cast(kl.Kind, setting.estimator)), data.mask)
 
     def _on_tokens(self, rewards: Tensor, penalty: Tensor | None, data: Compared) -> Tensor:
         nothing = torch.zeros(data.mask.shape, dtype=rewards.dtype)
@@ -144,7 +133,7 @@ class AdvantageEstimator:
             nothing if penalty is None else penalty,
             data.mask,
             data.sample_index,
-            beta=self.controller.beta,
+            beta=self._coefficient.value,
         )
 
     def _less_penalty(self, rewards: Tensor, penalty: Tensor | None, data: Compared) -> Tensor:
@@ -153,13 +142,13 @@ class AdvantageEstimator:
             return rewards
         episode = data.episode[data.sample_index]
         total = torch.zeros_like(rewards).index_add(0, episode, penalty.to(rewards.dtype))
-        return rewards - self.controller.beta * total
+        return rewards - self._coefficient.value * total
 
     def _by_episode(self, rewards: Tensor, data: Compared) -> Tensor:
         """Values of episodes, at each of their tokens."""
         kind, groups = self._config.advantage, data.group_index
-        if self._custom is not None:
-            values = self._custom(replace(data, shaped=rewards))
+        if self._pieces.advantage is not None:
+            values = self._pieces.advantage(replace(data, shaped=rewards))
             if values.shape == data.mask.shape:
                 return keep(values, data.mask)
         elif kind == "group_normalized":

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+
+from headrace.config.algorithm import KLConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +47,32 @@ class AdaptiveKL:
             raise ValueError(f"samples is {samples}, with a horizon of {self.horizon}; use a longer horizon")
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         return replace(self, beta=self.beta * (1 + error * samples / self.horizon))
+
+
+class KLCoefficient:
+    """The coefficient of a run as it is now, for whoever applies it."""
+
+    def __init__(self, config: KLConfig) -> None:
+        self._controller: AdaptiveKL | FixedKL = (
+            FixedKL(config.coefficient)
+            if config.target is None
+            else AdaptiveKL(config.coefficient, config.target, config.horizon)
+        )
+
+    @property
+    def value(self) -> float:
+        return self._controller.beta
+
+    def follow(self, kl: float, samples: int) -> None:
+        """A batch of `samples` had this KL, summed over all of them. See `AdaptiveKL.after` for errors."""
+        if samples:
+            self._controller = self._controller.after(kl / samples, samples)
+
+    @property
+    def state(self) -> dict[str, float]:
+        """What a checkpoint must hold."""
+        return {"kl_coefficient": self.value}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        if "kl_coefficient" in state:
+            self._controller = replace(self._controller, beta=state["kl_coefficient"])

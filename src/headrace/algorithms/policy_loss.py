@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from headrace.algorithms import kl, losses, proximal
-from headrace.algorithms.aggregation import aggregate
-from headrace.algorithms.corrections import behavior_weights
+from headrace.algorithms import aggregation, corrections, kl, losses, proximal
+from headrace.algorithms.kl_controllers import KLCoefficient
 from headrace.algorithms.losses import Loss, Stats
+from headrace.algorithms.losses.regularizers import KLTerm
+from headrace.algorithms.pieces import Pieces
 from headrace.algorithms.segments import keep
 from headrace.config.algorithm import AlgorithmConfig
-
-Surrogate = Callable[..., Loss]
-"""A user's own: (logprobs, anchor, advantages, mask, sample_index, **columns), all [N], to a loss per token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class PolicyTokens:
     kept: Tensor | None = None
     """`m2po`: which tokens its mask keeps; all unless given."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
-    """What a user's own surrogate is called with beside."""
+    """What a user's own loss is called with beside."""
 
 
 class PolicyLoss:
@@ -67,10 +66,13 @@ class PolicyLoss:
     fresh).
     """
 
-    def __init__(self, config: AlgorithmConfig, custom: Surrogate | None = None) -> None:
-        """`custom`: the user's own surrogate, where `config.loss` is a path."""
+    def __init__(
+        self, config: AlgorithmConfig, pieces: Pieces | None = None, coefficient: KLCoefficient | None = None
+    ) -> None:
+        """`coefficient`: of a KL in the loss; that of `config` unless given."""
         self._config = config
-        self._surrogate = custom
+        self._pieces = pieces or Pieces()
+        self._coefficient = coefficient or KLCoefficient(config.kl)
 
     def __call__(self, logprobs: Tensor, data: PolicyTokens) -> LossTerms:
         config, mask = self._config, data.mask
@@ -83,32 +85,22 @@ class PolicyLoss:
         weight_sum = weight_squares = tokens
         outside = torch.zeros_like(tokens)
         if config.objective == "decoupled":
-            limits = config.behavior
-            weights = behavior_weights(
-                anchor,
-                data.behavior,
-                mask,
-                data.sample_index,
-                level=limits.level,
-                mode=limits.mode,
-                low=limits.low,
-                high=limits.high,
-                veto=limits.veto,
-            )
+            weights = self._behavior_weights(anchor, data)
             per_token = per_token * weights.per_token
-            weight_sum, outside = weights.stats["weight"], weights.stats["outside"]
-            weight_squares = weights.stats["weight_squared"]
+            of_tokens = keep(weights.per_token.detach(), mask)
+            weight_sum, weight_squares = of_tokens.sum(), of_tokens.square().sum()
+            outside = weights.stats.get("outside", outside)
         reference_kl = entropy = torch.zeros_like(tokens)
         if data.reference is not None:
-            term = losses.kl_term(logprobs, data.reference, mask, kind=config.kl.estimator)
-            reference_kl = term.stats["kl"]
+            term = self._kl(logprobs, data.reference, mask)
+            reference_kl = term.detach().sum()
             if config.kl.place == "loss":
-                per_token = per_token + config.kl.coefficient * term.per_token
+                per_token = per_token + self._coefficient.value * term
         if data.entropy is not None:
             gain = keep(data.entropy, mask)
             entropy = gain.detach().sum()
             per_token = per_token - config.entropy * gain
-        numerator, denominator = aggregate(per_token, mask, data.sample_index, mode=config.aggregation)
+        numerator, denominator = self._aggregate(per_token, mask, data.sample_index)
 
         # Between engine and trainer; what earlier steps on the same batch changed is none of it.
         mismatch = keep(kl.estimate(start, data.behavior, kind="abs"), mask)
@@ -126,11 +118,40 @@ class PolicyLoss:
         largest = mismatch.max() if mismatch.numel() else torch.zeros_like(denominator)
         return LossTerms(numerator, denominator, stats, {"mismatch_abs": largest})
 
+    def _behavior_weights(self, anchor: Tensor, data: PolicyTokens) -> corrections.Weights:
+        limits = self._config.behavior
+        if self._pieces.behavior is not None:
+            return self._pieces.behavior(anchor, data.behavior, data.mask, data.sample_index)
+        return corrections.behavior_weights(
+            anchor,
+            data.behavior,
+            data.mask,
+            data.sample_index,
+            level=limits.level,
+            mode=cast(corrections.Mode, limits.mode),
+            low=limits.low,
+            high=limits.high,
+            veto=limits.veto,
+        )
+
+    def _kl(self, logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
+        """KL(policy || reference) at each token, [N]."""
+        if self._pieces.kl is not None:
+            return keep(self._pieces.kl(logprobs, reference), mask)
+        return losses.kl_term(logprobs, reference, mask, kind=cast(KLTerm, self._config.kl.estimator)).per_token
+
+    def _aggregate(self, per_token: Tensor, mask: Tensor, sample_index: Tensor) -> tuple[Tensor, Tensor]:
+        if self._pieces.aggregation is not None:
+            numerator, denominator = self._pieces.aggregation(per_token, mask, sample_index)
+            return numerator, denominator.detach()
+        mode = cast(aggregation.Mode, self._config.aggregation)
+        return aggregation.aggregate(per_token, mask, sample_index, mode=mode)
+
     def _loss(self, logprobs: Tensor, anchor: Tensor, advantages: Tensor, data: PolicyTokens) -> Loss:
         config = self._config
         mask, index = data.mask, data.sample_index
-        if self._surrogate is not None:
-            return self._surrogate(logprobs, anchor, advantages, mask, index, **data.columns)
+        if self._pieces.loss is not None:
+            return self._pieces.loss(logprobs, anchor, advantages, mask, index, **data.columns)
         low, high = config.clip_low, config.clip_high
         match config.loss:
             case "clipped_surrogate":

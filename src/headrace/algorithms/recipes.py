@@ -90,21 +90,24 @@ class OwnStage(Protocol):
     def unit(self) -> Unit: ...
 
 
-def compose(settings: Settings, *, own_proximal: bool = False, reward_model: bool = False) -> Recipe:
+def compose(
+    settings: Settings, *, own_proximal: bool = False, reward_model: bool = False, sealed_critic: bool = False
+) -> Recipe:
     """The stages that these settings need, and no others. `check_dataflow` holds for them, but for the user's own.
 
     `own_proximal`: the proximal policy's log-probs are a column, and not computed by the actor. `reward_model`: what
-    the rollout gives is not yet the reward, but is scored by a model first.
+    the rollout gives is not yet the reward, but is scored by a model first. `sealed_critic`: the critic makes several
+    steps on a batch.
     """
     in_reward = settings.needs_reference and settings.kl.place == "reward"
     stages = [
-        Stage("rollout", (), (*_OF_TOKENS, "scored" if reward_model else "reward", "episode", "metadata"), "group"),
-        Stage("filter", ("reward",), ("keep",), "group"),
+        Stage("rollout", (), (*_OF_TOKENS, "scored" if reward_model else "reward", *_OF_GROUP), "group"),
+        Stage("filter", ("reward", "group"), ("keep",), "group"),
         Stage("schedule", ("keep",), ("batch",), "group"),
     ]
     if reward_model:
-        stages.insert(1, Stage("reward", ("tokens", "loss_mask", "scored"), ("reward",), "row"))
-    compared, trained = ["reward", "keep", "tokens", "loss_mask", "logprobs"], []
+        stages.insert(1, Stage("reward", ("tokens", "loss_mask", "scored", "group", "episode"), ("reward",), "row"))
+    compared, trained = ["reward", "keep", "episode", "tokens", "loss_mask", "logprobs"], []
     written = ["advantages"]
     if settings.needs_reference:
         stages.append(Stage("reference", _FORWARD, ("reference",), "row"))
@@ -121,7 +124,9 @@ def compose(settings: Settings, *, own_proximal: bool = False, reward_model: boo
     if own_proximal:
         stages.append(Stage("proximal", (*_FORWARD, "batch"), ("proximal",), "row"))
         trained.append("proximal")
-    stages += [Stage(own.name, ("keep", *own.reads), tuple(own.writes), own.unit) for own in settings.stages]
+    for own in settings.stages:
+        needed = ("keep", "batch") if own.unit == "batch" else ("keep",)
+        stages.append(Stage(own.name, (*needed, *own.reads), tuple(own.writes), own.unit))
     compared += settings.advantage_reads
     trained += settings.loss_reads
     by_batch = settings.needs_whole_batch
@@ -131,7 +136,8 @@ def compose(settings: Settings, *, own_proximal: bool = False, reward_model: boo
         stages.append(Stage("advantages", reads, tuple(written), "batch" if by_batch else "group"))
     loss = {"actor": settings.loss}
     if settings.needs_critic:
-        stages.append(Stage("critic.update", ("tokens", "loss_mask", "values", "returns", "batch"), (), "row"))
+        update = ("tokens", "loss_mask", "values", "returns", "batch")
+        stages.append(Stage("critic.update", update, (), "batch" if sealed_critic else "row"))
         loss["critic.update"] = "value_loss"
     actor = (*_OF_TOKENS, "reward", *trained, "batch")
     stages.append(Stage("actor", actor, (), "batch" if settings.seals_batch else "row"))
@@ -139,6 +145,7 @@ def compose(settings: Settings, *, own_proximal: bool = False, reward_model: boo
 
 
 _OF_TOKENS = ("tokens", "loss_mask", "logprobs", "versions", "branches")
+_OF_GROUP = ("group", "episode", "metadata")
 _FORWARD = ("tokens", "loss_mask", "keep")
 """What a model that only scores reads. Groups that a filter dropped cost it nothing."""
 

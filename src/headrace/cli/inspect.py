@@ -18,7 +18,10 @@ def run(args: argparse.Namespace) -> int:
     with RunReader(Path(args.run_dir)) as reader:
         record = RunWatcher(reader).read()
     summary = build_summary(record)
-    if args.json:
+    if args.batches:
+        for batch in record.batches:
+            print(json.dumps(batch.to_json()))
+    elif args.json:
         print(json.dumps(summary, indent=2))
     else:
         console = Console()

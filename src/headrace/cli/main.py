@@ -45,15 +45,15 @@ _REFUSALS = ("RunInUse", "RunMissing", "RunExists", "ConfigMismatch")
 
 def _is_ours(error: Exception) -> bool:
     """Errors whose message is meant for the user; anything else is a fault, and shows its traceback."""
+    from headrace.algorithms.pieces import PieceError
     from headrace.engines.protocol import EngineError
     from headrace.experience.flow import NothingToTrain
-    from headrace.roles.function_stage import StageError
     from headrace.runtime.protocol import WaitTimeout
     from headrace.store import StoreError
     from headrace.training.protocol import CheckpointError
     from headrace.weights.plane import WeightError
 
-    ours = (StoreError, WaitTimeout, EngineError, WeightError, CheckpointError, NothingToTrain, StageError)
+    ours = (StoreError, WaitTimeout, EngineError, WeightError, CheckpointError, NothingToTrain, PieceError)
     return isinstance(error, ours)
 
 
@@ -115,7 +115,9 @@ def _parser() -> argparse.ArgumentParser:
 
     inspect = command("inspect", "inspect", "show a run, while it goes or after")
     inspect.add_argument("run_dir", metavar="RUN", help="the run's folder")
-    inspect.add_argument("--json", action="store_true", help="print the fields of summary.json")
+    as_json = inspect.add_mutually_exclusive_group()
+    as_json.add_argument("--json", action="store_true", help="print the fields of summary.json")
+    as_json.add_argument("--batches", action="store_true", help="print what was recorded of each batch, a JSON a line")
 
     command("doctor", "doctor", "look at this machine and installation")
     return parser

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from headrace.config.base import Section
+from headrace.config.named import is_own, one_of
 from headrace.config.recipe_defaults import with_defaults
 
 RecipeName = Literal[
@@ -36,6 +37,9 @@ ADVANTAGES = (
     "distillation",
 )
 LOSSES = ("clipped_surrogate", "cispo", "gspo", "geometric_mean", "sapo", "m2po", "reinforce")
+BEHAVIOR_MODES = ("truncate", "mask", "clip")
+KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k3+")
+AGGREGATIONS = ("token_mean", "sample_mean", "sample_sum")
 BY_GROUP = (
     "group_normalized",
     "batch_normalized",
@@ -52,9 +56,10 @@ class BehaviorConfig(Section):
 
     level: Literal["token", "sequence", "geometric"] = "token"
     """Whose weight: the token's, the product over its sample, or the geometric mean over its sample."""
-    mode: Literal["truncate", "mask", "clip"] = "truncate"
+    mode: Annotated[str, one_of(*BEHAVIOR_MODES)] = "truncate"
     """Outside [low, high]: `truncate` limits the weight, `mask` sets it to 0, `clip` limits it and keeps the gradient
-    only inside (which differs from `truncate` only in a loss of yours: here the proximal log-probs are constants)."""
+    only inside (which differs from `truncate` only in a loss of yours: here the proximal log-probs are constants). Or a
+    function of yours, `path.py:function`, that gives the weights; the keys beside do not count then."""
     low: float = Field(default=0.0, ge=0)
     high: float = Field(default=5.0, gt=0)
     veto: float | None = Field(default=None, gt=0)
@@ -74,10 +79,11 @@ class KLConfig(Section):
     """0 is no penalty, and needs no reference model."""
     place: Literal["loss", "reward"] = "loss"
     """`loss`: a term of the loss. `reward`: taken from the reward, token by token where the advantage has tokens."""
-    estimator: Literal["k1", "k2", "k3", "abs", "k3+"] = "k3"
-    """`k3+`: k3's value with k2's gradient (`place: loss` only)."""
+    estimator: Annotated[str, one_of(*KL_ESTIMATORS)] = "k3"
+    """`k1`, `k2`, `k3`, `abs`, `k3+` (k3's value with k2's gradient; `place: loss` only), or a function of yours:
+    `path.py:function`."""
     target: float | None = Field(default=None, gt=0)
-    """`place: reward`: a KL of whole samples, in nats, towards which the coefficient moves (Ziegler et al. 2019)."""
+    """A KL of whole samples, in nats, towards which the coefficient moves (Ziegler et al. 2019)."""
     horizon: int = Field(default=10_000, ge=1)
     """With `target`: samples over which the coefficient moves."""
 
@@ -87,8 +93,6 @@ class KLConfig(Section):
             raise ValueError("estimator is k3+, which differs from k3 in its gradient only; in the reward use k3")
         if self.target is not None and self.coefficient == 0:
             raise ValueError("target is set but coefficient is 0, from which nothing moves; give the first coefficient")
-        if self.place == "loss" and self.target is not None:
-            raise ValueError("target is set but place is loss; an adaptive coefficient goes with place: reward")
         return self
 
 
@@ -105,6 +109,8 @@ class ShapingConfig(Section):
     """Weight of a reward for the shorter answers of a group (Kimi k1.5)."""
     correct_above: float = 0.5
     """`length_weight`: an answer with a reward above this counts as correct."""
+    function: Annotated[str, one_of()] | None = None
+    """A function of yours that is given the rewards after all of these: `path.py:function`."""
 
 
 class StageConfig(Section):
@@ -117,14 +123,14 @@ class StageConfig(Section):
     """Columns that it is called with, by name."""
     writes: tuple[str, ...] = Field(min_length=1)
     """Columns that it returns."""
-    unit: Literal["row", "group"] = "row"
-    """Whether it sees one sample at a time, or all of a group."""
+    unit: Literal["row", "group", "batch"] = "row"
+    """Whether it sees one sample at a time, all of a group, or all of a batch (which must be sealed then)."""
 
 
 class AlgorithmConfig(Section):
     recipe: RecipeName = "grpo"
     """What the other keys of this section are unless given, and with them which stages run."""
-    advantage: str = "group_normalized"
+    advantage: Annotated[str, one_of(*ADVANTAGES)] = "group_normalized"
     """`group_normalized`, `batch_normalized`, `mean_only`, `leave_one_out`, `opo`, `gae` (needs a critic),
     `reinforce_plus_plus`, `reinforce_plus_plus_baseline`, `distillation` (needs a teacher), or a function of yours:
     `path.py:function`."""
@@ -134,7 +140,7 @@ class AlgorithmConfig(Section):
     """`gae`, `reinforce_plus_plus`: discount of later rewards."""
     lam: float = Field(default=0.95, ge=0, le=1)
     """`gae`: weight of longer returns."""
-    loss: str = "clipped_surrogate"
+    loss: Annotated[str, one_of(*LOSSES)] = "clipped_surrogate"
     """`clipped_surrogate`, `cispo`, `gspo`, `geometric_mean`, `sapo`, `m2po`, `reinforce`, or a function of yours:
     `path.py:function`."""
     objective: Literal["decoupled", "naive"] = "decoupled"
@@ -161,7 +167,8 @@ class AlgorithmConfig(Section):
     entropy: float = Field(default=0.0, ge=0)
     """Coefficient of an entropy bonus."""
     shaping: ShapingConfig = ShapingConfig()
-    aggregation: Literal["token_mean", "sample_mean", "sample_sum"] = "token_mean"
+    aggregation: Annotated[str, one_of(*AGGREGATIONS)] = "token_mean"
+    """`token_mean`, `sample_mean`, `sample_sum`, or a function of yours: `path.py:function`."""
     stages: tuple[StageConfig, ...] = ()
     """Stages of yours, which add columns."""
     advantage_reads: tuple[str, ...] = ()
@@ -178,11 +185,8 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="after")
     def _known(self) -> AlgorithmConfig:
-        for key, value, known in (("advantage", self.advantage, ADVANTAGES), ("loss", self.loss, LOSSES)):
-            if value not in known and ":" not in value:
-                raise ValueError(f"{key} is {value!r}; use {', '.join(known)}, or path.py:function")
         for key, value in (("advantage", self.advantage), ("loss", self.loss)):
-            if getattr(self, f"{key}_reads") and ":" not in value:
+            if getattr(self, f"{key}_reads") and not is_own(value):
                 raise ValueError(
                     f"{key}_reads is given but {key} is {value}, which has its columns; name a function of yours"
                 )
@@ -215,7 +219,7 @@ class AlgorithmConfig(Section):
     def needs_whole_batch(self) -> bool:
         """Whether advantages wait for the sealed batch."""
         by_batch = ("batch_normalized", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
-        return self.advantage in by_batch or self.whiten or self.kl.target is not None
+        return self.advantage in by_batch or self.whiten or (self.kl.target is not None and self.kl.place == "reward")
 
     @property
     def needs_proximal(self) -> bool:

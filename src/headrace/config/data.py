@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+import regex
 from pydantic import Field, JsonValue, model_validator
 
 from headrace.config.base import Section
@@ -39,6 +40,11 @@ class RemoteRewardConfig(Section):
     """Tries after the first, for what may pass: no connection, no answer in time, status 429 or 5xx."""
     backoff_s: float = Field(default=0.5, gt=0)
     """Pause before the second try; each later one is twice as long."""
+
+    @property
+    def longest_s(self) -> float:
+        """Of all tries and the pauses between them."""
+        return (self.retries + 1) * self.timeout_s + self.backoff_s * (2**self.retries - 1)
 
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -77,8 +83,8 @@ class JudgeConfig(Section):
         if self.prompt is not None and "response" not in PLACEHOLDER.findall(self.prompt):
             raise ValueError("prompt does not show {response}, so every response would be judged alike; add it")
         try:
-            groups = re.compile(self.pattern).groups
-        except re.error as error:
+            groups = regex.compile(self.pattern).groups
+        except regex.error as error:
             raise ValueError(f"pattern is {self.pattern!r}, which is no regular expression: {error}") from error
         if groups != 1:
             raise ValueError(f"pattern is {self.pattern!r}, with {groups} groups; it needs one, around the number")
@@ -191,6 +197,15 @@ class RewardConfig(RewardFunction):
             return self.terms
         values = {name: getattr(self, name) for name in RewardFunction.model_fields}
         return (RewardTerm.model_validate({**values, "function": self.function or "exact"}),)
+
+    @property
+    def longest(self) -> tuple[float, str]:
+        """Seconds after which any reward of a sample has failed, and the key that says so."""
+        limits = [(self.timeout_s, "timeout_s")]
+        limits += [(judge.timeout_s, "judge.timeout_s") for judge in self.judges]
+        remote = [term.remote for term in self.all_terms if term.function == "remote"]
+        limits += [(each.longest_s, "remote.timeout_s (with its retries)") for each in remote]
+        return max(limits)
 
     @property
     def description(self) -> str:

@@ -55,8 +55,8 @@ class RepetitionFilter(Section):
 
 
 class StalenessFilter(Section):
-    """Drops groups that were long on their way: between the oldest and the newest version that sampled their tokens lie
-    more than `max_staleness`."""
+    """Drops groups with a token that would be staler than `max_staleness` in the batch that is composed when the group
+    is finished. (In a later batch it may be staler: `async.max_staleness` is the bound on what is trained.)"""
 
     type: Literal["staleness"]
     max_staleness: int = Field(ge=0)

@@ -2,61 +2,117 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.base import Section
+from headrace.config.named import is_own
 from headrace.config.train import TrainConfig
+
+_CLIPPED = ("clipped_surrogate", "cispo", "gspo", "geometric_mean")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    applies: bool
+    prefix: str
+    section: Section
+    usual: Section
+    """What the section is unless given."""
+    keys: tuple[str, ...]
+    """None of them: all keys of the section."""
+    reason: str
 
 
 def ineffective(config: TrainConfig) -> list[str]:
     """One line for each key set to something else than its default that nothing will read, with the reason."""
-    trainer, algorithm, reward = config.trainer, config.algorithm, config.reward
-    rules: list[tuple[bool, str, Section, tuple[str, ...], str]] = [
-        (config.data.eval is None, "evaluation", config.evaluation, (), "data.eval is not set"),
-        (
-            config.rollout.workflow == "single_turn",
-            "rollout",
-            config.rollout,
-            ("max_turns",),
-            "rollout.workflow is single_turn",
-        ),
-        (trainer.batches is not None, "trainer", trainer, ("epochs",), "trainer.batches says how long training takes"),
-        (
-            trainer.lr_schedule.kind == "constant",
-            "trainer.lr_schedule",
-            trainer.lr_schedule,
-            ("min_ratio",),
-            "trainer.lr_schedule.kind is constant",
-        ),
-        (not algorithm.needs_reference, "reference", config.reference, (), "algorithm.kl.coefficient is 0"),
-        (not algorithm.needs_proximal, "proximal", config.proximal, (), "no batch needs its log-probs"),
-        (not algorithm.needs_critic, "critic", config.critic, (), f"algorithm.advantage is {algorithm.advantage}"),
-        (not algorithm.needs_teacher, "teacher", config.teacher, (), f"algorithm.advantage is {algorithm.advantage}"),
-        (
-            algorithm.updates_per_batch == 1 and algorithm.proximal != "behavior",
-            "algorithm",
-            algorithm,
-            ("proximal",),
-            "with one update per batch the current policy is the proximal one",
-        ),
-        (algorithm.needs_teacher, "algorithm.shaping", algorithm.shaping, (), "distillation looks at no reward"),
-        (algorithm.objective == "naive", "algorithm.behavior", algorithm.behavior, (), "algorithm.objective is naive"),
-        (reward.model.path is None, "reward.model", reward.model, (), "reward.model.path is not set"),
-        (
-            not {term.function for term in reward.all_terms} & {"numeric", "code"},
-            "reward",
-            reward,
-            ("tolerance",),
-            f"reward.function is {reward.description}",
-        ),
-    ]
+    rules = (*_of_run(config), *_of_algorithm(config.algorithm), *_of_models(config))
     return [
-        f"{prefix}.{key} has no effect: {reason}"
-        for applies, prefix, section, keys, reason in rules
-        if applies
-        for key in _changed(section, keys)
+        f"{rule.prefix}.{key} has no effect: {rule.reason}" for rule in rules if rule.applies for key in _changed(rule)
     ]
 
 
-def _changed(section: Section, keys: tuple[str, ...]) -> list[str]:
-    """Those of `keys` (of all, if none are given) that differ from their default."""
-    fields = type(section).model_fields
-    return [key for key in keys or fields if getattr(section, key) != fields[key].default]
+def _of_run(config: TrainConfig) -> Iterator[_Rule]:
+    trainer, rollout, reward = config.trainer, config.rollout, config.reward
+    schedule = trainer.lr_schedule
+
+    def rule(applies: bool, prefix: str, section: Section, keys: tuple[str, ...], reason: str) -> _Rule:
+        return _Rule(applies, prefix, section, _defaults(section), keys, reason)
+
+    yield rule(config.data.eval is None, "evaluation", config.evaluation, (), "data.eval is not set")
+    single = rollout.workflow == "single_turn"
+    yield rule(single, "rollout", rollout, ("max_turns",), "rollout.workflow is single_turn")
+    counted = trainer.batches is not None
+    yield rule(counted, "trainer", trainer, ("epochs",), "trainer.batches says how long training takes")
+    constant = schedule.kind == "constant"
+    yield rule(constant, "trainer.lr_schedule", schedule, ("min_ratio",), "trainer.lr_schedule.kind is constant")
+    yield rule(reward.model.path is None, "reward.model", reward.model, (), "reward.model.path is not set")
+    compares = {term.function for term in reward.all_terms} & {"numeric", "code"}
+    yield rule(not compares, "reward", reward, ("tolerance",), f"reward.function is {reward.description}")
+
+
+def _of_models(config: TrainConfig) -> Iterator[_Rule]:
+    algorithm, critic = config.algorithm, config.critic
+
+    def rule(needed: bool, prefix: str, section: Section, reason: str) -> _Rule:
+        return _Rule(not needed, prefix, section, _defaults(section), (), reason)
+
+    advantage = f"algorithm.advantage is {algorithm.advantage}"
+    yield rule(algorithm.needs_reference, "reference", config.reference, "algorithm.kl.coefficient is 0")
+    yield rule(algorithm.needs_proximal, "proximal", config.proximal, "no batch needs its log-probs")
+    yield rule(algorithm.needs_critic, "critic", critic, advantage)
+    yield rule(algorithm.needs_teacher, "teacher", config.teacher, advantage)
+    own = algorithm.needs_critic and is_own(critic.loss)
+    yield _Rule(own, "critic", critic, _defaults(critic), ("clip",), f"critic.loss is {critic.loss}")
+
+
+def _of_algorithm(algorithm: AlgorithmConfig) -> Iterator[_Rule]:
+    usual = AlgorithmConfig(recipe=algorithm.recipe)
+    loss, advantage, kl, shaping = algorithm.loss, algorithm.advantage, algorithm.kl, algorithm.shaping
+
+    def rule(applies: bool, keys: tuple[str, ...], reason: str) -> _Rule:
+        return _Rule(applies, "algorithm", algorithm, usual, keys, reason)
+
+    yield rule(
+        algorithm.updates_per_batch == 1 and algorithm.proximal != "behavior",
+        ("proximal",),
+        "with one update per batch the current policy is the proximal one",
+    )
+    yield rule(advantage != "gae", ("whiten", "lam"), f"algorithm.advantage is {advantage}")
+    yield rule(advantage not in ("gae", "reinforce_plus_plus"), ("gamma",), f"algorithm.advantage is {advantage}")
+    yield rule(loss not in _CLIPPED, ("clip_low", "clip_high"), f"algorithm.loss is {loss}")
+    yield rule(loss != "clipped_surrogate", ("dual_clip",), f"algorithm.loss is {loss}")
+    yield rule(loss != "sapo", ("tau_positive", "tau_negative"), f"algorithm.loss is {loss}")
+    yield rule(loss != "m2po", ("second_moment",), f"algorithm.loss is {loss}")
+
+    behavior, of_behavior = algorithm.behavior, usual.behavior
+    naive, own = algorithm.objective == "naive", is_own(behavior.mode)
+    reason = "algorithm.objective is naive" if naive else f"algorithm.behavior.mode is {behavior.mode}"
+    keys = () if naive else ("level", "low", "high", "veto")
+    yield _Rule(naive or own, "algorithm.behavior", behavior, of_behavior, keys, reason)
+
+    rest = tuple(key for key in type(kl).model_fields if key != "coefficient")
+    yield _Rule(kl.coefficient == 0, "algorithm.kl", kl, usual.kl, rest, "algorithm.kl.coefficient is 0")
+    fixed = kl.coefficient > 0 and kl.target is None
+    yield _Rule(fixed, "algorithm.kl", kl, usual.kl, ("horizon",), "algorithm.kl.target is not set")
+
+    ignored = algorithm.needs_teacher
+    yield _Rule(ignored, "algorithm.shaping", shaping, usual.shaping, (), "distillation looks at no reward")
+    for key, needs, set_ in (
+        ("overlong_factor", "overlong_buffer", shaping.overlong_buffer is not None),
+        ("correct_above", "length_weight", shaping.length_weight > 0),
+    ):
+        reason = f"algorithm.shaping.{needs} is not set"
+        yield _Rule(not (set_ or ignored), "algorithm.shaping", shaping, usual.shaping, (key,), reason)
+
+
+def _defaults(section: Section) -> Section:
+    """`section` with every key that has a default at it."""
+    given = {name: getattr(section, name) for name, field in type(section).model_fields.items() if field.is_required()}
+    return type(section).model_validate(given)
+
+
+def _changed(rule: _Rule) -> list[str]:
+    keys = rule.keys or tuple(type(rule.section).model_fields)
+    return [key for key in keys if getattr(rule.section, key) != getattr(rule.usual, key)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from headrace.config.base import Section
 from headrace.config.model import ModelConfig
+from headrace.config.named import one_of
 from headrace.config.sft import SFTRuntimeConfig
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
 
@@ -36,6 +37,8 @@ class RMConfig(Section):
     model: ModelConfig
     data: PairDataConfig
     trainer: PairTrainerConfig = PairTrainerConfig(optimizer=OptimizerConfig(lr=1e-5))
+    loss: Annotated[str, one_of("reward_ranking")] = "reward_ranking"
+    """`reward_ranking` (Bradley-Terry), or a function of yours: `path.py:function`."""
     margin: float = Field(default=0.0, ge=0)
     """By how much the chosen response's score is to be above the other's."""
     runtime: SFTRuntimeConfig = SFTRuntimeConfig()
@@ -48,7 +51,8 @@ class DPOConfig(Section):
     """The policy; as it is at the start it is the reference, too."""
     data: PairDataConfig
     trainer: PairTrainerConfig = PairTrainerConfig()
-    loss: Literal["dpo", "ipo"] = "dpo"
+    loss: Annotated[str, one_of("dpo", "ipo")] = "dpo"
+    """`dpo`, `ipo`, or a function of yours: `path.py:function`."""
     beta: float = Field(default=0.1, gt=0)
     """How near the policy is kept to the reference (of IPO: tau)."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)

@@ -79,8 +79,9 @@ class AsyncConfig(Section):
     max_staleness: int | None = Field(default=None, ge=0)
     """Bound on batch minus version for every trained token; 0, 1 and 2 for the three modes unless given."""
     on_deadline: OnDeadline | None = None
-    """What happens to a group that is still running when its last batch is due. Unless given, `drop` with
-    `rollout.oversample`, else `wait` when max_staleness is 0, else `mask`."""
+    """What happens to a group that is still running when its last batch is due: `wait` for it; `mask` the tokens that
+    are too old by then, in a later batch; `drop` it; or train it `late`, whatever its age. `wait` unless given, `drop`
+    with `rollout.oversample`. See docs/recipes.md."""
     ahead: int | None = Field(default=None, ge=1)
     """Most groups running or waiting for a batch; unless given, 2 x prompts_per_batch and the surplus of
     `rollout.oversample`."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from headrace.config.base import Section
 from headrace.config.model import ModelConfig
+from headrace.config.named import one_of
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
 
 
@@ -36,6 +39,8 @@ class SFTConfig(Section):
     model: ModelConfig
     data: SFTDataConfig
     trainer: SFTTrainerConfig = SFTTrainerConfig()
+    loss: Annotated[str, one_of("sft")] = "sft"
+    """`sft` (negative log-likelihood), or a function of yours: `path.py:function`. A mean over tokens."""
     runtime: SFTRuntimeConfig = SFTRuntimeConfig()
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,7 @@ from headrace.config.base import Section
 from headrace.config.data import DataConfig, RewardConfig
 from headrace.config.filters import FilterConfig
 from headrace.config.model import EngineConfig, ModelConfig
+from headrace.config.named import one_of
 from headrace.config.rollout import AsyncConfig, OnDeadline, RolloutConfig
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig, TrainerConfig
 
@@ -72,8 +73,12 @@ class CriticConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
     lr_schedule: LRScheduleConfig = LRScheduleConfig()
     max_grad_norm: float = Field(default=1.0, gt=0)
+    loss: Annotated[str, one_of("value_loss")] = "value_loss"
+    """`value_loss`: half the squared distance from the return. Or a function of yours: `path.py:function`."""
     clip: float | None = Field(default=0.2, gt=0)
     """A value's update counts only within this distance of the value that advantages were estimated with."""
+    updates_per_batch: int = Field(default=1, ge=1)
+    """Optimiser steps a batch. With more than one the batch is sealed first."""
     warmup_batches: int = Field(default=0, ge=0)
     """First batches in which only the critic learns."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
@@ -131,7 +136,7 @@ class TrainConfig(Section):
             return self.async_.on_deadline
         if self.rollout.surplus:
             return "drop"
-        return "wait" if self.async_.staleness_bound == 0 else "mask"
+        return "wait"
 
     @property
     def filters(self) -> tuple[FilterConfig, ...]:
@@ -175,6 +180,12 @@ class TrainConfig(Section):
                 f"rollout.episode_timeout_s is {episode_s:g}, more than runtime.stall_timeout_s ({stall_s:g}): the run "
                 f"would be taken for stalled while it waits for a long episode; raise runtime.stall_timeout_s to "
                 f"{episode_s:g} or more, or lower rollout.episode_timeout_s"
+            )
+        reward_s, key = self.reward.longest
+        if reward_s > stall_s:
+            raise ValueError(
+                f"reward.{key} lets a reward take {reward_s:g} s, more than runtime.stall_timeout_s ({stall_s:g}): the "
+                f"run would be taken for stalled meanwhile; lower it, or raise runtime.stall_timeout_s"
             )
         if self.algorithm.needs_teacher and self.teacher.model is None:
             raise ValueError("algorithm.advantage is distillation, which needs teacher.model")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.config import ConfigError
+from headrace.controller.episodes import held_out_evaluation
 from headrace.controller.judges import asker, load_judges, serving
-from headrace.controller.parts import held_out_evaluation, load_engine, load_model_reward
+from headrace.controller.models import load_engine, load_model_reward
 from headrace.controller.plan import Plan
 from headrace.controller.threads import inline_runtime
 from headrace.rollout.rewards.pool import RewardPool

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.algorithms.losses import PairLoss, preference, reward_ranking
+from headrace.algorithms.losses.pairs import Preference
+from headrace.algorithms.pieces import not_a_pair_loss
 from headrace.config import DPOConfig, RMConfig
 from headrace.controller.demonstrations import read_pairs
 from headrace.controller.offline import OfflineResult, Report, Source, Unit, look_at, micro_batches, run_offline
 from headrace.controller.output import OutputFolder
+from headrace.controller.pieces import load_piece
 from headrace.models.loading import load_causal_lm, load_value_model, save_reward_model
 from headrace.models.packing import MicroBatch, PackRow, pack
 from headrace.models.values import sample_scores
@@ -22,29 +27,25 @@ from headrace.training.protocol import LossTerms, Trainer
 from headrace.training.trainer import HFTrainer
 
 _PAIR, _CHOSEN = "pair", "chosen"
+_PREFERENCE = ("logprobs", "reference", "mask", "sample_index")
 
 
 def run_dpo(config: DPOConfig, out: Path, *, report: Report, now: Callable[[], float]) -> OfflineResult:
     """See `run_offline`; losses are means over pairs. The reference's log-probs are computed once, at the start."""
     output = OutputFolder(out)
+    own = load_piece("loss", config.loss, (*_PREFERENCE, "pair_index", "chosen"), not_a_pair_loss)
     source = look_at(config, output)
+    loss = own or partial(
+        preference,
+        beta=config.beta,
+        kind=cast(Preference, config.loss),
+        label_smoothing=config.label_smoothing,
+        per_length=config.per_length,
+    )
 
     def objective(logprobs: Tensor, micro: MicroBatch) -> LossTerms:
-        pair, chosen = _of_samples(micro)
-        return _terms(
-            preference(
-                logprobs,
-                micro.columns["reference"],
-                micro.mask,
-                micro.sample_index,
-                pair,
-                chosen,
-                beta=config.beta,
-                kind=config.loss,
-                label_smoothing=config.label_smoothing,
-                per_length=config.per_length,
-            )
-        )
+        reference = micro.columns["reference"]
+        return _terms(loss(logprobs, reference, micro.mask, micro.sample_index, *_of_samples(micro)))
 
     def make(steps: int) -> HFTrainer:
         return HFTrainer(
@@ -85,12 +86,13 @@ def run_rm(config: RMConfig, out: Path, *, report: Report, now: Callable[[], flo
     """See `run_offline`; losses are means over pairs. What comes out is a sequence classifier of one class: the score
     at a response's last token."""
     output = OutputFolder(out)
+    own = load_piece("loss", config.loss, ("scores", "pair_index", "chosen"), not_a_pair_loss)
     source = look_at(config, output)
+    loss = own or partial(reward_ranking, margin=config.margin)
 
     def objective(outputs: Tensor, micro: MicroBatch) -> LossTerms:
-        pair, chosen = _of_samples(micro)
         scores = outputs[micro.sequence_starts[1:].to(outputs.device) - 1]
-        return _terms(reward_ranking(scores, pair, chosen, margin=config.margin))
+        return _terms(loss(scores, *_of_samples(micro)))
 
     def make(steps: int) -> HFTrainer:
         return HFTrainer(
@@ -141,4 +143,4 @@ def _of_samples(micro: MicroBatch) -> tuple[Tensor, Tensor]:
 
 
 def _terms(loss: PairLoss) -> LossTerms:
-    return LossTerms(numerator=loss.per_pair.sum(), denominator=loss.stats["pairs"], stats=dict(loss.stats))
+    return LossTerms(numerator=loss.per_pair.sum(), denominator=loss.per_pair.numel(), stats=dict(loss.stats))

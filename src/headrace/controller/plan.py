@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose
 from headrace.config import ConfigError, TrainConfig
-from headrace.config.algorithm import ADVANTAGES, LOSSES
 from headrace.experience.dataset import Prompt, PromptDataset
 from headrace.models.folder import check_weights
 from headrace.models.loading import (
@@ -29,6 +28,7 @@ from headrace.rollout.workflow import Workflow, load_workflow
 from headrace.runtime.inline import SystemClock
 
 if TYPE_CHECKING:
+    from headrace.algorithms.pieces import Pieces
     from headrace.controller.memory import MemoryEstimate
 
 
@@ -50,10 +50,8 @@ class Plan:
     memory: MemoryEstimate
     workflow: Workflow
     filters: tuple[Filter, ...]
-    surrogate: Callable[..., Any] | None = None
-    """The user's own loss."""
-    advantage: Callable[..., Any] | None = None
-    """The user's own advantage."""
+    pieces: Pieces
+    """The user's own functions in the place of named ones."""
     stages: tuple[Callable[..., Any], ...] = ()
     """The functions of the user's own stages, in their order."""
 
@@ -75,6 +73,7 @@ def make_plan(config: TrainConfig) -> Plan:
     # From here on torch is needed, which takes seconds to import: faults in the data are told before.
     from headrace.controller.judges import check_judges
     from headrace.controller.memory import estimate_memory
+    from headrace.controller.pieces import load_pieces
     from headrace.engines.embedded.memory import context_limit
 
     device = resolve_device(config.model.device)
@@ -106,14 +105,7 @@ def make_plan(config: TrainConfig) -> Plan:
         memory=memory,
         workflow=workflow,
         filters=filters,
-        surrogate=_own(
-            "algorithm.loss",
-            config.algorithm.loss,
-            LOSSES,
-            ("logprobs", "proximal", "advantages", "mask", "sample_index"),
-            config.algorithm.loss_reads,
-        ),
-        advantage=_own("algorithm.advantage", config.algorithm.advantage, ADVANTAGES, ("data",)),
+        pieces=load_pieces(config),
         stages=tuple(
             load_function(stage.function, f"algorithm.stages: {stage.name}: function", (), keywords=stage.reads)
             for stage in config.algorithm.stages
@@ -124,7 +116,12 @@ def make_plan(config: TrainConfig) -> Plan:
 def _recipe(config: TrainConfig) -> Recipe:
     """Raises ConfigError where its stages do not fit together."""
     reward_model = config.reward.model.path is not None
-    recipe = compose(config.algorithm, own_proximal=config.own_proximal, reward_model=reward_model)
+    recipe = compose(
+        config.algorithm,
+        own_proximal=config.own_proximal,
+        reward_model=reward_model,
+        sealed_critic=config.critic.updates_per_batch > 1,
+    )
     try:
         check_dataflow(recipe.stages)
     except DataflowError as error:
@@ -153,13 +150,6 @@ def _check_others(config: TrainConfig, vocab_size: int) -> None:
             )
     if config.reward.model.path is not None:
         check_reward_model(config.reward.model.path)
-
-
-def _own(
-    key: str, value: str, known: Collection[str], arguments: tuple[str, ...], keywords: tuple[str, ...] = ()
-) -> Callable[..., Any] | None:
-    """The user's own function, where `value` is none of the known names."""
-    return None if value in known else load_function(value, key, arguments, keywords=keywords)
 
 
 async def _check_reward(config: TrainConfig) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from headrace.algorithms.aggregation import aggregate
 from headrace.algorithms.corrections import second_moment_mask
-from headrace.algorithms.losses import value_loss
+from headrace.algorithms.losses import Loss, value_loss
 from headrace.algorithms.policy_loss import PolicyLoss, PolicyTokens, proximal_logprobs
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.models.logprobs import token_logprobs_and_entropy
@@ -73,11 +74,11 @@ class PolicyObjective:
             maxima=dict(terms.maxima),
         )
 
-    def prepare(self, micros: Sequence[MicroBatch]) -> None:
-        """Add what the loss needs to know of the whole batch: M2PO's mask."""
-        if self._config.loss != "m2po":
-            return
 
+def prepare_batch(config: AlgorithmConfig) -> Callable[[Sequence[MicroBatch]], None]:
+    """Adds what the loss needs to know of the whole batch: M2PO's mask."""
+
+    def prepare(micros: Sequence[MicroBatch]) -> None:
         def whole(name: str) -> Tensor:
             return torch.cat([micro.columns[name] for micro in micros])
 
@@ -85,11 +86,13 @@ class PolicyObjective:
             whole("proximal"),
             whole("logprobs"),
             torch.cat([micro.mask for micro in micros]),
-            threshold=self._config.second_moment,
+            threshold=config.second_moment,
             advantages=whole("advantages"),
         )
         for micro, part in zip(micros, kept.split([micro.num_tokens for micro in micros]), strict=True):
             micro.columns["kept"] = part.float()
+
+    return prepare if config.loss == "m2po" else lambda micros: None
 
 
 class EntropyOutputs:
@@ -105,11 +108,12 @@ class EntropyOutputs:
 class ValueObjective:
     """The critic's loss, a mean over tokens."""
 
-    def __init__(self, clip: float | None) -> None:
-        self._clip = clip
+    def __init__(self, clip: float | None, own: Callable[..., Loss] | None = None) -> None:
+        """`own`: the user's own loss; see `Pieces.value_loss`."""
+        self._loss = own or partial(value_loss, clip=clip)
 
     def __call__(self, outputs: Tensor, micro: MicroBatch) -> LossTerms:
         """`outputs`: values [N]."""
-        loss = value_loss(outputs, micro.columns["values"], micro.columns["returns"], micro.mask, clip=self._clip)
+        loss = self._loss(outputs, micro.columns["values"], micro.columns["returns"], micro.mask)
         numerator, denominator = aggregate(loss.per_token, micro.mask, micro.sample_index)
         return LossTerms(numerator=numerator, denominator=denominator, stats=dict(loss.stats))

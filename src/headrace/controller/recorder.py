@@ -122,7 +122,7 @@ class Recorder:
             kl_coefficient=self._kl_coefficient(),
             reference_kl=sums["reference_kl"] / tokens if sums["reference_kl"] else None,
             entropy=sums["entropy"] / tokens if sums["entropy"] else None,
-            critic_loss=None if step.critic is None else step.critic.loss,
+            critic_loss=sum(report.loss for report in step.critic) / len(step.critic) if step.critic else None,
         )
 
 

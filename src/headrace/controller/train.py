@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from headrace.config import config_sha256, dump_config
 from headrace.controller.judges import asker, serving
-from headrace.controller.parts import Models, Parts, connect, load_models
+from headrace.controller.models import Models, load_models
+from headrace.controller.parts import Parts, connect
 from headrace.controller.plan import Plan
 from headrace.controller.stopping import StopRequest
 from headrace.controller.threads import inline_runtime
@@ -134,7 +135,7 @@ async def _train(
         try:
             async with serving(models.judges), _watching(view, folder, parts, runtime):
                 if restored is not None:
-                    parts.estimator.restore(restored.state)
+                    models.kl.restore(restored.state)
                     parts.flow.restore(restored.number, restored.ready, restored.running)
                 if begun > INITIAL:
                     await models.engine.update(models.publisher.receiver(), SwapMode.RECOMPUTE)

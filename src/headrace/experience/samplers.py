@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from headrace.experience.flow import Flow
 from headrace.experience.index import Row, RowId, Sampler
 
 
@@ -11,6 +12,23 @@ def whole_groups(ready: Mapping[RowId, Row]) -> list[RowId]:
     """All rows of the oldest ready group. For consumers of unit `group`."""
     first = next(iter(ready.values()), None)
     return [] if first is None else [row.row_id for row in ready.values() if row.group == first.group]
+
+
+def one_row(ready: Mapping[RowId, Row]) -> list[RowId]:
+    """The oldest ready row."""
+    return list(ready)[:1]
+
+
+def sealed_batch(flow: Flow) -> Sampler:
+    """All rows of the batch, once it is sealed and all are ready. For consumers of unit `batch`, which read `batch`."""
+
+    def sampler(ready: Mapping[RowId, Row]) -> list[RowId]:
+        if not flow.is_sealed:
+            return []
+        rows = [row_id for row_id, row in ready.items() if row.columns["batch"] == flow.batch]
+        return rows if len(rows) == flow.rows_of_batch() else []
+
+    return sampler
 
 
 def token_budget(max_tokens: int, length: Callable[[Row], int]) -> Sampler:

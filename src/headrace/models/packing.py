@@ -6,7 +6,7 @@ predict it. So a sample's first token, which nothing predicts, is never trained.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -127,3 +127,13 @@ def plan_microbatches(lengths: Sequence[int], max_tokens: int) -> list[list[int]
             bins[place].append(index)
             room[place] -= length
     return bins
+
+
+def pack_updates(rows: Sequence[PackRow], updates: int, max_tokens: int) -> Iterator[list[MicroBatch]]:
+    """The micro-batches of each of `updates` optimiser steps on `rows`: every step has its share, in their order.
+
+    Of fewer rows than steps each is a step.
+    """
+    for chunk in np.array_split(np.arange(len(rows)), min(updates, len(rows))):
+        plan = plan_microbatches([len(rows[i]) for i in chunk], max_tokens)
+        yield [pack([rows[chunk[place]] for place in places]) for places in plan]

@@ -38,7 +38,8 @@ def batch_line(batch: BatchRecord, planned: int | None) -> str:
         f"loss {decimal(batch.loss)}",
         f"grad {decimal(batch.grad_norm, 2)}" + (" (step skipped)" if batch.skipped else ""),
         f"stale {ages or '-'}" + (f" left out {percent(left_out)}" if batch.masked_tokens else ""),
-        *([] if batch.reference_kl is None else [f"kl {decimal(batch.reference_kl, 4)}"]),
+        *([f"weights outside {percent(batch.behavior_outside_share)}"] if batch.behavior_outside_share else []),
+        *([] if batch.reference_kl is None else [f"kl {decimal(batch.reference_kl, 4)}{_coefficient(batch)}"]),
         *([] if batch.entropy is None else [f"entropy {decimal(batch.entropy)}"]),
         *([] if batch.critic_loss is None else [f"critic {decimal(batch.critic_loss)}"]),
         f"mismatch {decimal(batch.mismatch_mean_abs, 4)}",
@@ -86,6 +87,10 @@ class PlainView:
 
     def close(self) -> None:
         pass
+
+
+def _coefficient(batch: BatchRecord) -> str:
+    return "" if batch.kl_coefficient is None else f" x {batch.kl_coefficient:.3g}"
 
 
 def _of(done: int, planned: int | None) -> str:

@@ -26,6 +26,8 @@
 | `time.train_s` | seconds in which the trainer computed |
 | `time.swap_stall_s` | seconds in which weight swaps kept the engines from decoding |
 | `time.wait_s` | seconds waited, by `side: what` |
+| `correction.outside_share` | share of the trained tokens whose behaviour weight was outside of its bounds |
+| `correction.effective_share` | effective number of tokens under those weights (Kish), as a share of the trained ones |
 | `mismatch.mean_abs`, `mismatch.max_abs` | absolute difference of the trainer's log-probs from the engines' |
 | `seed` | of the config |
 | `config_sha256` | digest of what decides the run's result: a resumed run must have the same |
@@ -87,10 +89,12 @@ def build_summary(run: RunRecord) -> dict[str, Any]:
             "swap_stall_s": total.swap_stall_s,
             "wait_s": dict(total.wait_s),
         },
+        "correction": {
+            "outside_share": _mean(batches, "behavior_outside_share"),
+            "effective_share": _mean(batches, "effective_token_share"),
+        },
         "mismatch": {
-            "mean_abs": _ratio(
-                sum(batch.mismatch_mean_abs * batch.trained_tokens for batch in batches), trained_tokens
-            ),
+            "mean_abs": _mean(batches, "mismatch_mean_abs"),
             "max_abs": max((batch.mismatch_max_abs for batch in batches), default=None),
         },
         "seed": run.config.seed,
@@ -132,6 +136,12 @@ def _nonpad_share(batches: Sequence[BatchRecord]) -> float | None:
     computed = sum(batch.forwarded_tokens for batch in batches)
     padding = sum(batch.padding_tokens for batch in batches)
     return _ratio(computed, computed + padding)
+
+
+def _mean(batches: Sequence[BatchRecord], field: str) -> float | None:
+    """Over the trained tokens of the batches that have one."""
+    known = [(value, batch.trained_tokens) for batch in batches if (value := getattr(batch, field)) is not None]
+    return _ratio(sum(value * tokens for value, tokens in known), sum(tokens for _, tokens in known))
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from headrace.experience.index import Row, StaleLease
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
-from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
+from headrace.models.packing import MicroBatch, PackRow, pack, pack_updates
 from headrace.roles.batch_stats import BatchStats, StalenessRule
 from headrace.roles.context import RoleContext
 from headrace.roles.critic import CriticRole
@@ -41,7 +42,7 @@ class TrainedStep:
     """One for each optimiser step."""
     train_s: float
     """Seconds that the trainer computed for this batch."""
-    critic: StepReport | None = None
+    critic: tuple[StepReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class ActorRole:
         sealed: SealedSteps | None,
         critic: CriticRole | None = None,
         warm_up_batches: int = 0,
-        trained: Callable[[], None] = lambda: None,
+        trained: Callable[[Sequence[StepReport], BatchStats], None] = lambda reports, stats: None,
         after_step: Callable[[TrainedStep], Awaitable[None]],
     ) -> None:
         """`columns`: of the table, beside tokens and mask, that the loss reads. `sealed`: how a whole batch is trained;
@@ -143,25 +144,34 @@ class ActorRole:
             await self._give_up(work)
             return None
         self._context.table.hold(*work.leases)
-        if self._sealed is None or batch < self._warm_up:
-            reports = [await self._compute(self._trainer.step)]
-        else:
-            reports = await self._sealed_steps(self._sealed, work)
-        critic = None if self._critic is None else await self._critic.step(batch)
+        critic, reports = await self._critics_steps(batch, self._steps(work))
         self._context.table.ack(*work.leases)
-        self._trained()
+        self._trained(reports, work.stats)
         done = self._context.flow.step()
-        return TrainedStep(batch, done.groups, done.late_groups, work.stats, tuple(reports), self._train_s, critic)
+        return TrainedStep(batch, done.groups, done.late_groups, work.stats, reports, self._train_s, critic)
+
+    async def _critics_steps(
+        self, batch: int, own: Coroutine[Any, Any, tuple[StepReport, ...]]
+    ) -> tuple[tuple[StepReport, ...], tuple[StepReport, ...]]:
+        """The critic's steps on `batch`, if there is one, beside `own`."""
+        if self._critic is None:
+            return (), await own
+        critic = self._context.runtime.spawn(self._critic.step(batch), "critic's step")
+        try:
+            reports = await own
+            return await critic, reports
+        finally:
+            critic.cancel()  # which does nothing to one that is done
+            await asyncio.gather(critic, return_exceptions=True)
+
+    async def _steps(self, work: _Batch) -> tuple[StepReport, ...]:
+        if self._sealed is None or work.number < self._warm_up:
+            return (await self._compute(self._trainer.step),)
+        return tuple(await self._sealed_steps(self._sealed, work))
 
     async def _sealed_steps(self, sealed: SealedSteps, work: _Batch) -> list[StepReport]:
         """Each step on its share of the samples, in the order of their arrival."""
-        batches = [
-            [
-                pack([work.rows[chunk[place]] for place in places])
-                for places in plan_microbatches([len(work.rows[i]) for i in chunk], self._max_tokens)
-            ]
-            for chunk in np.array_split(np.arange(len(work.rows)), min(sealed.updates, len(work.rows)))
-        ]
+        batches = list(pack_updates(work.rows, sealed.updates, self._max_tokens))
         whole = [micro for batch in batches for micro in batch]
         if sealed.recompute:
             for micro in whole:

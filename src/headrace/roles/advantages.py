@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from headrace.algorithms.estimate import Compared
-from headrace.experience.index import Row, RowId
-from headrace.experience.samplers import whole_groups
+from headrace.experience.index import Row
+from headrace.experience.samplers import sealed_batch, whole_groups
 from headrace.roles.context import RoleContext
 
 NAME = "advantages"
@@ -37,7 +37,7 @@ class AdvantagesRole:
         self._extra = tuple(extra)
         self._context = context
         self._estimator = estimator
-        self._sampler = self._sealed_batch if whole_batch else whole_groups
+        self._sampler = sealed_batch(context.flow) if whole_batch else whole_groups
         self._what = "rows of the sealed batch" if whole_batch else "kept groups"
 
     async def run(self) -> None:
@@ -48,14 +48,6 @@ class AdvantagesRole:
             for name, values in self._estimator(compared(lease.rows, self._reads, self._extra)).items():
                 table.write(ids, name, np.split(values.numpy().astype(np.float32), lengths), lease)
             table.ack(lease)
-
-    def _sealed_batch(self, ready: Mapping[RowId, Row]) -> Sequence[RowId]:
-        """All rows of the batch, once it is sealed and all are ready."""
-        flow = self._context.flow
-        if not flow.is_sealed:
-            return []
-        rows = [row_id for row_id, row in ready.items() if row.columns["batch"] == flow.batch]
-        return rows if len(rows) == flow.rows_of_batch() else []
 
 
 def compared(rows: Sequence[Row], reads: Collection[str], extra: Sequence[str] = ()) -> Compared:

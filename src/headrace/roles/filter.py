@@ -23,7 +23,7 @@ class FilterRole:
         """Judge each group as it arrives: `keep` is written, or the group is dropped with the first reason."""
         async for lease in self._context.leases(NAME, whole_groups, "finished groups"):
             group = _group_of(lease.rows)
-            reason = drop_reason(self._filters, group)
+            reason = drop_reason(self._filters, group, self._context.flow.batch)
             self._context.table.ack(lease)
             if reason is None:
                 self._context.flow.keep(group.key)

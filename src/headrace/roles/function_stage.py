@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.experience.index import Row, RowId
-from headrace.experience.samplers import whole_groups
+from headrace.algorithms.pieces import PieceError, raised
+from headrace.experience.index import Row
+from headrace.experience.samplers import one_row, sealed_batch, whole_groups
 from headrace.roles.context import RoleContext
 
 LANE = "stages"
-
-
-class StageError(RuntimeError):
-    """A user's own stage raised, or gave something else than its columns."""
 
 
 class FunctionStageRole:
@@ -30,21 +27,22 @@ class FunctionStageRole:
         name: str,
         reads: Sequence[str],
         writes: Sequence[str],
-        by_group: bool,
+        unit: Literal["row", "group", "batch"],
     ) -> None:
         """`function`: called with `reads` as keywords, a column of one row each, or lists of them over the rows of a
-        group (`by_group`); returns a mapping with `writes`, an array [T] or a number for each row."""
+        group or of the sealed batch; returns a mapping with `writes`, an array [T] or a number for each row."""
         self._context = context
         self._function = function
         self._name = name
         self._reads = tuple(reads)
         self._writes = tuple(writes)
-        self._by_group = by_group
+        self._unit = unit
 
     async def run(self) -> None:
-        """Until the run is finished. Raises StageError."""
+        """Until the run is finished. Raises PieceError."""
         table = self._context.table
-        sampler = whole_groups if self._by_group else _first
+        samplers = {"row": one_row, "group": whole_groups, "batch": sealed_batch(self._context.flow)}
+        sampler = samplers[self._unit]
         async for lease in self._context.leases(self._name, sampler, "columns that it reads"):
             rows = list(lease.rows)
             table.hold(lease)
@@ -57,39 +55,35 @@ class FunctionStageRole:
 
     def _call(self, rows: Sequence[Row]) -> dict[str, list[NDArray[np.float32]]]:
         given = {name: [row.columns[name] for row in rows] for name in self._reads}
+        by_row = self._unit == "row"
         try:
-            result = self._function(**given if self._by_group else {name: values[0] for name, values in given.items()})
+            result = self._function(**{name: values[0] for name, values in given.items()} if by_row else given)
         except Exception as error:
-            raise StageError(f"{self._what} raised {type(error).__name__}: {error}") from error
+            raise raised(self._what, error) from error
         if not isinstance(result, Mapping) or set(result) != set(self._writes):
             got = sorted(map(str, result)) if isinstance(result, Mapping) else type(result).__name__
-            raise StageError(f"{self._what} returned {got}; return a mapping with {', '.join(self._writes)}")
+            raise PieceError(f"{self._what} returned {got}; return a mapping with {', '.join(self._writes)}")
         return {
-            name: self._checked(name, list(values) if self._by_group else [values], rows)
-            for name, values in result.items()
+            name: self._checked(name, [values] if by_row else list(values), rows) for name, values in result.items()
         }
 
     def _checked(self, name: str, values: list[Any], rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         if len(values) != len(rows):
-            raise StageError(f"{self._what} returned {len(values)} values of {name} for {len(rows)} rows")
+            raise PieceError(f"{self._what} returned {len(values)} values of {name} for {len(rows)} rows")
         columns = []
         for row, value in zip(rows, values, strict=True):
             length = len(row.columns["tokens"])
             try:
                 column = np.asarray(value, dtype=np.float32)
             except (TypeError, ValueError) as error:
-                raise StageError(f"{self._what} returned no numbers as {name}: {error}") from error
+                raise PieceError(f"{self._what} returned no numbers as {name}: {error}") from error
             if column.shape not in ((), (length,)):
-                raise StageError(f"{self._what} returned {name} of shape {column.shape} for a row of {length} tokens")
+                raise PieceError(f"{self._what} returned {name} of shape {column.shape} for a row of {length} tokens")
             if not np.isfinite(column).all():
-                raise StageError(f"{self._what} returned {name} with a value that is not finite")
+                raise PieceError(f"{self._what} returned {name} with a value that is not finite")
             columns.append(np.broadcast_to(column, (length,)).copy())
         return columns
 
     @property
     def _what(self) -> str:
         return f"stage {self._name}"
-
-
-def _first(ready: Mapping[RowId, Row]) -> list[RowId]:
-    return list(ready)[:1]

@@ -29,11 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 class Filter(Protocol):
-    def __call__(self, group: Group) -> str | None:
-        """Why `group` is dropped, in one short word that can be counted; None keeps it."""
+    def __call__(self, group: Group, batch: int, /) -> str | None:
+        """Why `group` is dropped, in one short word that can be counted; None keeps it. `batch`: the earliest that it
+        could be trained in."""
 
 
-def zero_spread(group: Group) -> str | None:
+def zero_spread(group: Group, batch: int) -> str | None:
     """Drop a group whose trainable samples all have the same reward: relative to each other, none tells anything."""
     rewards = _rewards(group)
     return "zero_spread" if not rewards or min(rewards) == max(rewards) else None
@@ -45,7 +46,7 @@ class RewardRange:
 
     config: RewardRangeFilter
 
-    def __call__(self, group: Group) -> str | None:
+    def __call__(self, group: Group, batch: int) -> str | None:
         rewards = _rewards(group)
         low, high = self.config.low, self.config.high
         if not rewards:
@@ -60,7 +61,7 @@ class Length:
 
     config: LengthFilter
 
-    def __call__(self, group: Group) -> str | None:
+    def __call__(self, group: Group, batch: int) -> str | None:
         least, most = self.config.min_tokens or 0, self.config.max_tokens
         share = _share(group, lambda sample: sample.response_tokens < least or _exceeds(sample.response_tokens, most))
         return "length" if share > self.config.share else None
@@ -72,7 +73,7 @@ class Repetition:
 
     config: RepetitionFilter
 
-    def __call__(self, group: Group) -> str | None:
+    def __call__(self, group: Group, batch: int) -> str | None:
         ngram, most = self.config.ngram, self.config.max_repeated
         share = _share(group, lambda sample: repeated_share(sample, ngram) > most)
         return "repetition" if share > self.config.share else None
@@ -80,16 +81,14 @@ class Repetition:
 
 @dataclass(frozen=True)
 class Staleness:
-    """Drops a group that was long on its way: of a trainable sample the first tokens are of a version much older than
-    the newest that any of the group's tokens has."""
+    """Drops a group that is too old: in the earliest batch that could train it, a token would be too stale."""
 
     config: StalenessFilter
 
-    def __call__(self, group: Group) -> str | None:
+    def __call__(self, group: Group, batch: int) -> str | None:
         versions = [sample.versions[sample.loss_mask] for sample in group.trainable]
-        numbers = np.concatenate([np.empty(0, np.int32), *versions])
-        stale = numbers.size > 0 and int(numbers.max()) - int(numbers.min()) > self.config.max_staleness
-        return "staleness" if stale else None
+        oldest = min((int(numbers.min()) for numbers in versions if numbers.size), default=batch)
+        return "staleness" if batch - oldest > self.config.max_staleness else None
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class UserFilter:
     name: str
     keep: Callable[[Group], object]
 
-    def __call__(self, group: Group) -> str | None:
+    def __call__(self, group: Group, batch: int) -> str | None:
         return None if self.keep(group) else self.name
 
 
@@ -121,11 +120,12 @@ def load_filters(specs: Sequence[FilterConfig]) -> tuple[Filter, ...]:
     return tuple(_load(spec) for spec in specs)
 
 
-def drop_reason(filters: Sequence[Filter], group: Group) -> str | None:
-    """The first reason to drop `group`, or None. A filter that raises drops it too: `filter_error`."""
+def drop_reason(filters: Sequence[Filter], group: Group, batch: int) -> str | None:
+    """The first reason to drop `group`, or None. A filter that raises drops it too: `filter_error`. `batch`: the
+    earliest that it could be trained in."""
     for rule in filters:
         try:
-            reason = rule(group)
+            reason = rule(group, batch)
         except Exception as error:
             logger.warning("a filter failed on group %s: %s", group.key, describe_exception(error))
             return "filter_error"

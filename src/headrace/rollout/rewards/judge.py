@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
+
+import regex
 
 from headrace.config.data import PLACEHOLDER, JudgeConfig
 from headrace.engines.protocol import EngineError, RequestError, SamplingParams
@@ -21,6 +22,9 @@ from headrace.rollout.rewards.outcome import FailedReward, NotARewardError, Verd
 from headrace.rollout.router import Router
 from headrace.rollout.tokens import Content, TextCodec
 from headrace.runtime.protocol import Clock, WaitTimeout
+
+_PATTERN_TIMEOUT_S = 0.5
+"""A pattern can take exponential time, and it is looked for in the event loop."""
 
 Ask = Callable[[JudgeConfig, Mapping[str, str]], Awaitable[str]]
 """The answer of a judge to its question about these texts, by placeholder. Raises EngineError, RequestError,
@@ -81,7 +85,11 @@ def defused(text: str, control_tokens: Sequence[str]) -> str:
 
 def number(config: JudgeConfig, answer: str) -> float:
     """The reward that an answer means. Raises FailedReward if it has no number, or one beyond `low` and `high`."""
-    numbers: list[str] = re.findall(config.pattern, answer)
+    try:
+        numbers: list[str] = regex.findall(config.pattern, answer, timeout=_PATTERN_TIMEOUT_S)
+    except TimeoutError as late:
+        what = f"judge.pattern took more than {_PATTERN_TIMEOUT_S:g} s on what it said; write one that backtracks less"
+        raise FailedReward(FailureKind.REWARD_JUDGE, what) from late
     if not numbers or not numbers[-1]:
         raise FailedReward(FailureKind.REWARD_JUDGE, f"no number in what it said: {answer[-120:]!r}")
     try:

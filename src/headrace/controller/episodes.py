@@ -1,0 +1,66 @@
+"""The runners of episodes: for training, and for evaluation."""
+
+from __future__ import annotations
+
+from headrace.controller.plan import Plan
+from headrace.engines.protocol import Engine, SamplingParams
+from headrace.rollout.episodes import EpisodeRunner
+from headrace.rollout.evaluation import Evaluation
+from headrace.rollout.policy import PolicySettings
+from headrace.rollout.rewards.model import ModelReward
+from headrace.rollout.rewards.pool import RewardPool
+from headrace.rollout.router import Router
+from headrace.rollout.tokens import TextCodec
+from headrace.runtime.protocol import Clock
+
+
+def episode_runner(plan: Plan, engine: Engine, clock: Clock, rewards: RewardPool, *, evaluation: bool) -> EpisodeRunner:
+    """The runner of training episodes, or that of evaluation."""
+    config, sampling = plan.config, plan.config.rollout.sampling
+    if evaluation:
+        params = SamplingParams(
+            max_new_tokens=config.evaluation.max_new_tokens or sampling.max_new_tokens,
+            temperature=config.evaluation.temperature,
+            stop_token_ids=plan.stop_token_ids,
+        )
+    else:
+        params = SamplingParams(
+            max_new_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            stop_token_ids=plan.stop_token_ids,
+        )
+    return EpisodeRunner(
+        workflow=plan.workflow,
+        policy=PolicySettings(
+            router=Router([engine]),
+            text=TextCodec(plan.tokenizer),
+            sampling=params,
+            seed=config.seed,
+            clock=clock,
+            request_timeout_s=config.rollout.episode_timeout_s,
+            max_context=plan.max_context,
+        ),
+        rewards=rewards,
+        group_rewards=rewards if config.reward.group else None,
+        clock=clock,
+        samples_per_prompt=1 if evaluation else config.rollout.samples_per_prompt,
+        episode_timeout_s=config.rollout.episode_timeout_s,
+    )
+
+
+def held_out_evaluation(
+    plan: Plan, engine: Engine, clock: Clock, rewards: RewardPool, model_reward: ModelReward | None
+) -> Evaluation:
+    """Of the plan's held-out prompts."""
+    return Evaluation(
+        engine,
+        episode_runner(plan, engine, clock, rewards, evaluation=True),
+        plan.eval_prompts,
+        TextCodec(plan.tokenizer).decode,
+        clock,
+        concurrency=2 * plan.config.engine.max_concurrent_sequences,
+        timeout_s=plan.config.evaluation.timeout_s,
+        model_reward=model_reward,
+    )

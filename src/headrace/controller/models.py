@@ -1,0 +1,149 @@
+"""Loads the models of a training run, each onto the lane that it will compute on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from headrace.algorithms.kl_controllers import KLCoefficient
+from headrace.algorithms.policy_loss import PolicyLoss
+from headrace.controller.checkpointer import Saved
+from headrace.controller.judges import load_judges
+from headrace.controller.plan import Plan
+from headrace.controller.policy_objective import EntropyOutputs, PolicyObjective, ValueObjective
+from headrace.engines.embedded.engine import EmbeddedEngine
+from headrace.models.loading import load_causal_lm, load_reward_model, load_value_model, resolve_device
+from headrace.models.values import token_values
+from headrace.roles.actor import TRAINER_LANE
+from headrace.rollout.rewards.model import ModelReward
+from headrace.runtime.protocol import Runtime
+from headrace.training.scorer import FrozenRewardModel, FrozenScorer, HybridReference
+from headrace.training.trainer import HFTrainer
+from headrace.weights.plane import WeightPublisher
+from headrace.weights.transport import open_transport
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The two ends of the weight plane, each with weights of its own."""
+
+    trainer: HFTrainer
+    engine: EmbeddedEngine
+    publisher: WeightPublisher
+    kl: KLCoefficient
+    """Shared by whoever applies it."""
+    critic: HFTrainer | None = None
+    reference: FrozenScorer | None = None
+    """None also where the actor's model is its own reference."""
+    teacher: FrozenScorer | None = None
+    proximal: FrozenScorer | None = None
+    """None also where the actor computes the proximal log-probs itself."""
+    refreshed: Saved | None = None
+    """The reference as part of a checkpoint, if it changes."""
+    reward: ModelReward | None = None
+    judges: Mapping[str, EmbeddedEngine] = field(default_factory=dict)
+    """See `load_judges`."""
+
+    @property
+    def saved(self) -> dict[str, Saved]:
+        """What a checkpoint holds beside the trainer's state, by the name of its folder."""
+        others: dict[str, Saved | None] = {"critic": self.critic, "reference": self.refreshed}
+        return {name: other for name, other in others.items() if other is not None}
+
+
+async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
+    """Load the model for both sides. The engine serves version 0 until it is updated."""
+    config = plan.config
+    device = resolve_device(config.model.device)
+
+    algorithm, dtype = config.algorithm, getattr(torch, config.model.dtype)
+    coefficient = KLCoefficient(algorithm.kl)
+    temperature = config.rollout.sampling.temperature
+
+    def trainer() -> HFTrainer:
+        made = HFTrainer(
+            load_causal_lm(config.model.path, dtype=torch.float32, device=device),
+            config=config.trainer,
+            loss=PolicyObjective(algorithm, PolicyLoss(algorithm, plan.pieces, coefficient)),
+            total_steps=plan.total_batches * algorithm.updates_per_batch,
+            temperature=temperature,
+            dtype=dtype,
+            gradient_checkpointing=config.model.gradient_checkpointing,
+            tokenizer=plan.tokenizer,
+            seed=config.seed,
+            between_layers=runtime.rebalance,
+            outputs=EntropyOutputs(temperature) if algorithm.entropy else None,
+        )
+        if algorithm.needs_reference and config.reference.placement == "hybrid":
+            made.keep_reference()
+        return made
+
+    def frozen(path: str) -> FrozenScorer:
+        return FrozenScorer(load_causal_lm(path, dtype=dtype, device=device), temperature=temperature)
+
+    def critic() -> HFTrainer:
+        return HFTrainer(
+            load_value_model(config.critic.model or config.model.path, dtype=torch.float32, device=device),
+            config=config.critic,
+            loss=ValueObjective(config.critic.clip, plan.pieces.value_loss),
+            total_steps=plan.total_batches * config.critic.updates_per_batch,
+            dtype=dtype,
+            gradient_checkpointing=config.model.gradient_checkpointing,
+            tokenizer=plan.tokenizer,
+            seed=config.seed,
+            outputs=token_values,
+        )
+
+    async def load(make: Callable[[], T]) -> T:
+        return await runtime.compute(TRAINER_LANE, make)
+
+    models = Models(
+        await load(trainer),
+        await load_engine(plan, runtime),
+        open_transport(config.weights, folder / "weights"),
+        coefficient,
+        reward=await load_model_reward(plan, runtime),
+        judges=await load_judges(plan, runtime),
+    )
+    if algorithm.needs_critic:
+        models = replace(models, critic=await load(critic))
+    if algorithm.needs_reference and config.reference.placement == "own":
+        path = config.reference.model or config.model.path
+        models = replace(models, reference=await load(lambda: frozen(path)))
+    if algorithm.needs_reference and config.reference.refresh_every is not None:
+        models = replace(models, refreshed=models.reference or HybridReference(models.trainer))
+    if config.own_proximal:
+        models = replace(models, proximal=await load(lambda: frozen(config.model.path)))
+    if algorithm.needs_teacher:
+        teacher = config.teacher.model
+        assert teacher is not None
+        models = replace(models, teacher=await load(lambda: frozen(teacher)))
+    return models
+
+
+async def load_engine(plan: Plan, runtime: Runtime) -> EmbeddedEngine:
+    """The engine with weights of its own, not started."""
+    config = plan.config
+    dtype = getattr(torch, config.engine.dtype or config.model.dtype)
+    device = resolve_device(config.model.device)
+    model = await runtime.compute(TRAINER_LANE, lambda: load_causal_lm(config.model.path, dtype=dtype, device=device))
+    return EmbeddedEngine(model, config=config.engine, runtime=runtime)
+
+
+async def load_model_reward(plan: Plan, runtime: Runtime) -> ModelReward | None:
+    """The reward model, if there is one."""
+    config, model = plan.config.reward.model, plan.config.model
+    path = config.path
+    if path is None:
+        return None
+    dtype, device = getattr(torch, model.dtype), resolve_device(model.device)
+    frozen = await runtime.compute(
+        TRAINER_LANE, lambda: FrozenRewardModel(load_reward_model(path, dtype=dtype, device=device))
+    )
+    return ModelReward(frozen.scores, config.weight, config.max_tokens_per_microbatch, runtime)
