@@ -48,7 +48,7 @@ def make_judge(folder: Path, *, says_digits: bool) -> Path:
 def job_with(folder: Path, judge: dict[str, Any], **changes: object) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "keep.py").write_text(FILTER)
-    asked = {"prompt": PROMPT, "pattern": "([0-9])", "low": 0, "high": 9, "max_new_tokens": 3, **judge}
+    asked = {"prompt": PROMPT, "pattern": "([0-9])", "low": 0, "high": 9, "max_new_tokens": 3, "timeout_s": 60, **judge}
     settings: dict[str, object] = {
         "trainer__batches": 3,
         "runtime__threads": 2,

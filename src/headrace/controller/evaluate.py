@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.config import ConfigError
 from headrace.controller.episodes import held_out_evaluation
-from headrace.controller.judges import asker, load_judges, serving
+from headrace.controller.judge_engines import asker, load_judges, serving
 from headrace.controller.models import load_engine, load_model_reward
 from headrace.controller.plan import Plan
 from headrace.controller.threads import inline_runtime

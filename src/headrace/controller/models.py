@@ -12,7 +12,7 @@ import torch
 from headrace.algorithms.kl_controllers import KLCoefficient
 from headrace.algorithms.policy_loss import PolicyLoss
 from headrace.controller.checkpointer import Saved
-from headrace.controller.judges import load_judges
+from headrace.controller.judge_engines import load_judges
 from headrace.controller.plan import Plan
 from headrace.controller.policy_objective import EntropyOutputs, PolicyObjective, ValueObjective
 from headrace.engines.embedded.engine import EmbeddedEngine

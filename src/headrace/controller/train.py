@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headrace.config import config_sha256, dump_config
-from headrace.controller.judges import asker, serving
+from headrace.controller.judge_engines import asker, serving
 from headrace.controller.models import Models, load_models
 from headrace.controller.parts import Parts, connect
 from headrace.controller.plan import Plan

@@ -1,0 +1,81 @@
+"""The engines of the judges: loaded, served, and asked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+import torch
+
+from headrace.config.data import JudgeConfig
+from headrace.controller.judges import own_judges
+from headrace.controller.plan import Plan
+from headrace.engines.embedded.engine import EmbeddedEngine
+from headrace.engines.embedded.memory import context_limit
+from headrace.engines.protocol import Engine
+from headrace.models.loading import (
+    load_causal_lm,
+    load_tokenizer,
+    read_generation_stops,
+    read_model_config,
+    resolve_device,
+)
+from headrace.roles.actor import TRAINER_LANE
+from headrace.rollout.rewards.judge import Ask, JudgeModel
+from headrace.rollout.router import Router
+from headrace.runtime.protocol import Clock, Runtime
+
+JUDGE_LANE = "judge"
+
+
+async def load_judges(plan: Plan, runtime: Runtime) -> dict[str, EmbeddedEngine]:
+    """Their engines by the model's name, not started. Computing on a lane of their own, beside the policy's."""
+    model = plan.config.model
+    device = resolve_device(model.device)
+    engines = {}
+    for own in own_judges(plan.config.reward):
+        dtype = getattr(torch, own.engine.dtype or model.dtype)
+        loaded = await runtime.compute(TRAINER_LANE, partial(load_causal_lm, own.path, dtype=dtype, device=device))
+        engines[own.path] = EmbeddedEngine(loaded, config=own.engine, runtime=runtime, lane=JUDGE_LANE)
+    return engines
+
+
+def asker(plan: Plan, policy: Engine, judges: Mapping[str, Engine], clock: Clock) -> Ask:
+    """What answers the questions of all judges of `plan`. `judges`: see `load_judges`."""
+    seed = plan.config.seed
+    models: dict[str | None, JudgeModel] = {
+        None: JudgeModel(
+            Router([policy]),
+            plan.tokenizer,
+            stop_token_ids=plan.stop_token_ids,
+            max_context=plan.max_context,
+            seed=seed,
+            clock=clock,
+        )
+    }
+    for own in own_judges(plan.config.reward):
+        tokenizer = load_tokenizer(own.path)
+        models[own.path] = JudgeModel(
+            Router([judges[own.path]]),
+            tokenizer,
+            stop_token_ids=read_generation_stops(own.path, tokenizer),
+            max_context=context_limit(read_model_config(own.path), own.engine),
+            seed=seed,
+            clock=clock,
+        )
+
+    async def ask(config: JudgeConfig, values: Mapping[str, str]) -> str:
+        return await models[config.model].answer(config, values)
+
+    return ask
+
+
+@asynccontextmanager
+async def serving(engines: Mapping[str, Engine]) -> AsyncGenerator[None]:
+    """The engines, started one after another, and stopped at the end."""
+    async with AsyncExitStack() as stack:
+        for engine in engines.values():
+            await engine.start()
+            stack.push_async_callback(engine.stop)
+        yield
