@@ -131,7 +131,7 @@ def test_the_policy_judges_itself(tmp_path: Path) -> None:
 
 def test_several_are_added_to_other_terms(tmp_path: Path) -> None:
     judge = make_judge(tmp_path / "judge", says_digits=True)
-    asked = {"model": str(judge), "prompt": PROMPT, "pattern": "([0-9])", "max_new_tokens": 2}
+    asked = {"model": str(judge), "prompt": PROMPT, "pattern": "([0-9])", "max_new_tokens": 2, "timeout_s": 60}
     other = {"model": str(make_judge(tmp_path / "other", says_digits=True))}
     terms = [
         {"function": "judge", "judge": asked, "weight": 0.0},
