@@ -141,7 +141,7 @@ def test_the_grpo_config_is_asynchronous_and_can_be_planned(made: QuickstartFile
     config = load_config(TrainConfig, made.grpo_config, [f"model.path={made.model}"])
     assert config.async_.staleness_bound >= 2
     assert config.async_.streaming
-    assert (config.async_.swap, config.deadline_rule) == ("recompute", "mask")
+    assert (config.async_.swap, config.deadline_rule) == ("recompute", "wait")
     assert config.algorithm.objective == "decoupled"
     assert (config.rollout.prompts_per_batch, config.rollout.samples_per_prompt) == (16, 8)
     plan = make_plan(config)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 sys.path.insert(0, str(Path(__file__).parent))
 from controller_jobs import CHARACTERS, EOS, make_model
 
-from headrace.config import ConfigError, SFTConfig, dump_config
+from headrace.config import ConfigError, SFTConfig, config_sha256, dump_config
 from headrace.config.sft import SFTDataConfig
 from headrace.controller import offline, sft
 from headrace.controller.demonstrations import read_demonstrations
@@ -78,7 +78,7 @@ def test_loss_falls_and_the_export_has_learned(tmp_path: Path, model: Path) -> N
     assert [step for step, _, _ in reports] == list(range(3, 61, 3))
     assert reports[-1][1] == result.last_loss
     assert all(rate > 0 for _, _, rate in reports)
-    assert result.wall_s == 21, "one look at the clock at the start, one a report, one at the end"
+    assert result.wall_s == 60, "one look at the clock at the start, and one a step"
 
     trained = AutoModelForCausalLM.from_pretrained(result.model).eval()
     tokenizer = AutoTokenizer.from_pretrained(result.model)
@@ -101,6 +101,7 @@ def test_summary(tmp_path: Path, model: Path) -> None:
         "trained_tokens": 16 * 2,
         "wall_s": 0.0,
         "seed": 0,
+        "config_sha256": config_sha256(make_config(tmp_path, model)),
     }
 
 
@@ -270,14 +271,14 @@ def test_an_output_folder_that_cannot_be_written_is_refused_before_the_model_is_
 @pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "full"), OSError(errno.EIO, "broken")])
 def test_a_model_that_cannot_be_saved_leaves_the_one_before(tmp_path: Path, fault: OSError) -> None:
     output = OutputFolder(tmp_path)
-    output.claim()
+    output.claim("new")
     output.replace_model(lambda folder: (folder / "w").write_text("first") and None)
 
     def fail(folder: Path) -> None:
         (folder / "w").write_text("half")
         raise fault
 
-    output.claim()
+    output.claim("new")
     with pytest.raises(StoreError) as raised:
         output.replace_model(fail)
     assert str(output.model) in str(raised.value)
@@ -296,9 +297,9 @@ def test_a_kill_while_the_model_is_replaced_leaves_one(
     tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = OutputFolder(tmp_path)
-    output.claim()
+    output.claim("new")
     output.replace_model(lambda folder: (folder / "w").write_text("first") and None)
-    output.claim()
+    output.claim("new")
     calls = iter(range(10))
     rename = Path.rename
 
@@ -313,7 +314,7 @@ def test_a_kill_while_the_model_is_replaced_leaves_one(
     except Killed:
         assert step < 2
     monkeypatch.undo()
-    OutputFolder(tmp_path).claim()
+    OutputFolder(tmp_path).claim("new")
     assert (output.model / "w").read_text() == ("second" if step == 2 else "first")
 
 

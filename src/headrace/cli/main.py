@@ -78,9 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     train = command("train", "train", "train a policy with asynchronous reinforcement learning")
     _config(train)
     train.add_argument("--dir", help="the run's folder (default: runs/NAME-OF-CONFIG)")
-    begin = train.add_mutually_exclusive_group()
-    begin.add_argument("--resume", action="store_true", help="continue the run in --dir from its last checkpoint")
-    begin.add_argument("--fresh", action="store_true", help="erase the run in --dir and begin again")
+    _begin(train)
     train.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     train.add_argument("--plain", action="store_true", help="a line for each batch instead of the live view")
 
@@ -92,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         offline = command(name, "offline", summary)
         _config(offline)
         offline.add_argument("--dir", required=True, help="folder for the model that comes out")
+        _begin(offline)
 
     evaluate = command("eval", "evaluate", "score a model on the held-out prompts of a config")
     _config(evaluate)
@@ -121,6 +120,12 @@ def _parser() -> argparse.ArgumentParser:
 
     command("doctor", "doctor", "look at this machine and installation")
     return parser
+
+
+def _begin(parser: argparse.ArgumentParser) -> None:
+    begin = parser.add_mutually_exclusive_group()
+    begin.add_argument("--resume", action="store_true", help="continue the run in --dir from its last checkpoint")
+    begin.add_argument("--fresh", action="store_true", help="erase the run in --dir and begin again")
 
 
 def _config(parser: argparse.ArgumentParser) -> None:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from headrace.cli.program import program
 from headrace.config import DPOConfig, RMConfig, SFTConfig, load_config
+
+if TYPE_CHECKING:
+    from headrace.controller.output import Begin
 
 
 def run(args: argparse.Namespace) -> int:
@@ -16,20 +22,25 @@ def run(args: argparse.Namespace) -> int:
         print(f"{name} step {step}: loss {loss:.4f}, {tokens_per_s:,.0f} tokens/s", flush=True)
 
     out = Path(args.dir)
+    begin: Begin = "resume" if args.resume else "fresh" if args.fresh else "new"
     if name == "sft":
         sft = load_config(SFTConfig, args.config, args.overrides)
         from headrace.controller.sft import run_sft
 
-        result = run_sft(sft, out, report=report, now=time.monotonic)
+        result = run_sft(sft, out, begin=begin, report=report, now=time.monotonic)
     elif name == "rm":
         rm = load_config(RMConfig, args.config, args.overrides)
         from headrace.controller.pairs import run_rm
 
-        result = run_rm(rm, out, report=report, now=time.monotonic)
+        result = run_rm(rm, out, begin=begin, report=report, now=time.monotonic)
     else:
         dpo = load_config(DPOConfig, args.config, args.overrides)
         from headrace.controller.pairs import run_dpo
 
-        result = run_dpo(dpo, out, report=report, now=time.monotonic)
-    print(f"model: {result.model}")
+        result = run_dpo(dpo, out, begin=begin, report=report, now=time.monotonic)
+    if result.status == "stopped":
+        again = [*program(), name, args.config, *args.overrides, "--dir", args.dir, "--resume"]
+        print(f"stopped after step {result.steps}\n  continue with: {shlex.join(again)}")
+    else:
+        print(f"model: {result.model}")
     return 0

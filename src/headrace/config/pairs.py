@@ -9,7 +9,7 @@ from pydantic import Field
 from headrace.config.base import Section
 from headrace.config.model import ModelConfig
 from headrace.config.named import one_of
-from headrace.config.sft import SFTRuntimeConfig
+from headrace.config.sft import OfflineCheckpointConfig, SFTRuntimeConfig
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
 
 
@@ -41,6 +41,7 @@ class RMConfig(Section):
     """`reward_ranking` (Bradley-Terry), or a function of yours: `path.py:function`."""
     margin: float = Field(default=0.0, ge=0)
     """By how much the chosen response's score is to be above the other's."""
+    checkpoint: OfflineCheckpointConfig = OfflineCheckpointConfig()
     runtime: SFTRuntimeConfig = SFTRuntimeConfig()
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data."""
@@ -59,6 +60,7 @@ class DPOConfig(Section):
     """`dpo`: share of pairs that are taken to be labelled the wrong way round."""
     per_length: bool = False
     """Average over a response's tokens instead of summing."""
+    checkpoint: OfflineCheckpointConfig = OfflineCheckpointConfig()
     runtime: SFTRuntimeConfig = SFTRuntimeConfig()
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data."""

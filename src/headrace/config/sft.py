@@ -35,12 +35,19 @@ class SFTRuntimeConfig(Section):
     """CPU threads; the machine's cores unless given."""
 
 
+class OfflineCheckpointConfig(Section):
+    every: int = Field(default=200, ge=1)
+    """Steps between checkpoints; one more is made when the command is told to stop. The newest is kept, until the model
+    is there."""
+
+
 class SFTConfig(Section):
     model: ModelConfig
     data: SFTDataConfig
     trainer: SFTTrainerConfig = SFTTrainerConfig()
     loss: Annotated[str, one_of("sft")] = "sft"
     """`sft` (negative log-likelihood), or a function of yours: `path.py:function`. A mean over tokens."""
+    checkpoint: OfflineCheckpointConfig = OfflineCheckpointConfig()
     runtime: SFTRuntimeConfig = SFTRuntimeConfig()
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data."""

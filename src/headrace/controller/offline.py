@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig
-from headrace.controller.output import OutputFolder
+from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, config_sha256
+from headrace.controller.output import Begin, OutputFolder
+from headrace.controller.progress import Progress, read_progress, write_progress
+from headrace.controller.stopping import StopFlag
 from headrace.controller.threads import available_threads
 from headrace.experience.dataset import PromptOrder
 from headrace.models.folder import check_weights
 from headrace.models.loading import load_tokenizer, read_generation_stops, read_model_config, resolve_device
 from headrace.models.packing import PackRow, pack, plan_microbatches
-from headrace.training.protocol import Trainer
+from headrace.training.protocol import StepReport, Trainer
 
 _REPORTS = 20
 
@@ -28,19 +31,10 @@ Report = Callable[[int, float, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class OfflineResult:
-    model: Path
-    """Folder that `transformers` loads."""
-    steps: int
-    skipped_steps: int
-    """Steps whose gradient was not finite: the weights stayed."""
-    first_loss: float
-    last_loss: float
-    tokens: int
-    """Forwarded: prompts and responses."""
-    trained_tokens: int
-    wall_s: float
-    """Of training alone."""
+class OfflineResult(Progress):
+    model: Path = Path()
+    """Folder that `transformers` loads; there once the run is finished."""
+    status: Literal["finished", "stopped"] = "finished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,26 +75,66 @@ def run_offline(
     make_trainer: Callable[[int], Trainer],
     prepare: Callable[[Trainer, Sequence[Unit]], Sequence[Unit]] = lambda trainer, units: units,
     export: Callable[[Trainer, Path], None] = lambda trainer, path: trainer.export(path),
+    begin: Begin = "new",
     report: Report,
     now: Callable[[], float],
 ) -> OfflineResult:
-    """Train on `units`, `per_batch` of them a step; write `model` and `summary.json` into `output`, over what is there.
+    """Train on `units`, `per_batch` of them a step; write `model` and `summary.json` into `output`, over what a
+    finished run left there. SIGINT and SIGTERM end it after the step at hand, with a checkpoint; a finished run that is
+    resumed stays as it is.
 
     `make_trainer` is given the number of steps. `prepare` may add columns once the model is loaded. `report` is called
-    some twenty times. `now`: monotonic seconds. Raises ConfigError for a folder that cannot be written, before the
-    model is loaded; DiskFull or another StoreError if the model cannot be saved.
+    some twenty times. `now`: monotonic seconds. Raises ConfigError for a folder that cannot be written, and what
+    `OutputFolder.claim` and `read_progress` raise, before the model is loaded; DiskFull or another StoreError if the
+    model cannot be saved.
     """
+    digest = config_sha256(config)
+    if begin == "resume" and (ended := _ended(output, digest)) is not None:
+        return ended
     steps = config.trainer.steps or math.ceil(len(units) / per_batch)
-    output.claim()
+    output.claim(begin)
+    progress = read_progress(output.checkpoint, digest, len(units)) if begin == "resume" else Progress()
     torch.set_num_threads(available_threads(config.runtime.threads))
     trainer = make_trainer(steps)
     units = prepare(trainer, units)
+    if progress.steps:
+        trainer.load(output.checkpoint)
     order = PromptOrder(len(units), config.seed, config.data.shuffle)
-    batches = _batches(units, order, size=per_batch, steps=steps)
-    result = _train(trainer, batches, output.model, steps, config.trainer.max_tokens_per_microbatch, report, now)
-    output.replace_model(lambda path: export(trainer, path))
-    output.write_summary({"status": "finished", **asdict(result), "model": str(output.model), "seed": config.seed})
+    batches = islice(_batches(units, order, size=per_batch, steps=steps), progress.steps, None)
+
+    def save(progress: Progress) -> None:
+        def fill(folder: Path) -> None:
+            trainer.save(folder)
+            write_progress(folder, progress, digest, len(units))
+
+        output.write_checkpoint(fill)
+
+    tell, start = _teller(report, steps, progress), now() - progress.wall_s
+    with StopFlag() as stop:
+        for step in _steps(trainer, batches, config.trainer.max_tokens_per_microbatch):
+            progress = progress.after(step, now() - start)
+            tell(progress)
+            if progress.steps < steps and (stop.requested or progress.steps % config.checkpoint.every == 0):
+                save(progress)
+            if stop.requested:
+                break
+    status: Literal["finished", "stopped"] = "finished" if progress.steps == steps else "stopped"
+    result = OfflineResult(**asdict(progress), model=output.model, status=status)
+    if status == "finished":
+        output.replace_model(lambda path: export(trainer, path))
+    output.write_summary({**asdict(result), "model": str(result.model), "seed": config.seed, "config_sha256": digest})
+    if status == "finished":
+        output.finish()
     return result
+
+
+def _ended(output: OutputFolder, digest: str) -> OfflineResult | None:
+    """The run in `output`, if it is finished and of this config."""
+    summary = output.read_summary() or {}
+    finished = summary.get("status") == "finished" and output.model.is_dir() and not output.checkpoint.exists()
+    if not finished or summary.get("config_sha256") != digest:
+        return None
+    return OfflineResult(**{field.name: summary[field.name] for field in fields(Progress)}, model=output.model)
 
 
 def micro_batches(units: Sequence[Unit], max_tokens: int) -> Iterator[list[int]]:
@@ -118,38 +152,22 @@ def _batches(units: Sequence[Unit], order: PromptOrder, *, size: int, steps: int
         yield [units[order.row(epoch, position)] for epoch, position in places]
 
 
-def _train(
-    trainer: Trainer,
-    batches: Iterator[list[Unit]],
-    target: Path,
-    steps: int,
-    max_tokens: int,
-    report: Report,
-    now: Callable[[], float],
-) -> OfflineResult:
-    losses: list[float] = []
-    skipped = tokens = trained = tokens_reported = 0
-    start = reported = now()
-    every = max(1, steps // _REPORTS)
-    for step, batch in enumerate(batches, start=1):
+def _steps(trainer: Trainer, batches: Iterator[list[Unit]], max_tokens: int) -> Iterator[StepReport]:
+    for batch in batches:
         for places in micro_batches(batch, max_tokens):
             trainer.accumulate(pack([row for place in places for row in batch[place]]))
-        done = trainer.step()
-        losses.append(done.loss)
-        skipped += done.skipped
-        tokens += done.forwarded_tokens
-        trained += done.trained_tokens
-        if step % every == 0 or step == steps:
-            time = now()
-            report(step, done.loss, (tokens - tokens_reported) / max(time - reported, 1e-9))
-            reported, tokens_reported = time, tokens
-    return OfflineResult(
-        model=target,
-        steps=len(losses),
-        skipped_steps=skipped,
-        first_loss=losses[0],
-        last_loss=losses[-1],
-        tokens=tokens,
-        trained_tokens=trained,
-        wall_s=now() - start,
-    )
+        yield trainer.step()
+
+
+def _teller(report: Report, steps: int, begun: Progress) -> Callable[[Progress], None]:
+    """Calls `report` some twenty times in all."""
+    every, told = max(1, steps // _REPORTS), begun
+
+    def tell(progress: Progress) -> None:
+        nonlocal told
+        if progress.steps % every == 0 or progress.steps == steps:
+            seconds = max(progress.wall_s - told.wall_s, 1e-9)
+            report(progress.steps, progress.last_loss, (progress.tokens - told.tokens) / seconds)
+            told = progress
+
+    return tell

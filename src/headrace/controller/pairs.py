@@ -18,19 +18,20 @@ from headrace.algorithms.pieces import not_a_pair_loss
 from headrace.config import DPOConfig, RMConfig
 from headrace.controller.demonstrations import read_pairs
 from headrace.controller.offline import OfflineResult, Report, Source, Unit, look_at, micro_batches, run_offline
-from headrace.controller.output import OutputFolder
+from headrace.controller.output import Begin, OutputFolder
 from headrace.controller.pieces import load_piece
 from headrace.models.loading import load_causal_lm, load_value_model, save_reward_model
-from headrace.models.packing import MicroBatch, PackRow, pack
+from headrace.models.packing import MicroBatch, pack
 from headrace.models.values import sample_scores
 from headrace.training.protocol import LossTerms, Trainer
 from headrace.training.trainer import HFTrainer
 
-_PAIR, _CHOSEN = "pair", "chosen"
 _PREFERENCE = ("logprobs", "reference", "mask", "sample_index")
 
 
-def run_dpo(config: DPOConfig, out: Path, *, report: Report, now: Callable[[], float]) -> OfflineResult:
+def run_dpo(
+    config: DPOConfig, out: Path, *, begin: Begin = "new", report: Report, now: Callable[[], float]
+) -> OfflineResult:
     """See `run_offline`; losses are means over pairs. The reference's log-probs are computed once, at the start."""
     output = OutputFolder(out)
     own = load_piece("loss", config.loss, (*_PREFERENCE, "pair_index", "chosen"), not_a_pair_loss)
@@ -77,12 +78,15 @@ def run_dpo(config: DPOConfig, out: Path, *, report: Report, now: Callable[[], f
         per_batch=config.trainer.pairs_per_batch,
         make_trainer=make,
         prepare=with_reference,
+        begin=begin,
         report=report,
         now=now,
     )
 
 
-def run_rm(config: RMConfig, out: Path, *, report: Report, now: Callable[[], float]) -> OfflineResult:
+def run_rm(
+    config: RMConfig, out: Path, *, begin: Begin = "new", report: Report, now: Callable[[], float]
+) -> OfflineResult:
     """See `run_offline`; losses are means over pairs. What comes out is a sequence classifier of one class: the score
     at a response's last token."""
     output = OutputFolder(out)
@@ -118,6 +122,7 @@ def run_rm(config: RMConfig, out: Path, *, report: Report, now: Callable[[], flo
         per_batch=config.trainer.pairs_per_batch,
         make_trainer=make,
         export=export,
+        begin=begin,
         report=report,
         now=now,
     )
@@ -126,20 +131,14 @@ def run_rm(config: RMConfig, out: Path, *, report: Report, now: Callable[[], flo
 def _units(config: RMConfig | DPOConfig, source: Source) -> list[Unit]:
     """A pair a unit: the chosen one, the rejected one."""
     pairs = read_pairs(config.data, source.tokenizer, end_token_id=source.end_token_id, max_context=source.max_context)
-
-    def marked(row: PackRow, number: int, chosen: bool) -> PackRow:
-        return replace(row, columns={_PAIR: float(number), _CHOSEN: float(chosen)})
-
-    return [
-        [marked(chosen, number, chosen=True), marked(rejected, number, chosen=False)]
-        for number, (chosen, rejected) in enumerate(pairs)
-    ]
+    return [list(pair) for pair in pairs]
 
 
 def _of_samples(micro: MicroBatch) -> tuple[Tensor, Tensor]:
-    """Of each sample: the index of its pair, and whether it is the chosen one."""
-    first = micro.sequence_starts[:-1].to(micro.tokens.device)
-    return micro.columns[_PAIR][first].long(), micro.columns[_CHOSEN][first] > 0
+    """Of each sample: the index of its pair, and whether it is the chosen one. Units are whole, in their order; the
+    same pair may be there twice, where a batch goes over the end of the data."""
+    sample = torch.arange(micro.num_samples, device=micro.tokens.device)
+    return sample // 2, sample % 2 == 0
 
 
 def _terms(loss: PairLoss) -> LossTerms:

@@ -14,7 +14,7 @@ from headrace.algorithms.pieces import not_a_loss
 from headrace.config import SFTConfig
 from headrace.controller.demonstrations import read_demonstrations
 from headrace.controller.offline import OfflineResult, Report, look_at, run_offline
-from headrace.controller.output import OutputFolder
+from headrace.controller.output import Begin, OutputFolder
 from headrace.controller.pieces import load_piece
 from headrace.models.loading import load_causal_lm
 from headrace.models.packing import MicroBatch
@@ -22,7 +22,9 @@ from headrace.training.protocol import LossTerms
 from headrace.training.trainer import HFTrainer
 
 
-def run_sft(config: SFTConfig, out: Path, *, report: Report, now: Callable[[], float]) -> OfflineResult:
+def run_sft(
+    config: SFTConfig, out: Path, *, begin: Begin = "new", report: Report, now: Callable[[], float]
+) -> OfflineResult:
     """See `run_offline`; losses are mean negative log-likelihoods of a response token, in nats."""
     output = OutputFolder(out)
     loss = load_piece("loss", config.loss, ("logprobs", "mask", "sample_index"), not_a_loss) or _likelihood
@@ -55,6 +57,7 @@ def run_sft(config: SFTConfig, out: Path, *, report: Report, now: Callable[[], f
         units,
         per_batch=config.trainer.samples_per_batch,
         make_trainer=make,
+        begin=begin,
         report=report,
         now=now,
     )

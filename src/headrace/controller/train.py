@@ -13,6 +13,7 @@ from typing import Any, Literal
 from headrace.config import config_sha256, dump_config
 from headrace.controller.judge_engines import asker, serving
 from headrace.controller.models import Models, load_models
+from headrace.controller.output import Begin
 from headrace.controller.parts import Parts, connect
 from headrace.controller.plan import Plan
 from headrace.controller.stopping import StopRequest
@@ -34,7 +35,6 @@ from headrace.weights.version import INITIAL, Lineage, Version
 _MOST_SPANS = 200_000
 """Of a trace: the last ones are kept."""
 
-Begin = Literal["new", "resume", "fresh"]
 Status = Literal["finished", "stopped", "failed"]
 
 

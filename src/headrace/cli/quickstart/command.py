@@ -56,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
         _tell(console, title, step)
         if code := _call(step):
             return code
+        if step[0] == "sft" and not (folder / "sft" / "model").is_dir():
+            return 1  # it was told to stop
     with RunReader(folder / "run") as reader:
         record = RunWatcher(reader).read()
     if record.status != "finished":

@@ -1,0 +1,169 @@
+"""Offline runs that end before their time: by a signal, by a kill, by a fault; and how they go on."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from controller_jobs import make_model, run, start
+
+from headrace.config import SFTConfig
+from headrace.controller.output import OutputFolder
+from headrace.controller.sft import run_sft
+from headrace.store import RunDamaged
+from headrace.training.protocol import StepReport
+from headrace.training.trainer import HFTrainer
+
+PAIR = {"chosen": "AB", "rejected": "b"}
+ROWS = {"sft": {"response": "AB"}, "rm": PAIR, "dpo": PAIR}
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("base") / "model")
+
+
+def settings(folder: Path, model: Path, name: str = "sft", **trainer: object) -> dict[str, Any]:
+    data = folder / f"{name}.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{letter}:", **ROWS[name]}) + "\n" for letter in "abcdefgh"))
+    size = "samples_per_batch" if name == "sft" else "pairs_per_batch"
+    return {
+        "model": {"path": str(model), "device": "cpu"},
+        "data": {"train": str(data)},
+        "trainer": {size: 3, "optimizer": {"lr": 1e-2}, "steps": STEPS, **trainer},
+        "checkpoint": {"every": 4},
+        "runtime": {"threads": 1},
+    }
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def write(folder: Path, config: dict[str, Any]) -> Path:
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def train(config: dict[str, Any], out: Path, begin: Any = "new") -> Any:
+    return run_sft(SFTConfig.model_validate(config), out, begin=begin, report=lambda *_: None, now=lambda: 0.0)
+
+
+class Fault(Exception):
+    pass
+
+
+def fails_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    step = HFTrainer.step
+
+    def failing(self: HFTrainer) -> StepReport:
+        if self.step_count == number:
+            raise Fault
+        return step(self)
+
+    monkeypatch.setattr(HFTrainer, "step", failing)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_run_that_was_killed_goes_on_to_the_same_model(tmp_path: Path, model: Path, name: str) -> None:
+    config = write(tmp_path, settings(tmp_path, model, name))
+    code, out = run(name, config, "--dir", tmp_path / "whole")
+    assert code == 0, out
+
+    folder = tmp_path / "killed"
+    process = start(name, config, "trainer.steps=12", "--dir", folder)
+    end = time.monotonic() + 60
+    while not (folder / "checkpoint" / "progress.json").exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    code, out = run(name, config, "--dir", folder)
+    assert code == 2
+    assert "holds a run that is not finished: continue it with --resume, erase it with --fresh" in out
+    code, out = run(name, config, "--dir", folder, "--resume")
+    assert code == 0, out
+    assert weights(folder) == weights(tmp_path / "whole")
+    whole, resumed = (json.loads((path / "summary.json").read_text()) for path in (tmp_path / "whole", folder))
+    for field in ("wall_s", "model"):
+        del whole[field], resumed[field]
+    assert resumed == whole
+    assert sorted(path.name for path in folder.iterdir()) == ["model", "summary.json"]
+
+
+def test_a_signal_stops_after_the_step_with_a_checkpoint(tmp_path: Path, model: Path) -> None:
+    config = write(tmp_path, settings(tmp_path, model, steps=100_000))
+    folder = tmp_path / "out"
+    process = start("sft", config, "--dir", folder)
+    end = time.monotonic() + 60
+    while not (folder / "checkpoint").exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    try:
+        out, _ = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    assert process.returncode == 0, out
+    assert "stopped after step" in out
+    assert f"sft {config} --dir {folder} --resume" in out
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "stopped"
+    progress = json.loads((folder / "checkpoint" / "progress.json").read_text())
+    assert progress["steps"] == summary["steps"] > 0
+    assert not (folder / "model").exists()
+
+
+def test_a_fault_costs_the_steps_since_the_last_checkpoint(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(tmp_path, model)
+    whole = train(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        fails_at(patch, 10)
+        with pytest.raises(Fault):
+            train(config, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "checkpoint" / "progress.json").read_text())["steps"] == 8
+    resumed = train(config, tmp_path / "out", "resume")
+    assert (resumed.steps, resumed.first_loss, resumed.last_loss) == (STEPS, whole.first_loss, whole.last_loss)
+    assert train(config, tmp_path / "out", "resume") == resumed, "a finished run stays as it is"
+
+
+def test_what_cannot_be_resumed_is_refused_by_name(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from headrace.cli.main import main
+
+    config, out = settings(tmp_path, model), tmp_path / "out"
+    job = write(tmp_path, config)
+
+    def refused(*arguments: str) -> str:
+        assert main(["sft", str(job), *arguments, "--dir", str(out)]) == 2
+        return capfd.readouterr().err
+
+    assert "holds no checkpoint to resume; begin without --resume" in refused("--resume")
+    with monkeypatch.context() as patch:
+        fails_at(patch, 10)
+        with pytest.raises(Fault):
+            train(config, out)
+    assert "was made with another config; resume with that one" in refused("seed=1", "--resume")
+    data = Path(config["data"]["train"])
+    rows = data.read_text()
+    data.write_text(rows + json.dumps({"prompt": "x:", "response": "Y"}) + "\n")
+    assert "was made from 8 rows, and the data has 9" in refused("--resume")
+    data.write_text(rows)
+    (out / "checkpoint" / "progress.json").write_text("{")
+    with pytest.raises(RunDamaged, match=r"progress\.json cannot be read .*; begin again with --fresh"):
+        train(config, out, "resume")
+    assert train(config, out, "fresh").steps == STEPS
+    assert not OutputFolder(out).checkpoint.exists()
