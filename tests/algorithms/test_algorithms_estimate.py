@@ -89,8 +89,14 @@ def test_an_adaptive_coefficient_follows_and_is_restored() -> None:
     kl = {"coefficient": 0.1, "place": "reward", "estimator": "k1", "target": 0.45, "horizon": 50}
     config = AlgorithmConfig(kl=kl)
     coefficient = KLCoefficient(config.kl)
-    AdvantageEstimator(config, max_length=3, coefficient=coefficient)(data(reference=REFERENCE))
+    estimator = AdvantageEstimator(config, max_length=3, coefficient=coefficient)
+    first = estimator(data(reference=REFERENCE), 7)["advantages"]
     assert coefficient.value == pytest.approx(0.1 * 1.016)
+    assert coefficient.of(7) == 0.1
+    again = estimator(data(reference=REFERENCE), 7)["advantages"]
+    assert torch.equal(first, again), "a batch whose rows were lost is estimated as it was"
+    assert coefficient.value == pytest.approx(0.1 * 1.016), "and followed once"
+    assert coefficient.of(8) == coefficient.value
     again = KLCoefficient(config.kl)
     again.restore(coefficient.state)
     assert again.value == coefficient.value
@@ -124,3 +130,30 @@ def test_a_kl_of_the_users_own_is_taken_from_the_reward() -> None:
     values = AdvantageEstimator(config, max_length=3, pieces=pieces)(data(reference=REFERENCE))["advantages"]
     # 0.25 a token: rewards 0.95, -0.025 | -0.075, 0.925.
     assert of_samples(values) == [[0.4875] * 2, [-0.4875], [-0.5] * 3, [0.5], [0.5] * 2]
+
+
+def test_an_advantage_of_the_users_own_may_have_a_critic() -> None:
+    """It learns advantage + value unless returns are given."""
+    values = torch.full((14,), 0.5, dtype=F64)
+    config = AlgorithmConfig(advantage="mine.py:advantage", advantage_reads=["values"])
+    assert config.needs_critic
+    ours = AdvantageEstimator(config, max_length=3, pieces=Pieces(advantage=lambda data: data.rewards - 0.25))
+    assert of_samples(ours(data(values=values))["returns"]) == [[1.25] * 2, [0.25], [0.25] * 3, [1.25], [1.25] * 2]
+    both = Pieces(advantage=lambda data: {"advantages": data.rewards, "returns": data.values * 2})
+    columns = AdvantageEstimator(config, max_length=3, pieces=both)(data(values=values))
+    assert of_samples(columns["returns"]) == [[1] * 2, [1], [1] * 3, [1], [1] * 2]
+
+
+def test_a_controller_of_the_users_own() -> None:
+    kl = {"coefficient": 0.1, "place": "reward", "estimator": "k1", "controller": "mine.py:double"}
+    config = AlgorithmConfig(kl=kl)
+    seen = []
+
+    def double(coefficient: float, mean: float, samples: int) -> float:
+        seen.append((mean, samples))
+        return 2 * coefficient
+
+    coefficient = KLCoefficient(config.kl, double)
+    AdvantageEstimator(config, max_length=3, coefficient=coefficient)(data(reference=REFERENCE), 0)
+    assert coefficient.value == 0.2
+    assert seen == [(9 * 0.5 / 4, 4)]

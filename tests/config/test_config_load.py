@@ -3,11 +3,21 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from headrace.config import ConfigError, SFTConfig, TrainConfig, config_sha256, dump_config, load_config
+from headrace.config import (
+    ConfigError,
+    DPOConfig,
+    RMConfig,
+    SFTConfig,
+    TrainConfig,
+    config_sha256,
+    dump_config,
+    load_config,
+)
 from headrace.config.ineffective import ineffective
 
 ROOT = Path(__file__).parents[2]
@@ -139,8 +149,54 @@ def test_a_reward_may_not_outlast_the_wait_for_it(tmp_path: Path, overrides: lis
     load_config(TrainConfig, write(tmp_path), [*overrides, "runtime.stall_timeout_s=1300"])
 
 
+@pytest.mark.parametrize(("overrides", "words"), [
+    (["algorithm.shaping.clip=[1,-1]"], r"clip is \[1.0, -1.0\], whose first is above its second"),
+    (["algorithm.shaping.overlong_buffer=64", "rollout.sampling.max_new_tokens=8"],
+     r"overlong_buffer is 64, and rollout\.sampling\.max_new_tokens 8: every sample would be too long"),
+    (["algorithm.advantage=m.py:a", "algorithm.advantage_reads=[metadata]"], r"metadata is no column of numbers"),
+    (["algorithm.loss=m.py:a", "algorithm.loss_reads=[group]"], r"group is no column of numbers"),
+    (["algorithm.updates_per_batch=129"], r"algorithm\.updates_per_batch is 129, and a batch has 128 samples"),
+    (["critic.updates_per_batch=129"], r"critic\.updates_per_batch is 129, and a batch has 128 samples"),
+    (["algorithm.stages=[{name: s, function: m.py:s, reads: [reward], writes: [proximal]}]"],
+     r"stage s writes proximal, a column of Headrace's own; choose another name"),
+    (["algorithm.kl.coefficient=1", "algorithm.kl.target=1", "algorithm.kl.controller=m.py:c"],
+     r"target and controller are both set"),
+])  # fmt: skip
+def test_what_could_not_run_is_refused(tmp_path: Path, overrides: list[str], words: str) -> None:
+    sizes = ["rollout.prompts_per_batch=16", "rollout.samples_per_prompt=8"]
+    with pytest.raises(ConfigError, match=words):
+        load_config(TrainConfig, write(tmp_path), [*sizes, *overrides])
+
+
+@pytest.mark.parametrize(("kind", "overrides", "told"), [
+    (DPOConfig, [], []),
+    (DPOConfig, ["loss=m.py:f", "beta=0.3", "per_length=true"],
+     ["beta has no effect: loss is m.py:f", "per_length has no effect: loss is m.py:f"]),
+    (RMConfig, ["loss=m.py:f", "margin=1"], ["margin has no effect: loss is m.py:f"]),
+    (SFTConfig, ["trainer.lr_schedule.min_ratio=0.5"],
+     ["trainer.lr_schedule.min_ratio has no effect: trainer.lr_schedule.kind is constant"]),
+])  # fmt: skip
+def test_settings_of_offline_trainers_without_effect_are_named(
+    tmp_path: Path, kind: Any, overrides: list[str], told: list[str]
+) -> None:
+    path = tmp_path / "offline.yaml"
+    path.write_text("model: {path: m}\ndata: {train: d.jsonl}\n")
+    assert ineffective(load_config(kind, path, overrides)) == told
+
+
+def test_ipo_has_no_smoothing(tmp_path: Path) -> None:
+    path = tmp_path / "dpo.yaml"
+    path.write_text("model: {path: m}\ndata: {train: d.jsonl}\nloss: ipo\nlabel_smoothing: 0.1\n")
+    with pytest.raises(ConfigError, match=r"label_smoothing is 0\.1 but loss is ipo, which has none; use 0"):
+        load_config(DPOConfig, path)
+
+
 @pytest.mark.parametrize(("overrides", "told"), [
     ([], []),
+    (["algorithm.proximal=behavior", "algorithm.behavior.high=3"],
+     ["algorithm.behavior.high has no effect: algorithm.proximal is behavior"]),
+    (["algorithm.objective=naive", "algorithm.updates_per_batch=2", "algorithm.proximal=current"],
+     ["algorithm.proximal has no effect: algorithm.objective is naive, whose ratio is against the behaviour policy"]),
     (["evaluation.every=5"], ["evaluation.every has no effect: data.eval is not set"]),
     (["evaluation.every=5", "data.eval=e.jsonl"], []),
     (["rollout.max_turns=3"], ["rollout.max_turns has no effect: rollout.workflow is single_turn"]),

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from headrace.algorithms.pieces import PieceError
 from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, TrainConfig, load_config
+from headrace.controller.divergence import TrainingDiverged
 from headrace.controller.offline import OfflineResult
 from headrace.controller.pairs import run_dpo, run_rm
 from headrace.controller.plan import make_plan
@@ -53,6 +54,40 @@ def dpo(logprobs, reference, mask, sample_index, pair_index, chosen):
 def rm(scores, pair_index, chosen):
     return losses.reward_ranking(scores, pair_index, chosen)
 
+def interpolate(current, behavior, versions, batch):
+    from headrace.algorithms.proximal import loglinear
+    return loglinear(current, behavior, versions, proximal_version=batch, current_version=batch + 1)
+
+def by_hand(data):
+    from headrace.algorithms.advantages import gae
+    per_token = torch.zeros_like(data.values)
+    last = data.mask & (torch.arange(len(data.mask)) == len(data.mask) - 1)
+    for sample in range(len(data.episode)):
+        places = ((data.sample_index == sample) & data.mask).nonzero()
+        per_token[places[-1]] = data.shaped[data.episode[sample]]
+    advantages, returns = gae(per_token, data.values, data.mask, data.sample_index, gamma=1.0, lam=0.95)
+    return {"advantages": advantages, "returns": returns}
+
+def against(data):
+    return data.columns["teacher"] - data.behavior
+
+def told(logprobs, proximal, advantages, mask, sample_index, versions):
+    loss = losses.reinforce(logprobs, advantages, mask)
+    return losses.Loss(loss.per_token, {"seven": 7.0 * mask.sum(), "oldest": versions[mask].min() * 0.0})
+
+def not_finite(logprobs, proximal, advantages, mask, sample_index):
+    return losses.Loss(logprobs * torch.nan, {})
+
+def nan(data):
+    return data.rewards * torch.nan
+
+def mean_of_pairs(logprobs, reference, mask, sample_index, pair_index, chosen):
+    loss = dpo(logprobs, reference, mask, sample_index, pair_index, chosen)
+    return losses.PairLoss(loss.per_pair.mean()[None], {})
+
+def exits(*args):
+    raise SystemExit(3)
+
 def raises(*args):
     return args[0].nothing
 
@@ -62,7 +97,7 @@ def a_tensor(*args):
 
 
 def run(folder: Path, **changes: object) -> Ended:
-    job = make_job(folder, rollout__filters=[], trainer__batches=3, async__mode="sync", **changes)
+    job = make_job(folder, **{"rollout__filters": [], "trainer__batches": 3, "async__mode": "sync", **changes})
     return asyncio.run(train(make_plan(load_config(TrainConfig, job)), folder / "run", "new"))
 
 
@@ -101,6 +136,42 @@ def test_pieces_that_say_what_ours_do_train_the_same(tmp_path: Path, mine: str) 
             assert getattr(ours_, field) == getattr(theirs_, field), field
 
 
+def test_an_advantage_that_reads_the_critics_values_has_a_critic(tmp_path: Path, mine: str) -> None:
+    """GAE by hand learns as PPO does without whitening and KL."""
+    ours = {"recipe": "ppo", "whiten": False, "kl": {"coefficient": 0.0}}
+    first = run(tmp_path / "ours", algorithm=ours)
+    own = {**ours, "advantage": f"{mine}:by_hand", "advantage_reads": ["values"]}
+    second = run(tmp_path / "own", algorithm=own)
+    for field in ("critic_loss", "loss", "grad_norm"):
+        left, right = ([getattr(batch, field) for batch in ended.record.batches] for ended in (first, second))
+        assert right == pytest.approx(left, rel=1e-3), field
+
+
+def test_an_advantage_that_reads_the_teacher_has_one(tmp_path: Path, mine: str) -> None:
+    teacher = make_model(tmp_path / "teacher", "llama")
+    algorithm = {"recipe": "opd", "advantage": f"{mine}:against", "advantage_reads": ["teacher"]}
+    assert run(tmp_path / "job", algorithm=algorithm, teacher__model=str(teacher)).status == "finished"
+    with pytest.raises(ConfigError, match=r"a function of yours reads teacher, which needs teacher\.model"):
+        run(tmp_path / "none", algorithm=algorithm)
+
+
+def test_an_interpolation_of_the_users_own(tmp_path: Path, mine: str) -> None:
+    for name, proximal in (("named", "loglinear"), ("own", f"{mine}:interpolate")):
+        run(tmp_path / name, algorithm={"updates_per_batch": 2, "proximal": proximal})
+    ours, theirs = weights(tmp_path / "named"), weights(tmp_path / "own")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_loss_reads_versions_and_what_it_reports_is_recorded(tmp_path: Path, mine: str) -> None:
+    ended = run(tmp_path, algorithm={"loss": f"{mine}:told", "loss_reads": ["versions"]})
+    assert [batch.own for batch in ended.record.batches] == [{"seven": 7.0, "oldest": 0.0}] * 3
+
+
+def test_a_loss_that_is_never_finite_ends_the_run(tmp_path: Path, mine: str) -> None:
+    with pytest.raises(TrainingDiverged, match="not finite in 10 batches in a row, up to batch 9"):
+        run(tmp_path, algorithm={"loss": f"{mine}:not_finite"}, trainer__batches=30)
+
+
 def test_a_value_loss_of_the_users_own(tmp_path: Path, mine: str) -> None:
     ended = [
         run(tmp_path / name, algorithm={"recipe": "ppo"}, critic__loss=loss)
@@ -116,6 +187,8 @@ def test_a_value_loss_of_the_users_own(tmp_path: Path, mine: str) -> None:
         ({"loss": "raises"}, r"algorithm\.loss \(.*mine\.py:raises\) raised AttributeError: .*nothing.*mine\.py:\d+"),
         ({"loss": "a_tensor"}, r"algorithm\.loss .* returned Tensor of shape \(1,\); return headrace.*Loss with"),
         ({"advantage": "raises"}, r"algorithm\.advantage .* raised AttributeError"),
+        ({"advantage": "exits"}, r"algorithm\.advantage .* raised SystemExit: 3"),
+        ({"advantage": "nan"}, r"algorithm\.advantage .* not finite"),
         ({"aggregation": "a_tensor"}, r"algorithm\.aggregation .* returned Tensor .*; return a tuple of two tensors"),
         ({"behavior": {"mode": "a_tensor"}}, r"algorithm\.behavior\.mode .* return headrace.*Weights"),
         (
@@ -128,7 +201,9 @@ def test_a_value_loss_of_the_users_own(tmp_path: Path, mine: str) -> None:
 def test_a_piece_that_breaks_its_word_ends_the_run_by_name(
     tmp_path: Path, mine: str, algorithm: dict[str, Any], said: str
 ) -> None:
-    placed = json.dumps(algorithm).replace("raises", f"{mine}:raises").replace("a_tensor", f"{mine}:a_tensor")
+    placed = json.dumps(algorithm)
+    for name in ("raises", "a_tensor", "exits", "nan"):
+        placed = placed.replace(f'"{name}"', f'"{mine}:{name}"')
     with pytest.raises(PieceError, match=said):
         run(tmp_path / "job", algorithm=json.loads(placed))
 
@@ -175,6 +250,9 @@ def test_offline_losses_of_the_users_own(tmp_path: Path, mine: str, name: str) -
         result(loss=f"{mine}:a_tensor")
     with pytest.raises(ConfigError, match=r"loss is .*nothing"):
         result(loss=f"{mine}:nothing")
+    if name == "dpo":
+        with pytest.raises(PieceError, match=r"per_pair of shape \(1,\); return .* per_pair of shape \(4,\)"):
+            result(loss=f"{mine}:mean_of_pairs")
 
 
 def test_the_coefficient_of_a_kl_in_the_loss_follows_its_target(tmp_path: Path) -> None:
@@ -183,7 +261,14 @@ def test_the_coefficient_of_a_kl_in_the_loss_follows_its_target(tmp_path: Path) 
     kl = {"coefficient": 0.1, "target": 1e-9, "horizon": 60}
     ended = run(tmp_path, algorithm={"kl": kl}, trainer__optimizer__lr=1e-2)
     first, second, third = (batch.kl_coefficient for batch in ended.record.batches)
-    assert first == pytest.approx(0.1 * 0.98, rel=1e-3), "no KL yet: 20 % below the target at most"
-    assert second is not None
-    assert second == pytest.approx(first * 1.02)  # type: ignore[operator]
-    assert third == pytest.approx(second * 1.02)
+    assert first == 0.1
+    assert second == pytest.approx(0.1 * 0.98, rel=1e-3), "no KL yet: 20 % below the target at most"
+    assert third == pytest.approx(second * 1.02)  # type: ignore[operator]
+
+
+def test_a_kl_that_was_not_measured_is_not_followed(tmp_path: Path) -> None:
+    """In the first two batches the critic learns alone."""
+    kl = {"coefficient": 0.1, "place": "loss", "target": 0.01, "horizon": 60}
+    settings = {"reference__model": str(make_model(tmp_path / "far", "llama")), "critic__warmup_batches": 2}
+    ended = run(tmp_path / "job", algorithm={"recipe": "ppo", "kl": kl}, trainer__batches=4, **settings)
+    assert [batch.kl_coefficient for batch in ended.record.batches] == pytest.approx([0.1, 0.1, 0.1, 0.102])

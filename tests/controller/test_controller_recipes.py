@@ -155,7 +155,8 @@ def test_every_recipe_has_an_example_that_names_nothing_that_is_not_there(tmp_pa
             f"model.path={model}",
             f"data.train={tmp_path}/train.jsonl",
             f"reward.function={tmp_path}/reward.py:score",
-            "rollout.sampling.max_new_tokens=8",
+            "rollout.sampling.max_new_tokens=64",
+            "engine.max_context=96",
         ]
         overrides += [f"teacher.model={model}"] if name == "opd" else []
         config = load_config(TrainConfig, EXAMPLES / f"{name}.yaml", overrides)

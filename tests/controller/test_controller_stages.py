@@ -48,6 +48,9 @@ def raises(tokens):
 def short(tokens):
     return {"x": tokens[1:]}
 
+def one_number(reward):
+    return {"x": 2.0}
+
 def other(tokens):
     return {"y": tokens}
 """
@@ -102,11 +105,14 @@ def test_a_stage_may_see_the_whole_batch(tmp_path: Path) -> None:
     [
         ("raises", "x", r"stage raises raised KeyError: 'my fault'"),
         ("short", "x", r"stage short returned x of shape \(\d+,\) for a row of \d+ tokens"),
+        ("one_number", "x", r"stage one_number returned float as x; return a list, a value a row"),
         ("other", "x", r"stage other returned \['y'\]; return a mapping with x"),
     ],
 )
 def test_a_stage_that_breaks_its_word_ends_the_run_by_name(tmp_path: Path, name: str, column: str, said: str) -> None:
-    algorithm = {"stages": [stage(tmp_path, name, ["tokens"], [column])]}
+    group = name == "one_number"
+    reads = ["reward"] if group else ["tokens"]
+    algorithm = {"stages": [stage(tmp_path, name, reads, [column], "group" if group else "row")]}
     with pytest.raises(PieceError, match=said):
         run(tmp_path, algorithm=algorithm, trainer__batches=2, rollout__filters=[])
 

@@ -206,7 +206,9 @@ def test_a_disk_that_fills_ends_the_run_with_one_clear_error(tmp_path: Path) -> 
 
 def test_nothing_to_learn_ends_with_a_reason_and_not_with_a_hang(tmp_path: Path) -> None:
     many = {"rollout__max_drops_per_batch": 1_000_000}
-    job = make_job(tmp_path / "job", runtime__stall_timeout_s=3, rollout__episode_timeout_s=3, **many)
+    job = make_job(
+        tmp_path / "job", runtime__stall_timeout_s=3, rollout__episode_timeout_s=3, reward__timeout_s=3, **many
+    )
     (tmp_path / "job" / "reward.py").write_text("def score(response, row):\n    return 1.0\n")
     code, out = run("train", job, "--dir", tmp_path / "run")
     assert code == 1

@@ -47,7 +47,10 @@ def test_a_loaded_trainer_goes_on_bit_for_bit(tmp_path: Path, dtype: torch.dtype
 
 def test_a_skipped_step_is_remembered_apart_from_updates(tmp_path: Path) -> None:
     straight = make_trainer()
-    straight.step()
+    straight.step()  # on nothing: neither
+    straight.accumulate(pack(make_rows([9], seed=0)))
+    straight._flat.grads[0] = torch.nan
+    assert straight.step().skipped
     train(straight, 1, 3)
     straight.save(tmp_path)
     record = json.loads((tmp_path / "trainer.json").read_text())

@@ -66,16 +66,18 @@ class AdvantageEstimator:
         self._pieces = pieces or Pieces()
         self._coefficient = coefficient or KLCoefficient(config.kl)
 
-    def __call__(self, data: Compared) -> dict[str, Tensor]:
-        """Columns by name, [N] each: `advantages`; `returns` with a critic."""
+    def __call__(self, data: Compared, batch: int | None = None) -> dict[str, Tensor]:
+        """Columns by name, [N] each: `advantages`; `returns` with a critic. `batch`: its number, where `data` is all of
+        it; then a coefficient that moves follows its KL."""
         config = self._config
         rewards = self._shaped(data)
         penalty = self._penalty(data)
+        beta = self._coefficient.value if batch is None else self._coefficient.of(batch)
         columns = {}
         if config.advantage == "gae":
             if data.values is None:
                 raise ValueError("advantage is gae, which needs the critic's values; add the stage that writes them")
-            per_token = self._on_tokens(rewards, penalty, data)
+            per_token = self._on_tokens(rewards, penalty, data, beta)
             values, columns["returns"] = advantages.gae(
                 per_token, data.values, data.mask, data.sample_index, gamma=config.gamma, lam=config.lam
             )
@@ -87,14 +89,19 @@ class AdvantageEstimator:
                 torch.zeros_like(data.behavior) if penalty is None else penalty,
                 data.mask,
                 data.sample_index,
-                beta=self._coefficient.value,
+                beta=beta,
                 gamma=config.gamma,
             )
         else:
-            values = self._by_episode(self._less_penalty(rewards, penalty, data), data)
+            compared = replace(data, shaped=self._less_penalty(rewards, penalty, data, beta))
+            if self._pieces.advantage is not None:
+                columns = _own_columns(self._pieces.advantage(compared), data)
+                values = columns["advantages"]
+            else:
+                values = self._by_episode(compared)
         columns["advantages"] = values
-        if penalty is not None and config.kl.target is not None:
-            self._coefficient.follow(float(penalty.sum()), len(data.rewards))
+        if penalty is not None and batch is not None and config.kl.moves:
+            self._coefficient.follow(batch, float(penalty.sum()), len(data.rewards))
         return columns
 
     def _shaped(self, data: Compared) -> Tensor:
@@ -126,32 +133,29 @@ class AdvantageEstimator:
             return keep(self._pieces.kl(data.behavior, data.reference), data.mask)
         return keep(kl.estimate(data.behavior, data.reference, kind=cast(kl.Kind, setting.estimator)), data.mask)
 
-    def _on_tokens(self, rewards: Tensor, penalty: Tensor | None, data: Compared) -> Tensor:
+    def _on_tokens(self, rewards: Tensor, penalty: Tensor | None, data: Compared, beta: float) -> Tensor:
         nothing = torch.zeros(data.mask.shape, dtype=rewards.dtype)
         return shaping.token_rewards(
             rewards[data.episode],
             nothing if penalty is None else penalty,
             data.mask,
             data.sample_index,
-            beta=self._coefficient.value,
+            beta=beta,
         )
 
-    def _less_penalty(self, rewards: Tensor, penalty: Tensor | None, data: Compared) -> Tensor:
+    def _less_penalty(self, rewards: Tensor, penalty: Tensor | None, data: Compared, beta: float) -> Tensor:
         """Where episodes are compared whole, the penalty is that of all their tokens."""
         if penalty is None:
             return rewards
         episode = data.episode[data.sample_index]
         total = torch.zeros_like(rewards).index_add(0, episode, penalty.to(rewards.dtype))
-        return rewards - self._coefficient.value * total
+        return rewards - beta * total
 
-    def _by_episode(self, rewards: Tensor, data: Compared) -> Tensor:
+    def _by_episode(self, data: Compared) -> Tensor:
         """Values of episodes, at each of their tokens."""
-        kind, groups = self._config.advantage, data.group_index
-        if self._pieces.advantage is not None:
-            values = self._pieces.advantage(replace(data, shaped=rewards))
-            if values.shape == data.mask.shape:
-                return keep(values, data.mask)
-        elif kind == "group_normalized":
+        kind, groups, rewards = self._config.advantage, data.group_index, data.shaped
+        assert rewards is not None
+        if kind == "group_normalized":
             values = advantages.group_normalized(rewards, groups)
         elif kind == "batch_normalized":
             values = advantages.group_normalized(rewards, groups, scale="batch_std")
@@ -163,5 +167,21 @@ class AdvantageEstimator:
             values = advantages.opo(rewards, data.lengths, groups)
         else:
             raise ValueError(f"no advantage is named {kind!r}")
-        spread = keep(values[data.episode][data.sample_index], data.mask)
+        spread = _on_their_tokens(values, data)
         return advantages.whiten(spread, data.mask) if kind == "reinforce_plus_plus_baseline" else spread
+
+
+def _own_columns(result: Tensor | Mapping[str, Tensor], data: Compared) -> dict[str, Tensor]:
+    """What the user's own advantage gave, on tokens. With a critic, the returns that it learns are advantage + value
+    unless they are given: so GAE has it."""
+    columns = {"advantages": result} if isinstance(result, Tensor) else dict(result)
+    columns = {name: _on_their_tokens(values, data) for name, values in columns.items()}
+    if data.values is not None and "returns" not in columns:
+        columns["returns"] = keep(columns["advantages"] + data.values, data.mask)
+    return columns
+
+
+def _on_their_tokens(values: Tensor, data: Compared) -> Tensor:
+    """[E] or [N] to [N], 0 outside the mask."""
+    on_tokens = values if values.shape == data.mask.shape else values[data.episode][data.sample_index]
+    return keep(on_tokens, data.mask)

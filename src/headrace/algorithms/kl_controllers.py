@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from headrace.config.algorithm import KLConfig
@@ -49,24 +49,44 @@ class AdaptiveKL:
         return replace(self, beta=self.beta * (1 + error * samples / self.horizon))
 
 
-class KLCoefficient:
-    """The coefficient of a run as it is now, for whoever applies it."""
+_REMEMBERED = 16
+"""Batches: more than advantages are ever ahead of the record."""
 
-    def __init__(self, config: KLConfig) -> None:
+
+class KLCoefficient:
+    """The coefficient of a run, from batch to batch, for whoever applies it."""
+
+    def __init__(self, config: KLConfig, own: Callable[[float, float, int], float] | None = None) -> None:
+        """`own`: the user's own controller; see `Pieces.kl_controller`."""
+        self._own = own
         self._controller: AdaptiveKL | FixedKL = (
             FixedKL(config.coefficient)
             if config.target is None
             else AdaptiveKL(config.coefficient, config.target, config.horizon)
         )
+        self._used: dict[int, float] = {}
+        """What batches that were followed were penalised with; of the last ones."""
 
     @property
     def value(self) -> float:
+        """Now: for the batch after the last that was followed."""
         return self._controller.beta
 
-    def follow(self, kl: float, samples: int) -> None:
-        """A batch of `samples` had this KL, summed over all of them. See `AdaptiveKL.after` for errors."""
-        if samples:
+    def of(self, batch: int) -> float:
+        """What `batch` is penalised with, or was."""
+        return self._used.get(batch, self.value)
+
+    def follow(self, batch: int, kl: float, samples: int) -> None:
+        """`batch`, of `samples`, had this KL, summed over all of them. Said again of a batch, it changes nothing. See
+        `AdaptiveKL.after` for errors."""
+        if batch in self._used or not samples:
+            return
+        self._used = {number: beta for number, beta in self._used.items() if number > batch - _REMEMBERED}
+        self._used[batch] = self.value
+        if self._own is None:
             self._controller = self._controller.after(kl / samples, samples)
+        else:
+            self._controller = replace(self._controller, beta=float(self._own(self.value, kl / samples, samples)))
 
     @property
     def state(self) -> dict[str, float]:

@@ -17,6 +17,9 @@ from headrace.algorithms.pieces import Pieces
 from headrace.algorithms.segments import keep
 from headrace.config.algorithm import AlgorithmConfig
 
+OWN = "own/"
+"""Begins the name of a sum that a piece of the user's own reports."""
+
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
@@ -31,7 +34,8 @@ class LossTerms:
     log-probs (the proximal policy is the current one unless given). `approx_kl`: k3 of KL(behaviour || current).
     `clipped`: tokens whose gradient the clip took away. `behavior_weight`: the weights applied (1 each for `naive`),
     `behavior_weight_squared` their squares; `behavior_outside`: those outside their bounds. `reference_kl`: the
-    estimate that the config names, 0 without a reference. `entropy`: 0 unless there is a bonus."""
+    estimate that the config names, with a reference. `entropy`, if there is a bonus. `own/NAME`: the stats of pieces
+    of the user's own."""
     maxima: Stats
     """Largest over the tokens inside the mask, 0 for none. `mismatch_abs`."""
 
@@ -81,6 +85,7 @@ class PolicyLoss:
         anchor = data.behavior if config.objective == "naive" else start
         loss = self._loss(logprobs, anchor, _advantages(data, anchor), data)
         per_token = loss.per_token
+        own = {} if self._pieces.loss is None else _own_stats(loss.stats)
         tokens = mask.sum().to(per_token.dtype)
         weight_sum = weight_squares = tokens
         outside = torch.zeros_like(tokens)
@@ -90,6 +95,7 @@ class PolicyLoss:
             of_tokens = keep(weights.per_token.detach(), mask)
             weight_sum, weight_squares = of_tokens.sum(), of_tokens.square().sum()
             outside = weights.stats.get("outside", outside)
+            own |= {} if self._pieces.behavior is None else _own_stats(weights.stats)
         reference_kl = entropy = torch.zeros_like(tokens)
         if data.reference is not None:
             term = self._kl(logprobs, data.reference, mask)
@@ -112,9 +118,12 @@ class PolicyLoss:
             "behavior_weight": weight_sum,
             "behavior_weight_squared": weight_squares,
             "behavior_outside": outside,
-            "reference_kl": reference_kl,
-            "entropy": entropy,
+            **own,
         }
+        if data.reference is not None:
+            stats["reference_kl"] = reference_kl
+        if data.entropy is not None:
+            stats["entropy"] = entropy
         largest = mismatch.max() if mismatch.numel() else torch.zeros_like(denominator)
         return LossTerms(numerator, denominator, stats, {"mismatch_abs": largest})
 
@@ -191,15 +200,11 @@ def _advantages(data: PolicyTokens, anchor: Tensor) -> Tensor:
     return losses.distillation_advantages(anchor, data.teacher, data.mask)
 
 
-def proximal_logprobs(
-    config: AlgorithmConfig, current: Tensor, behavior: Tensor, versions: Tensor, batch: int
-) -> Tensor:
-    """By interpolation, all [N]: the proximal policy of batch k is version k, and its steps lead to version k + 1."""
-    return proximal.logprobs(
-        config.proximal,
-        current=current,
-        behavior=behavior,
-        versions=versions,
-        proximal_version=batch,
-        current_version=batch + 1,
-    )
+def _own_stats(stats: Stats) -> Stats:
+    return {f"{OWN}{name}": torch.as_tensor(value).detach() for name, value in stats.items()}
+
+
+def interpolated(current: Tensor, behavior: Tensor, versions: Tensor, batch: int) -> Tensor:
+    """Log-probs [N] of the proximal policy, from [N] each: that of batch k is version k, and its steps lead to version
+    k + 1."""
+    return proximal.loglinear(current, behavior, versions, proximal_version=batch, current_version=batch + 1)

@@ -55,6 +55,8 @@ class Settings(Protocol):
     @property
     def needs_reference(self) -> bool: ...
     @property
+    def distils(self) -> bool: ...
+    @property
     def needs_teacher(self) -> bool: ...
     @property
     def needs_critic(self) -> bool: ...
@@ -75,6 +77,8 @@ class Settings(Protocol):
 class KLSettings(Protocol):
     @property
     def place(self) -> str: ...
+    @property
+    def coefficient(self) -> float: ...
 
 
 class OwnStage(Protocol):
@@ -99,7 +103,7 @@ def compose(
     the rollout gives is not yet the reward, but is scored by a model first. `sealed_critic`: the critic makes several
     steps on a batch.
     """
-    in_reward = settings.needs_reference and settings.kl.place == "reward"
+    in_reward = settings.kl.coefficient > 0 and settings.kl.place == "reward"
     stages = [
         Stage("rollout", (), (*_OF_TOKENS, "scored" if reward_model else "reward", *_OF_GROUP), "group"),
         Stage("filter", ("reward", "group"), ("keep",), "group"),
@@ -116,7 +120,7 @@ def compose(
         compared += ["reference"] if in_reward else []
     if settings.needs_teacher:
         stages.append(Stage("teacher", _FORWARD, ("teacher",), "row"))
-        trained.append("teacher")
+        trained += ["teacher"] if settings.distils else []
     if settings.needs_critic:
         stages.append(Stage("critic.value", _FORWARD, ("values",), "row"))
         compared.append("values")
@@ -126,22 +130,26 @@ def compose(
         trained.append("proximal")
     for own in settings.stages:
         needed = ("keep", "batch") if own.unit == "batch" else ("keep",)
-        stages.append(Stage(own.name, (*needed, *own.reads), tuple(own.writes), own.unit))
+        stages.append(Stage(own.name, _once([*needed, *own.reads]), tuple(own.writes), own.unit))
     compared += settings.advantage_reads
     trained += settings.loss_reads
     by_batch = settings.needs_whole_batch
-    reads = (*compared, "batch") if by_batch else tuple(compared)
-    if not settings.needs_teacher:  # which takes the place of rewards: the loss compares with it token by token
+    compared += ["batch"] if by_batch else []
+    if not settings.distils:  # where a teacher takes the place of rewards: the loss compares with it token by token
         trained.append("advantages")
-        stages.append(Stage("advantages", reads, tuple(written), "batch" if by_batch else "group"))
+        stages.append(Stage("advantages", _once(compared), tuple(written), "batch" if by_batch else "group"))
     loss = {"actor": settings.loss}
     if settings.needs_critic:
         update = ("tokens", "loss_mask", "values", "returns", "batch")
         stages.append(Stage("critic.update", update, (), "batch" if sealed_critic else "row"))
         loss["critic.update"] = "value_loss"
-    actor = (*_OF_TOKENS, "reward", *trained, "batch")
+    actor = _once([*_OF_TOKENS, "reward", *trained, "batch"])
     stages.append(Stage("actor", actor, (), "batch" if settings.seals_batch else "row"))
     return Recipe(settings.recipe, tuple(stages), loss)
+
+
+def _once(columns: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(columns))
 
 
 _OF_TOKENS = ("tokens", "loss_mask", "logprobs", "versions", "branches")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from headrace.cli.load import load_train_config
+from headrace.cli.load import load_noted
+from headrace.config import TrainConfig
 
 
 def run(args: argparse.Namespace) -> int:
-    config = load_train_config(args)
+    config = load_noted(TrainConfig, args)
     from headrace.controller.plan import make_plan
 
     plan = make_plan(config)

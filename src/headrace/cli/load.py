@@ -1,16 +1,20 @@
-"""A config for the commands about training, with notes on what in it has no effect."""
+"""A config for the commands that train, with notes on what in it has no effect."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from typing import TypeVar
 
-from headrace.config import TrainConfig, load_config
+from headrace.config import DPOConfig, RMConfig, SFTConfig, TrainConfig, load_config
 from headrace.config.ineffective import ineffective
 
+C = TypeVar("C", TrainConfig, SFTConfig, RMConfig, DPOConfig)
 
-def load_train_config(args: argparse.Namespace) -> TrainConfig:
-    config = load_config(TrainConfig, args.config, args.overrides)
+
+def load_noted(kind: type[C], args: argparse.Namespace) -> C:
+    """Raises ConfigError."""
+    config = load_config(kind, args.config, args.overrides)
     for line in ineffective(config):
         print(f"headrace: note: {line}", file=sys.stderr)
     return config

@@ -46,6 +46,7 @@ _REFUSALS = ("RunInUse", "RunMissing", "RunExists", "ConfigMismatch")
 def _is_ours(error: Exception) -> bool:
     """Errors whose message is meant for the user; anything else is a fault, and shows its traceback."""
     from headrace.algorithms.pieces import PieceError
+    from headrace.controller.divergence import TrainingDiverged
     from headrace.engines.protocol import EngineError
     from headrace.experience.flow import NothingToTrain
     from headrace.runtime.protocol import WaitTimeout
@@ -53,8 +54,8 @@ def _is_ours(error: Exception) -> bool:
     from headrace.training.protocol import CheckpointError
     from headrace.weights.plane import WeightError
 
-    ours = (StoreError, WaitTimeout, EngineError, WeightError, CheckpointError, NothingToTrain, PieceError)
-    return isinstance(error, ours)
+    of_parts = (StoreError, WaitTimeout, EngineError, WeightError, CheckpointError)
+    return isinstance(error, (*of_parts, NothingToTrain, PieceError, TrainingDiverged))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -97,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--model", help="model folder, instead of the config's")
     evaluate.add_argument("--json", action="store_true", help="print the result as JSON")
 
-    check = command("check", "check", "validate a config and print what it would start")
+    check = command("check", "check", "validate a config of `headrace train` and print what it would start")
     _config(check)
 
     serve = command("serve", "serve", "serve a model over HTTP with the embedded engine")

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.cli.load import load_noted
 from headrace.cli.program import program
-from headrace.config import DPOConfig, RMConfig, SFTConfig, load_config
+from headrace.config import DPOConfig, RMConfig, SFTConfig
 
 if TYPE_CHECKING:
     from headrace.controller.output import Begin
@@ -24,17 +25,17 @@ def run(args: argparse.Namespace) -> int:
     out = Path(args.dir)
     begin: Begin = "resume" if args.resume else "fresh" if args.fresh else "new"
     if name == "sft":
-        sft = load_config(SFTConfig, args.config, args.overrides)
+        sft = load_noted(SFTConfig, args)
         from headrace.controller.sft import run_sft
 
         result = run_sft(sft, out, begin=begin, report=report, now=time.monotonic)
     elif name == "rm":
-        rm = load_config(RMConfig, args.config, args.overrides)
+        rm = load_noted(RMConfig, args)
         from headrace.controller.pairs import run_rm
 
         result = run_rm(rm, out, begin=begin, report=report, now=time.monotonic)
     else:
-        dpo = load_config(DPOConfig, args.config, args.overrides)
+        dpo = load_noted(DPOConfig, args)
         from headrace.controller.pairs import run_dpo
 
         result = run_dpo(dpo, out, begin=begin, report=report, now=time.monotonic)

@@ -38,6 +38,7 @@ ADVANTAGES = (
 )
 LOSSES = ("clipped_surrogate", "cispo", "gspo", "geometric_mean", "sapo", "m2po", "reinforce")
 BEHAVIOR_MODES = ("truncate", "mask", "clip")
+PROXIMALS = ("recompute", "loglinear", "behavior", "current")
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k3+")
 AGGREGATIONS = ("token_mean", "sample_mean", "sample_sum")
 BY_GROUP = (
@@ -86,6 +87,8 @@ class KLConfig(Section):
     """A KL of whole samples, in nats, towards which the coefficient moves (Ziegler et al. 2019)."""
     horizon: int = Field(default=10_000, ge=1)
     """With `target`: samples over which the coefficient moves."""
+    controller: Annotated[str, one_of()] | None = None
+    """A function of yours that gives the coefficient after each batch, instead of `target`: `path.py:function`."""
 
     @model_validator(mode="after")
     def _fits_its_place(self) -> KLConfig:
@@ -93,7 +96,14 @@ class KLConfig(Section):
             raise ValueError("estimator is k3+, which differs from k3 in its gradient only; in the reward use k3")
         if self.target is not None and self.coefficient == 0:
             raise ValueError("target is set but coefficient is 0, from which nothing moves; give the first coefficient")
+        if self.target is not None and self.controller is not None:
+            raise ValueError("target and controller are both set; give one of them")
         return self
+
+    @property
+    def moves(self) -> bool:
+        """Whether the coefficient changes from batch to batch."""
+        return self.target is not None or self.controller is not None
 
 
 class ShapingConfig(Section):
@@ -112,6 +122,19 @@ class ShapingConfig(Section):
     function: Annotated[str, one_of()] | None = None
     """A function of yours that is given the rewards after all of these: `path.py:function`."""
 
+    @model_validator(mode="after")
+    def _clip_is_a_range(self) -> ShapingConfig:
+        if self.clip is not None and self.clip[0] > self.clip[1]:
+            raise ValueError(f"clip is {list(self.clip)}, whose first is above its second; give [lowest, highest]")
+        return self
+
+
+RESERVED = frozenset((
+    "tokens", "loss_mask", "logprobs", "versions", "branches", "reward", "scored", "group", "episode", "metadata",
+    "keep", "batch", "reference", "teacher", "values", "returns", "proximal", "advantages", "kept",
+))  # fmt: skip
+"""Columns that Headrace writes itself, or gives a meaning to."""
+
 
 class StageConfig(Section):
     """A stage of the user's own: it computes columns of the table from others, before anything trains on them."""
@@ -125,6 +148,12 @@ class StageConfig(Section):
     """Columns that it returns."""
     unit: Literal["row", "group", "batch"] = "row"
     """Whether it sees one sample at a time, all of a group, or all of a batch (which must be sealed then)."""
+
+    @model_validator(mode="after")
+    def _writes_what_is_its_own(self) -> StageConfig:
+        if taken := sorted(RESERVED & set(self.writes)):
+            raise ValueError(f"stage {self.name} writes {taken[0]}, a column of Headrace's own; choose another name")
+        return self
 
 
 class AlgorithmConfig(Section):
@@ -146,11 +175,11 @@ class AlgorithmConfig(Section):
     objective: Literal["decoupled", "naive"] = "decoupled"
     """`decoupled`: trust region around the proximal policy, corrected by behaviour weights. `naive`: the
     behaviour policy is taken for the proximal one."""
-    proximal: Literal["recompute", "loglinear", "behavior", "current"] = "recompute"
+    proximal: Annotated[str, one_of(*PROXIMALS)] = "recompute"
     """Whose log-probs the ratio is against, with several updates per batch. `recompute`: those that the batch begins
     with, by a forward pass before the first; `loglinear`: the same, interpolated between behaviour and current policy
     (AReaL); `behavior`: the behaviour policy's, so that no weights correct for staleness; `current`: the policy's own,
-    so that nothing is clipped."""
+    so that nothing is clipped; or a function of yours: `path.py:function`."""
     clip_low: float = Field(default=0.2, ge=0)
     """The ratio is clipped below 1 - clip_low where the advantage is negative."""
     clip_high: float = Field(default=0.28, ge=0)
@@ -172,9 +201,10 @@ class AlgorithmConfig(Section):
     stages: tuple[StageConfig, ...] = ()
     """Stages of yours, which add columns."""
     advantage_reads: tuple[str, ...] = ()
-    """Columns that your own `advantage` finds in its argument's `columns`."""
+    """Columns that your own `advantage` finds in its argument's `columns`. Whoever writes them runs: `values` brings
+    the critic, `reference` and `teacher` those models."""
     loss_reads: tuple[str, ...] = ()
-    """Columns that your own `loss` is called with, as keywords."""
+    """Columns that your own `loss` is called with, as keywords; the same."""
     updates_per_batch: int = Field(default=1, ge=1)
     """Optimiser steps a batch. With more than one the batch is sealed first."""
 
@@ -190,9 +220,14 @@ class AlgorithmConfig(Section):
                 raise ValueError(
                     f"{key}_reads is given but {key} is {value}, which has its columns; name a function of yours"
                 )
+        if objects := sorted({"group", "metadata"} & {*self.advantage_reads, *self.loss_reads}):
+            raise ValueError(
+                f"{objects[0]} is no column of numbers, which an advantage or a loss could read; have a stage of yours "
+                "read it and write what is needed of it"
+            )
         if self.clip_low > 1 and self.loss in ("clipped_surrogate", "cispo", "gspo"):
             raise ValueError(f"clip_low is {self.clip_low}; a ratio is never negative, so use 0 to 1")
-        if self.advantage == "distillation":
+        if self.distils:
             if self.kl.place == "reward" and self.kl.coefficient:
                 raise ValueError(
                     "advantage is distillation, which looks at no reward, but kl.place is reward; use loss"
@@ -204,22 +239,35 @@ class AlgorithmConfig(Section):
         return self
 
     @property
+    def distils(self) -> bool:
+        """Whether a teacher takes the place of rewards."""
+        return self.advantage == "distillation"
+
+    @property
     def needs_reference(self) -> bool:
-        return self.kl.coefficient > 0
+        return self.kl.coefficient > 0 or self._reads("reference")
 
     @property
     def needs_critic(self) -> bool:
-        return self.advantage == "gae"
+        return self.advantage == "gae" or (is_own(self.advantage) and self._reads("values"))
 
     @property
     def needs_teacher(self) -> bool:
-        return self.advantage == "distillation"
+        return self.distils or self._reads("teacher")
+
+    def _reads(self, column: str) -> bool:
+        """Whether a piece of the user's own does."""
+        return any(column in reads for reads in (self.advantage_reads, self.loss_reads, *self._stage_reads))
+
+    @property
+    def _stage_reads(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(stage.reads for stage in self.stages)
 
     @property
     def needs_whole_batch(self) -> bool:
         """Whether advantages wait for the sealed batch."""
         by_batch = ("batch_normalized", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
-        return self.advantage in by_batch or self.whiten or (self.kl.target is not None and self.kl.place == "reward")
+        return self.advantage in by_batch or self.whiten or (self.kl.moves and self.kl.place == "reward")
 
     @property
     def needs_proximal(self) -> bool:

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.base import Section
 from headrace.config.named import is_own
+from headrace.config.pairs import DPOConfig, RMConfig
+from headrace.config.sft import SFTConfig
 from headrace.config.train import TrainConfig
+from headrace.config.trainer import LRScheduleConfig
 
 _CLIPPED = ("clipped_surrogate", "cispo", "gspo", "geometric_mean")
 
@@ -25,28 +28,42 @@ class _Rule:
     reason: str
 
 
-def ineffective(config: TrainConfig) -> list[str]:
+def ineffective(config: TrainConfig | SFTConfig | RMConfig | DPOConfig) -> list[str]:
     """One line for each key set to something else than its default that nothing will read, with the reason."""
-    rules = (*_of_run(config), *_of_algorithm(config.algorithm), *_of_models(config))
+    if isinstance(config, TrainConfig):
+        rules = [*_of_run(config), *_of_algorithm(config.algorithm), *_of_models(config)]
+    else:
+        rules = list(_of_offline(config))
     return [
-        f"{rule.prefix}.{key} has no effect: {rule.reason}" for rule in rules if rule.applies for key in _changed(rule)
+        f"{rule.prefix}{key} has no effect: {rule.reason}" for rule in rules if rule.applies for key in _changed(rule)
     ]
+
+
+def _of_offline(config: SFTConfig | RMConfig | DPOConfig) -> Iterator[_Rule]:
+    yield _of_schedule(config.trainer.lr_schedule)
+    own = {"beta", "label_smoothing", "per_length", "margin"} & type(config).model_fields.keys()
+    if own:
+        yield _Rule(is_own(config.loss), "", config, _defaults(config), tuple(sorted(own)), f"loss is {config.loss}")
+
+
+def _of_schedule(schedule: LRScheduleConfig) -> _Rule:
+    reason = "trainer.lr_schedule.kind is constant"
+    constant = schedule.kind == "constant"
+    return _Rule(constant, "trainer.lr_schedule.", schedule, _defaults(schedule), ("min_ratio",), reason)
 
 
 def _of_run(config: TrainConfig) -> Iterator[_Rule]:
     trainer, rollout, reward = config.trainer, config.rollout, config.reward
-    schedule = trainer.lr_schedule
 
     def rule(applies: bool, prefix: str, section: Section, keys: tuple[str, ...], reason: str) -> _Rule:
-        return _Rule(applies, prefix, section, _defaults(section), keys, reason)
+        return _Rule(applies, f"{prefix}.", section, _defaults(section), keys, reason)
 
     yield rule(config.data.eval is None, "evaluation", config.evaluation, (), "data.eval is not set")
     single = rollout.workflow == "single_turn"
     yield rule(single, "rollout", rollout, ("max_turns",), "rollout.workflow is single_turn")
     counted = trainer.batches is not None
     yield rule(counted, "trainer", trainer, ("epochs",), "trainer.batches says how long training takes")
-    constant = schedule.kind == "constant"
-    yield rule(constant, "trainer.lr_schedule", schedule, ("min_ratio",), "trainer.lr_schedule.kind is constant")
+    yield _of_schedule(trainer.lr_schedule)
     yield rule(reward.model.path is None, "reward.model", reward.model, (), "reward.model.path is not set")
     compares = {term.function for term in reward.all_terms} & {"numeric", "code"}
     yield rule(not compares, "reward", reward, ("tolerance",), f"reward.function is {reward.description}")
@@ -56,7 +73,7 @@ def _of_models(config: TrainConfig) -> Iterator[_Rule]:
     algorithm, critic = config.algorithm, config.critic
 
     def rule(needed: bool, prefix: str, section: Section, reason: str) -> _Rule:
-        return _Rule(not needed, prefix, section, _defaults(section), (), reason)
+        return _Rule(not needed, f"{prefix}.", section, _defaults(section), (), reason)
 
     advantage = f"algorithm.advantage is {algorithm.advantage}"
     yield rule(algorithm.needs_reference, "reference", config.reference, "algorithm.kl.coefficient is 0")
@@ -64,7 +81,7 @@ def _of_models(config: TrainConfig) -> Iterator[_Rule]:
     yield rule(algorithm.needs_critic, "critic", critic, advantage)
     yield rule(algorithm.needs_teacher, "teacher", config.teacher, advantage)
     own = algorithm.needs_critic and is_own(critic.loss)
-    yield _Rule(own, "critic", critic, _defaults(critic), ("clip",), f"critic.loss is {critic.loss}")
+    yield _Rule(own, "critic.", critic, _defaults(critic), ("clip",), f"critic.loss is {critic.loss}")
 
 
 def _of_algorithm(algorithm: AlgorithmConfig) -> Iterator[_Rule]:
@@ -72,7 +89,7 @@ def _of_algorithm(algorithm: AlgorithmConfig) -> Iterator[_Rule]:
     loss, advantage, kl, shaping = algorithm.loss, algorithm.advantage, algorithm.kl, algorithm.shaping
 
     def rule(applies: bool, keys: tuple[str, ...], reason: str) -> _Rule:
-        return _Rule(applies, "algorithm", algorithm, usual, keys, reason)
+        return _Rule(applies, "algorithm.", algorithm, usual, keys, reason)
 
     yield rule(
         algorithm.updates_per_batch == 1 and algorithm.proximal != "behavior",
@@ -88,23 +105,28 @@ def _of_algorithm(algorithm: AlgorithmConfig) -> Iterator[_Rule]:
 
     behavior, of_behavior = algorithm.behavior, usual.behavior
     naive, own = algorithm.objective == "naive", is_own(behavior.mode)
-    reason = "algorithm.objective is naive" if naive else f"algorithm.behavior.mode is {behavior.mode}"
-    keys = () if naive else ("level", "low", "high", "veto")
-    yield _Rule(naive or own, "algorithm.behavior", behavior, of_behavior, keys, reason)
+    several = naive and algorithm.updates_per_batch > 1 and loss != "m2po"
+    yield rule(several, ("proximal",), "algorithm.objective is naive, whose ratio is against the behaviour policy")
+    unweighted = naive or algorithm.proximal == "behavior"
+    reason = "algorithm.objective is naive" if naive else "algorithm.proximal is behavior"
+    yield _Rule(unweighted, "algorithm.behavior.", behavior, of_behavior, (), reason)
+    keys = ("level", "low", "high", "veto")
+    reason = f"algorithm.behavior.mode is {behavior.mode}"
+    yield _Rule(own and not unweighted, "algorithm.behavior.", behavior, of_behavior, keys, reason)
 
     rest = tuple(key for key in type(kl).model_fields if key != "coefficient")
-    yield _Rule(kl.coefficient == 0, "algorithm.kl", kl, usual.kl, rest, "algorithm.kl.coefficient is 0")
+    yield _Rule(kl.coefficient == 0, "algorithm.kl.", kl, usual.kl, rest, "algorithm.kl.coefficient is 0")
     fixed = kl.coefficient > 0 and kl.target is None
-    yield _Rule(fixed, "algorithm.kl", kl, usual.kl, ("horizon",), "algorithm.kl.target is not set")
+    yield _Rule(fixed, "algorithm.kl.", kl, usual.kl, ("horizon",), "algorithm.kl.target is not set")
 
-    ignored = algorithm.needs_teacher
-    yield _Rule(ignored, "algorithm.shaping", shaping, usual.shaping, (), "distillation looks at no reward")
+    ignored = algorithm.distils
+    yield _Rule(ignored, "algorithm.shaping.", shaping, usual.shaping, (), "distillation looks at no reward")
     for key, needs, set_ in (
         ("overlong_factor", "overlong_buffer", shaping.overlong_buffer is not None),
         ("correct_above", "length_weight", shaping.length_weight > 0),
     ):
         reason = f"algorithm.shaping.{needs} is not set"
-        yield _Rule(not (set_ or ignored), "algorithm.shaping", shaping, usual.shaping, (key,), reason)
+        yield _Rule(not (set_ or ignored), "algorithm.shaping.", shaping, usual.shaping, (key,), reason)
 
 
 def _defaults(section: Section) -> Section:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from headrace.config.base import Section
 from headrace.config.model import ModelConfig
@@ -64,3 +64,9 @@ class DPOConfig(Section):
     runtime: SFTRuntimeConfig = SFTRuntimeConfig()
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data."""
+
+    @model_validator(mode="after")
+    def _smooths_dpo(self) -> DPOConfig:
+        if self.loss == "ipo" and self.label_smoothing:
+            raise ValueError(f"label_smoothing is {self.label_smoothing:g} but loss is ipo, which has none; use 0")
+        return self

@@ -188,8 +188,24 @@ class TrainConfig(Section):
                 f"run would be taken for stalled meanwhile; lower it, or raise runtime.stall_timeout_s"
             )
         if self.algorithm.needs_teacher and self.teacher.model is None:
-            raise ValueError("algorithm.advantage is distillation, which needs teacher.model")
+            what = "advantage is distillation" if self.algorithm.distils else "a function of yours reads teacher"
+            raise ValueError(f"algorithm: {what}, which needs teacher.model")
+        buffer, longest = self.algorithm.shaping.overlong_buffer, self.rollout.sampling.max_new_tokens
+        if buffer is not None and buffer > longest:
+            raise ValueError(
+                f"algorithm.shaping.overlong_buffer is {buffer}, and rollout.sampling.max_new_tokens {longest}: every "
+                "sample would be too long; lower it"
+            )
         kl, samples = self.algorithm.kl, self.rollout.prompts_per_batch * self.rollout.samples_per_prompt
+        for key, updates in (
+            ("algorithm", self.algorithm.updates_per_batch),
+            ("critic", self.critic.updates_per_batch),
+        ):
+            if updates > samples:
+                raise ValueError(
+                    f"{key}.updates_per_batch is {updates}, and a batch has {samples} samples (rollout."
+                    f"prompts_per_batch x samples_per_prompt): use {samples} or fewer"
+                )
         if kl.target is not None and samples >= 5 * kl.horizon:
             raise ValueError(
                 f"algorithm.kl.horizon is {kl.horizon}, and a batch has {samples} samples: the coefficient could "

@@ -63,15 +63,15 @@ async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
     device = resolve_device(config.model.device)
 
     algorithm, dtype = config.algorithm, getattr(torch, config.model.dtype)
-    coefficient = KLCoefficient(algorithm.kl)
+    coefficient = KLCoefficient(algorithm.kl, plan.pieces.kl_controller)
     temperature = config.rollout.sampling.temperature
 
     def trainer() -> HFTrainer:
         made = HFTrainer(
             load_causal_lm(config.model.path, dtype=torch.float32, device=device),
             config=config.trainer,
-            loss=PolicyObjective(algorithm, PolicyLoss(algorithm, plan.pieces, coefficient)),
-            total_steps=plan.total_batches * algorithm.updates_per_batch,
+            loss=PolicyObjective(algorithm, PolicyLoss(algorithm, plan.pieces, coefficient), plan.pieces),
+            total_steps=max(plan.total_batches - plan.warm_up_batches, 1) * algorithm.updates_per_batch,
             temperature=temperature,
             dtype=dtype,
             gradient_checkpointing=config.model.gradient_checkpointing,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from headrace.algorithms.estimate import AdvantageEstimator
 from headrace.controller.checkpointer import Checkpointer
+from headrace.controller.divergence import Divergence
 from headrace.controller.episodes import episode_runner, held_out_evaluation
 from headrace.controller.models import Models
 from headrace.controller.plan import Plan
@@ -132,7 +133,7 @@ def connect(
         tally,
         waits,
         branch=lineage.branch,
-        kl_coefficient=lambda: None if algorithm.kl.target is None else kl.value,
+        kl_coefficient=lambda batch: kl.of(batch) if algorithm.kl.moves else None,
     )
     context = RoleContext(runtime, flow, table, waits, recorder.event, config.runtime.stall_timeout_s)
     checkpointer = Checkpointer(
@@ -157,9 +158,10 @@ def connect(
             timeout_s=config.runtime.stall_timeout_s,
         )
 
-    def trained(reports: Sequence[StepReport], stats: BatchStats) -> None:
-        if algorithm.kl.place == "loss" and algorithm.kl.target is not None:
-            kl.follow(sum(report.stats.get("reference_kl", 0.0) for report in reports), stats.samples)
+    def trained(batch: int, reports: Sequence[StepReport], stats: BatchStats) -> None:
+        measured = [report.stats["reference_kl"] for report in reports if "reference_kl" in report.stats]
+        if algorithm.kl.place == "loss" and algorithm.kl.moves and measured:
+            kl.follow(batch, sum(measured), stats.samples)
         checkpointer.trained()
 
     critic = None
@@ -214,9 +216,9 @@ def connect(
             if algorithm.seals_batch
             else None,
             critic=critic,
-            warm_up_batches=config.critic.warmup_batches if algorithm.needs_critic else 0,
+            warm_up_batches=plan.warm_up_batches,
             trained=trained,
-            after_step=_after_step(recorder, checkpointer, lineage, _refresh(plan, models, runtime)),
+            after_step=_after_step(recorder, Divergence(), checkpointer, lineage, _refresh(plan, models, runtime)),
         ),
         follower=WeightFollowerRole(
             context, models.engine, models.publisher.receiver(), published, SwapMode(config.async_.swap)
@@ -234,10 +236,15 @@ def connect(
 
 
 def _after_step(
-    recorder: Recorder, checkpointer: Checkpointer, lineage: Lineage, refresh: Callable[[int], Awaitable[None]]
+    recorder: Recorder,
+    divergence: Divergence,
+    checkpointer: Checkpointer,
+    lineage: Lineage,
+    refresh: Callable[[int], Awaitable[None]],
 ) -> Callable[[TrainedStep], Awaitable[None]]:
     async def after_step(step: TrainedStep) -> None:
         recorder.batch(step)
+        divergence.look_at(step)
         await refresh(step.batch + 1)
         await checkpointer.after(Version(lineage.branch, step.batch + 1))
 

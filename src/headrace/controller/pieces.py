@@ -16,7 +16,7 @@ def load_piece(
     key: str,
     spec: str | None,
     arguments: tuple[str, ...],
-    wrong: Callable[[Any, Any], str | None],
+    wrong: Callable[..., str | None],
     keywords: tuple[str, ...] = (),
 ) -> Callable[..., Any] | None:
     """What `spec`, the value of config key `key`, names, if it is a place and no name of ours; see `guarded`.
@@ -45,6 +45,15 @@ def load_pieces(config: TrainConfig) -> Pieces:
             "algorithm.behavior.mode", algorithm.behavior.mode, ("proximal", "behavior", *tokens), pieces.not_weights
         ),
         kl=load_piece("algorithm.kl.estimator", algorithm.kl.estimator, ("logprobs", "reference"), pieces.not_alike),
+        kl_controller=load_piece(
+            "algorithm.kl.controller",
+            algorithm.kl.controller,
+            ("coefficient", "kl", "samples"),
+            pieces.not_a_coefficient,
+        ),
+        proximal=load_piece(
+            "algorithm.proximal", algorithm.proximal, ("current", "behavior", "versions", "batch"), pieces.not_alike
+        ),
         advantage=load_piece("algorithm.advantage", algorithm.advantage, ("data",), pieces.not_an_advantage),
         shaping=load_piece(
             "algorithm.shaping.function",

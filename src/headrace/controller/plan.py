@@ -55,6 +55,11 @@ class Plan:
     stages: tuple[Callable[..., Any], ...] = ()
     """The functions of the user's own stages, in their order."""
 
+    @property
+    def warm_up_batches(self) -> int:
+        """First batches in which only the critic learns."""
+        return self.config.critic.warmup_batches if self.config.algorithm.needs_critic else 0
+
 
 def make_plan(config: TrainConfig) -> Plan:
     """Read the data, the tokenizer and the model's config; load the user's own classes and functions.

@@ -11,8 +11,10 @@ from torch import Tensor
 from headrace.algorithms.aggregation import aggregate
 from headrace.algorithms.corrections import second_moment_mask
 from headrace.algorithms.losses import Loss, value_loss
-from headrace.algorithms.policy_loss import PolicyLoss, PolicyTokens, proximal_logprobs
+from headrace.algorithms.pieces import Pieces
+from headrace.algorithms.policy_loss import PolicyLoss, PolicyTokens, interpolated
 from headrace.config.algorithm import AlgorithmConfig
+from headrace.config.named import is_own
 from headrace.models.logprobs import token_logprobs_and_entropy
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
@@ -21,20 +23,26 @@ from headrace.training.protocol import LossTerms
 
 def policy_columns(config: AlgorithmConfig, *, own_proximal: bool = False) -> tuple[str, ...]:
     """Columns of the table, beside tokens and mask, that the policy's loss reads."""
-    columns = ["logprobs", "teacher" if config.needs_teacher else "advantages", *config.loss_reads]
+    columns = ["logprobs", "teacher" if config.distils else "advantages", *config.loss_reads]
     if own_proximal:
         columns.append("proximal")
     if config.needs_reference:
         columns.append("reference")
-    if config.updates_per_batch > 1 and config.proximal == "loglinear":
+    if _interpolates(config):
         columns.append("versions")
-    return tuple(columns)
+    return tuple(dict.fromkeys(columns))
+
+
+def _interpolates(config: AlgorithmConfig) -> bool:
+    """Whether the proximal policy's log-probs are worked out from the current and the behaviour policy's."""
+    return config.updates_per_batch > 1 and (config.proximal == "loglinear" or is_own(config.proximal))
 
 
 class PolicyObjective:
-    def __init__(self, config: AlgorithmConfig, loss: PolicyLoss) -> None:
+    def __init__(self, config: AlgorithmConfig, loss: PolicyLoss, pieces: Pieces | None = None) -> None:
         self._config = config
         self._loss = loss
+        self._interpolated = interpolated if pieces is None or pieces.proximal is None else pieces.proximal
 
     def __call__(self, outputs: Tensor, micro: MicroBatch) -> LossTerms:
         """`outputs`: log-probs [N] of the policy that is being differentiated, or those and the entropy, [N, 2]."""
@@ -43,14 +51,9 @@ class PolicyObjective:
         proximal = columns.get("proximal")
         if self._config.proximal == "behavior":
             proximal = columns["logprobs"]
-        elif proximal is None and "versions" in columns:
-            proximal = proximal_logprobs(
-                self._config,
-                logprobs,
-                columns["logprobs"],
-                columns["versions"].long(),
-                int(columns["batch"][0]),
-            )
+        elif _interpolates(self._config):
+            versions, batch = columns["versions"].long(), int(columns["batch"][0])
+            proximal = self._interpolated(logprobs.detach(), columns["logprobs"], versions, batch)
         kept = columns.get("kept")
         terms = self._loss(
             logprobs,

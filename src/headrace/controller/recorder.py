@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from headrace.algorithms.policy_loss import OWN
 from headrace.engines.protocol import Engine
 from headrace.experience.flow import Flow
 from headrace.observe.record import BatchRecord, Totals
@@ -29,9 +30,9 @@ class Recorder:
         waits: WaitMeter,
         *,
         branch: int,
-        kl_coefficient: Callable[[], float | None] = lambda: None,
+        kl_coefficient: Callable[[int], float | None] = lambda batch: None,
     ) -> None:
-        """`kl_coefficient`: of the penalty on the KL to the reference, where it moves."""
+        """`kl_coefficient`: of the penalty on a batch's KL to the reference, where it moves."""
         self._kl_coefficient = kl_coefficient
         self._store = store
         self._clock = clock
@@ -119,9 +120,10 @@ class Recorder:
             totals=self.totals(),
             behavior_outside_share=sums["behavior_outside"] / tokens,
             effective_token_share=_share(sums["behavior_weight"] ** 2, sums["behavior_weight_squared"] * tokens),
-            kl_coefficient=self._kl_coefficient(),
-            reference_kl=sums["reference_kl"] / tokens if sums["reference_kl"] else None,
-            entropy=sums["entropy"] / tokens if sums["entropy"] else None,
+            kl_coefficient=self._kl_coefficient(step.batch),
+            reference_kl=sums["reference_kl"] / tokens if "reference_kl" in sums else None,
+            entropy=sums["entropy"] / tokens if "entropy" in sums else None,
+            own={name.removeprefix(OWN): total / tokens for name, total in sums.items() if name.startswith(OWN)},
             critic_loss=sum(report.loss for report in step.critic) / len(step.critic) if step.critic else None,
         )
 

@@ -73,11 +73,13 @@ class BatchRecord:
     kl_coefficient: float | None = None
     """Of the penalty on the KL to the reference, where it moves."""
     reference_kl: float | None = None
-    """Mean over trained tokens, by the estimator of the config; None without a reference in the loss."""
+    """Mean over trained tokens, by the estimator of the config; None without a reference."""
     entropy: float | None = None
     """Mean over trained tokens, in nats; None unless there is a bonus for it."""
     critic_loss: float | None = None
     """None without a critic."""
+    own: dict[str, float] = field(default_factory=dict)
+    """What the user's own loss and weights report, per trained token."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -74,7 +74,7 @@ class ActorRole:
         sealed: SealedSteps | None,
         critic: CriticRole | None = None,
         warm_up_batches: int = 0,
-        trained: Callable[[Sequence[StepReport], BatchStats], None] = lambda reports, stats: None,
+        trained: Callable[[int, Sequence[StepReport], BatchStats], None] = lambda batch, reports, stats: None,
         after_step: Callable[[TrainedStep], Awaitable[None]],
     ) -> None:
         """`columns`: of the table, beside tokens and mask, that the loss reads. `sealed`: how a whole batch is trained;
@@ -146,7 +146,7 @@ class ActorRole:
         self._context.table.hold(*work.leases)
         critic, reports = await self._critics_steps(batch, self._steps(work))
         self._context.table.ack(*work.leases)
-        self._trained(reports, work.stats)
+        self._trained(batch, reports, work.stats)
         done = self._context.flow.step()
         return TrainedStep(batch, done.groups, done.late_groups, work.stats, reports, self._train_s, critic)
 

@@ -15,8 +15,8 @@ from headrace.roles.context import RoleContext
 
 NAME = "advantages"
 
-Estimator = Callable[[Compared], Mapping[str, Tensor]]
-"""Columns by name, [N] each."""
+Estimator = Callable[[Compared, int | None], Mapping[str, Tensor]]
+"""Columns by name, [N] each; given the batch's number where the data is all of it."""
 
 
 class AdvantagesRole:
@@ -37,6 +37,7 @@ class AdvantagesRole:
         self._extra = tuple(extra)
         self._context = context
         self._estimator = estimator
+        self._whole_batch = whole_batch
         self._sampler = sealed_batch(context.flow) if whole_batch else whole_groups
         self._what = "rows of the sealed batch" if whole_batch else "kept groups"
 
@@ -45,7 +46,8 @@ class AdvantagesRole:
         async for lease in self._context.leases(NAME, self._sampler, self._what):
             ids = [row.row_id for row in lease.rows]
             lengths = np.cumsum([len(row.columns["tokens"]) for row in lease.rows])[:-1]
-            for name, values in self._estimator(compared(lease.rows, self._reads, self._extra)).items():
+            batch = self._context.flow.batch if self._whole_batch else None
+            for name, values in self._estimator(compared(lease.rows, self._reads, self._extra), batch).items():
                 table.write(ids, name, np.split(values.numpy().astype(np.float32), lengths), lease)
             table.ack(lease)
 
@@ -69,7 +71,8 @@ def compared(rows: Sequence[Row], reads: Collection[str], extra: Sequence[str] =
     def column(name: str) -> Tensor | None:
         if name not in reads:
             return None
-        return torch.from_numpy(np.concatenate([row.columns[name] for row in rows]).astype(np.float64))
+        parts = [np.broadcast_to(row.columns[name], len(row.columns["tokens"])) for row in rows]
+        return torch.from_numpy(np.concatenate(parts).astype(np.float64))
 
     mask = np.concatenate([row.columns["loss_mask"] for row in rows])
     behavior = column("logprobs")

@@ -58,16 +58,16 @@ class FunctionStageRole:
         by_row = self._unit == "row"
         try:
             result = self._function(**{name: values[0] for name, values in given.items()} if by_row else given)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise raised(self._what, error) from error
         if not isinstance(result, Mapping) or set(result) != set(self._writes):
             got = sorted(map(str, result)) if isinstance(result, Mapping) else type(result).__name__
             raise PieceError(f"{self._what} returned {got}; return a mapping with {', '.join(self._writes)}")
-        return {
-            name: self._checked(name, [values] if by_row else list(values), rows) for name, values in result.items()
-        }
+        return {name: self._checked(name, [values] if by_row else values, rows) for name, values in result.items()}
 
-    def _checked(self, name: str, values: list[Any], rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+    def _checked(self, name: str, values: Any, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str) or np.ndim(values) == 0:
+            raise PieceError(f"{self._what} returned {type(values).__name__} as {name}; return a list, a value a row")
         if len(values) != len(rows):
             raise PieceError(f"{self._what} returned {len(values)} values of {name} for {len(rows)} rows")
         columns = []

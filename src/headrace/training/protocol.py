@@ -70,7 +70,7 @@ class Trainer(Protocol):
 
     @property
     def step_count(self) -> int:
-        """Optimiser steps so far, skipped ones included."""
+        """Optimiser steps so far, those included whose gradient was not finite; without those on nothing."""
 
     def accumulate(self, micro: MicroBatch) -> None:
         """Forward and backward of the loss's numerator; gradients add up in float32, nothing is stepped."""

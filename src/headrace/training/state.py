@@ -24,7 +24,7 @@ class TrainerRecord:
     """What is not a tensor."""
 
     step_count: int
-    """Optimiser steps, skipped ones included: the place in the learning-rate schedule."""
+    """Optimiser steps, also those whose gradient was not finite: the place in the learning-rate schedule."""
     updates: int
     """Updates of the optimiser, skipped steps left out: the t of its bias corrections."""
 

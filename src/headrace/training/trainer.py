@@ -125,7 +125,7 @@ class HFTrainer:
             self._optimizer.update(lr)
             self._flat.publish()
         self._flat.grads.zero_()
-        self._step_count += 1
+        self._step_count += denominator != 0
         return StepReport(
             loss=float(sums.numerator) / denominator if denominator else 0.0,
             grad_norm=grad_norm,
