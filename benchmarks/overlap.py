@@ -32,9 +32,9 @@ def main() -> None:
         make_prompts(folder / "prompts.jsonl")
         make_model(folder / "skewed", EOS_CHANCE["skewed"])
         for _ in range(args.runs):
-            in_turn = ("runtime.turns=true", "runtime.trace=true")
-            turns: dict[str, Any] = headrace_run(folder, "skewed", "float32", *PPO, *in_turn)
-            beside = headrace_run(folder, "skewed", "float32", *PPO)
+            traced = (*PPO, "runtime.trace=true")
+            turns: dict[str, Any] = headrace_run(folder, "skewed", "float32", *traced, "runtime.turns=true")
+            beside = headrace_run(folder, "skewed", "float32", *traced)
             ratios.append(beside["samples_per_s"] / turns["samples_per_s"])
             ideals.append(1 / max(turns["lane_shares"].values()))
             print(json.dumps({"ratio": ratios[-1], "ideal": ideals[-1], "lanes": turns["lane_shares"]}), flush=True)

@@ -1,6 +1,6 @@
 """What staleness costs: naive PPO against the decoupled objective with behaviour weights, on the quickstart's task.
 
-    python -m benchmarks.staleness [--seeds 5] [--etas 0 1 2 4 8] [--updates 4] [--lr 1e-4]
+    python -m benchmarks.staleness [--seeds 5] [--etas 0 1 2 4 8] [--updates 4] [--lr 5e-5]
 
 Every run begins from the same warmed-up model of its seed and sees the same number of samples, with several optimiser
 steps per batch (with one the clip is inert). eta 0 is the synchronous mode; the others run as far ahead as eta lets
@@ -186,11 +186,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--etas", type=int, nargs="+", default=[0, 1, 2, 4, 8])
     parser.add_argument("--updates", type=int, default=4)
-    parser.add_argument("--lr", default="1e-4")
-    parser.add_argument("--batches", type=int, default=60)
+    parser.add_argument("--lr", default="5e-5")
+    parser.add_argument("--batches", type=int, help="80 unless given; with --deadlines 50")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--deadlines", action="store_true")
     args = parser.parse_args()
+    args.batches = args.batches or (50 if args.deadlines else 80)
     (deadlines if args.deadlines else study)(args)
 
 

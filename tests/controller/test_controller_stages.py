@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from controller_jobs import make_job
+from controller_jobs import run as command
 from safetensors.torch import load_file
 
 from headrace.algorithms.pieces import PieceError
@@ -44,6 +45,18 @@ def of_batch(data):
 
 def raises(tokens):
     raise KeyError("my fault")
+
+def waits(data):
+    return data.rewards
+
+def hangs(tokens):
+    import time
+    while True:
+        time.sleep(1)
+
+def writes(logprobs):
+    logprobs[:] = 0
+    return {"x": 0}
 
 def short(tokens):
     return {"x": tokens[1:]}
@@ -114,6 +127,27 @@ def test_a_stage_that_breaks_its_word_ends_the_run_by_name(tmp_path: Path, name:
     reads = ["reward"] if group else ["tokens"]
     algorithm = {"stages": [stage(tmp_path, name, reads, [column], "group" if group else "row")]}
     with pytest.raises(PieceError, match=said):
+        run(tmp_path, algorithm=algorithm, trainer__batches=2, rollout__filters=[])
+
+
+def test_a_stage_that_never_returns_ends_the_run_by_name(tmp_path: Path) -> None:
+    algorithm = {
+        "stages": [stage(tmp_path, "hangs", ["tokens"], ["x"])],
+        "advantage": f"{tmp_path}/pieces.py:waits",
+        "advantage_reads": ["x"],
+    }
+    settings = {"runtime__stall_timeout_s": 3, "rollout__episode_timeout_s": 3, "reward__timeout_s": 3}
+    job = make_job(tmp_path, algorithm=algorithm, trainer__batches=2, rollout__filters=[], **settings)
+    code, out = command("train", job, "--dir", tmp_path / "run", timeout=90)
+    assert code == 1, out
+    assert "waited 3.0 s for" in out
+    assert "stage hangs to return (lane stages)" in out
+    assert "the last call on lane 'stages' did not return; it is left behind" in out
+
+
+def test_a_stage_cannot_write_into_what_others_read(tmp_path: Path) -> None:
+    algorithm = {"stages": [stage(tmp_path, "writes", ["logprobs"], ["x"])]}
+    with pytest.raises(PieceError, match=r"stage writes raised ValueError: .*read-only"):
         run(tmp_path, algorithm=algorithm, trainer__batches=2, rollout__filters=[])
 
 

@@ -204,6 +204,18 @@ def test_a_disk_that_fills_ends_the_run_with_one_clear_error(tmp_path: Path) -> 
     assert str(tmp_path / "run") in process.stderr
 
 
+def test_samples_that_all_fail_end_the_run_with_what_they_failed_of(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", rollout__max_drops_per_batch=4, rollout__max_attempts=2)
+    (tmp_path / "job" / "reward.py").write_text("def score(response, row):\n    raise ValueError('no such answer')\n")
+    code, out = run("train", job, "--dir", tmp_path / "run")
+    assert code == 1
+    assert "samples fail, the last one with 'reward_raised: ValueError: no such answer (reward.py, line 2)'" in out
+    assert "Traceback" not in out
+    code, out = run("inspect", tmp_path / "run")
+    assert "failed_sample" in out
+    assert "ValueError: no such answer" in out
+
+
 def test_nothing_to_learn_ends_with_a_reason_and_not_with_a_hang(tmp_path: Path) -> None:
     many = {"rollout__max_drops_per_batch": 1_000_000}
     job = make_job(

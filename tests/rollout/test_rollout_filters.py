@@ -44,10 +44,19 @@ def test_a_user_filter_keeps_or_drops_under_its_name(tmp_path: Path) -> None:
     assert drop_reason(filters, group(0.0, 0.0), 0) == "zero_spread"
 
 
-def test_a_filter_that_raises_drops_the_group(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "f.py").write_text("def broken(group): return 1 / 0")
-    assert drop_reason(load_filters((f"{tmp_path}/f.py:broken",)), group(0.0, 1.0), 0) == "filter_error"
-    assert "ZeroDivisionError" in caplog.text
+@pytest.mark.parametrize(("does", "words"), [("1 / 0", "ZeroDivisionError"), ("exit(3)", "SystemExit: 3")])
+def test_a_filter_that_raises_drops_the_group_and_says_why(tmp_path: Path, does: str, words: str) -> None:
+    (tmp_path / "f.py").write_text(f"def broken(group): return {does}")
+    told: list[str] = []
+    filters = load_filters((f"{tmp_path}/f.py:broken",))
+    assert drop_reason(filters, group(0.0, 1.0), 0, told.append) == "filter_error"
+    assert words in told[0]
+
+
+def test_a_filter_that_would_have_to_be_awaited_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "f.py").write_text("async def keep(group): return False")
+    with pytest.raises(ConfigError, match=r"f\.py:keep', which is async, and is called without waiting; write a plain"):
+        load_filters((f"{tmp_path}/f.py:keep",))
 
 
 def of_tokens(*responses: list[int], versions: list[int] | None = None) -> Group:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from headrace.runtime import inline
 from headrace.runtime.inline import InlineRuntime, SystemClock
 from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.signal import Signal
@@ -176,3 +177,25 @@ def test_a_signal_wakes_all_its_waiters_once() -> None:
             await signal.wait(clock, 0.01, "news")
 
     asyncio.run(main())
+
+
+def test_close_leaves_a_call_behind_that_never_returns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(inline, "_SOON_S", 0.01)
+    monkeypatch.setattr(inline, "_CLOSING_S", 0.05)
+    hold = threading.Event()
+
+    async def main() -> None:
+        runtime = InlineRuntime()
+        hung = asyncio.ensure_future(runtime.compute("mine", hold.wait))
+        queued = asyncio.ensure_future(runtime.compute("mine", int))
+        await asyncio.sleep(0.01)
+        await runtime.close()
+        hold.set()
+        with pytest.raises(asyncio.CancelledError):
+            await queued
+        assert await hung
+
+    asyncio.run(main())
+    assert "the last call on lane 'mine' did not return; it is left behind" in caplog.text

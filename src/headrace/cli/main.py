@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from headrace import __version__
 from headrace.config.errors import ConfigError
@@ -134,5 +138,28 @@ def _config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="override a key of the config")
 
 
+def entry() -> NoReturn:
+    """`main` as a process, which ends even if a call of the user's never returns."""
+    try:
+        code = main()
+    except BaseException:
+        if not _is_held():
+            raise
+        traceback.print_exc()
+        code = 1
+    if _is_held():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # Python, on its way out, would take the thread's ground away under it
+    sys.exit(code)
+
+
+def _is_held() -> bool:
+    """Whether a lane's call was left behind."""
+    from headrace.runtime.lane_thread import NAME_PREFIX
+
+    return any(thread.name.startswith(NAME_PREFIX) for thread in threading.enumerate())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

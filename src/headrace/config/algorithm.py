@@ -129,11 +129,8 @@ class ShapingConfig(Section):
         return self
 
 
-RESERVED = frozenset((
-    "tokens", "loss_mask", "logprobs", "versions", "branches", "reward", "scored", "group", "episode", "metadata",
-    "keep", "batch", "reference", "teacher", "values", "returns", "proximal", "advantages", "kept",
-))  # fmt: skip
-"""Columns that Headrace writes itself, or gives a meaning to."""
+RESERVED = ("scored", "reference", "teacher", "values", "returns", "proximal", "advantages", "kept")
+"""Columns that mean something to a role, whoever writes them."""
 
 
 class StageConfig(Section):
@@ -151,7 +148,7 @@ class StageConfig(Section):
 
     @model_validator(mode="after")
     def _writes_what_is_its_own(self) -> StageConfig:
-        if taken := sorted(RESERVED & set(self.writes)):
+        if taken := [name for name in self.writes if name in RESERVED]:
             raise ValueError(f"stage {self.name} writes {taken[0]}, a column of Headrace's own; choose another name")
         return self
 

@@ -156,6 +156,7 @@ def connect(
             max_tokens=max_tokens,
             streaming=config.async_.streaming and not sealed,
             timeout_s=config.runtime.stall_timeout_s,
+            unfinished=context.unfinished,
         )
 
     def trained(batch: int, reports: Sequence[StepReport], stats: BatchStats) -> None:

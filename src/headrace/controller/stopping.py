@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -66,6 +69,9 @@ class StopRequest:
         self._listen_no_more()
 
     def _received(self, number: signal.Signals) -> None:
+        logger.warning(
+            "told to stop by %s: the batch at hand is given up; a second signal ends all at once", number.name
+        )
         self.request(number.name)
         self._listen_no_more()
 

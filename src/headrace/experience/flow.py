@@ -78,6 +78,8 @@ class Flow:
         self._placements: list[Placement] = []
         self._dropped: Counter[str] = Counter()
         """Since the last step."""
+        self._last_failure: str | None = None
+        """Of a sample that was handed back since then."""
         self.changed = Signal()
 
     @property
@@ -151,8 +153,10 @@ class Flow:
         self._store.ledger.ready(group.key, offset)
         self._put(group)
 
-    def hand_back(self, key: GroupKey, reason: str) -> None:
-        """The attempt came to nothing: try its prompt again, unless its attempts are exhausted."""
+    def hand_back(self, key: GroupKey, reason: str, failure: str | None = None) -> None:
+        """The attempt came to nothing: try its prompt again, unless its attempts are exhausted. `failure`: of a sample,
+        in words."""
+        self._last_failure = failure or self._last_failure
         self._hand_back(key, reason)
         self._advance()
 
@@ -185,6 +189,7 @@ class Flow:
             del self._rows[key]
         self._placements.clear()
         self._dropped.clear()
+        self._last_failure = None
         # All that are overdue go before anything enters the new batch: none of them may be taken.
         self._shed(self._schedule.step())
         self._advance()
@@ -214,11 +219,16 @@ class Flow:
         if self._max_drops is None or drops.total() < self._max_drops:
             return
         reasons = ", ".join(f"{reason} {count}" for reason, count in drops.most_common())
+        why = (
+            "the prompts may be too easy or too hard for the policy, or its rewards too much alike; change the data, "
+            "the reward or rollout.filters"
+            if self._last_failure is None or "failed:" not in drops.most_common(1)[0][0]
+            else f"samples fail, the last one with {self._last_failure!r}; mend that"
+        )
         raise NothingToTrain(
             f"{drops.total()} groups were dropped while batch {self._schedule.batch} was composed ({reasons}), and it "
-            f"has {len(self._schedule.taken)} of {self._schedule.prompts_per_batch}: the prompts may be too easy or "
-            "too hard for the policy, or its rewards too much alike; look at them with `headrace inspect`, and change "
-            "the data, the reward or rollout.filters, or raise rollout.max_drops_per_batch and --resume the run"
+            f"has {len(self._schedule.taken)} of {self._schedule.prompts_per_batch}: {why}, or raise "
+            "rollout.max_drops_per_batch, and --resume the run"
         )
 
     def _shed(self, overdue: Iterable[GroupKey]) -> None:

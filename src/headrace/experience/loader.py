@@ -32,8 +32,11 @@ class StreamingLoader:
         max_tokens: int,
         streaming: bool,
         timeout_s: float,
+        unfinished: Callable[[], str] = str,
     ) -> None:
-        """`streaming` False: nothing is handed out until the batch is sealed."""
+        """`streaming` False: nothing is handed out until the batch is sealed. `unfinished`: what else there is to say
+        of a wait that is too long."""
+        self._unfinished = unfinished
         self._table = table
         self._flow = flow
         self._consumer = consumer
@@ -60,7 +63,7 @@ class StreamingLoader:
                 self._consumer,
                 partial(self._choose, batch, handed_out),
                 seconds=self._timeout_s,
-                what=lambda: f"rows of batch {batch} ({self._flow.describe()})",
+                what=lambda: f"rows of batch {batch} ({self._flow.describe()}{self._unfinished()})",
                 until=lambda: is_complete() or until(),
             )
             if lease is None:

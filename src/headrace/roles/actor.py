@@ -209,7 +209,7 @@ class ActorRole:
         clock = self._context.runtime.clock
         began = clock.now()
         try:
-            return await self._context.runtime.compute(TRAINER_LANE, function, *args)
+            return await self._context.compute(TRAINER_LANE, "the trainer", function, *args)
         finally:
             self._train_s += clock.now() - began
 

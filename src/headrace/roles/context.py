@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from headrace.experience.flow import Flow
 from headrace.experience.index import Sampler
 from headrace.experience.table import ExperienceTable, Lease
 from headrace.observe.waits import WaitMeter
 from headrace.runtime.protocol import Runtime, WaitTimeout
+
+T = TypeVar("T")
 
 Report = Callable[[str, dict[str, Any]], None]
 """Writes an event of a kind to the run's record."""
@@ -24,6 +27,23 @@ class RoleContext:
     waits: WaitMeter
     report: Report
     stall_timeout_s: float
+    computing: Counter[str] = field(default_factory=Counter)
+    """What roles compute now."""
+
+    async def compute(self, lane: str, what: str, function: Callable[..., T], *args: Any) -> T:
+        """`runtime.compute`, within the time limit of all waits. Raises WaitTimeout, which names `what`."""
+        name = f"{what} (lane {lane})"
+        self.computing[name] += 1
+        try:
+            computing = self.runtime.compute(lane, function, *args)
+            return await self.runtime.clock.wait_for(computing, self.stall_timeout_s, name)
+        finally:
+            self.computing[name] -= 1
+
+    def unfinished(self) -> str:
+        """What roles compute now, for messages; begins with a semicolon, if there is anything."""
+        names = ", ".join(name for name, count in self.computing.items() if count)
+        return f"; not finished: {names}" if names else ""
 
     async def changed(self, side: str, what: str) -> None:
         """Until the flow changes. A wait past the time limit is reported, and goes on: the actor's own wait, which

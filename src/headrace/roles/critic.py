@@ -14,6 +14,7 @@ from headrace.training.protocol import StepReport, Trainer
 
 NAME = "critic.update"
 CRITIC_LANE = "critic"
+_PASS = "a micro-batch of the critic"
 _COLUMNS = ("values", "returns")
 
 
@@ -55,22 +56,22 @@ class CriticRole:
         await self._changed.wait_until(
             lambda: self._whole == batch, clock, seconds, lambda: f"the critic to see all rows of batch {batch}"
         )
-        compute = self._context.runtime.compute
+        compute = self._context.compute
         reports = []
         if self._updates == 1:
-            reports.append(await compute(CRITIC_LANE, self._trainer.step))
+            reports.append(await compute(CRITIC_LANE, "the critic's step", self._trainer.step))
         else:
             for micros in pack_updates(self._rows, self._updates, self._max_tokens):
                 for micro in micros:
-                    await compute(CRITIC_LANE, self._trainer.accumulate, micro)
-                reports.append(await compute(CRITIC_LANE, self._trainer.step))
+                    await compute(CRITIC_LANE, _PASS, self._trainer.accumulate, micro)
+                reports.append(await compute(CRITIC_LANE, "the critic's step", self._trainer.step))
         self._context.table.ack(*self._leases)
         self._leases, self._rows, self._whole = [], [], None
         return tuple(reports)
 
     async def _accumulate(self, batch: int) -> bool:
         """False if a row was lost, and the batch must begin again."""
-        table, compute = self._context.table, self._context.runtime.compute
+        table, compute = self._context.table, self._context.compute
         try:
             async for lease in self._loader.micro_batches(batch):
                 self._leases.append(lease)
@@ -80,12 +81,12 @@ class CriticRole:
                     for row in lease.rows
                 ]
                 if self._updates == 1:
-                    await compute(CRITIC_LANE, lambda rows=rows: self._trainer.accumulate(pack(rows)))
+                    await compute(CRITIC_LANE, _PASS, lambda rows=rows: self._trainer.accumulate(pack(rows)))
                 else:
                     self._rows.extend(rows)
         except StaleLease as lost:
             self._context.report("restarted_batch", {"role": NAME, "batch": batch, "message": str(lost)})
-            await compute(CRITIC_LANE, self._trainer.discard)
+            await compute(CRITIC_LANE, "the critic to forget", self._trainer.discard)
             for lease in self._leases:
                 with suppress(StaleLease):
                     table.give_back(lease)

@@ -12,23 +12,32 @@ from headrace.roles.context import RoleContext
 from headrace.rollout.filters import Filter, drop_reason
 
 NAME = "filter"
+_MOST_TOLD = 10
 
 
 class FilterRole:
     def __init__(self, context: RoleContext, filters: Sequence[Filter]) -> None:
         self._context = context
         self._filters = filters
+        self._told: set[str] = set()
+        """What filters failed with."""
 
     async def run(self) -> None:
         """Judge each group as it arrives: `keep` is written, or the group is dropped with the first reason."""
         async for lease in self._context.leases(NAME, whole_groups, "finished groups"):
             group = _group_of(lease.rows)
-            reason = drop_reason(self._filters, group, self._context.flow.batch)
+            reason = drop_reason(self._filters, group, self._context.flow.batch, self._failed)
             self._context.table.ack(lease)
             if reason is None:
                 self._context.flow.keep(group.key)
             else:
                 self._context.flow.drop(group.key, reason)
+
+    def _failed(self, words: str) -> None:
+        """Each is an event once, as long as they are few."""
+        if words not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(words)
+            self._context.report("filter_failed", {"message": words})
 
 
 def _group_of(rows: Sequence[Row]) -> Group:

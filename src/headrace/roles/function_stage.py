@@ -46,7 +46,7 @@ class FunctionStageRole:
         async for lease in self._context.leases(self._name, sampler, "columns that it reads"):
             rows = list(lease.rows)
             table.hold(lease)
-            columns = await self._context.runtime.compute(LANE, self._call, rows)
+            columns = await self._context.compute(LANE, f"{self._what} to return", self._call, rows)
             there = [row.row_id for row in lease.rows]
             for name, values in columns.items():
                 of_row = {row.row_id: value for row, value in zip(rows, values, strict=True)}
@@ -54,7 +54,7 @@ class FunctionStageRole:
             table.ack(lease)
 
     def _call(self, rows: Sequence[Row]) -> dict[str, list[NDArray[np.float32]]]:
-        given = {name: [row.columns[name] for row in rows] for name in self._reads}
+        given = {name: [_read_only(row.columns[name]) for row in rows] for name in self._reads}
         by_row = self._unit == "row"
         try:
             result = self._function(**{name: values[0] for name, values in given.items()} if by_row else given)
@@ -87,3 +87,11 @@ class FunctionStageRole:
     @property
     def _what(self) -> str:
         return f"stage {self._name}"
+
+
+def _read_only(value: Any) -> Any:
+    """An array as a view that cannot be written to: others read the same one."""
+    if isinstance(value, np.ndarray):
+        value = value.view()
+        value.flags.writeable = False
+    return value

@@ -40,6 +40,8 @@ class RolloutRole:
         self._min_samples = min_samples
         self._counted = counted
         self._groups: dict[GroupKey, asyncio.Task[None]] = {}
+        self._told: set[str] = set()
+        """Kinds of failure of which there is an event."""
 
     async def run(self) -> None:
         """Until the run is finished. Leaving early (cancelled) ends every group that runs.
@@ -67,13 +69,22 @@ class RolloutRole:
         try:
             group = await self._runner.run_group(admission.key, admission.prompt, version, admission.deadline)
             self._tally.count((sample.response_tokens, sample.failure) for sample in group.samples)
+            self._tell_failures(group)
             self._counted()
             if len(group.trainable) >= self._min_samples:
                 await self._flow.finish(group)
             elif self._failure() is None and admission.key not in self._flow.overdue():
-                self._flow.hand_back(admission.key, f"failed: {_commonest_failure(group)}")
+                failure = next((sample.failure for sample in group.samples if sample.failure), None)
+                self._flow.hand_back(admission.key, f"failed: {_commonest_failure(group)}", failure)
         finally:
             self._flow.changed.notify()
+
+    def _tell_failures(self, group: Group) -> None:
+        """The first of each kind is an event, in words."""
+        for sample in group.samples:
+            if sample.failure is not None and (kind := sample.failure.partition(":")[0]) not in self._told:
+                self._told.add(kind)
+                self._context.report("failed_sample", {"prompt": group.prompt_id, "message": sample.failure})
 
     def _failure(self) -> str | None:
         """Which engine died of what."""

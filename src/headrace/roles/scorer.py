@@ -56,7 +56,7 @@ class FollowedWeights:
             context.stall_timeout_s,
             lambda: f"version {number} to be published, for lane {self._lane}",
         )
-        await context.runtime.compute(self._lane, self._receive)
+        await context.compute(self._lane, "new weights", self._receive)
 
     def _receive(self) -> None:
         manifest, tensors = self._receiver.receive()
@@ -96,7 +96,7 @@ class ScorerRole:
             if self._follows is not None:
                 await self._follows.reach(self._context.flow.batch)
             micro = pack([PackRow(row.columns["tokens"], row.columns["loss_mask"]) for row in rows])
-            values = await self._context.runtime.compute(self._lane, self._score, micro)
+            values = await self._context.compute(self._lane, f"scores of {self._name}", self._score, micro)
             parts = np.split(values.numpy(), np.cumsum([row_length(row) for row in rows])[:-1])
             columns: dict[int, NDArray[np.float32]] = {row.row_id: part for row, part in zip(rows, parts, strict=True)}
             # Rows of a group that was dropped meanwhile have left the lease.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,8 +23,6 @@ from headrace.rollout.plugins import load_function
 
 BUILTIN_FILTERS = ("zero_spread",)
 """Those that have no parameters."""
-
-logger = logging.getLogger(__name__)
 
 
 class Filter(Protocol):
@@ -120,14 +117,16 @@ def load_filters(specs: Sequence[FilterConfig]) -> tuple[Filter, ...]:
     return tuple(_load(spec) for spec in specs)
 
 
-def drop_reason(filters: Sequence[Filter], group: Group, batch: int) -> str | None:
-    """The first reason to drop `group`, or None. A filter that raises drops it too: `filter_error`. `batch`: the
-    earliest that it could be trained in."""
+def drop_reason(
+    filters: Sequence[Filter], group: Group, batch: int, failed: Callable[[str], None] = lambda words: None
+) -> str | None:
+    """The first reason to drop `group`, or None. A filter that raises drops it too: `filter_error`; `failed` is told
+    why. `batch`: the earliest that it could be trained in."""
     for rule in filters:
         try:
             reason = rule(group, batch)
-        except Exception as error:
-            logger.warning("a filter failed on group %s: %s", group.key, describe_exception(error))
+        except (Exception, SystemExit) as error:
+            failed(describe_exception(error))
             return "filter_error"
         if reason is not None:
             return reason

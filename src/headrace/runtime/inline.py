@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from headrace.runtime.lane_thread import LaneThread
 from headrace.runtime.protocol import Clock, WaitTimeout
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+_SOON_S, _CLOSING_S = 1.0, 30.0
+"""How long a lane's last call is waited for at `close`: before it is told, and in all."""
 
 
 class SystemClock:
@@ -97,7 +104,7 @@ class InlineRuntime:
         self._trace = trace
         self._clock: Clock = clock or SystemClock()
         self._placement = placement or ThreadPerLane()
-        self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._threads: dict[str, LaneThread] = {}
         self._in_flight: dict[str, _InFlight] = {}
         self._lock = threading.Lock()
         self._tasks: dict[int, asyncio.Task[Any]] = {}
@@ -112,9 +119,9 @@ class InlineRuntime:
         if self._closed:
             raise RuntimeError(f"the runtime is closed; lane {lane!r} takes no more work")
         thread = self._begin(lane)
-        executor = self._threads.get(thread)
-        if executor is None:
-            executor = self._threads[thread] = ThreadPoolExecutor(1, thread_name_prefix=f"headrace-{thread}")
+        lane_thread = self._threads.get(thread)
+        if lane_thread is None:
+            lane_thread = self._threads[thread] = LaneThread(thread)
 
         def call() -> T:
             begin = self._clock.now()
@@ -125,7 +132,7 @@ class InlineRuntime:
                 if self._trace is not None:
                     self._trace(Span(lane, thread, begin, self._clock.now()))
 
-        future: Future[T] = executor.submit(call)
+        future: Future[T] = lane_thread.submit(call)
         future.add_done_callback(lambda _: self._end(lane))
         return await asyncio.wrap_future(future)
 
@@ -146,8 +153,13 @@ class InlineRuntime:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._closed = True
         threads, self._threads = list(self._threads.values()), {}
-        for executor in threads:
-            await asyncio.to_thread(executor.shutdown, wait=True, cancel_futures=True)
+        for thread in threads:
+            thread.close()
+        for thread in threads:
+            if not await asyncio.to_thread(thread.join, _SOON_S):
+                logger.warning("waiting up to %.0f s for the last call on lane %r to return", _CLOSING_S, thread.name)
+                if not await asyncio.to_thread(thread.join, _CLOSING_S):
+                    logger.warning("the last call on lane %r did not return; it is left behind", thread.name)
 
     def _begin(self, lane: str) -> str:
         with self._lock:

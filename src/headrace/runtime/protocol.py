@@ -51,4 +51,4 @@ class Runtime(Protocol):
         """A task that the runtime keeps, and ends at `close`. Whoever spawns it awaits it."""
 
     async def close(self) -> None:
-        """Cancel what still runs, and join every lane."""
+        """Cancel what still runs, and join every lane; with a deadline, since a user's function may never return."""

@@ -1,0 +1,56 @@
+"""The thread of a lane."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TypeVar
+
+T = TypeVar("T")
+
+NAME_PREFIX = "headrace-"
+"""Begins the names of lanes' threads."""
+
+
+class LaneThread:
+    """Runs one call after another. It does not hold a process that wants to end: a call of the user's may never return,
+    which no Python thread can be made to."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=f"{NAME_PREFIX}{name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if self._closed:
+                future.cancel()
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(call())
+            except BaseException as error:  # whoever awaits it sees it
+                future.set_exception(error)
+
+        self._calls.put(run)
+        return future
+
+    def close(self) -> None:
+        """Take no more calls: those that have not begun are cancelled."""
+        self._closed = True
+        self._calls.put(None)
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the call at hand, after `close`; False if it has not ended in time."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (run := self._calls.get()) is not None:
+            run()
