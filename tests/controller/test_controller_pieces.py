@@ -195,7 +195,7 @@ def test_a_value_loss_of_the_users_own(tmp_path: Path, mine: str) -> None:
             {"kl": {"coefficient": 0.1, "estimator": "a_tensor"}},
             r"algorithm\.kl\.estimator .* of shape \(1,\); return a",
         ),
-        ({"shaping": {"function": "a_tensor"}}, r"algorithm\.shaping\.function .* return a tensor of shape \(3,\)"),
+        ({"shaping": {"function": "a_tensor"}}, r"algorithm\.shaping\.function .* return a tensor of shape \(\d,\)"),
     ],
 )
 def test_a_piece_that_breaks_its_word_ends_the_run_by_name(

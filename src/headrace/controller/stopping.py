@@ -45,7 +45,9 @@ class StopFlag:
 class StopRequest:
     """While entered, the first signal is a request; it gives the next one back its own meaning: to end at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: str = "") -> None:
+        """`words`: what is said of it when a signal comes; nothing unless given."""
+        self._words = words
         self._event = asyncio.Event()
         self.reason = ""
 
@@ -69,9 +71,8 @@ class StopRequest:
         self._listen_no_more()
 
     def _received(self, number: signal.Signals) -> None:
-        logger.warning(
-            "told to stop by %s: the batch at hand is given up; a second signal ends all at once", number.name
-        )
+        if self._words:
+            logger.warning("told to stop by %s: %s", number.name, self._words)
         self.request(number.name)
         self._listen_no_more()
 

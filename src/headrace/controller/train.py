@@ -80,7 +80,7 @@ async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None
     status: Status = "failed"
     try:
         try:
-            with StopRequest() as stop:
+            with StopRequest("the batch at hand is given up; a second signal ends all at once") as stop:
                 status = await _train(plan, folder, store, restored, runtime, stop, view)
         finally:
             await runtime.close()

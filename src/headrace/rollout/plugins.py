@@ -26,16 +26,18 @@ def load_function(
     arguments: tuple[str, ...],
     optional: tuple[str, ...] = (),
     keywords: tuple[str, ...] = (),
+    *,
+    awaited: bool = False,
 ) -> Callable[..., Any]:
     """The callable that `spec` names, checked to take `arguments` by position, all of `keywords` by name, and those of
-    the keywords `optional` that it accepts.
+    the keywords `optional` that it accepts; and to be no coroutine function, unless what it returns is `awaited`.
 
     `key` is the config key that holds `spec`, for errors. Raises ConfigError.
     """
     function = _load(spec, key)
     if not callable(function):
         raise _config_error(f"{key} is {spec!r}, which is a {type(function).__name__}; name a function")
-    if any(map(inspect.iscoroutinefunction, (function, getattr(type(function), "__call__", None)))):  # noqa: B004
+    if not awaited and any(map(inspect.iscoroutinefunction, (function, getattr(type(function), "__call__", None)))):  # noqa: B004
         raise _config_error(f"{key} is {spec!r}, which is async, and is called without waiting; write a plain def")
     accepted = tuple(name for name in optional if accepts_keyword(function, name))
     _check_call(function, arguments, f"{key} is {spec!r}, which", (*keywords, *accepted))

@@ -58,7 +58,7 @@ class FunctionScorer:
                 f"reward.function is {function!r}; write {', '.join(BUILTIN_REWARDS)}, code, remote, judge, "
                 "path.py:function or module:function"
             )
-        loaded = load_function(function, "reward.function", ("response", "row"), ("prompt",))
+        loaded = load_function(function, "reward.function", ("response", "row"), ("prompt",), awaited=True)
         self._passes_prompt = accepts_keyword(loaded, "prompt")
         return loaded
 
@@ -68,7 +68,9 @@ class GroupScorer:
 
     def __init__(self, function: str) -> None:
         """Raises ConfigError."""
-        self._reward = load_function(function, "reward.group", ("responses", "row"), ("prompt", "rewards"))
+        self._reward = load_function(
+            function, "reward.group", ("responses", "row"), ("prompt", "rewards"), awaited=True
+        )
         self._keywords = [name for name in ("prompt", "rewards") if accepts_keyword(self._reward, name)]
         self._await = Awaiter()
 
