@@ -31,9 +31,11 @@ def own_users(count: int) -> Iterator[list[int]]:
             for number in range(NOBODY - 1, _LOWEST, -1):
                 if len(users) == count:
                     break
-                if all(any(number in one for one in ranges) for ranges in mapped) and not _is_known(number):
+                if all(any(number in one for one in ranges) for ranges in mapped):
                     claim = _claim(number)
-                    if claim is not None:
+                    if claim is not None and _is_known(number):
+                        claim.close()
+                    elif claim is not None:
                         stack.enter_context(claim)
                         users.append(number)
         yield users + [NOBODY] * (count - len(users))
