@@ -93,10 +93,8 @@ def reward(response, row):
             try: os.kill(-1, signal.SIGKILL)
             except OSError: pass
             time.sleep(0.01)
-    if kind == "sleep":
-        time.sleep(0.3)
-    if kind == "user":
-        return float(os.getuid())
+    if kind in ("sleep", "thread"):
+        time.sleep(0.6)
     if kind == "thread":
         thread = threading.Thread(target=time.sleep, args=(0.05,))
         thread.start()
@@ -248,9 +246,10 @@ def test_samples_of_other_places_are_neither_killed_nor_held_up(
 ) -> None:
     async def play() -> None:
         async with running(hostile, tool, timeout_s=1.5, workers=2) as pool:
+            good = asyncio.create_task(pool.score("four", {"kind": victim}, ""))
+            await asyncio.sleep(0.1)
             bad = asyncio.create_task(pool.score("four", {"kind": attack}, ""))
-            await asyncio.sleep(0.2)
-            assert [await pool.score("four", {"kind": victim}, "") for _ in range(2)] == [RewardOutcome(4.0)] * 2
+            assert await good == RewardOutcome(4.0)
             await bad
 
     asyncio.run(play())

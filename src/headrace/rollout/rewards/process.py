@@ -80,7 +80,7 @@ class RewardProcess(asyncio.Protocol):
         child = RewardProcess(clearing)
         try:
             child._folder = tempfile.mkdtemp(prefix="headrace-")
-            os.chmod(child._folder, 0o711)  # for nobody, who works in a folder in it
+            os.chmod(child._folder, 0o711)  # for the samples' user, who works in a folder in it
             await child._launch(launch, child._folder)
             child._watch = asyncio.create_task(child._notice_exit(clock), name="reward process's end")
             child.send([{**launch.setup, "folder": child._folder}])
@@ -175,7 +175,8 @@ class RewardProcess(asyncio.Protocol):
         if self._folder is not None and self._line is not None:
             self._clearing.add(self._folder, self._line)
         elif self._folder is not None:
-            os.rmdir(self._folder)  # nothing ran that could fill it
+            with contextlib.suppress(OSError):
+                os.rmdir(self._folder)  # nothing ran that could fill it
         self._folder = self._line = None
 
     def _set_up(self, reply: list[Any]) -> None:
