@@ -33,6 +33,16 @@ if os.fork() == 0:
     os._exit(0)
 """
 """Closes all, belongs to no group, and leaves its number in a file."""
+ORPHANS = """
+import os, sys, time
+for _ in range(5):
+    if os.fork() == 0:
+        os.fork()
+        os._exit(0)
+    os.wait()
+open(sys.argv[1], "w").close()
+time.sleep(60)
+"""
 BUSY = "import re; re.match(r'(a+)+$', 'a' * 64 + 'b')"
 """Never lets Python run."""
 
@@ -126,6 +136,13 @@ def test_with_the_run_ends_all_that_a_command_started(
         assert one.end() == (-signal.SIGKILL if after else 0)
     until(lambda: is_gone(int((tmp_path / "pid").read_text())), "the daemon lives on")
     until(lambda: not one.folder.exists(), "the folder is there")
+
+
+@needs_linux
+def test_orphans_that_end_do_not_stay_as_zombies(started: Callable[..., Guarded], tmp_path: Path) -> None:
+    one = started(ORPHANS, str(tmp_path / "done"))
+    until((tmp_path / "done").exists, "the command did not start")
+    until(lambda: len(psutil.Process(one.process.pid).children()) == 1, "more than the command")
 
 
 @needs_linux

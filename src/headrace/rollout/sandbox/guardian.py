@@ -23,10 +23,8 @@ from typing import NoReturn
 
 from headrace.rollout.sandbox import linux
 from headrace.rollout.sandbox.remove import remove
-from headrace.rollout.sandbox.watch import handle_of, kill_descendants
+from headrace.rollout.sandbox.watch import kill_descendants
 
-_TICK_MS = 10
-"""How often the command is asked for where the kernel does not tell."""
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Sent by whoever ends the whole run, which then ends this process in its own way."""
 
@@ -43,15 +41,26 @@ def main() -> None:
     if linux.IS_LINUX:
         linux.adopt_orphans()
         linux.hide_memory()
+    ends = _tell_of_ends()
     child = _start(command)
     for number in _STOPS:
         signal.signal(number, signal.SIG_IGN)
     for descriptor in spec["passes"]:
         os.close(descriptor)
-    status = _wait(child, line)
+    status = _wait(child, ends, line)
     kill_descendants()
     _clear(spec["folder"])
     _end_as(os.waitstatus_to_exitcode(status))
+
+
+def _tell_of_ends() -> int:
+    """A descriptor that becomes readable whenever a child has ended."""
+    readable, woken = os.pipe()
+    os.set_blocking(readable, False)
+    os.set_blocking(woken, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    return readable
 
 
 def _start(command: list[str]) -> int:
@@ -70,34 +79,36 @@ def _start(command: list[str]) -> int:
     os._exit(127)
 
 
-def _wait(child: int, line: int) -> int:
+def _wait(child: int, ends: int, line: int) -> int:
     """Until `child` ends, which it must when the other end of `line` is closed. Its status, as of `os.wait`."""
     poll = select.poll()
     poll.register(line, select.POLLIN)
-    handle = handle_of(child)
-    if handle is not None:
-        poll.register(handle, select.POLLIN)
+    poll.register(ends, select.POLLIN)
     while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
+        ended, status = os.waitpid(-1, os.WNOHANG)
+        if ended == child:
             return status
-        if any(fd == line for fd, _ in poll.poll(None if handle is not None else _TICK_MS)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGSTOP)  # it starts no more
+        if ended:  # an orphan
+            continue
+        if any(fd == line for fd, _ in poll.poll()):
+            os.kill(child, signal.SIGSTOP)  # it starts no more; not waited for, so the number is its own
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child, signal.SIGKILL)
-            os.kill(child, signal.SIGKILL)  # not waited for, so the number is its own
+            os.kill(child, signal.SIGKILL)
             return os.waitpid(child, 0)[1]
+        with contextlib.suppress(BlockingIOError):
+            os.read(ends, 4096)
 
 
 def _clear(folder: str) -> None:
     """An empty folder at once, another one from a process that goes on: the run need not wait for it."""
     with contextlib.suppress(OSError):
         os.rmdir(folder)
-    if os.path.lexists(folder) and os.fork() == 0:
-        os.setsid()
-        remove(folder)
-        os._exit(0)
+    with contextlib.suppress(OSError):  # without room for a process, the run sees to it
+        if os.path.lexists(folder) and os.fork() == 0:
+            os.setsid()
+            remove(folder)
+            os._exit(0)
 
 
 def _end_as(code: int) -> NoReturn:

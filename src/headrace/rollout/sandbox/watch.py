@@ -71,7 +71,7 @@ def watch(child: int, streams: Sequence[Stream], until: float) -> Ending:
         os.set_blocking(stream.fd, False)
         poll.register(stream.fd, select.POLLIN)
     with contextlib.ExitStack() as stack:
-        handle = handle_of(child)
+        handle = _handle_of(child)
         if handle is not None:
             stack.callback(os.close, handle)
             poll.register(handle, select.POLLIN)
@@ -137,7 +137,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def handle_of(child: int) -> int | None:
+def _handle_of(child: int) -> int | None:
     """A descriptor that becomes readable when `child` ends, where the system has such."""
     try:
         return os.pidfd_open(child)
