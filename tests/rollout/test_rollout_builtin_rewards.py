@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from decimal import Decimal
 
@@ -111,6 +112,15 @@ def test_boxed_math_counts_what_is_boxed_alone(response: str, reward: float) -> 
     pytest.importorskip("math_verify")
     score = builtin_reward("boxed_math", answer_column="solution", tolerance=0.0)
     assert score(response, {"solution": r"\frac{1}{2}"}) == reward
+
+
+@pytest.mark.parametrize("name", ["math", "boxed_math"])
+@pytest.mark.parametrize("answer", ["???", r"$\frac{1}{$", "", "$$"])
+def test_an_answer_that_is_no_formula_is_an_error_and_not_a_zero(name: str, answer: str) -> None:
+    pytest.importorskip("math_verify")
+    score = builtin_reward(name, answer_column="solution", tolerance=0.0)
+    with pytest.raises(ValueError, match=re.escape(f"math-verify cannot read the answer {answer!r}")):
+        score(r"\boxed{1}", {"solution": answer})
 
 
 def test_the_last_box_whose_braces_close() -> None:

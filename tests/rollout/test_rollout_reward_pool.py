@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,9 +19,12 @@ import pytest
 from headrace.config import ConfigError
 from headrace.config.data import RewardConfig
 from headrace.rollout.failures import failure_kind
+from headrace.rollout.rewards.clearing import Clearing
 from headrace.rollout.rewards.outcome import RewardOutcome
 from headrace.rollout.rewards.pool import RewardPool
+from headrace.rollout.rewards.process import RewardProcess
 from headrace.runtime.inline import SystemClock
+from headrace.runtime.protocol import Clock
 
 HOSTILE = '''
 import asyncio, os, re, subprocess, sys, threading, time
@@ -240,35 +243,9 @@ def test_a_run_killed_by_force_leaves_no_reward_behind(hostile: str, tmp_path: P
         if "child" in kinds:
             until(lambda: pid_file.exists() and bool(pid_file.read_text()), "the reward's own child did not start")
         left = [child.pid for child in psutil.Process(run.pid).children(recursive=True)]
-        assert len(left) == 2 + ("child" in kinds)
+        assert len(left) == 2 * 2 + ("child" in kinds), "two that score, with their guardians"
         run.send_signal(signal.SIGKILL)
     until(lambda: all(map(is_gone, left)), f"a process of {left} lives on")
-
-
-@pytest.mark.parametrize("platform", ["linux", "darwin"])
-@pytest.mark.parametrize("closed", ["before", "after"])
-def test_a_lifeline_that_is_closed_ends_the_group(platform: str, closed: str) -> None:
-    code = (
-        f"import sys, time; sys.platform = {platform!r}\n"
-        "from headrace.rollout.rewards.lifeline import end_with\n"
-        "end_with(int(sys.argv[1])); print('held', flush=True); time.sleep(60)\n"
-    )
-    watched, lifeline = os.pipe()
-    if closed == "before":
-        os.close(lifeline)
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(watched)],
-        pass_fds=[watched],
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as child:
-        os.close(watched)
-        if closed == "after":
-            assert child.stdout is not None
-            assert child.stdout.readline() == "held\n"
-            os.close(lifeline)
-        assert child.wait(10) == -signal.SIGKILL
 
 
 def test_several_workers_score_at_the_same_time(hostile: str) -> None:
@@ -291,6 +268,41 @@ def test_a_dead_worker_is_replaced(hostile: str) -> None:
             assert (await pool.score("four", {"kind": "good"}, "")).value == 4.0
 
     asyncio.run(play())
+
+
+def test_trouble_in_ending_a_process_does_not_end_its_place(hostile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = RewardProcess.end
+
+    async def play() -> None:
+        async with running(f"{hostile}:reward") as pool:
+
+            async def fails(process: RewardProcess, clock: Clock) -> str:
+                await ends(process, clock)
+                raise RecursionError("too deep")
+
+            monkeypatch.setattr(RewardProcess, "end", fails)
+            bad = await pool.score("four", {"kind": "exit"}, "")
+            assert bad == RewardOutcome(None, "reward_died: the process could not be ended: too deep")
+            assert await pool.score("four", {"kind": "good"}, "") == RewardOutcome(4.0)
+
+    asyncio.run(play())
+
+
+def test_a_folder_whose_guardian_was_killed_is_removed_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "left" / "within").mkdir(parents=True)
+
+    async def play() -> None:
+        clearing = Clearing(SystemClock())
+        ours, held = socket.socketpair()
+        ours.setblocking(False)
+        with held:
+            clearing.add(str(tmp_path / "left"), ours)
+            await asyncio.sleep(0.05)
+            assert (tmp_path / "left").exists(), "its guardian still has it"
+        await clearing.close()
+
+    asyncio.run(play())
+    assert not (tmp_path / "left").exists()
 
 
 def test_a_cancelled_call_leaves_the_others_alone(hostile: str) -> None:

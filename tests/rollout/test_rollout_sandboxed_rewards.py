@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -73,6 +74,31 @@ def reward(response, row):
             try: os.write(fd, b"\\xff" * 4096)
             except OSError: pass
         os._exit(0)
+    if kind == "daemon":
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.closerange(0, 256)
+                time.sleep(60)
+            os._exit(0)
+        time.sleep(60)
+    if kind == "nested":
+        for i in range(3000):
+            os.mkdir("d")
+            os.chdir("d")
+    if kind == "many files":
+        for i in range(10**9): open(f"f{i}", "w").close()
+    if kind == "kill all":
+        for i in range(50):
+            try: os.kill(-1, signal.SIGKILL)
+            except OSError: pass
+            time.sleep(0.01)
+    if kind in ("sleep", "thread"):
+        time.sleep(0.6)
+    if kind == "thread":
+        thread = threading.Thread(target=time.sleep, args=(0.05,))
+        thread.start()
+        thread.join()
     if kind == "threads":
         for i in range(10**6): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
     if kind == "made up":
@@ -130,10 +156,17 @@ def tool(request: pytest.FixtureRequest) -> str:
 
 
 @asynccontextmanager
-async def running(function: str, tool: str, timeout_s: float = 20.0, **changes: Any) -> AsyncIterator[RewardPool]:
+async def running(
+    function: str, tool: str, timeout_s: float = 20.0, workers: int = 1, **changes: Any
+) -> AsyncIterator[RewardPool]:
     limits = {"memory_mib": 512, "processes": 20, "disk_mib": 4, **changes}
     pool = RewardPool(
-        RewardConfig(function=function, timeout_s=timeout_s, sandbox=SandboxConfig(tool=tool, **limits)),  # type: ignore[arg-type]
+        RewardConfig(
+            function=function,
+            timeout_s=timeout_s,
+            workers=workers,
+            sandbox=SandboxConfig(tool=tool, **limits),  # type: ignore[arg-type]
+        ),
         clock=SystemClock(),
     )
     await pool.start()
@@ -206,6 +239,82 @@ def test_nobody_else_can_be_killed(hostile: str, tool: str) -> None:
     assert good == RewardOutcome(4.0)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has users for them")
+@pytest.mark.parametrize(("attack", "victim"), [("fork bomb", "thread"), ("kill all", "sleep")])
+def test_samples_of_other_places_are_neither_killed_nor_held_up(
+    hostile: str, tool: str, attack: str, victim: str
+) -> None:
+    async def play() -> None:
+        async with running(hostile, tool, timeout_s=1.5, workers=2) as pool:
+            good = asyncio.create_task(pool.score("four", {"kind": victim}, ""))
+            await asyncio.sleep(0.1)
+            bad = asyncio.create_task(pool.score("four", {"kind": attack}, ""))
+            assert await good == RewardOutcome(4.0)
+            await bad
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("kind", ["daemon", "hang in C"])
+def test_closing_ends_what_a_call_in_flight_started(hostile: str, tool: str, kind: str) -> None:
+    async def play() -> None:
+        async with running(hostile, tool) as pool:
+            call = asyncio.create_task(pool.score("four", {"kind": kind}, ""))
+            left = await started_by(psutil.Process(), 3 + (kind == "daemon"))
+            await pool.close()
+            assert not [process for process in left if not is_gone(process)]
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+    asyncio.run(play())
+
+
+async def started_by(run: psutil.Process, count: int) -> list[psutil.Process]:
+    """The processes below `run`, once there are `count` at least: a guardian, a scoring one, its fork, a daemon."""
+    deadline = time.monotonic() + 10
+    while len(found := [one for one in run.children(recursive=True) if not is_gone(one)]) < count:
+        assert time.monotonic() < deadline, "the call did not begin"
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.1)
+    return found
+
+
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_deeply_nested_folders_cost_nobody_anything(hostile: str, tool: str, temporary: Path) -> None:
+    kinds = ["nested", "good", "nested", "folder"]
+    assert [one.value for one in score_all(hostile, tool, [{"kind": kind} for kind in kinds])] == [4.0, 4.0, 4.0, 0.0]
+    assert not list(temporary.glob("headrace-*"))
+
+
+def test_a_flood_of_small_files_costs_no_time_but_its_own(hostile: str, temporary: Path) -> None:
+    async def play() -> None:
+        async with running(hostile, "none", timeout_s=1.0) as pool:
+            began = time.monotonic()
+            bad = await pool.score("four", {"kind": "many files"}, "")
+            assert time.monotonic() - began < 1.0 + 1.0
+            assert bad.value is None
+            assert await pool.score("four", {"kind": "folder"}, "") == RewardOutcome(0.0)
+
+    asyncio.run(play())
+    assert not list(temporary.glob("headrace-*")), "closing waits until they are gone"
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where the run makes its folders."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
 def test_samples_share_nothing(hostile: str, tool: str) -> None:
     kinds = ["patch", "good", "memory of others", "memory of others", "folder", "folder"]
     outcomes = score_all(hostile, tool, [{"kind": kind} for kind in kinds])
@@ -258,7 +367,7 @@ async def play():
     sandbox = SandboxConfig(tool=sys.argv[2], memory_mib=512)
     pool = RewardPool(RewardConfig(function=sys.argv[1], timeout_s=60, sandbox=sandbox), clock=SystemClock())
     await pool.start()
-    call = asyncio.create_task(pool.score("four", {"kind": "hang in C"}, ""))
+    call = asyncio.create_task(pool.score("four", {"kind": sys.argv[3]}, ""))
     await asyncio.sleep(0.3)
     print("busy", flush=True)
     await call
@@ -267,15 +376,19 @@ asyncio.run(play())
 """
 
 
-def test_a_run_killed_by_force_leaves_no_process_behind(hostile: str, tool: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", RUN, hostile, tool], stdout=subprocess.PIPE, text=True) as run:
+@pytest.mark.parametrize("kind", ["daemon", "hang in C"])
+def test_a_run_killed_by_force_leaves_neither_a_process_nor_a_folder_behind(
+    hostile: str, tool: str, temporary: Path, kind: str
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", RUN, hostile, tool, kind], stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == "busy\n"
-        left = psutil.Process(run.pid).children(recursive=True)
-        assert len(left) >= 2, "the process that scores, and its fork"
+        left = asyncio.run(started_by(psutil.Process(run.pid), 3 + (kind == "daemon")))
         run.kill()
-    _, alive = psutil.wait_procs(left, timeout=5)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    deadline = time.monotonic() + 5
+    while any(not is_gone(process) for process in left) or list(temporary.glob("headrace-*")):
+        assert time.monotonic() < deadline, f"{left}, {list(temporary.iterdir())}"
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(("name", "program"), [("bubblewrap", "bwrap"), ("nsjail", "nsjail")])

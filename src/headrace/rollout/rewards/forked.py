@@ -12,8 +12,8 @@ from headrace.rollout.failures import FailureKind, describe
 from headrace.rollout.rewards.outcome import Verdict
 from headrace.rollout.rewards.scorer import Scorer
 from headrace.rollout.sandbox import linux
-from headrace.rollout.sandbox.execute import remove
-from headrace.rollout.sandbox.limits import NOBODY, Limits
+from headrace.rollout.sandbox.limits import Limits
+from headrace.rollout.sandbox.remove import remove
 from headrace.rollout.sandbox.watch import Ending, Stream, kill_descendants, now, watch
 
 _MOST_VERDICT = 1 << 16
@@ -48,8 +48,7 @@ class ForkedScorer:
     def score(self, arguments: list[Any]) -> Verdict:
         """See `Scorer.score`."""
         work = tempfile.mkdtemp(dir=self._folder)
-        if os.geteuid() == 0:
-            os.chown(work, NOBODY, NOBODY)
+        self._limits.hand_over(work)
         telling, told = os.pipe()
         printing, printed = os.pipe()
         try:

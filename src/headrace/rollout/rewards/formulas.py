@@ -40,7 +40,7 @@ def _wanted(answer: object) -> Any:
     text = str(answer)
     marked = any(mark in text for mark in ("$", "\\boxed", "\\(", "\\["))
     wanted = _parse(text if marked else f"${text}$")
-    if not wanted:
+    if all(isinstance(one, str) for one in wanted):  # no formula, but perhaps the text itself
         raise ValueError(f"math-verify cannot read the answer {text!r}")
     return wanted
 

@@ -23,7 +23,8 @@ from headrace.rollout.rewards.process import Launch
 from headrace.rollout.rewards.remote import RemoteReward
 from headrace.rollout.rewards.tools import find_walls
 from headrace.rollout.rewards.workers import WorkerPool
-from headrace.rollout.sandbox.limits import Limits
+from headrace.rollout.sandbox.limits import NOBODY, Limits
+from headrace.rollout.sandbox.users import own_users
 from headrace.rollout.sandbox.walls import Walls
 from headrace.runtime.protocol import Clock
 
@@ -193,6 +194,8 @@ class RewardPool:
         setup = {**self._setup(forks=kind == "walled"), "terms": [term.model_dump(mode="json") for term in terms]}
         if kind == "code":
             setup["walls"] = asdict(await self._walls(own_function=False))
+        count = self._config.workers
+        users = [NOBODY] * count if kind == "plain" else self._open.enter_context(own_users(count))
         pool = WorkerPool(
             Launch(
                 what=", ".join([*functions, *([] if group is None else [f"reward.group {group!r}"])]),
@@ -201,7 +204,7 @@ class RewardPool:
                 environment=self._environment() if kind == "walled" else None,
                 log_path=self._log_path,
             ),
-            workers=self._config.workers,
+            users=users,
             timeout_s=self._config.timeout_s + (0.0 if kind == "plain" else _GRACE_S),
             clock=self._clock,
         )

@@ -11,13 +11,14 @@ import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from headrace.config.errors import ConfigError
+from headrace.rollout.rewards.clearing import Clearing
 from headrace.rollout.rewards.frames import FrameBuffer, FrameError, encode_frame
-from headrace.rollout.sandbox.execute import remove
+from headrace.rollout.sandbox.guardian import guarded
 from headrace.rollout.sandbox.walls import Walls
 from headrace.runtime.protocol import Clock, WaitTimeout
 
@@ -44,11 +45,15 @@ class Launch:
     log_path: Path | None
     """Takes what the functions print; it is thrown away unless given."""
 
+    def as_user(self, user: int) -> Launch:
+        """The same, but for samples that run as `user` if the run is root's."""
+        return replace(self, setup={**self.setup, "limits": {**self.setup["limits"], "user": user}})
+
 
 class RewardProcess(asyncio.Protocol):
-    """A child in a process group of its own, so that its children end with it; and all of them end with the run."""
+    """A child, and its guardian, which ends it with all that it started, also when the run itself is killed."""
 
-    def __init__(self) -> None:
+    def __init__(self, clearing: Clearing) -> None:
         self.lost = False
         """No reply will come any more."""
         self.on_reply: Callable[[list[Any]], None] = self._set_up
@@ -58,19 +63,24 @@ class RewardProcess(asyncio.Protocol):
         self._garbage: str | None = None
         self._ready: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
-        self._process: Process | None = None
+        self._guardian: Process | None = None
+        """Ends as the child does; see `guardian`."""
         self._watch: asyncio.Task[None] | None = None
-        self._lifeline: int | None = None
-        """Open in this process alone; see `lifeline`."""
+        self._line: socket.socket | None = None
+        """To the guardian; the other end of it is open in no other process."""
         self._folder: str | None = None
+        self._clearing = clearing
 
     @staticmethod
-    async def start(launch: Launch, clock: Clock) -> RewardProcess:
-        """Launch a child and load its reward functions there. Raises ConfigError with the child's words."""
-        child = RewardProcess()
+    async def start(launch: Launch, clock: Clock, clearing: Clearing) -> RewardProcess:
+        """Launch a child and load its reward functions there. Raises ConfigError with the child's words.
+
+        `clearing` is told of the child's folder once it has ended.
+        """
+        child = RewardProcess(clearing)
         try:
             child._folder = tempfile.mkdtemp(prefix="headrace-")
-            os.chmod(child._folder, 0o711)  # for nobody, who works in a folder in it
+            os.chmod(child._folder, 0o711)  # for the samples' user, who works in a folder in it
             await child._launch(launch, child._folder)
             child._watch = asyncio.create_task(child._notice_exit(clock), name="reward process's end")
             child.send([{**launch.setup, "folder": child._folder}])
@@ -93,12 +103,12 @@ class RewardProcess(asyncio.Protocol):
 
     async def _launch(self, launch: Launch, folder: str) -> None:
         ours, theirs = socket.socketpair()
-        with theirs, contextlib.ExitStack() as files:
-            watched, self._lifeline = os.pipe()
-            files.callback(os.close, watched)
+        self._line, held = socket.socketpair()
+        self._line.setblocking(False)
+        with theirs, held, contextlib.ExitStack() as files:
             log = launch.log_path
             output = DEVNULL if log is None else files.enter_context(log.open("ab")).fileno()
-            passed = (theirs.fileno(), watched)
+            passed = [theirs.fileno()]
             command = [
                 sys.executable,
                 "-P",  # the working folder must not hide the standard library
@@ -107,9 +117,10 @@ class RewardProcess(asyncio.Protocol):
                 *map(str, passed),
             ]
             try:
-                self._process = await asyncio.create_subprocess_exec(
-                    *launch.walls.around(command, folder, stays=True, passes=passed),
-                    pass_fds=passed,
+                command = launch.walls.around(command, folder, stays=True, passes=passed)
+                self._guardian = await asyncio.create_subprocess_exec(
+                    *guarded(command, line=held.fileno(), folder=folder, passes=passed),
+                    pass_fds=[held.fileno(), *passed],
                     stdin=DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -126,25 +137,26 @@ class RewardProcess(asyncio.Protocol):
             self._transport.write(encode_frame(message))
 
     async def end(self, clock: Clock) -> str:
-        """Kill the child and all of its group, and say how it had ended, as `was killed by SIGSEGV`."""
+        """Kill the child and all that it started, and say how it had ended, as `was killed by SIGSEGV`. Idempotent."""
         if self._transport is not None:
             self._transport.abort()
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
-        if self._lifeline is not None:
-            os.close(self._lifeline)
-            self._lifeline = None
-        if self._process is None:
-            self._remove_folder()
+        if self._line is not None:
+            with contextlib.suppress(OSError):
+                self._line.shutdown(socket.SHUT_WR)
+        if self._guardian is None:
+            self._leave_folder()
             return "did not start"
-        self._kill_group(self._process)
         try:
-            status = await clock.wait_for(self._process.wait(), _EXIT_TIMEOUT_S, "a killed reward process to end")
+            status = await clock.wait_for(self._guardian.wait(), _EXIT_TIMEOUT_S, "a killed reward process to end")
         except WaitTimeout:
+            with contextlib.suppress(ProcessLookupError):
+                self._guardian.kill()
             return "does not end, though killed"
         finally:
-            self._remove_folder()
+            self._leave_folder()
         if self._garbage is not None:
             return f"broke the protocol ({self._garbage})"
         if status >= 0:
@@ -152,23 +164,20 @@ class RewardProcess(asyncio.Protocol):
         return f"was killed by {signal.Signals(-status).name}"
 
     async def _notice_exit(self, clock: Clock) -> None:
-        """Hang up once the child has exited, even if a process that it left behind holds the line."""
-        if self._process is None or self._transport is None:
+        """Hang up once the child has exited, whoever else holds the other end."""
+        if self._guardian is None or self._transport is None:
             return
-        await self._process.wait()
-        self._kill_group(self._process)
+        await self._guardian.wait()
         await clock.sleep(_LAST_WORDS_S)
         self._transport.abort()
 
-    def _remove_folder(self) -> None:
-        if self._folder is not None:
-            remove(self._folder)
-            self._folder = None
-
-    @staticmethod
-    def _kill_group(process: Process) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    def _leave_folder(self) -> None:
+        if self._folder is not None and self._line is not None:
+            self._clearing.add(self._folder, self._line)
+        elif self._folder is not None:
+            with contextlib.suppress(OSError):
+                os.rmdir(self._folder)  # nothing ran that could fill it
+        self._folder = self._line = None
 
     def _set_up(self, reply: list[Any]) -> None:
         if not self._ready.done():

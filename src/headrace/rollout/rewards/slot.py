@@ -7,11 +7,12 @@ time costs that call alone, and the calls behind it go back to the front of the 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import Any
 
-from headrace.config.errors import ConfigError
 from headrace.rollout.failures import FailureKind
+from headrace.rollout.rewards.clearing import Clearing
 from headrace.rollout.rewards.process import Launch, RewardProcess
 from headrace.rollout.rewards.queue import Call, CallQueue
 from headrace.runtime.protocol import Clock, WaitTimeout
@@ -22,13 +23,16 @@ _QUICK_S = 0.02
 """A call that takes longer is followed by one call at a time, so that other processes can take the rest."""
 _RESTART_PAUSE_S = 1.0
 
+logger = logging.getLogger(__name__)
+
 
 class Slot:
-    def __init__(self, queue: CallQueue, launch: Launch, timeout_s: float, clock: Clock) -> None:
+    def __init__(self, queue: CallQueue, launch: Launch, timeout_s: float, clock: Clock, clearing: Clearing) -> None:
         self._queue = queue
         self._launch = launch
         self._timeout_s = timeout_s
         self._clock = clock
+        self._clearing = clearing
         self._process: RewardProcess | None = None
         self._in_flight: deque[Call] = deque()
         self._depth = 1
@@ -44,7 +48,7 @@ class Slot:
 
     async def open(self) -> None:
         """Start a process. Raises ConfigError if it does not load the function."""
-        process = await RewardProcess.start(self._launch, self._clock)
+        process = await RewardProcess.start(self._launch, self._clock, self._clearing)
         process.on_reply = self._reply
         process.on_lost = self._stirred.set
         self._process = process
@@ -69,21 +73,29 @@ class Slot:
         while True:
             if self._process is not None:
                 late = await self._watch(self._process)
-                ended = await self._process.end(self._clock)
+                ended = await self._end(self._process)
                 self._process = None
                 self._blame(late, ended)
             try:
                 await self.open()
-            except ConfigError as error:  # the user's file was changed under the run
+            except Exception as error:  # the user's file was changed under the run, or the machine has no room
                 self._queue.fail_if_stranded(f"no process takes its place: {error}")
                 await self._clock.sleep(_RESTART_PAUSE_S)
 
     async def close(self) -> None:
         if self._process is not None:
-            await self._process.end(self._clock)
+            await self._end(self._process)
             self._process = None
         for call in self._in_flight:
             call.outcome.cancel()
+
+    async def _end(self, process: RewardProcess) -> str:
+        """As `RewardProcess.end`, but whatever goes wrong there costs the calls after it nothing."""
+        try:
+            return await process.end(self._clock)
+        except Exception as error:
+            logger.exception("a process that scores rewards could not be ended well")
+            return f"could not be ended: {error}"
 
     async def _watch(self, process: RewardProcess) -> Call | None:
         """The call that ran out of time, or None once the process is lost."""

@@ -1,10 +1,9 @@
 """The child process that scores. It starts fast: neither torch nor the run's config package is imported.
 
-Run as `python -P -m headrace.rollout.rewards.worker FD LIFELINE`, where FD is a socket to the run, and LIFELINE a
-pipe that the run holds open. The first message sets it up: [setup], an object as `RewardPool` makes it; the answer is
-["ready"] or ["error", text]. Then each [id, place, arguments] is answered by [id, reward, failure], in order, before
-the next begins; `place` says which of the scorers of the setup is asked. Standard output and error belong to the
-user's code.
+Run by a guardian as `python -P -m headrace.rollout.rewards.worker FD`, where FD is a socket to the run. The first
+message sets it up: [setup], an object as `RewardPool` makes it; the answer is ["ready"] or ["error", text]. Then each
+[id, place, arguments] is answered by [id, reward, failure], in order, before the next begins; `place` says which of the
+scorers of the setup is asked. Standard output and error belong to the user's code.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.rollout.rewards.frames import FrameBuffer, encode_frame
-from headrace.rollout.rewards.lifeline import end_with
 from headrace.rollout.rewards.scorer import FunctionScorer, GroupScorer, Scorer
 from headrace.rollout.sandbox import linux
 
@@ -25,14 +23,12 @@ _MAX_BYTES = 2**31
 
 
 def main() -> None:
-    lifeline = int(sys.argv[2])
-    end_with(lifeline)
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     messages = _messages(channel)
     try:
         (setup,) = next(messages)
-        scorers = _load(setup, [channel.fileno(), lifeline])
+        scorers = _load(setup, [channel.fileno()])
     except Exception as error:
         channel.sendall(encode_frame(["error", str(error)]))
         return

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
+from headrace.rollout.rewards.clearing import Clearing
 from headrace.rollout.rewards.outcome import Verdict
 from headrace.rollout.rewards.process import Launch
 from headrace.rollout.rewards.queue import Call, CallQueue
@@ -14,15 +16,17 @@ from headrace.runtime.protocol import Clock
 
 
 class WorkerPool:
-    """`workers` processes of one kind that score one call at a time each.
+    """Processes of one kind that score one call at a time each.
 
     A reward that raises, hangs, ends its process or gives no finite number fails its own call, with a reason; a
     process that is killed or dies is replaced. A call can run twice: when the process died of the call before it.
     """
 
-    def __init__(self, launch: Launch, *, workers: int, timeout_s: float, clock: Clock) -> None:
+    def __init__(self, launch: Launch, *, users: Sequence[int], timeout_s: float, clock: Clock) -> None:
+        """A process for each of `users`, whom its samples run as if the run is root's."""
         self._queue = CallQueue()
-        self._slots = [Slot(self._queue, launch, timeout_s, clock) for _ in range(workers)]
+        self._clearing = Clearing(clock)
+        self._slots = [Slot(self._queue, launch.as_user(user), timeout_s, clock, self._clearing) for user in users]
         self._queue.takers.extend(self._slots)
         self._tasks: list[asyncio.Task[None]] = []
         self._ids = count()
@@ -51,6 +55,6 @@ class WorkerPool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for slot in self._slots:
-            await slot.close()
+        await asyncio.gather(*(slot.close() for slot in self._slots))
         self._queue.cancel()
+        await self._clearing.close()

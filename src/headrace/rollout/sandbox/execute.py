@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,7 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from headrace.rollout.sandbox.limits import NOBODY, Limits
+from headrace.rollout.sandbox.limits import Limits
+from headrace.rollout.sandbox.remove import remove
 from headrace.rollout.sandbox.walls import Walls
 from headrace.rollout.sandbox.watch import Ending, Stream, kill_descendants, watch
 
@@ -56,8 +56,7 @@ class Executor:
             "arguments": list(arguments),
         }
         work = tempfile.mkdtemp(dir=self._folder)
-        if os.geteuid() == 0:
-            os.chown(work, NOBODY, NOBODY)
+        self._limits.hand_over(work)
         try:
             with _file(json.dumps(spec), self._folder) as source, _file(stdin, self._folder) as given:
                 return self._watched(source, given, work, most_bytes, until)
@@ -93,14 +92,6 @@ class Executor:
                 ending = watch(child.pid, (output, errors, reports), until)
                 child.returncode = ending.code if ending.code is not None else -9  # waited for already
         return Ran(ending, bytes(output.data), errors.data.decode(errors="replace"), _lines(bytes(reports.data)))
-
-
-def remove(folder: str) -> None:
-    """All of it, however it was left."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if os.path.exists(folder):  # folders without rights, or nested deeper than Python goes
-        subprocess.run(["/bin/chmod", "-R", "u+rwX", folder], stderr=subprocess.DEVNULL, check=False)
-        subprocess.run(["/bin/rm", "-rf", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def _file(text: str, folder: str) -> IO[bytes]:

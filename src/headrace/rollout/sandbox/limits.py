@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from headrace.rollout.sandbox import linux
 
 NOBODY = 65534
-"""Root's children run as this user: the kernel does not limit the number of root's processes."""
+"""The user that samples run as where root has none of their own for them; see `users`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,15 @@ class Limits:
     """Of each file."""
     cpu_s: int
     """Of each process."""
+    user: int = NOBODY
+    """Whom root becomes: the kernel does not limit the number of root's processes."""
 
     def apply(self, *, reads_all: bool) -> None:
-        """To this process and its children, for good. Root becomes nobody; with `reads_all` it still reads as root."""
+        """To this process and its children, for good. Root becomes `user`; with `reads_all` it still reads as root."""
         if linux.IS_LINUX:
             linux.gain_nothing()
             if os.geteuid() == 0:
-                linux.become(NOBODY, reads_all=reads_all)
+                linux.become(self.user, reads_all=reads_all)
         _limit(resource.RLIMIT_CORE, 0)
         _limit(resource.RLIMIT_AS, self.memory_bytes)
         _limit(resource.RLIMIT_NOFILE, self.open_files)
@@ -38,6 +40,11 @@ class Limits:
         _limit(resource.RLIMIT_CPU, self.cpu_s)
         if linux.IS_LINUX:
             _limit(resource.RLIMIT_NPROC, self.processes + _threads_of(os.geteuid()))
+
+    def hand_over(self, folder: str) -> None:
+        """To whom root becomes."""
+        if os.geteuid() == 0:
+            os.chown(folder, self.user, self.user)
 
 
 def address_space() -> int:
