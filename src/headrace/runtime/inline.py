@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_SOON_S, _CLOSING_S = 1.0, 30.0
+_SOON_S, _CLOSING_S = 1.0, 10.0
 """How long a lane's last call is waited for at `close`: before it is told, and in all."""
 
 
