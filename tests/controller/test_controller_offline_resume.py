@@ -151,6 +151,9 @@ def test_what_cannot_be_resumed_is_refused_by_name(
         assert main(["sft", str(job), *arguments, "--dir", str(out)]) == 2
         return capfd.readouterr().err
 
+    assert f"there is no {out} to resume; begin without --resume" in refused("--resume")
+    assert not out.exists()
+    out.mkdir()
     assert "holds no checkpoint to resume; begin without --resume" in refused("--resume")
     with monkeypatch.context() as patch:
         fails_at(patch, 10)
@@ -159,8 +162,9 @@ def test_what_cannot_be_resumed_is_refused_by_name(
     assert "was made with another config; resume with that one" in refused("seed=1", "--resume")
     data = Path(config["data"]["train"])
     rows = data.read_text()
-    data.write_text(rows + json.dumps({"prompt": "x:", "response": "Y"}) + "\n")
-    assert "was made from 8 rows, and the data has 9" in refused("--resume")
+    for changed in (rows + json.dumps({"prompt": "x:", "response": "Y"}) + "\n", rows.replace("AB", "BA")):
+        data.write_text(changed)
+        assert "was made from other data than there is now; resume with the same" in refused("--resume")
     data.write_text(rows)
     (out / "checkpoint" / "progress.json").write_text("{")
     with pytest.raises(RunDamaged, match=r"progress\.json cannot be read .*; begin again with --fresh"):

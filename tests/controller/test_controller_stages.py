@@ -54,6 +54,12 @@ def hangs(tokens):
     while True:
         time.sleep(1)
 
+def hung_loss(logprobs, proximal, advantages, mask, sample_index):
+    hangs(logprobs)
+
+def hung_advantage(data):
+    hangs(data)
+
 def writes(logprobs):
     logprobs[:] = 0
     return {"x": 0}
@@ -143,6 +149,19 @@ def test_a_stage_that_never_returns_ends_the_run_by_name(tmp_path: Path) -> None
     assert "waited 3.0 s for" in out
     assert "stage hangs to return (lane stages)" in out
     assert "the last call on lane 'stages' did not return; it is left behind" in out
+
+
+@pytest.mark.parametrize("piece", ["loss", "advantage"])
+def test_a_piece_that_never_returns_ends_the_run_by_name(tmp_path: Path, piece: str) -> None:
+    """On one thread, which the engine cannot have back either."""
+    (tmp_path / "pieces.py").write_text(PIECES)
+    settings = {"runtime__stall_timeout_s": 3, "rollout__episode_timeout_s": 3, "reward__timeout_s": 3}
+    algorithm = {piece: f"{tmp_path}/pieces.py:hung_{piece}"}
+    job = make_job(tmp_path, algorithm=algorithm, runtime__threads=1, rollout__filters=[], **settings)
+    code, out = command("train", job, "--dir", tmp_path / "run", timeout=120)
+    assert code == 1, out
+    assert "waited 3.0 s for" in out
+    assert "did not return; it is left behind" in out
 
 
 def test_a_stage_cannot_write_into_what_others_read(tmp_path: Path) -> None:

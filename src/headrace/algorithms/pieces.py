@@ -43,6 +43,11 @@ class Pieces:
     value_loss: Callable[[Tensor, Tensor, Tensor, Tensor], Loss] | None = None
     """(values, old_values, returns, mask), all [N]."""
 
+    @property
+    def compare(self) -> bool:
+        """Whether any of them has a part in the advantages."""
+        return any((self.advantage, self.shaping, self.kl, self.kl_controller))
+
 
 def guarded(name: str, function: Callable[..., Any], wrong: Callable[..., str | None]) -> Callable[..., Any]:
     """`function`, which raises PieceError where it fails, or where `wrong` has a complaint.

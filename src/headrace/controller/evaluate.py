@@ -26,7 +26,7 @@ async def evaluate(plan: Plan) -> dict[str, Any]:
         rewards = RewardPool(plan.config.reward, clock=clock, ask=asker(plan, engine, judges, clock))
         try:
             await rewards.start()
-            async with serving({"policy": engine, **judges}):
+            async with serving({"policy": engine, **judges}, clock):
                 _, result = await held_out_evaluation(plan, engine, clock, rewards, model_reward).run()
         finally:
             await rewards.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -24,9 +25,12 @@ from headrace.models.loading import (
 from headrace.roles.actor import TRAINER_LANE
 from headrace.rollout.rewards.judge import Ask, JudgeModel
 from headrace.rollout.router import Router
-from headrace.runtime.protocol import Clock, Runtime
+from headrace.runtime.protocol import Clock, Runtime, WaitTimeout
 
 JUDGE_LANE = "judge"
+_STOPPING_S = 10.0
+
+logger = logging.getLogger(__name__)
 
 
 async def load_judges(plan: Plan, runtime: Runtime) -> dict[str, EmbeddedEngine]:
@@ -72,10 +76,18 @@ def asker(plan: Plan, policy: Engine, judges: Mapping[str, Engine], clock: Clock
 
 
 @asynccontextmanager
-async def serving(engines: Mapping[str, Engine]) -> AsyncGenerator[None]:
+async def serving(engines: Mapping[str, Engine], clock: Clock) -> AsyncGenerator[None]:
     """The engines, started one after another, and stopped at the end."""
     async with AsyncExitStack() as stack:
         for engine in engines.values():
             await engine.start()
-            stack.push_async_callback(engine.stop)
+            stack.push_async_callback(stop_engine, engine, clock)
         yield
+
+
+async def stop_engine(engine: Engine, clock: Clock) -> None:
+    """With a deadline: an engine that shares its thread with a call that never returns cannot be told."""
+    try:
+        await clock.wait_for(engine.stop(), _STOPPING_S, "the engine to stop")
+    except WaitTimeout as late:
+        logger.warning("%s", late)

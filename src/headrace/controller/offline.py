@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -93,7 +94,8 @@ def run_offline(
         return ended
     steps = config.trainer.steps or math.ceil(len(units) / per_batch)
     output.claim(begin)
-    progress = read_progress(output.checkpoint, digest, len(units)) if begin == "resume" else Progress()
+    data = _data_sha256(units)
+    progress = read_progress(output.checkpoint, digest, data) if begin == "resume" else Progress()
     torch.set_num_threads(available_threads(config.runtime.threads))
     trainer = make_trainer(steps)
     units = prepare(trainer, units)
@@ -105,7 +107,7 @@ def run_offline(
     def save(progress: Progress) -> None:
         def fill(folder: Path) -> None:
             trainer.save(folder)
-            write_progress(folder, progress, digest, len(units))
+            write_progress(folder, progress, digest, data)
 
         output.write_checkpoint(fill)
 
@@ -135,6 +137,16 @@ def _ended(output: OutputFolder, digest: str) -> OfflineResult | None:
     if not finished or summary.get("config_sha256") != digest:
         return None
     return OfflineResult(**{field.name: summary[field.name] for field in fields(Progress)}, model=output.model)
+
+
+def _data_sha256(units: Sequence[Unit]) -> str:
+    digest = hashlib.sha256()
+    for unit in units:
+        for row in unit:
+            digest.update(len(row).to_bytes(8, "little"))
+            digest.update(row.tokens.tobytes())
+            digest.update(row.mask.tobytes())
+    return digest.hexdigest()
 
 
 def micro_batches(units: Sequence[Unit], max_tokens: int) -> Iterator[list[int]]:

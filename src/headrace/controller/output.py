@@ -42,6 +42,8 @@ class OutputFolder:
         """
         if self._folder.exists() and not self._folder.is_dir():
             raise ConfigError(f"the output folder {self._folder} is a file; give another --dir")
+        if begin == "resume" and not self._folder.exists():
+            raise RunMissing(f"there is no {self._folder} to resume; begin without --resume")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._model.tidy()

@@ -31,7 +31,7 @@ from headrace.roles.context import RoleContext
 from headrace.roles.critic import CriticRole
 from headrace.roles.evaluator import EvaluatorRole
 from headrace.roles.filter import FilterRole
-from headrace.roles.function_stage import FunctionStageRole
+from headrace.roles.function_stage import LANE, FunctionStageRole
 from headrace.roles.reward import RewardRole
 from headrace.roles.rollout import RolloutRole
 from headrace.roles.scorer import ScorerRole
@@ -159,10 +159,10 @@ def connect(
             unfinished=context.unfinished,
         )
 
-    def trained(batch: int, reports: Sequence[StepReport], stats: BatchStats) -> None:
+    async def trained(batch: int, reports: Sequence[StepReport], stats: BatchStats) -> None:
         measured = [report.stats["reference_kl"] for report in reports if "reference_kl" in report.stats]
         if algorithm.kl.place == "loss" and algorithm.kl.moves and measured:
-            kl.follow(batch, sum(measured), stats.samples)
+            await context.compute(LANE, "the KL's controller", kl.follow, batch, sum(measured), stats.samples)
         checkpointer.trained()
 
     critic = None
@@ -195,6 +195,7 @@ def connect(
             reads=plan.recipe.stage("advantages").reads,
             whole_batch=algorithm.needs_whole_batch,
             extra=algorithm.advantage_reads,
+            lane=LANE if plan.pieces.compare else None,
         )
         if plan.recipe.has("advantages")
         else None,

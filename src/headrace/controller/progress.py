@@ -41,20 +41,19 @@ class Progress:
         )
 
 
-def write_progress(folder: Path, progress: Progress, config_sha256: str, units: int) -> None:
-    """`units`: of the data."""
-    record = {"format": _FORMAT, "config_sha256": config_sha256, "units": units, **asdict(progress)}
+def write_progress(folder: Path, progress: Progress, config_sha256: str, data_sha256: str) -> None:
+    record = {"format": _FORMAT, "config_sha256": config_sha256, "data_sha256": data_sha256, **asdict(progress)}
     (folder / _FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def read_progress(folder: Path, config_sha256: str, units: int) -> Progress:
+def read_progress(folder: Path, config_sha256: str, data_sha256: str) -> Progress:
     """Raises ConfigMismatch if it is of another config or other data, RunDamaged if it cannot be read."""
     path = folder / _FILE
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["format"] != _FORMAT:
             raise ValueError(f"its format is not {_FORMAT}")
-        digest, count = record["config_sha256"], record["units"]
+        digest, data = record["config_sha256"], record["data_sha256"]
         progress = Progress(**{field.name: record[field.name] for field in fields(Progress)})
         if not all(isinstance(value, int | float) and value == value for value in asdict(progress).values()):
             raise ValueError("its values are not numbers")
@@ -65,9 +64,8 @@ def read_progress(folder: Path, config_sha256: str, units: int) -> Progress:
             f"{folder} was made with another config; resume with that one, begin again with --fresh, or give another "
             "--dir"
         )
-    if count != units:
+    if data != data_sha256:
         raise ConfigMismatch(
-            f"{folder} was made from {count} rows, and the data has {units}; resume with the same data, or begin again "
-            "with --fresh"
+            f"{folder} was made from other data than there is now; resume with the same, or begin again with --fresh"
         )
     return progress

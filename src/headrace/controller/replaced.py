@@ -69,7 +69,7 @@ class ReplacedFolder:
             if isinstance(failure, DiskFull):
                 raise DiskFull(
                     f"no space left while writing {path}: free space on its disk, or give another --dir, and run the "
-                    "command again; what was there before is intact"
+                    "command again (with --resume, if it had begun); what was there before is intact"
                 ) from error
             if isinstance(error, OSError | SafetensorError):
                 raise failure from error

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headrace.config import config_sha256, dump_config
-from headrace.controller.judge_engines import asker, serving
+from headrace.controller.judge_engines import asker, serving, stop_engine
 from headrace.controller.models import Models, load_models
 from headrace.controller.output import Begin
 from headrace.controller.parts import Parts, connect
@@ -133,7 +133,7 @@ async def _train(
         parts.recorder.event("started", {"version": str(begun), "batches": plan.total_batches})
         await models.engine.start()
         try:
-            async with serving(models.judges), _watching(view, folder, parts, runtime):
+            async with serving(models.judges, runtime.clock), _watching(view, folder, parts, runtime):
                 if restored is not None:
                     models.kl.restore(restored.state)
                     parts.flow.restore(restored.number, restored.ready, restored.running)
@@ -146,7 +146,7 @@ async def _train(
             try:
                 parts.recorder.progress()
             finally:
-                await models.engine.stop()
+                await stop_engine(models.engine, runtime.clock)
 
 
 async def _restore_models(models: Models, restored: Restored | None, runtime: Runtime) -> Version:

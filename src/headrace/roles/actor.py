@@ -74,12 +74,12 @@ class ActorRole:
         sealed: SealedSteps | None,
         critic: CriticRole | None = None,
         warm_up_batches: int = 0,
-        trained: Callable[[int, Sequence[StepReport], BatchStats], None] = lambda batch, reports, stats: None,
+        trained: Callable[[int, Sequence[StepReport], BatchStats], Awaitable[None]] | None = None,
         after_step: Callable[[TrainedStep], Awaitable[None]],
     ) -> None:
         """`columns`: of the table, beside tokens and mask, that the loss reads. `sealed`: how a whole batch is trained;
         None: one step, from micro-batches as they come. `critic`: steps along with every batch; in the first
-        `warm_up_batches` it alone does. `trained` is called after the steps on a batch, before the next one can be
+        `warm_up_batches` it alone does. `trained` is awaited after the steps on a batch, before the next one can be
         sealed: what goes with the weights is as it was then. `after_step` is awaited once the new version is
         published: the record and the checkpoint are made there."""
         self._context = context
@@ -146,7 +146,8 @@ class ActorRole:
         self._context.table.hold(*work.leases)
         critic, reports = await self._critics_steps(batch, self._steps(work))
         self._context.table.ack(*work.leases)
-        self._trained(batch, reports, work.stats)
+        if self._trained is not None:
+            await self._trained(batch, reports, work.stats)
         done = self._context.flow.step()
         return TrainedStep(batch, done.groups, done.late_groups, work.stats, reports, self._train_s, critic)
 

@@ -30,9 +30,11 @@ class AdvantagesRole:
         reads: Collection[str],
         extra: Sequence[str] = (),
         whole_batch: bool = False,
+        lane: str | None = None,
     ) -> None:
         """`reads`: columns that its stage declares. `extra`: those among them that only the user's own estimator
-        knows."""
+        knows. `lane`: where it computes, if not in the event loop: a function of the user's may take its time."""
+        self._lane = lane
         self._reads = frozenset(reads)
         self._extra = tuple(extra)
         self._context = context
@@ -44,11 +46,21 @@ class AdvantagesRole:
     async def run(self) -> None:
         table = self._context.table
         async for lease in self._context.leases(NAME, self._sampler, self._what):
-            ids = [row.row_id for row in lease.rows]
-            lengths = np.cumsum([len(row.columns["tokens"]) for row in lease.rows])[:-1]
+            rows = list(lease.rows)
+            lengths = np.cumsum([len(row.columns["tokens"]) for row in rows])[:-1]
             batch = self._context.flow.batch if self._whole_batch else None
-            for name, values in self._estimator(compared(lease.rows, self._reads, self._extra), batch).items():
-                table.write(ids, name, np.split(values.numpy().astype(np.float32), lengths), lease)
+            data = compared(rows, self._reads, self._extra)
+            if self._lane is None:
+                columns = self._estimator(data, batch)
+            else:
+                table.hold(lease)
+                columns = await self._context.compute(self._lane, "the advantage", self._estimator, data, batch)
+            # Rows of a group that was dropped meanwhile have left the lease.
+            there = [row.row_id for row in lease.rows]
+            for name, values in columns.items():
+                parts = np.split(values.numpy().astype(np.float32), lengths)
+                of_row = {row.row_id: part for row, part in zip(rows, parts, strict=True)}
+                table.write(there, name, [of_row[row_id] for row_id in there], lease)
             table.ack(lease)
 
 

@@ -37,6 +37,8 @@ class RoleContext:
         try:
             computing = self.runtime.compute(lane, function, *args)
             return await self.runtime.clock.wait_for(computing, self.stall_timeout_s, name)
+        except WaitTimeout as late:
+            raise WaitTimeout(f"{late.what}{self.unfinished()}", late.seconds) from late
         finally:
             self.computing[name] -= 1
 
