@@ -1,6 +1,7 @@
 """Offline runs that end before their time: by a signal, by a kill, by a fault; and how they go on."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from controller_jobs import make_model, run, start
 
 from headrace.config import SFTConfig
 from headrace.controller.output import OutputFolder
+from headrace.controller.progress import Progress, read_progress, write_progress
 from headrace.controller.sft import run_sft
 from headrace.store import RunDamaged
 from headrace.training.protocol import StepReport
@@ -58,6 +60,14 @@ def train(config: dict[str, Any], out: Path, begin: Any = "new") -> Any:
 
 class Fault(Exception):
     pass
+
+
+def test_a_loss_that_was_not_finite_does_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
+    progress = Progress(steps=3, first_loss=1.0, last_loss=math.nan, skipped_steps=1)
+    write_progress(tmp_path, progress, "config", "data")
+    read = read_progress(tmp_path, "config", "data")
+    assert (read.steps, read.first_loss, read.skipped_steps) == (3, 1.0, 1)
+    assert math.isnan(read.last_loss)
 
 
 def fails_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:

@@ -44,8 +44,7 @@ class Pieces:
     """(values, old_values, returns, mask), all [N]."""
 
     @property
-    def compare(self) -> bool:
-        """Whether any of them has a part in the advantages."""
+    def has_part_in_advantages(self) -> bool:
         return any((self.advantage, self.shaping, self.kl, self.kl_controller))
 
 

@@ -85,7 +85,7 @@ class PolicyLoss:
         anchor = data.behavior if config.objective == "naive" else start
         loss = self._loss(logprobs, anchor, _advantages(data, anchor), data)
         per_token = loss.per_token
-        own = {} if self._pieces.loss is None else _own_stats(loss.stats)
+        extra = {} if self._pieces.loss is None else _own_stats(loss.stats)
         tokens = mask.sum().to(per_token.dtype)
         weight_sum = weight_squares = tokens
         outside = torch.zeros_like(tokens)
@@ -95,16 +95,15 @@ class PolicyLoss:
             of_tokens = keep(weights.per_token.detach(), mask)
             weight_sum, weight_squares = of_tokens.sum(), of_tokens.square().sum()
             outside = weights.stats.get("outside", outside)
-            own |= {} if self._pieces.behavior is None else _own_stats(weights.stats)
-        reference_kl = entropy = torch.zeros_like(tokens)
+            extra |= {} if self._pieces.behavior is None else _own_stats(weights.stats)
         if data.reference is not None:
             term = self._kl(logprobs, data.reference, mask)
-            reference_kl = term.detach().sum()
-            if config.kl.place == "loss":
+            extra["reference_kl"] = term.detach().sum()
+            if config.kl.place == "loss" and config.kl.coefficient:
                 per_token = per_token + self._coefficient.value * term
         if data.entropy is not None:
             gain = keep(data.entropy, mask)
-            entropy = gain.detach().sum()
+            extra["entropy"] = gain.detach().sum()
             per_token = per_token - config.entropy * gain
         numerator, denominator = self._aggregate(per_token, mask, data.sample_index)
 
@@ -118,12 +117,8 @@ class PolicyLoss:
             "behavior_weight": weight_sum,
             "behavior_weight_squared": weight_squares,
             "behavior_outside": outside,
-            **own,
+            **extra,
         }
-        if data.reference is not None:
-            stats["reference_kl"] = reference_kl
-        if data.entropy is not None:
-            stats["entropy"] = entropy
         largest = mismatch.max() if mismatch.numel() else torch.zeros_like(denominator)
         return LossTerms(numerator, denominator, stats, {"mismatch_abs": largest})
 

@@ -55,7 +55,7 @@ def read_progress(folder: Path, config_sha256: str, data_sha256: str) -> Progres
             raise ValueError(f"its format is not {_FORMAT}")
         digest, data = record["config_sha256"], record["data_sha256"]
         progress = Progress(**{field.name: record[field.name] for field in fields(Progress)})
-        if not all(isinstance(value, int | float) and value == value for value in asdict(progress).values()):
+        if not all(isinstance(value, int | float) for value in asdict(progress).values()):
             raise ValueError("its values are not numbers")
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RunDamaged(f"{path} cannot be read ({error}); begin again with --fresh") from error

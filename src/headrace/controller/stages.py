@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from headrace.config.train import CriticConfig, ProximalConfig, ReferenceConfig, TeacherConfig
 from headrace.controller.models import Models
 from headrace.controller.plan import Plan
 from headrace.roles.actor import TRAINER_LANE
@@ -9,9 +12,11 @@ from headrace.roles.context import RoleContext
 from headrace.roles.critic import CRITIC_LANE
 from headrace.roles.function_stage import FunctionStageRole
 from headrace.roles.reward import RewardRole
-from headrace.roles.scorer import FollowedWeights, ScorerRole
+from headrace.roles.scorer import FollowedWeights, Score, ScorerRole
 from headrace.runtime.signal import Signal
 from headrace.weights.version import INITIAL, Version
+
+ScorerSettings = ReferenceConfig | ProximalConfig | TeacherConfig | CriticConfig
 
 
 def scorers(
@@ -20,6 +25,12 @@ def scorers(
     """Those that the recipe has stages for."""
     config = plan.config
     found: list[ScorerRole | RewardRole] = []
+
+    def add(name: str, section: ScorerSettings, score: Score, **changes: Any) -> None:
+        """A scorer that names its stage, its column and its lane alike, but for `changes`."""
+        named = {"name": name, "column": name, "lane": name, **changes}
+        found.append(ScorerRole(context, score=score, max_tokens=section.max_tokens_per_microbatch, **named))
+
     if models.reward is not None:
         found.append(RewardRole(context, models.reward))
     if models.proximal is not None:
@@ -31,51 +42,15 @@ def scorers(
             lane="proximal",
             loaded=0 if committed == INITIAL else None,
         )
-        found.append(
-            ScorerRole(
-                context,
-                name="proximal",
-                column="proximal",
-                lane="proximal",
-                score=models.proximal.logprobs,
-                max_tokens=config.proximal.max_tokens_per_microbatch,
-                follows=follows,
-            )
-        )
-    if plan.recipe.has("reference"):
-        own = models.reference
-        found.append(
-            ScorerRole(
-                context,
-                name="reference",
-                column="reference",
-                lane=TRAINER_LANE if own is None else "reference",
-                score=models.trainer.reference_logprobs if own is None else own.logprobs,
-                max_tokens=config.reference.max_tokens_per_microbatch,
-            )
-        )
+        add("proximal", config.proximal, models.proximal.logprobs, follows=follows)
+    if models.reference is not None:
+        add("reference", config.reference, models.reference.logprobs)
+    elif plan.recipe.has("reference"):
+        add("reference", config.reference, models.trainer.reference_logprobs, lane=TRAINER_LANE)
     if models.teacher is not None:
-        found.append(
-            ScorerRole(
-                context,
-                name="teacher",
-                column="teacher",
-                lane="teacher",
-                score=models.teacher.logprobs,
-                max_tokens=config.teacher.max_tokens_per_microbatch,
-            )
-        )
+        add("teacher", config.teacher, models.teacher.logprobs)
     if models.critic is not None:
-        found.append(
-            ScorerRole(
-                context,
-                name="critic.value",
-                column="values",
-                lane=CRITIC_LANE,
-                score=models.critic.outputs,
-                max_tokens=config.critic.max_tokens_per_microbatch,
-            )
-        )
+        add("critic.value", config.critic, models.critic.outputs, column="values", lane=CRITIC_LANE)
     return tuple(found)
 
 

@@ -45,7 +45,10 @@ def run(args: argparse.Namespace) -> int:
     if args.only_inputs:
         return 0
     steps = [
-        ("Warming up on demonstrations", ["sft", str(made.sft_config), "--dir", str(folder / "sft")]),
+        (
+            "Warming up on demonstrations: worked answers first, then guesses (there the loss jumps)",
+            ["sft", str(made.sft_config), "--dir", str(folder / "sft")],
+        ),
         (
             "Evaluating, training with asynchronous GRPO, evaluating again",
             ["train", str(made.grpo_config), "--dir", str(folder / "run"), "--fresh"],
