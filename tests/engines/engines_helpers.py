@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import transformers
 
+from headrace.algorithms.kept_sets import joined
 from headrace.config import EngineConfig
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.protocol import GenerateRequest, SamplingParams, TokenChunk
@@ -89,15 +90,19 @@ def request(
     key: int = 0,
     min_version: Any = None,
     stream: bool = False,
+    return_kept: bool = False,
     **kw: Any,
 ) -> GenerateRequest:
     sampling = SamplingParams(max_new_tokens=max_new_tokens, **kw)
-    return GenerateRequest(name, np.asarray(tokens, dtype=np.int32), sampling, key, min_version, stream)
+    return GenerateRequest(name, np.asarray(tokens, dtype=np.int32), sampling, key, min_version, stream, return_kept)
 
 
 async def collect(engine: EmbeddedEngine, wanted: GenerateRequest) -> TokenChunk:
     """All chunks of a request as one."""
-    chunks = [chunk async for chunk in engine.generate(wanted)]
+    return joined_chunks([chunk async for chunk in engine.generate(wanted)])
+
+
+def joined_chunks(chunks: list[TokenChunk]) -> TokenChunk:
     assert all(chunk.finish_reason is None for chunk in chunks[:-1])
     return TokenChunk(
         np.concatenate([chunk.tokens for chunk in chunks]),
@@ -105,6 +110,7 @@ async def collect(engine: EmbeddedEngine, wanted: GenerateRequest) -> TokenChunk
         np.concatenate([chunk.versions for chunk in chunks]),
         np.concatenate([chunk.branches for chunk in chunks]),
         chunks[-1].finish_reason,
+        joined([chunk.kept for chunk in chunks], [len(chunk.tokens) for chunk in chunks]),
     )
 
 

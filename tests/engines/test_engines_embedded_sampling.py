@@ -22,8 +22,8 @@ def _draw(logits: torch.Tensor, count: int, **params: Any) -> tuple[Any, Any]:
     """`count` draws of one distribution, each with a key of its own."""
     batch = DecodeBatch(count, logits.shape[-1], torch.device("cpu"))
     batch.load([Sequence(request(f"r{i}", [0], key=i, **params), 64) for i in range(count)])
-    tokens, logprobs = sample(logits.expand(count, -1), batch.rows, batch.positions + 1)
-    return tokens.numpy(), logprobs.numpy()
+    sampled = sample(logits.expand(count, -1), batch.rows, batch.positions + 1)
+    return sampled.tokens.numpy(), sampled.logprobs.numpy()
 
 
 def _splitmix_output(z: int) -> int:
@@ -122,9 +122,9 @@ def test_rows_with_parameters_of_their_own_do_not_touch_each_other() -> None:
     together = sample(logits, batch.rows, batch.positions + 1)
     for i, sequence in enumerate(sequences):
         batch.load([sequence])
-        token, logprob = sample(logits[i : i + 1], batch.rows, batch.positions + 1)
-        assert token.item() == together[0][i].item()
-        assert logprob.item() == pytest.approx(together[1][i].item(), abs=1e-6)
+        alone = sample(logits[i : i + 1], batch.rows, batch.positions + 1)
+        assert alone.tokens.item() == together.tokens[i].item()
+        assert alone.logprobs.item() == pytest.approx(together.logprobs[i].item(), abs=1e-6)
 
 
 def test_a_sample_is_the_same_alone_and_among_twenty_others() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from headrace.algorithms.kept_sets import KeptSets
 from headrace.experience.codec import CodecError, decode_group, encode_group
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 
@@ -25,6 +26,13 @@ COLUMNS = ("tokens", "loss_mask", "logprobs", "versions", "branches")
 DTYPES = (np.int32, np.bool_, np.float32, np.int32, np.int32)
 
 
+def kept_sets(arrays: dict[str, np.ndarray], others: int) -> KeptSets:
+    """Of each token in the mask: itself, and `others` ids beside, of a vocabulary of 50."""
+    sets = [[(int(token) + i) % 50 for i in range(1 + others)] for token in arrays["tokens"][arrays["loss_mask"]]]
+    ids = np.array([i for one in sets for i in one], np.int64)
+    return KeptSets.of(ids, arrays["loss_mask"] * (1 + others), 50)
+
+
 @st.composite
 def groups(draw: st.DrawFn) -> Group:
     key = GroupKey(*(draw(st.integers(-1, 2**40)) for _ in range(3)))
@@ -32,6 +40,9 @@ def groups(draw: st.DrawFn) -> Group:
     for _ in range(draw(st.integers(0, 3))):
         length = draw(st.integers(0, 6))
         arrays = {name: draw(hnp.arrays(dtype, length)) for name, dtype in zip(COLUMNS, DTYPES, strict=True)}
+        kept = draw(st.none() | st.builds(kept_sets, st.just(arrays), st.integers(0, 5)))
+        if kept is not None:
+            arrays["tokens"] = arrays["tokens"] % kept.vocab_size
         samples.append(
             Sample(
                 group=key,
@@ -41,6 +52,7 @@ def groups(draw: st.DrawFn) -> Group:
                 reward=draw(st.none() | st.floats(allow_nan=False)),
                 failure=draw(st.none() | st.text()),
                 metadata=draw(st.dictionaries(st.text(), json_like, max_size=3)),
+                kept=kept,
                 **arrays,
             )
         )
@@ -85,6 +97,11 @@ def test_a_group_comes_back_as_it_was(group: Group) -> None:
         for name in ("group", "episode", "index", "status", "reward", "failure", "metadata"):
             assert getattr(one, name) == getattr(other, name)
             assert type(getattr(one, name)) is type(getattr(other, name))
+        assert (one.kept is None) == (other.kept is None)
+        if one.kept is not None and other.kept is not None:
+            assert one.kept.vocab_size == other.kept.vocab_size
+            assert one.kept.counts.tobytes() == other.kept.counts.tobytes()
+            assert one.kept.data.tobytes() == other.kept.data.tobytes()
 
 
 @given(st.binary(max_size=200))
@@ -113,8 +130,8 @@ def test_a_cut_record_is_refused() -> None:
 
 
 def test_another_format_is_named() -> None:
-    with pytest.raises(CodecError, match="has format 2; this version of headrace reads 1"):
-        decode_group(msgpack.packb([2, [0, 0, 0], "p", 0, 0, []]))
+    with pytest.raises(CodecError, match="has format 1; this version of headrace reads 2"):
+        decode_group(msgpack.packb([1, [0, 0, 0], "p", 0, 0, []]))
 
 
 def test_a_dtype_is_not_taken_from_the_bytes() -> None:

@@ -88,6 +88,7 @@ class ScriptedEngine:
     closed: list[str] = field(default_factory=list)
     version: Version = INITIAL
     failure: Exception | None = None
+    gives_kept_sets: bool = True
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         reply = self.replies[min(len(self.requests), len(self.replies) - 1)]

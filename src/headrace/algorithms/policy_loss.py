@@ -35,7 +35,7 @@ class LossTerms:
     `clipped`: tokens whose gradient the clip took away. `behavior_weight`: the weights applied (1 each for `naive`),
     `behavior_weight_squared` their squares; `behavior_outside`: those outside their bounds. `reference_kl`: the
     estimate that the config names, with a reference. `entropy`, if there is a bonus. `own/NAME`: the stats of pieces
-    of the user's own."""
+    of the user's own. `whole_entropy` and `kept_mass` where they are given."""
     maxima: Stats
     """Largest over the tokens inside the mask, 0 for none. `mismatch_abs`."""
 
@@ -55,7 +55,11 @@ class PolicyTokens:
     """None: the current policy is the proximal one (one step per batch)."""
     reference: Tensor | None = None
     entropy: Tensor | None = None
-    """Of the current policy, differentiable."""
+    """Of the current policy cut to the kept sets, differentiable."""
+    whole_entropy: Tensor | None = None
+    """Of the current policy over the whole vocabulary."""
+    kept_mass: Tensor | None = None
+    """Of the current policy on the kept sets."""
     kept: Tensor | None = None
     """`m2po`: which tokens its mask keeps; all unless given."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
@@ -105,6 +109,9 @@ class PolicyLoss:
             gain = keep(data.entropy, mask)
             extra["entropy"] = gain.detach().sum()
             per_token = per_token - config.entropy * gain
+        for name, values in (("whole_entropy", data.whole_entropy), ("kept_mass", data.kept_mass)):
+            if values is not None:
+                extra[name] = keep(values, mask).sum()
         numerator, denominator = self._aggregate(per_token, mask, data.sample_index)
 
         # Between engine and trainer; what earlier steps on the same batch changed is none of it.

@@ -95,17 +95,24 @@ class OwnStage(Protocol):
 
 
 def compose(
-    settings: Settings, *, own_proximal: bool = False, reward_model: bool = False, sealed_critic: bool = False
+    settings: Settings,
+    *,
+    own_proximal: bool = False,
+    reward_model: bool = False,
+    sealed_critic: bool = False,
+    truncated: bool = False,
 ) -> Recipe:
     """The stages that these settings need, and no others. `check_dataflow` holds for them, but for the user's own.
 
     `own_proximal`: the proximal policy's log-probs are a column, and not computed by the actor. `reward_model`: what
     the rollout gives is not yet the reward, but is scored by a model first. `sealed_critic`: the critic makes several
-    steps on a batch.
+    steps on a batch. `truncated`: tokens are sampled under top-k or top-p, and have kept sets.
     """
+    kept = ("kept_sets",) if truncated else ()
+    forward = (*_FORWARD, *kept)
     in_reward = settings.kl.coefficient > 0 and settings.kl.place == "reward"
     stages = [
-        Stage("rollout", (), (*_OF_TOKENS, "scored" if reward_model else "reward", *_OF_GROUP), "group"),
+        Stage("rollout", (), (*_OF_TOKENS, *kept, "scored" if reward_model else "reward", *_OF_GROUP), "group"),
         Stage("filter", ("reward", "group"), ("keep",), "group"),
         Stage("schedule", ("keep",), ("batch",), "group"),
     ]
@@ -114,19 +121,19 @@ def compose(
     compared, trained = ["reward", "keep", "episode", "tokens", "loss_mask", "logprobs"], []
     written = ["advantages"]
     if settings.needs_reference:
-        stages.append(Stage("reference", _FORWARD, ("reference",), "row"))
+        stages.append(Stage("reference", forward, ("reference",), "row"))
         # The actor reads it in either place: the KL is recorded with the batch.
         trained.append("reference")
         compared += ["reference"] if in_reward else []
     if settings.needs_teacher:
-        stages.append(Stage("teacher", _FORWARD, ("teacher",), "row"))
+        stages.append(Stage("teacher", forward, ("teacher",), "row"))
         trained += ["teacher"] if settings.distils else []
     if settings.needs_critic:
         stages.append(Stage("critic.value", _FORWARD, ("values",), "row"))
         compared.append("values")
         written.append("returns")
     if own_proximal:
-        stages.append(Stage("proximal", (*_FORWARD, "batch"), ("proximal",), "row"))
+        stages.append(Stage("proximal", (*forward, "batch"), ("proximal",), "row"))
         trained.append("proximal")
     for own in settings.stages:
         needed = ("keep", "batch") if own.unit == "batch" else ("keep",)
@@ -143,7 +150,7 @@ def compose(
         update = ("tokens", "loss_mask", "values", "returns", "batch")
         stages.append(Stage("critic.update", update, (), "batch" if sealed_critic else "row"))
         loss["critic.update"] = "value_loss"
-    actor = _once([*_OF_TOKENS, "reward", *trained, "batch"])
+    actor = _once([*_OF_TOKENS, *kept, "reward", *trained, "batch"])
     stages.append(Stage("actor", actor, (), "batch" if settings.seals_batch else "row"))
     return Recipe(settings.recipe, tuple(stages), loss)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from headrace.config.base import Section
 from headrace.config.filters import FilterConfig
 
+TOP_K_OF_TOP_P = 512
+"""The limit on what `top_p` keeps unless another is given."""
 OnDeadline = Literal["wait", "mask", "drop", "late"]
 
 
@@ -19,9 +22,24 @@ class SamplingConfig(Section):
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
-    """0 is no limit."""
+    """0 is no limit. With `top_p` below 1 it is 512 unless given: what is kept of the vocabulary travels with each
+    token."""
     stop_token_ids: tuple[int, ...] = ()
     """Beside the model's own end-of-sequence tokens."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_are_kept(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or given.get("top_k") is not None:
+            return given
+        top_p = given.get("top_p")
+        limited = isinstance(top_p, float) and top_p < 1
+        return {**given, "top_k": TOP_K_OF_TOP_P} if limited else given
+
+    @property
+    def truncates(self) -> bool:
+        """Whether tokens are sampled from a distribution cut by top-k or top-p."""
+        return self.top_p < 1 or self.top_k > 0
 
 
 class RolloutConfig(Section):

@@ -155,6 +155,11 @@ class TrainConfig(Section):
         """`async.ahead`, or what it is unless given."""
         return self.async_.ahead or 2 * self.rollout.prompts_per_batch + self.rollout.surplus
 
+    @property
+    def table_groups(self) -> int:
+        """Groups that the experience table has places for."""
+        return self.ahead + (self.async_.staleness_bound + 2) * self.rollout.prompts_per_batch
+
     @model_validator(mode="after")
     def _parts_fit(self) -> TrainConfig:
         if self.rollout.surplus and self.deadline_rule != "drop":

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from headrace.config.base import Section
 
+ENTROPY_VOCABULARY = 2**16
+"""Largest vocabulary whose entropy is recorded unless the config says."""
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -34,5 +36,8 @@ class TrainerConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     lr_schedule: LRScheduleConfig = LRScheduleConfig()
     max_grad_norm: float = Field(default=1.0, gt=0)
+    record_entropy: bool | None = None
+    """Whether the record has the policy's entropy, over the whole vocabulary; unless given, where that has 65,536
+    tokens or fewer, since it takes one more look at all logits."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
     """Token budget of one forward and backward pass; a longer sample is a micro-batch of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.algorithms.kept_sets import most_bytes
 from headrace.algorithms.recipes import check_dataflow
 from headrace.controller.memory import GIB, MIB
 from headrace.controller.plan import Plan
@@ -30,9 +31,21 @@ def _run(plan: Plan) -> list[str]:
         f"batches   {plan.total_batches} of {rollout.prompts_per_batch} prompts x {rollout.samples_per_prompt} "
         f"samples, {config.algorithm.updates_per_batch} optimiser step(s) each"
         + (f"; {rollout.surplus} prompt(s) more are started" if rollout.surplus else ""),
+        f"sampling  {_sampling(plan)}",
         f"schedule  {asynchrony.mode}: staleness at most {asynchrony.staleness_bound}, on deadline "
         f"{config.deadline_rule}, swaps {asynchrony.swap}",
     ]
+
+
+def _sampling(plan: Plan) -> str:
+    """The distribution that tokens are drawn from."""
+    sampling = plan.config.rollout.sampling
+    drawn = f"at most {sampling.max_new_tokens} tokens, temperature {sampling.temperature:g}"
+    if not sampling.truncates:
+        return f"{drawn}, from the whole vocabulary"
+    cut = f"top_k {sampling.top_k}" if sampling.top_k else "no top_k"
+    most = most_bytes(plan.vocab_size, sampling.top_k)
+    return f"{drawn}, top_p {sampling.top_p:g}, {cut}: what these keep travels with each token, in {most} bytes at most"
 
 
 def _dataflow(plan: Plan) -> list[str]:

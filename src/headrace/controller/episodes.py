@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.config import ConfigError
 from headrace.controller.plan import Plan
 from headrace.engines.protocol import Engine, SamplingParams
 from headrace.rollout.episodes import EpisodeRunner
@@ -15,8 +16,15 @@ from headrace.runtime.protocol import Clock
 
 
 def episode_runner(plan: Plan, engine: Engine, clock: Clock, rewards: RewardPool, *, evaluation: bool) -> EpisodeRunner:
-    """The runner of training episodes, or that of evaluation."""
+    """The runner of training episodes, or that of evaluation. Raises ConfigError if the engine cannot give what
+    training needs."""
     config, sampling = plan.config, plan.config.rollout.sampling
+    if sampling.truncates and not (evaluation or engine.gives_kept_sets):
+        raise ConfigError(
+            f"rollout.sampling has top_p {sampling.top_p:g} and top_k {sampling.top_k}, but the engine cannot say "
+            "which tokens they keep, and without that nothing is trained as it was sampled; use top_p 1, top_k 0, or "
+            "another engine"
+        )
     if evaluation:
         params = SamplingParams(
             max_new_tokens=config.evaluation.max_new_tokens or sampling.max_new_tokens,
@@ -41,6 +49,7 @@ def episode_runner(plan: Plan, engine: Engine, clock: Clock, rewards: RewardPool
             clock=clock,
             request_timeout_s=config.rollout.episode_timeout_s,
             max_context=plan.max_context,
+            return_kept=not evaluation,
         ),
         rewards=rewards,
         group_rewards=rewards if config.reward.group else None,

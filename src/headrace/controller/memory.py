@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import torch
 
+from headrace.algorithms.kept_sets import most_bytes
 from headrace.config import EngineConfig, TrainConfig
 from headrace.controller.judges import own_judges
 from headrace.engines.embedded.memory import CachePlan, plan_cache
@@ -56,6 +57,10 @@ def estimate_memory(config: TrainConfig, model_config: Any, device: torch.device
         uses["trainer: bfloat16 weights"] = trainer_bytes * parameters
     if config.weights.transport == "memory":
         uses["weight plane: newest version"] = trainer_bytes * parameters
+    if config.rollout.sampling.truncates:
+        uses["experience table: kept sets, at most"] = _kept_sets(
+            config, int(model_config.get_text_config().vocab_size)
+        )
     algorithm = config.algorithm
     if algorithm.needs_reference:
         uses["reference: weights"] = trainer_bytes * parameters
@@ -74,6 +79,15 @@ def estimate_memory(config: TrainConfig, model_config: Any, device: torch.device
         uses[f"judge {judge.path}: KV cache"] = plan_kv_cache(asked, judge.engine, dtype, device).bytes_wanted
     place = "this host" if device.type == "cpu" else str(device)
     return MemoryEstimate(parameters, uses, place, free_bytes(device))
+
+
+def _kept_sets(config: TrainConfig, vocab_size: int) -> int:
+    """Bytes of the kept sets of as many groups as the table holds, each set as large as it can be."""
+    rollout = config.rollout
+    tokens = config.table_groups * rollout.samples_per_prompt * rollout.sampling.max_new_tokens
+    if rollout.environment is not None:
+        tokens *= rollout.max_turns
+    return tokens * most_bytes(vocab_size, rollout.sampling.top_k)
 
 
 def plan_kv_cache(model_config: Any, engine_config: EngineConfig, dtype: str, device: torch.device) -> CachePlan:

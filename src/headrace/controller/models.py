@@ -14,7 +14,7 @@ from headrace.algorithms.policy_loss import PolicyLoss
 from headrace.controller.checkpointer import Saved
 from headrace.controller.judge_engines import load_judges
 from headrace.controller.plan import Plan
-from headrace.controller.policy_objective import EntropyOutputs, PolicyObjective, ValueObjective
+from headrace.controller.policy_objective import PolicyObjective, PolicyOutputs, ValueObjective, output_columns
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.models.loading import load_causal_lm, load_reward_model, load_value_model, resolve_device
 from headrace.models.values import token_values
@@ -64,13 +64,15 @@ async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
 
     algorithm, dtype = config.algorithm, getattr(torch, config.model.dtype)
     coefficient = KLCoefficient(algorithm.kl, plan.pieces.kl_controller)
-    temperature = config.rollout.sampling.temperature
+    sampling = config.rollout.sampling
+    temperature = sampling.temperature
+    columns = output_columns(algorithm, truncated=sampling.truncates, record_entropy=plan.records_entropy)
 
     def trainer() -> HFTrainer:
         made = HFTrainer(
             load_causal_lm(config.model.path, dtype=torch.float32, device=device),
             config=config.trainer,
-            loss=PolicyObjective(algorithm, PolicyLoss(algorithm, plan.pieces, coefficient), plan.pieces),
+            loss=PolicyObjective(algorithm, PolicyLoss(algorithm, plan.pieces, coefficient), plan.pieces, columns),
             total_steps=max(plan.total_batches - plan.warm_up_batches, 1) * algorithm.updates_per_batch,
             temperature=temperature,
             dtype=dtype,
@@ -78,7 +80,7 @@ async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
             tokenizer=plan.tokenizer,
             seed=config.seed,
             between_layers=runtime.rebalance,
-            outputs=EntropyOutputs(temperature) if algorithm.entropy else None,
+            outputs=PolicyOutputs(columns, temperature),
         )
         if algorithm.needs_reference and config.reference.placement == "hybrid":
             made.keep_reference()

@@ -92,7 +92,7 @@ def connect(
             for stage in plan.recipe.stages
             if stage.name not in _LEASED_BY_NOBODY
         ],
-        capacity=ahead + (eta + 2) * rollout.prompts_per_batch,
+        capacity=config.table_groups,
         lease_s=_LEASE_TERMS_PER_STALL * config.runtime.stall_timeout_s,
         clock=clock,
     )

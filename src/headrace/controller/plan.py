@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose
 from headrace.config import ConfigError, TrainConfig
+from headrace.config.trainer import ENTROPY_VOCABULARY
 from headrace.experience.dataset import Prompt, PromptDataset
 from headrace.models.folder import check_weights
 from headrace.models.loading import (
@@ -46,6 +47,7 @@ class Plan:
     """The model's end-of-sequence tokens and those of the config."""
     max_context: int
     """Tokens of prompt and response."""
+    vocab_size: int
     total_batches: int
     memory: MemoryEstimate
     workflow: Workflow
@@ -54,6 +56,12 @@ class Plan:
     """The user's own functions in the place of named ones."""
     stages: tuple[Callable[..., Any], ...] = ()
     """The functions of the user's own stages, in their order."""
+
+    @property
+    def records_entropy(self) -> bool:
+        """`trainer.record_entropy`, or what it is unless given."""
+        wanted = self.config.trainer.record_entropy
+        return self.vocab_size <= ENTROPY_VOCABULARY if wanted is None else wanted
 
     @property
     def warm_up_batches(self) -> int:
@@ -83,7 +91,8 @@ def make_plan(config: TrainConfig) -> Plan:
 
     device = resolve_device(config.model.device)
     model_config = read_model_config(config.model.path)
-    _check_others(config, model_config.get_text_config().vocab_size)
+    vocab_size = int(model_config.get_text_config().vocab_size)
+    _check_others(config, vocab_size)
     tokenizer = load_tokenizer(config.model.path)
     context = context_limit(model_config, config.engine)
     check_judges(config.reward, context)
@@ -92,7 +101,7 @@ def make_plan(config: TrainConfig) -> Plan:
     can_grow = config.engine.max_context is not None and (places is None or context < places)
     _check_lengths(text, context, prompts, config.data.train, can_grow)
     _check_lengths(text, context, eval_prompts, config.data.eval or "", can_grow)
-    _check_stops(config, model_config.get_text_config().vocab_size)
+    _check_stops(config, vocab_size)
     memory = estimate_memory(config, model_config, device)
     batches = config.trainer.batches
     if batches is None:
@@ -106,6 +115,7 @@ def make_plan(config: TrainConfig) -> Plan:
         tokenizer=tokenizer,
         stop_token_ids=tuple(dict.fromkeys(stops)),
         max_context=context,
+        vocab_size=vocab_size,
         total_batches=batches,
         memory=memory,
         workflow=workflow,
@@ -126,6 +136,7 @@ def _recipe(config: TrainConfig) -> Recipe:
         own_proximal=config.own_proximal,
         reward_model=reward_model,
         sealed_critic=config.critic.updates_per_batch > 1,
+        truncated=config.rollout.sampling.truncates,
     )
     try:
         check_dataflow(recipe.stages)

@@ -15,7 +15,7 @@ from headrace.algorithms.pieces import Pieces
 from headrace.algorithms.policy_loss import PolicyLoss, PolicyTokens, interpolated
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.named import is_own
-from headrace.models.logprobs import token_logprobs_and_entropy
+from headrace.models.logprobs import Column, token_columns
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
 from headrace.training.protocol import LossTerms
@@ -39,15 +39,24 @@ def _interpolates(config: AlgorithmConfig) -> bool:
 
 
 class PolicyObjective:
-    def __init__(self, config: AlgorithmConfig, loss: PolicyLoss, pieces: Pieces | None = None) -> None:
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        loss: PolicyLoss,
+        pieces: Pieces | None = None,
+        columns: Sequence[Column] = ("logprob",),
+    ) -> None:
+        """`columns`: of the outputs that it is called with."""
         self._config = config
+        self._columns = tuple(columns)
         self._loss = loss
         self._interpolated = interpolated if pieces is None or pieces.proximal is None else pieces.proximal
 
     def __call__(self, outputs: Tensor, micro: MicroBatch) -> LossTerms:
-        """`outputs`: log-probs [N] of the policy that is being differentiated, or those and the entropy, [N, 2]."""
+        """`outputs` [N, len(columns)]: of the policy that is being differentiated."""
         columns = micro.columns
-        logprobs, entropy = (outputs, None) if outputs.ndim == 1 else outputs.unbind(1)
+        found: dict[str, Tensor] = dict(zip(self._columns, outputs.unbind(1), strict=True))
+        logprobs = found["logprob"]
         proximal = columns.get("proximal")
         if self._config.proximal == "behavior":
             proximal = columns["logprobs"]
@@ -65,7 +74,9 @@ class PolicyObjective:
                 teacher=columns.get("teacher"),
                 proximal=proximal,
                 reference=columns.get("reference"),
-                entropy=entropy,
+                entropy=found.get("entropy"),
+                whole_entropy=found.get("whole_entropy"),
+                kept_mass=found.get("kept_mass"),
                 kept=None if kept is None else kept > 0,
                 columns={name: columns[name] for name in self._config.loss_reads},
             ),
@@ -98,14 +109,25 @@ def prepare_batch(config: AlgorithmConfig) -> Callable[[Sequence[MicroBatch]], N
     return prepare if config.loss == "m2po" else lambda micros: None
 
 
-class EntropyOutputs:
-    """Log-probs and entropy, [N, 2], for a policy loss with an entropy bonus."""
+def output_columns(config: AlgorithmConfig, *, truncated: bool, record_entropy: bool) -> tuple[Column, ...]:
+    """What the policy's loss sees of each token. `truncated`: tokens are sampled under top-k or top-p."""
+    return (
+        "logprob",
+        *(("entropy",) if config.entropy else ()),
+        *(("whole_entropy",) if record_entropy else ()),
+        *(("kept_mass",) if truncated else ()),
+    )
 
-    def __init__(self, temperature: float) -> None:
+
+class PolicyOutputs:
+    """The columns of `PolicyObjective`, [N, len(columns)]."""
+
+    def __init__(self, columns: Sequence[Column], temperature: float) -> None:
+        self._columns = tuple(columns)
         self._temperature = temperature
 
     def __call__(self, lm: PackedLM, micro: MicroBatch) -> Tensor:
-        return torch.stack(token_logprobs_and_entropy(lm, micro, self._temperature), dim=1)
+        return token_columns(lm, micro, self._columns, self._temperature)
 
 
 class ValueObjective:

@@ -122,7 +122,8 @@ class Recorder:
             effective_token_share=_share(sums["behavior_weight"] ** 2, sums["behavior_weight_squared"] * tokens),
             kl_coefficient=self._kl_coefficient(step.batch),
             reference_kl=sums["reference_kl"] / tokens if "reference_kl" in sums else None,
-            entropy=sums["entropy"] / tokens if "entropy" in sums else None,
+            entropy=sums["whole_entropy"] / tokens if "whole_entropy" in sums else None,
+            kept_mass=sums["kept_mass"] / tokens if "kept_mass" in sums else None,
             own={name.removeprefix(OWN): total / tokens for name, total in sums.items() if name.startswith(OWN)},
             critic_loss=sum(report.loss for report in step.critic) / len(step.critic) if step.critic else None,
         )

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.algorithms.kept_sets import KeptSets
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import Version
 
@@ -51,6 +52,11 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     """A sampled stop token ends the sequence and is kept as its last token."""
 
+    @property
+    def truncates(self) -> bool:
+        """Whether tokens are sampled from a distribution cut by top-k or top-p."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
+
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
@@ -64,6 +70,8 @@ class GenerateRequest:
     """No weights older than this may serve the request."""
     stream: bool = False
     """True: a chunk whenever tokens were sampled. False: one chunk at the end."""
+    return_kept: bool = False
+    """Chunks bring the kept set of each token, where the sampling truncates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,8 @@ class TokenChunk:
     branches: NDArray[np.int32]
     finish_reason: FinishReason | None = None
     """Set on the last chunk only."""
+    kept: KeptSets | None = None
+    """Of the tokens, if there are any, where they were asked for and the sampling truncates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +122,10 @@ class Engine(Protocol):
     @property
     def version(self) -> Version:
         """The version that the next decode step samples from; it only grows."""
+
+    @property
+    def gives_kept_sets(self) -> bool:
+        """Whether it can say which ids top-k and top-p left of each token (`GenerateRequest.return_kept`)."""
 
     @property
     def failure(self) -> Exception | None:

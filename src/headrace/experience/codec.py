@@ -13,9 +13,10 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.algorithms.kept_sets import KeptSets
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 
-FORMAT = 1
+FORMAT = 2
 """First item of every record; grows when the layout changes."""
 
 _MAX_DEPTH = 32
@@ -26,6 +27,7 @@ _COLUMNS = {
     "versions": np.dtype("<i4"),
     "branches": np.dtype("<i4"),
 }
+_COUNTS, _DATA = np.dtype("<i4"), np.dtype("|u1")
 
 T = TypeVar("T")
 
@@ -51,6 +53,8 @@ class _Row(NamedTuple):
     reward: float | None
     failure: str | None
     metadata: dict[str, Any]
+    kept: list[Any] | None
+    """[vocabulary, sizes of the sets, the sets], as `KeptSets` has them."""
 
 
 def encode_group(group: Group) -> bytes:
@@ -99,7 +103,16 @@ def _row(sample: Sample, key: GroupKey) -> _Row:
     check_metadata(sample.metadata)
     arrays = [_pack_array(getattr(sample, name), dtype) for name, dtype in _COLUMNS.items()]
     reward = None if sample.reward is None else float(sample.reward)
-    return _Row(sample.episode, sample.index, arrays, str(sample.status), reward, sample.failure, sample.metadata)
+    return _Row(
+        sample.episode,
+        sample.index,
+        arrays,
+        str(sample.status),
+        reward,
+        sample.failure,
+        sample.metadata,
+        None if sample.kept is None else _pack_kept(sample.kept),
+    )
 
 
 def _sample(packed: Any, key: GroupKey) -> Sample:
@@ -122,10 +135,25 @@ def _sample(packed: Any, key: GroupKey) -> Sample:
             reward=None if row.reward is None else _typed(row.reward, float, "reward"),
             failure=None if row.failure is None else _typed(row.failure, str, "failure"),
             metadata=row.metadata,
+            kept=None if row.kept is None else _unpack_kept(row.kept),
             **arrays,
         )
     except ValueError as error:
         raise CodecError(str(error)) from error
+
+
+def _pack_kept(kept: KeptSets) -> list[Any]:
+    return [kept.vocab_size, _pack_array(kept.counts, _COUNTS), _pack_array(kept.data, _DATA)]
+
+
+def _unpack_kept(packed: Any) -> KeptSets:
+    """Raises KeptSetError, a ValueError, or CodecError."""
+    vocab_size, counts, data = _fields(packed, 3, "kept sets")
+    return KeptSets.checked(
+        _typed(vocab_size, int, "the vocabulary of kept sets"),
+        _unpack_array(counts, _COUNTS, "the sizes of kept sets"),
+        _unpack_array(data, _DATA, "kept sets"),
+    )
 
 
 def _pack_array(array: NDArray[Any], dtype: np.dtype[Any]) -> list[Any]:

@@ -276,6 +276,7 @@ class Flow:
             "logprobs": sample.logprobs,
             "versions": sample.versions,
             "branches": sample.branches,
+            "kept_sets": sample.kept,
             self._reward_column: sample.reward,
             "group": group,
             "episode": sample.episode,

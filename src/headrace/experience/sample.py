@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.algorithms.kept_sets import KeptSets
+
 
 class GroupKey(NamedTuple):
     """One attempt at one prompt: the unit of admission, filtering, normalisation and of the batch."""
@@ -60,6 +62,8 @@ class Sample:
     """Why the sample failed, as `kind: detail`; None unless `status` is FAILED."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """Free, JSON-like values only."""
+    kept: KeptSets | None = None
+    """The kept set of each token that was sampled under top-k or top-p; None if none was."""
 
     def __post_init__(self) -> None:
         length = len(self.tokens)
@@ -69,9 +73,21 @@ class Sample:
                     f"sample {self.group}/{self.episode}: {name} has length {len(getattr(self, name))}, "
                     f"tokens has {length}"
                 )
+        if self.kept is not None:
+            self._check_kept(self.kept)
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def _check_kept(self, kept: KeptSets) -> None:
+        if len(kept) != len(self):
+            raise ValueError(f"sample {self.group}/{self.episode}: {len(kept)} kept sets for {len(self)} tokens")
+        if ((kept.counts > 0) & ~self.loss_mask).any():
+            raise ValueError(
+                f"sample {self.group}/{self.episode}: a token that the policy did not choose has a kept set"
+            )
+        if not kept.contain(self.tokens).all():
+            raise ValueError(f"sample {self.group}/{self.episode}: a token is outside its kept set")
 
     @property
     def is_trainable(self) -> bool:

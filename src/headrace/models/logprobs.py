@@ -1,6 +1,9 @@
-"""Log-probs of the tokens of a packed row."""
+"""Log-probs of the tokens of a packed row, and what else its logits say of them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,9 +13,19 @@ from torch.utils.checkpoint import checkpoint
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
 
+Column = Literal["logprob", "entropy", "whole_entropy", "kept_mass"]
+"""Of each token, under the policy p = softmax(logits / temperature). Where the token has a kept set S, p cut to S and
+renormalised takes the place of p.
+
+`logprob`: of the token. `entropy`: of that distribution, in nats. `whole_entropy`: of p over the whole vocabulary,
+without gradient. `kept_mass`: p(S), without gradient; 1 where there is no S.
+"""
+
 _MAX_LOGITS = 2**26
 """Logits held at a time: 256 MiB of float32. Past this the output layer is run in pieces, and again in the backward
 pass."""
+_CACHED = 2**17
+"""Logits looked at at a time where only sums of them are wanted: they stay in a processor's cache."""
 
 
 def token_logprobs(
@@ -20,61 +33,111 @@ def token_logprobs(
 ) -> Tensor:
     """log p(token i | the tokens before it in its sample), [N] float32, differentiable; 0 where `micro.mask` is False.
 
-    p is the softmax of logits / temperature over the whole vocabulary, computed in float32. The output layer runs
-    only where a token is in the mask. `micro` must be on the model's device.
+    See `Column`; computed in float32. The output layer runs only where a token is in the mask. `micro` must be on the
+    model's device.
     """
-    return _token_columns(lm, micro, temperature, 1, max_logits)[:, 0]
+    return token_columns(lm, micro, ("logprob",), temperature, max_logits=max_logits)[:, 0]
 
 
-def token_logprobs_and_entropy(
-    lm: PackedLM, micro: MicroBatch, temperature: float = 1.0, *, max_logits: int = _MAX_LOGITS
-) -> tuple[Tensor, Tensor]:
-    """`token_logprobs`, and the entropy of p at each of those tokens in nats; both [N] float32 and differentiable."""
-    columns = _token_columns(lm, micro, temperature, 2, max_logits)
-    return columns[:, 0], columns[:, 1]
-
-
-def _token_columns(lm: PackedLM, micro: MicroBatch, temperature: float, count: int, max_logits: int) -> Tensor:
-    """[N, count]: log-prob, entropy."""
+def token_columns(
+    lm: PackedLM,
+    micro: MicroBatch,
+    columns: Sequence[Column],
+    temperature: float = 1.0,
+    *,
+    max_logits: int = _MAX_LOGITS,
+) -> Tensor:
+    """The named `columns`, [N, len(columns)] float32, as `token_logprobs` gives the first of them."""
     if temperature <= 0:
         raise ValueError(f"temperature is {temperature}; log-probs exist for temperatures above 0 only")
     trained = micro.mask.nonzero().squeeze(1)
-    result = torch.zeros((micro.num_tokens, count), dtype=torch.float32, device=micro.tokens.device)
+    result = torch.zeros((micro.num_tokens, len(columns)), dtype=torch.float32, device=micro.tokens.device)
     if trained.numel() == 0:
         return result
-    targets = micro.tokens[trained]
     row = (micro.tokens, micro.positions, micro.lengths)
-    if lm.has_plain_head:
-        hidden = lm.hidden_states(*row, trained - 1)
-        chosen = _from_hidden(lm, hidden, targets, temperature, count, max_logits)
-    else:
+    inputs = [micro.tokens[trained], *(() if micro.kept is None else micro.kept.padded(trained))]
+
+    def of_logits(logits: Tensor, targets: Tensor, *kept: Tensor) -> Tensor:
+        logits = logits.float() if temperature == 1.0 else logits.float() / temperature
+        if not kept:
+            return _uncut(logits, targets, columns)
+        return _cut(logits, targets, kept[0], kept[1], columns)
+
+    if not lm.has_plain_head:
         logits = lm.all_logits(*row).index_select(0, trained - 1)
-        chosen = _from_logits(logits, targets, temperature, count)
-    return result.index_put((trained,), chosen)
+        return result.index_put((trained,), of_logits(logits, *inputs))
+    hidden = lm.hidden_states(*row, trained - 1)
+    wide = [lm.model.config.get_text_config().vocab_size, *(part.shape[1] for part in inputs[1:])]
+    piece = max(1, max_logits // max(wide))
 
+    def of_hidden(hidden: Tensor, *inputs: Tensor) -> Tensor:
+        return of_logits(lm.head(hidden), *inputs)
 
-def _from_hidden(
-    lm: PackedLM, hidden: Tensor, targets: Tensor, temperature: float, count: int, max_logits: int
-) -> Tensor:
-    """[M, hidden] and [M] to [M, count] float32, with at most `max_logits` logits at a time."""
-
-    def chosen(hidden: Tensor, targets: Tensor) -> Tensor:
-        return _from_logits(lm.head(hidden), targets, temperature, count)
-
-    piece = max(1, max_logits // lm.model.config.get_text_config().vocab_size)
     if hidden.shape[0] <= piece:
-        return chosen(hidden, targets)
-    pieces = zip(hidden.split(piece), targets.split(piece), strict=True)
-    return torch.cat([checkpoint(chosen, *part, use_reentrant=False, preserve_rng_state=False) for part in pieces])
+        return result.index_put((trained,), of_hidden(hidden, *inputs))
+    pieces = zip(*(part.split(piece) for part in (hidden, *inputs)), strict=True)
+    chosen = [checkpoint(of_hidden, *part, use_reentrant=False, preserve_rng_state=False) for part in pieces]
+    return result.index_put((trained,), torch.cat(chosen))
 
 
-def _from_logits(logits: Tensor, targets: Tensor, temperature: float, count: int) -> Tensor:
-    """[M, vocabulary] and [M] to [M, count] float32."""
-    logits = logits.float() if temperature == 1.0 else logits.float() / temperature
-    chosen = -F.cross_entropy(logits, targets, reduction="none")
-    if count == 1:
-        return chosen[:, None]
+def _uncut(logits: Tensor, targets: Tensor, columns: Sequence[Column]) -> Tensor:
+    """[M, V] and [M] to [M, len(columns)]: no token has a kept set."""
+    if tuple(columns) == ("logprob",):
+        return -F.cross_entropy(logits, targets, reduction="none")[:, None]
     everything = torch.log_softmax(logits, dim=-1)
-    # A logit of -inf has probability 0 and adds nothing; the product would be NaN.
-    entropy = -(everything.exp() * everything.clamp(min=torch.finfo(torch.float32).min)).sum(-1)
-    return torch.stack([chosen, entropy], dim=1)
+    found = {"logprob": everything.gather(1, targets[:, None])[:, 0]}
+    if "entropy" in columns:
+        found["entropy"] = _entropy(everything)
+    if "whole_entropy" in columns:
+        found["whole_entropy"] = _entropy_of_rows(everything)
+    if "kept_mass" in columns:
+        found["kept_mass"] = torch.ones_like(found["logprob"])
+    return torch.stack([found[name] for name in columns], dim=1)
+
+
+def _cut(logits: Tensor, targets: Tensor, ids: Tensor, possible: Tensor, columns: Sequence[Column]) -> Tensor:
+    """As `_uncut`. `ids` [M, K]: the kept sets, where `possible` [M, K]; a row without any is not cut."""
+    whole = ~possible.any(dim=1)
+    if whole.any():
+        result = logits.new_zeros((len(logits), len(columns)))
+        cut = ~whole
+        result = result.index_put((whole.nonzero()[:, 0],), _uncut(logits[whole], targets[whole], columns))
+        if not cut.any():
+            return result
+        of_cut = _cut(logits[cut], targets[cut], ids[cut], possible[cut], columns)
+        return result.index_put((cut.nonzero()[:, 0],), of_cut)
+    kept = logits.gather(1, ids).masked_fill(~possible, -torch.inf)
+    mass = kept.logsumexp(dim=1)
+    found = {"logprob": logits.gather(1, targets[:, None])[:, 0] - mass}
+    if "entropy" in columns:
+        found["entropy"] = _entropy(kept - mass[:, None])
+    if "whole_entropy" in columns or "kept_mass" in columns:
+        with torch.no_grad():
+            found["whole_entropy"], of_all = _entropy_and_mass(logits)
+            found["kept_mass"] = (mass - of_all).exp()
+    return torch.stack([found[name] for name in columns], dim=1)
+
+
+def _entropy(logprobs: Tensor) -> Tensor:
+    """Of each row of log-probs, in nats; differentiable."""
+    # A log-prob of -inf has probability 0 and adds nothing; the product would be NaN.
+    return -(logprobs.exp() * logprobs.clamp(min=torch.finfo(torch.float32).min)).sum(-1)
+
+
+@torch.no_grad()
+def _entropy_of_rows(logprobs: Tensor) -> Tensor:
+    """`_entropy` without gradient, a few rows at a time."""
+    return torch.cat([_entropy(part) for part in logprobs.split(_rows(logprobs))])
+
+
+def _entropy_and_mass(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Entropy of each row's softmax in nats, and its logsumexp; a few rows at a time."""
+    entropies, masses = [], []
+    for part in logits.split(_rows(logits)):
+        masses.append(part.logsumexp(dim=1))
+        entropies.append(_entropy(part - masses[-1][:, None]))
+    return torch.cat(entropies), torch.cat(masses)
+
+
+def _rows(logits: Tensor) -> int:
+    return max(1, _CACHED // logits.shape[1]) if logits.device.type == "cpu" else max(1, 2**24 // logits.shape[1])

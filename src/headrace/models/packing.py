@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.algorithms.kept_sets import KeptSets, joined
+
 
 @dataclass(frozen=True, slots=True)
 class PackRow:
@@ -25,17 +27,42 @@ class PackRow:
     """[T]: True where the token enters the loss."""
     columns: Mapping[str, NDArray[np.floating] | float] = field(default_factory=dict)
     """Per token [T], or one value for all of the sample's tokens."""
+    kept: KeptSets | None = None
+    """Of the tokens that were sampled under top-k or top-p; None if none was."""
 
     def __post_init__(self) -> None:
         length = len(self.tokens)
         if length == 0:
             raise ValueError("a row without tokens cannot be packed; leave it out")
+        if self.kept is not None and len(self.kept) != length:
+            raise ValueError(f"{len(self.kept)} kept sets are given, but the row has {length} tokens")
         for name, values in [("mask", self.mask), *self.columns.items()]:
             if np.ndim(values) and np.shape(values) != (length,):
                 raise ValueError(f"{name} has shape {np.shape(values)}, but the row has {length} tokens")
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTokens:
+    """The kept sets of N tokens, as tensors on one device."""
+
+    ids: Tensor
+    """[M] int64: the ids of all sets, one set after another."""
+    counts: Tensor
+    """[N] int64: how many each has; 0 where there is no set."""
+
+    def padded(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """The sets of the tokens `at` [P]: ids [P, K], K that of the largest, and which of them count, [P, K] bool."""
+        counts = self.counts[at]
+        place = torch.arange(int(counts.max()), device=counts.device)
+        starts = (self.counts.cumsum(0) - self.counts)[at]
+        count = place < counts[:, None]
+        return self.ids[torch.where(count, starts[:, None] + place, 0)], count
+
+    def to(self, device: torch.device) -> KeptTokens:
+        return KeptTokens(self.ids.to(device), self.counts.to(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +81,8 @@ class MicroBatch:
     """[N] int64: which of the S samples the token belongs to."""
     columns: dict[str, Tensor]
     """[N] float32 each."""
+    kept: KeptTokens | None = None
+    """None where no token has a kept set."""
 
     @property
     def num_tokens(self) -> int:
@@ -79,6 +108,7 @@ class MicroBatch:
             mask=self.mask.to(device),
             sample_index=self.sample_index.to(device),
             columns={name: column.to(device) for name, column in self.columns.items()},
+            kept=None if self.kept is None else self.kept.to(device),
         )
 
 
@@ -106,7 +136,16 @@ def pack(rows: Sequence[PackRow]) -> MicroBatch:
         mask=torch.from_numpy(mask),
         sample_index=torch.from_numpy(sample_index),
         columns={name: torch.from_numpy(values) for name, values in columns.items()},
+        kept=_kept(rows),
     )
+
+
+def _kept(rows: Sequence[PackRow]) -> KeptTokens | None:
+    sets = joined([row.kept for row in rows], map(len, rows))
+    if sets is None or not sets.counts.any():
+        return None
+    ids, counts = sets.ids()
+    return KeptTokens(torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(counts.astype(np.int64)))
 
 
 def plan_microbatches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -75,7 +75,10 @@ class BatchRecord:
     reference_kl: float | None = None
     """Mean over trained tokens, by the estimator of the config; None without a reference."""
     entropy: float | None = None
-    """Mean over trained tokens, in nats; None unless there is a bonus for it."""
+    """Of the trained policy over the whole vocabulary, mean over trained tokens, in nats; None where it is not recorded
+    (`trainer.record_entropy`)."""
+    kept_mass: float | None = None
+    """The trained policy's probability of what top-k and top-p kept, mean over trained tokens; None without them."""
     critic_loss: float | None = None
     """None without a critic."""
     own: dict[str, float] = field(default_factory=dict)

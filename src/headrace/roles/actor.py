@@ -195,7 +195,8 @@ class ActorRole:
                 self._context.table.give_back(lease)
 
     def _pack_row(self, row: Row, trained: NDArray[np.bool_]) -> PackRow:
-        return PackRow(row.columns["tokens"], trained, {name: row.columns[name] for name in self._columns})
+        columns = {name: row.columns[name] for name in self._columns}
+        return PackRow(row.columns["tokens"], trained, columns, row.columns["kept_sets"])
 
     async def _leases(self, batch: int) -> AsyncGenerator[Lease]:
         source = self._loader.micro_batches(batch, until=lambda: self._stopping)

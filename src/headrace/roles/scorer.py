@@ -95,7 +95,12 @@ class ScorerRole:
             table.hold(lease)
             if self._follows is not None:
                 await self._follows.reach(self._context.flow.batch)
-            micro = pack([PackRow(row.columns["tokens"], row.columns["loss_mask"]) for row in rows])
+            micro = pack(
+                [
+                    PackRow(row.columns["tokens"], row.columns["loss_mask"], kept=row.columns["kept_sets"])
+                    for row in rows
+                ]
+            )
             values = await self._context.compute(self._lane, f"scores of {self._name}", self._score, micro)
             parts = np.split(values.numpy(), np.cumsum([row_length(row) for row in rows])[:-1])
             columns: dict[int, NDArray[np.float32]] = {row.row_id: part for row, part in zip(rows, parts, strict=True)}

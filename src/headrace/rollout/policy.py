@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from headrace.algorithms.kept_sets import KeptSets, joined
 from headrace.engines.protocol import Engine, EngineError, FinishReason, GenerateRequest, SamplingParams, TokenChunk
 from headrace.experience.sample import GroupKey
 from headrace.rollout.router import Router
@@ -37,6 +38,8 @@ class Completion:
     branches: NDArray[np.int32]
     finish_reason: FinishReason
     """STOP, or LENGTH when a limit on tokens ended it."""
+    kept: KeptSets | None = None
+    """Where they were asked for and the sampling truncates."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class PolicySettings:
     """Limit on one completion, failures and interruptions included."""
     max_context: int | None = None
     """Longest prompt + response in tokens that the engines take; no limit of its own unless given."""
+    return_kept: bool = False
+    """Whether completions come with the kept sets of their tokens, as training needs them."""
 
 
 def noise_key(seed: int, group: GroupKey, episode: int, index: int) -> int:
@@ -72,7 +77,12 @@ class Policy:
         self._group = group
         self._episode = episode
         self._completions = Completions(
-            settings.router, settings.sampling, settings.clock, name=f"{group}/{episode}", min_version=min_version
+            settings.router,
+            settings.sampling,
+            settings.clock,
+            name=f"{group}/{episode}",
+            min_version=min_version,
+            return_kept=settings.return_kept,
         )
 
     def encode(self, content: Content) -> NDArray[np.int32]:
@@ -124,8 +134,10 @@ class Completions:
         *,
         name: str,
         min_version: Version | None = None,
+        return_kept: bool = False,
     ) -> None:
         """`name` begins the id of every request; nobody else may use it at the time."""
+        self._return_kept = return_kept
         self._router = router
         self._sampling = sampling
         self._clock = clock
@@ -146,6 +158,7 @@ class Completions:
                 sampling=replace(self._sampling, max_new_tokens=limit - sampled),
                 noise_key=key,
                 min_version=self._min_version,
+                return_kept=self._return_kept,
             )
             self._requests += 1
             before = sampled
@@ -186,6 +199,8 @@ class Completions:
         lengths = {len(chunk.tokens), len(chunk.logprobs), len(chunk.versions), len(chunk.branches)}
         if len(lengths) != 1:
             raise EngineError(f"request {request.request_id}: a chunk whose arrays differ in length")
+        if request.return_kept and request.sampling.truncates and len(chunk.tokens):
+            _check_kept(chunk, request)
         if self._min_version is None:
             return
         branch, number = self._min_version
@@ -203,4 +218,14 @@ def _completion(chunks: Sequence[TokenChunk], finish: FinishReason) -> Completio
         versions=np.concatenate([np.empty(0, np.int32), *(chunk.versions for chunk in chunks)], dtype=np.int32),
         branches=np.concatenate([np.empty(0, np.int32), *(chunk.branches for chunk in chunks)], dtype=np.int32),
         finish_reason=finish,
+        kept=joined([chunk.kept for chunk in chunks], [len(chunk.tokens) for chunk in chunks]),
     )
+
+
+def _check_kept(chunk: TokenChunk, request: GenerateRequest) -> None:
+    """Raises EngineError unless each token came with a kept set that it is in."""
+    kept = chunk.kept
+    if kept is None or len(kept) != len(chunk.tokens) or not (kept.counts > 0).all():
+        raise EngineError(f"request {request.request_id}: tokens of a cut distribution came without kept sets")
+    if not kept.contain(chunk.tokens).all():
+        raise EngineError(f"request {request.request_id}: a token is outside its kept set")

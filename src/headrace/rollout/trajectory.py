@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.algorithms.kept_sets import KeptSets, joined
 from headrace.engines.protocol import FinishReason
 from headrace.experience.sample import GroupKey, Sample, SampleStatus
 from headrace.rollout.policy import Completion
@@ -30,6 +31,7 @@ class Trajectory:
         self._logprobs: list[NDArray[np.float32]] = []
         self._versions: list[NDArray[np.int32]] = []
         self._branches: list[NDArray[np.int32]] = []
+        self._kept: list[KeptSets | None] = []
         self._last: NDArray[np.int32] = np.empty(0, np.int32)
         self.add_observation(prompt)
 
@@ -50,7 +52,14 @@ class Trajectory:
 
     def add_completion(self, completion: Completion) -> None:
         """Append what the policy chose."""
-        self._append(completion.tokens, True, completion.logprobs, completion.versions, completion.branches)
+        self._append(
+            completion.tokens,
+            True,
+            completion.logprobs,
+            completion.versions,
+            completion.branches,
+            completion.kept if len(completion.tokens) else None,
+        )
         self._last = completion.tokens
         truncated = completion.finish_reason is FinishReason.LENGTH
         self.status = SampleStatus.TRUNCATED if truncated else SampleStatus.COMPLETED
@@ -78,6 +87,7 @@ class Trajectory:
             reward=reward,
             failure=failure,
             metadata=self.metadata,
+            kept=joined(self._kept, map(len, self._tokens)),
         )
 
     def _append(
@@ -87,9 +97,11 @@ class Trajectory:
         logprobs: NDArray[np.float32],
         versions: NDArray[np.int32],
         branches: NDArray[np.int32],
+        kept: KeptSets | None = None,
     ) -> None:
         self._tokens.append(tokens)
         self._mask.append(np.full(len(tokens), chosen, dtype=np.bool_))
         self._logprobs.append(logprobs)
         self._versions.append(versions)
         self._branches.append(branches)
+        self._kept.append(kept)

@@ -21,12 +21,13 @@ class DecodeBatch:
     """
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._members: list[Sequence | None] = [None] * slots
         self._tokens = np.zeros(slots, dtype=np.int64)
         self._positions = np.zeros(slots, dtype=np.int64)
         self._temperature = np.ones(slots, dtype=np.float32)
         self._greedy = np.zeros(slots, dtype=np.bool_)
+        self._truncated = np.zeros(slots, dtype=np.bool_)
         self._top_k = np.full(slots, vocab_size, dtype=np.int64)
         self._top_p = np.ones(slots, dtype=np.float32)
         self._streams = np.zeros(slots, dtype=np.int64)
@@ -36,6 +37,7 @@ class DecodeBatch:
             "positions": self._positions,
             "temperature": self._temperature,
             "greedy": self._greedy,
+            "truncated": self._truncated,
             "top_k": self._top_k,
             "top_p": self._top_p,
             "streams": self._streams,
@@ -44,6 +46,8 @@ class DecodeBatch:
         self._on_cpu = device.type == "cpu"
         self._rows: SamplingRows | None = None
         self.size = 0
+        self.wants_kept = False
+        """Whether the kept sets of any sequence are asked for."""
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -72,6 +76,7 @@ class DecodeBatch:
                 changed = True
         if changed:
             self._rows = None
+            self.wants_kept = any(sequence.wants_kept for sequence in running)
             if not self._on_cpu:
                 for slot, sequence in enumerate(running):
                     self._tokens[slot] = sequence.last_token
@@ -97,8 +102,9 @@ class DecodeBatch:
         self._positions[slot] = sequence.length - 1
         self._temperature[slot] = 1.0 if greedy else sampling.temperature
         self._greedy[slot] = greedy
-        self._top_k[slot] = self._vocab_size if greedy or sampling.top_k == 0 else sampling.top_k
-        self._top_p[slot] = 1.0 if greedy else sampling.top_p
+        self._truncated[slot] = sampling.truncates
+        self._top_k[slot] = min(sampling.top_k, self.vocab_size) or self.vocab_size
+        self._top_p[slot] = sampling.top_p
         self._streams[slot] = stream_of(sequence.request.noise_key)
         stops = sampling.stop_token_ids
         if len(stops) > self._stops.shape[1]:
@@ -110,14 +116,17 @@ class DecodeBatch:
 
     def _sampling_rows(self) -> SamplingRows:
         n = self.size
-        truncated = (self._top_p[:n] < 1) | (self._top_k[:n] < self._vocab_size)
+        truncated = self._truncated[:n]
         return SamplingRows(
             temperature=self._device["temperature"][:n],
             greedy=self._device["greedy"][:n],
+            truncated=self._device["truncated"][:n],
             top_k=self._device["top_k"][:n],
             top_p=self._device["top_p"][:n],
             streams=self._device["streams"][:n],
             some_greedy=bool(self._greedy[:n].any()),
             some_scaled=bool((self._temperature[:n] != 1).any()),
             some_truncated=bool(truncated.any()),
+            some_whole=not truncated.all(),
+            most_kept=int(self._top_k[:n].max(where=truncated, initial=1)),
         )

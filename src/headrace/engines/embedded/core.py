@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from headrace.engines.embedded.batch import DecodeBatch
 from headrace.engines.embedded.cache import KeyValueCache
+from headrace.engines.embedded.kept_run import KeptRun
 from headrace.engines.embedded.memory import CachePlan, cache_shape
 from headrace.engines.embedded.prefill import padded_passes
 from headrace.engines.embedded.probe import choose_runner
-from headrace.engines.embedded.sampler import sample
+from headrace.engines.embedded.sampler import Kept, sample
 from headrace.engines.embedded.scheduler import Chunk, Copy, Plan, Scheduler
 from headrace.engines.embedded.schema import WeightSchema
 from headrace.engines.embedded.sequence import Sequence
@@ -66,6 +67,7 @@ class _Run:
 
     tokens: NDArray[np.int64]
     logprobs: NDArray[np.float32]
+    kept: KeptRun | None
 
 
 class EngineCore:
@@ -176,15 +178,22 @@ class EngineCore:
         self._cache.reserve(length + steps - 1)
         tokens: list[torch.Tensor] = []
         logprobs: list[torch.Tensor] = []
+        kept: list[Kept] = []
         for step in range(steps):
             logits = self._runner.decode(batch.tokens, batch.positions, length + step)
-            sampled, chosen = sample(logits, batch.rows, batch.positions + 1)
-            batch.advance(sampled)
-            tokens.append(sampled)
-            logprobs.append(chosen)
+            sampled = sample(logits, batch.rows, batch.positions + 1)
+            batch.advance(sampled.tokens)
+            tokens.append(sampled.tokens)
+            logprobs.append(sampled.logprobs)
+            if sampled.kept is not None and batch.wants_kept:
+                kept.append(sampled.kept)
             if self.interrupt or self._sees_stop(tokens):
                 break
-        return _Run(torch.stack(tokens).cpu().numpy(), torch.stack(logprobs).cpu().numpy())
+        return _Run(
+            torch.stack(tokens).cpu().numpy(),
+            torch.stack(logprobs).cpu().numpy(),
+            KeptRun.of(kept, batch.vocab_size) if kept else None,
+        )
 
     def _sees_stop(self, tokens: list[torch.Tensor]) -> bool:
         """Whether a stop token is among those not looked at yet."""
@@ -205,7 +214,8 @@ class EngineCore:
         stopped = [bool(hit) for hit in np.any(stops, axis=0)]
         for slot, sequence in enumerate(self.scheduler.running):
             count = int(stops[:, slot].argmax()) + 1 if stopped[slot] else steps
-            sequence.append(run.tokens[:count, slot], run.logprobs[:count, slot], self.version, stopped[slot])
+            kept = run.kept.of_slot(slot, count) if run.kept is not None and sequence.wants_kept else None
+            sequence.append(run.tokens[:count, slot], run.logprobs[:count, slot], self.version, stopped[slot], kept)
             self.totals.generated_tokens += count
             if sequence.is_finished:
                 ended.append(slot)

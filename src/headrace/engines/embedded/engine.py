@@ -87,6 +87,10 @@ class EmbeddedEngine:
         return self._version if self._core is None else self._core.version
 
     @property
+    def gives_kept_sets(self) -> bool:
+        return True
+
+    @property
     def failure(self) -> Exception | None:
         return self._failure
 

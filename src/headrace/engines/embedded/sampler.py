@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from headrace.engines.embedded.largest import largest
 from headrace.engines.embedded.noise import uniform
 
 
@@ -16,6 +17,8 @@ class SamplingRows:
     temperature: torch.Tensor
     """Float32; 1 where the row is greedy."""
     greedy: torch.Tensor
+    truncated: torch.Tensor
+    """Where there is a limit by top-k or top-p; never where the row is greedy."""
     top_k: torch.Tensor
     """Int64; the vocabulary's size where there is no limit."""
     top_p: torch.Tensor
@@ -24,10 +27,34 @@ class SamplingRows:
     some_greedy: bool
     some_scaled: bool
     some_truncated: bool
+    some_whole: bool
+    """Whether any is not truncated."""
+    most_kept: int
+    """Largest `top_k` of the truncated rows."""
 
 
-def sample(logits: torch.Tensor, rows: SamplingRows, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens (int64) and their log-probs (float32), both [n], from float32 logits [n, V].
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    tokens: torch.Tensor
+    """Int64 [n]."""
+    logprobs: torch.Tensor
+    """Float32 [n], of the distribution that was sampled from."""
+    kept: Kept | None = None
+    """Where any row is truncated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What truncation left of each row."""
+
+    ids: torch.Tensor
+    """Int64 [n, K], likeliest first: the first `counts` of a row are its kept set."""
+    counts: torch.Tensor
+    """Int64 [n], 1 or more; 0 where a row is not truncated."""
+
+
+def sample(logits: torch.Tensor, rows: SamplingRows, positions: torch.Tensor) -> Sampled:
+    """A token for each row of float32 logits [n, V].
 
     `positions` are the places of the new tokens in prompt + response. The log-prob is of the distribution sampled
     from: softmax(logits / temperature), cut to the top k, then to the smallest set of mass >= top p, renormalised.
@@ -35,28 +62,45 @@ def sample(logits: torch.Tensor, rows: SamplingRows, positions: torch.Tensor) ->
     """
     if rows.some_scaled:
         logits = logits / rows.temperature[:, None]
+    draws = uniform(rows.streams, positions)[:, None]
+    if not rows.some_truncated:
+        return Sampled(*_from_all(logits, rows, draws))
+    tokens, logprobs, kept = _from_kept(logits, rows, draws)
+    if rows.some_whole:
+        of_all = _from_all(logits, rows, draws)
+        tokens = torch.where(rows.truncated, tokens, of_all[0])
+        logprobs = torch.where(rows.truncated, logprobs, of_all[1])
+    return Sampled(tokens, logprobs, kept)
+
+
+def _from_all(logits: torch.Tensor, rows: SamplingRows, draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     probs = torch.softmax(logits, dim=-1)
-    if rows.some_truncated:
-        probs = probs * _kept(probs, rows)
     mass = probs.cumsum(dim=-1)
     total = mass[:, -1:]
     # The first index whose cumulated mass exceeds u x total: one with probability > 0, as u < 1.
-    draw = uniform(rows.streams, positions)[:, None] * total
-    tokens = torch.searchsorted(mass, draw, right=True)
+    tokens = torch.searchsorted(mass, draws * total, right=True)
     if rows.some_greedy:
         tokens = torch.where(rows.greedy[:, None], probs.argmax(dim=-1, keepdim=True), tokens)
-    logprobs = (probs.gather(1, tokens) / total).log()
-    return tokens[:, 0], logprobs[:, 0]
+    return tokens[:, 0], (probs.gather(1, tokens) / total).log()[:, 0]
 
 
-def _kept(probs: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """Bool [n, V]: the tokens left by top-k, then top-p over what top-k left. Equal ones: the lower id first."""
-    ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(probs.shape[1], device=probs.device)
-    ordered = ordered * (rank < rows.top_k[:, None])
-    mass = ordered.cumsum(dim=-1)
-    before = mass - ordered
+def _from_kept(
+    logits: torch.Tensor, rows: SamplingRows, draws: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, Kept]:
+    """As if every row were truncated. Of equal ones the lower id comes first."""
+    values, ids = largest(logits, rows.most_kept)
+    rank = torch.arange(values.shape[1], device=values.device)
+    values = values.masked_fill(rank >= rows.top_k[:, None], -torch.inf)
+    probs = torch.softmax(values, dim=-1)
+    mass = probs.cumsum(dim=-1)
     enough = rows.top_p[:, None] * mass[:, -1:]
-    keep = (rank < rows.top_k[:, None]) & ((before < enough) | (rows.top_p[:, None] >= 1.0))
+    keep = (values > -torch.inf) & ((mass.roll(1, dims=-1) < enough) | (rows.top_p[:, None] >= 1.0))
     keep[:, 0] = True
-    return torch.empty_like(keep).scatter_(1, ids, keep)
+    counts = keep.sum(dim=-1)
+    # Those kept come first: what is cut off is the end.
+    last = counts[:, None] - 1
+    total = mass.gather(1, last)
+    places = torch.minimum(torch.searchsorted(mass, draws * total, right=True), last)
+    chosen = values.gather(1, places) - values.masked_fill(~keep, -torch.inf).logsumexp(dim=-1, keepdim=True)
+    kept = Kept(ids, torch.where(rows.truncated, counts, 0))
+    return ids.gather(1, places)[:, 0], chosen[:, 0], kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.algorithms.kept_sets import KeptSets, joined
 from headrace.engines.protocol import FinishReason, GenerateRequest, TokenChunk
 from headrace.weights.version import Version
 
@@ -16,6 +17,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "_kept",
         "_logprobs",
         "_spans",
         "_tokens",
@@ -51,10 +53,17 @@ class Sequence:
         self._logprobs = np.empty(self.limit - self.prompt_length, dtype=np.float32)
         self._spans: list[tuple[int, Version]] = []
         """Where in the response each version begins, in order."""
+        self._kept: list[KeptSets] = []
+        """Of the tokens that were not handed out yet."""
 
     @property
     def last_token(self) -> int:
         return int(self._tokens[self.length - 1])
+
+    @property
+    def wants_kept(self) -> bool:
+        """Whether each token's kept set is to be handed out with it."""
+        return self.request.return_kept and self.request.sampling.truncates
 
     @property
     def room(self) -> int:
@@ -74,13 +83,17 @@ class Sequence:
         logprobs: NDArray[np.float32],
         version: Version,
         stopped: bool,
+        kept: KeptSets | None = None,
     ) -> None:
-        """Take the tokens of consecutive decode steps of one version. `stopped`: the last one is a stop token."""
+        """Take the tokens of consecutive decode steps of one version. `stopped`: the last one is a stop token. `kept`:
+        theirs, if `wants_kept`."""
         done, count = self.length - self.prompt_length, len(tokens)
         if not self._spans or self._spans[-1][1] != version:
             self._spans.append((done, version))
         self._tokens[self.length : self.length + count] = tokens
         self._logprobs[done : done + count] = logprobs
+        if kept is not None:
+            self._kept.append(kept)
         self.length += count
         self.cached = self.length - 1
         if stopped:
@@ -97,6 +110,7 @@ class Sequence:
         """What was sampled since the last chunk."""
         start, stop = self.emitted, self.length - self.prompt_length
         self.emitted = stop
+        kept, self._kept = self._kept, []
         versions = np.empty(stop - start, dtype=np.int32)
         branches = np.empty(stop - start, dtype=np.int32)
         for first, version in self._spans:
@@ -108,4 +122,5 @@ class Sequence:
             versions,
             branches,
             self.finish_reason,
+            joined(kept, map(len, kept)),
         )

@@ -76,7 +76,8 @@ class Front:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """Token ids in and out: `{"token_ids", "logprobs", "versions": [[branch, number, start, end]], ...}`.
 
-        Spans are half-open, over the places of the response's tokens. Streamed, each event holds what is new.
+        Spans are half-open, over the places of the response's tokens. Streamed, each event holds what is new. With
+        `return_kept`, a request that truncates gets `"kept"` too: see `KeptSets`, its data in base64.
         """
         deadline = self._deadline()
         job = parse_generate(await read_json(request, deadline), self._limits)
@@ -102,6 +103,7 @@ class Front:
             sampling=job.sampling,
             noise_key=key,
             stream=job.stream or bool(job.stop),
+            return_kept=job.return_kept,
         )
 
     async def _answer(self, request: web.Request, job: Job, shape: Shape, deadline: Deadline) -> web.StreamResponse:

@@ -63,6 +63,7 @@ class Job:
     stream: bool = False
     include_usage: bool = False
     logprobs: bool = False
+    return_kept: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -86,7 +87,7 @@ def parse_chat(body: Any, limits: ModelLimits, text: TextCodec) -> Job:
 
 
 def parse_generate(body: Any, limits: ModelLimits) -> Job:
-    """Token ids: `{"prompt_ids", "sampling": {...}, "seed", "stream"}`."""
+    """Token ids: `{"prompt_ids", "sampling": {...}, "seed", "stream", "return_kept"}`."""
     fields = Fields(body)
     prompt = _checked_prompt(np.asarray(fields.integers("prompt_ids", limits.vocab_size - 1), np.int32), limits)
     inner = fields.get("sampling")
@@ -98,6 +99,7 @@ def parse_generate(body: Any, limits: ModelLimits) -> Job:
         sampling=_sampling(sampling_fields, limits, tokens),
         seed=_seed(fields),
         stream=fields.flag("stream"),
+        return_kept=fields.flag("return_kept"),
     )
     sampling_fields.refuse_rest({}, ())
     fields.refuse_rest({}, ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from itertools import pairwise
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.algorithms.kept_sets import KeptSets, joined
 from headrace.engines.protocol import TokenChunk
 
 
@@ -23,6 +25,7 @@ async def token_events(chunks: AsyncGenerator[TokenChunk, None]) -> AsyncGenerat
 
 def token_event(chunks: list[TokenChunk], start: int) -> dict[str, Any]:
     reason = chunks[-1].finish_reason
+    kept = joined([chunk.kept for chunk in chunks], [len(chunk.tokens) for chunk in chunks])
     return {
         "token_ids": [token for chunk in chunks for token in chunk.tokens.tolist()],
         "logprobs": [logprob for chunk in chunks for logprob in chunk.logprobs.tolist()],
@@ -32,6 +35,15 @@ def token_event(chunks: list[TokenChunk], start: int) -> dict[str, Any]:
             start,
         ),
         "finish_reason": None if reason is None else reason.value,
+        **({} if kept is None else {"kept": kept_event(kept)}),
+    }
+
+
+def kept_event(kept: KeptSets) -> dict[str, Any]:
+    return {
+        "vocab_size": kept.vocab_size,
+        "counts": kept.counts.tolist(),
+        "data": b64encode(kept.data.tobytes()).decode("ascii"),
     }
 
 

@@ -1,0 +1,114 @@
+"""Log-probs over kept sets: values by a plain computation in float64, and no gradient outside the sets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from models_helpers import tiny_model
+from torch import Tensor
+
+from headrace.algorithms.kept_sets import KeptSets
+from headrace.models.logprobs import Column, token_columns, token_logprobs
+from headrace.models.packed_lm import PackedLM
+from headrace.models.packing import PackRow, pack
+
+COLUMNS: tuple[Column, ...] = ("logprob", "entropy", "whole_entropy", "kept_mass")
+
+
+def _model(name: str) -> PackedLM:
+    return PackedLM(tiny_model(name))
+
+
+def _rows(vocab: int) -> tuple[list[PackRow], list[list[list[int]]]]:
+    """Samples with sets of 1 to all ids, and tokens without one; the sets by sample and token."""
+    rng = np.random.default_rng(0)
+    rows, sets = [], []
+    for length in (9, 4, 13):
+        tokens = rng.integers(0, vocab, length)
+        mask = np.arange(length) >= 2
+        of_tokens = []
+        for place, token in enumerate(tokens):
+            size = int(rng.choice([0, 1, 3, vocab // 2, vocab])) if mask[place] else 0
+            others = [int(i) for i in rng.permutation(vocab) if i != token]
+            of_tokens.append([int(token), *others][:size])
+        flat = np.array([i for one in of_tokens for i in one], np.int64)
+        kept = KeptSets.of(flat, np.array([len(one) for one in of_tokens]), vocab)
+        rows.append(PackRow(tokens, mask, kept=kept))
+        sets.append(of_tokens)
+    return rows, sets
+
+
+def _plain(name: str, rows: list[PackRow], sets: list[list[list[int]]], temperature: float) -> Tensor:
+    """[N, 4] in float64, a token at a time."""
+    found = []
+    model = tiny_model(name)
+    for row, of_tokens in zip(rows, sets, strict=True):
+        logits = model(input_ids=torch.from_numpy(row.tokens)[None], use_cache=False).logits[0].double()
+        for place, token in enumerate(row.tokens):
+            if not row.mask[place]:
+                found.append([0.0] * 4)
+                continue
+            p = torch.softmax(logits[place - 1] / temperature, -1)
+            kept = torch.tensor(of_tokens[place] or range(len(p)))
+            q = p[kept] / p[kept].sum()
+            found.append(
+                [
+                    float((p[token] / p[kept].sum()).log()),
+                    float(-(q * q.log()).sum()),
+                    float(-(p * p.log()).sum()),
+                    float(p[kept].sum()),
+                ]
+            )
+    return torch.tensor(found, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])
+@pytest.mark.parametrize("max_logits", [2**26, 300])
+@torch.no_grad()
+def test_columns_are_those_of_the_cut_policy(name: str, max_logits: int) -> None:
+    lm = _model(name)
+    rows, sets = _rows(lm.model.config.get_text_config().vocab_size)
+    found = token_columns(lm, pack(rows), COLUMNS, 0.7, max_logits=max_logits)
+    torch.testing.assert_close(found.double(), _plain(name, rows, sets, 0.7), atol=2e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_without_kept_sets_the_whole_vocabulary_is_kept() -> None:
+    lm = _model("qwen3")
+    rows, sets = _rows(lm.model.config.vocab_size)
+    uncut = [PackRow(row.tokens, row.mask) for row in rows]
+    found = token_columns(lm, pack(uncut), COLUMNS, 0.7)
+    nothing: list[list[list[int]]] = [[[] for _ in one] for one in sets]
+    torch.testing.assert_close(found.double(), _plain("qwen3", uncut, nothing, 0.7), atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(found[:, 0], token_logprobs(lm, pack(uncut), 0.7))
+
+
+def test_logits_outside_the_kept_set_get_no_gradient_at_all() -> None:
+    lm = _model("qwen3")
+    rows, sets = _rows(lm.model.config.vocab_size)
+    micro = pack(rows)
+    seen: list[Tensor] = []
+    head = lm.model.get_output_embeddings()
+    head.register_forward_hook(lambda _module, _inputs, logits: (logits.retain_grad(), seen.append(logits))[0])
+    columns = token_columns(lm, micro, COLUMNS, 0.7)
+    columns[:, :2].square().sum().backward()
+    (logits,) = seen
+    assert logits.grad is not None
+    of_trained = [
+        one for row, of_tokens in zip(rows, sets, strict=True) for one, m in zip(of_tokens, row.mask, strict=True) if m
+    ]
+    assert len(of_trained) == len(logits)
+    for gradient, kept in zip(logits.grad, of_trained, strict=True):
+        outside = torch.ones(len(gradient), dtype=torch.bool)
+        outside[kept or range(len(gradient))] = False
+        assert (gradient[outside] == 0).all()
+        if len(kept) > 1:
+            assert (gradient[~outside] != 0).any()
+
+
+def test_what_is_recorded_has_no_gradient() -> None:
+    lm = _model("qwen3")
+    rows, _ = _rows(lm.model.config.vocab_size)
+    for part in (pack(rows), pack([PackRow(row.tokens, row.mask) for row in rows])):
+        assert not token_columns(lm, part, ("whole_entropy", "kept_mass"), 0.7).requires_grad
