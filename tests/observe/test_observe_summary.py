@@ -53,6 +53,7 @@ def test_names_and_values() -> None:
         "correction": {"outside_share": pytest.approx(0.1), "effective_share": pytest.approx(0.9)},
         # Weighted by trained tokens: 80 at 0.01, 120 at 0.002.
         "mismatch": {"mean_abs": pytest.approx((0.8 + 0.24) / 200), "max_abs": 0.7},
+        "kept_mass": {"first": None, "last": None},
         "seed": 7,
         "config_sha256": "ab" * 32,
     }

@@ -111,9 +111,12 @@ def _cut(logits: Tensor, targets: Tensor, ids: Tensor, possible: Tensor, columns
     found = {"logprob": logits.gather(1, targets[:, None])[:, 0] - mass}
     if "entropy" in columns:
         found["entropy"] = _entropy(kept - mass[:, None])
-    if "whole_entropy" in columns or "kept_mass" in columns:
-        with torch.no_grad():
+    with torch.no_grad():
+        if "whole_entropy" in columns:
             found["whole_entropy"], of_all = _entropy_and_mass(logits)
+        elif "kept_mass" in columns:
+            of_all = logits.logsumexp(dim=1)
+        if "kept_mass" in columns:
             found["kept_mass"] = (mass - of_all).exp()
     return torch.stack([found[name] for name in columns], dim=1)
 

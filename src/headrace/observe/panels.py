@@ -35,7 +35,7 @@ def header(snapshot: Snapshot, width: int) -> Panel:
         facts.append("   grad norm ", "dim").append(decimal(last.grad_norm, 2), "red" if last.skipped else "")
     return _panel(
         line,
-        facts,
+        Text.assemble(("ALARM ", "bold red"), snapshot.alarms[0]) if snapshot.alarms else facts,
         title=Text.assemble(("headrace", "bold"), " · ", snapshot.name),
         corner=Text(snapshot.status, status_style(snapshot.status)),
     )
@@ -74,8 +74,11 @@ def speed(snapshot: Snapshot, height: int) -> Panel:
         ("swaps", decimal(snapshot.swap_stall_s, 2), "s stalled, all"),
         ("weights", decimal(last.behavior_weight_mean, 2) if last else "-", "proximal / behaviour, mean"),
         ("KL", decimal(last.approx_kl, 4) if last else "-", "behaviour to current"),
+        ("entropy", decimal(last.entropy) if last else "-", "nats, mean"),
         ("lr", f"{last.lr:.2g}" if last else "-", ""),
     ]
+    if last is not None and last.kept_mass is not None:
+        rows.insert(4, ("kept mass", decimal(last.kept_mass), "on what top-p and top-k keep"))
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(justify="right", style="bold", no_wrap=True)

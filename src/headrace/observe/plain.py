@@ -41,6 +41,7 @@ def batch_line(batch: BatchRecord, planned: int | None) -> str:
         *([f"weights outside {percent(batch.behavior_outside_share)}"] if batch.behavior_outside_share else []),
         *([] if batch.reference_kl is None else [f"kl {decimal(batch.reference_kl, 4)}{_coefficient(batch)}"]),
         *([] if batch.entropy is None else [f"entropy {decimal(batch.entropy)}"]),
+        *([] if batch.kept_mass is None else [f"kept mass {decimal(batch.kept_mass)}"]),
         *([] if batch.critic_loss is None else [f"critic {decimal(batch.critic_loss)}"]),
         f"mismatch {decimal(batch.mismatch_mean_abs, 4)}",
         f"running {batch.running_groups} ready {batch.queue_groups}",
@@ -63,6 +64,7 @@ class PlainView:
         """`write` is given lines without their end."""
         self._write = write
         self._told: dict[str, int] | None = None
+        self._alarms: tuple[str, ...] = ()
 
     def open(self) -> None:
         pass
@@ -83,6 +85,10 @@ class PlainView:
         ]
         for _, line in sorted(lines, key=lambda item: item[0]):
             self._write(line)
+        if snapshot.alarms != self._alarms:
+            for alarm in snapshot.alarms:
+                self._write(f"ALARM {alarm}")
+            self._alarms = snapshot.alarms
         self._told = {"batches": len(snapshot.batches), "evaluations": len(snapshot.evaluations)}
 
     def close(self) -> None:

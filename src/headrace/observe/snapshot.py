@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from headrace.observe import totals
+from headrace.observe.alarms import alarms
 from headrace.observe.record import BatchRecord, Totals
 from headrace.observe.run_record import Evaluation, RunRecord
 from headrace.observe.summary import staleness_histogram
@@ -66,6 +67,7 @@ class Snapshot:
     swap_stall_s: float
     shares: tuple[Share, ...]
     """Trainer and engines first; of one side, the largest first."""
+    alarms: tuple[str, ...] = ()
 
     @property
     def last(self) -> BatchRecord | None:
@@ -112,6 +114,7 @@ def take_snapshot(run: RunRecord) -> Snapshot:
         failed=dict(total.failed_samples),
         swap_stall_s=total.swap_stall_s,
         shares=_shares(lately),
+        alarms=alarms(run.batches),
     )
 
 

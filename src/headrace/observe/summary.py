@@ -29,6 +29,7 @@
 | `correction.outside_share` | share of the trained tokens whose behaviour weight was outside of its bounds |
 | `correction.effective_share` | effective number of tokens under those weights (Kish), as a share of the trained ones |
 | `mismatch.mean_abs`, `mismatch.max_abs` | absolute difference of the trainer's log-probs from the engines' |
+| `kept_mass.first`, `kept_mass.last` | the first and last batch: probability of what top-p and top-k keep |
 | `seed` | of the config |
 | `config_sha256` | digest of what decides the run's result: a resumed run must have the same |
 
@@ -96,6 +97,10 @@ def build_summary(run: RunRecord) -> dict[str, Any]:
         "mismatch": {
             "mean_abs": _mean(batches, "mismatch_mean_abs"),
             "max_abs": max((batch.mismatch_max_abs for batch in batches), default=None),
+        },
+        "kept_mass": {
+            "first": batches[0].kept_mass if batches else None,
+            "last": batches[-1].kept_mass if batches else None,
         },
         "seed": run.config.seed,
         "config_sha256": run.config_sha256,
