@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from headrace.config.base import Section
 from headrace.config.filters import FilterConfig
+from headrace.config.temperature import SamplingTemperature
 
 OnDeadline = Literal["wait", "mask", "drop", "late"]
 
@@ -16,7 +17,8 @@ OnDeadline = Literal["wait", "mask", "drop", "late"]
 class SamplingConfig(Section):
     max_new_tokens: int = Field(default=256, ge=1)
     """Longest response in tokens (of one turn)."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: SamplingTemperature = 1.0
+    """The lower it is, the more the rounding of logits counts in log-probs."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     """0 is no limit."""

@@ -99,7 +99,7 @@ class DecodeBatch:
         self._greedy[slot] = greedy
         self._top_k[slot] = self._vocab_size if greedy or sampling.top_k == 0 else sampling.top_k
         self._top_p[slot] = 1.0 if greedy else sampling.top_p
-        self._streams[slot] = stream_of(sequence.request.noise_key)
+        self._streams[slot] = stream_of(int(sequence.request.noise_key))
         stops = sampling.stop_token_ids
         if len(stops) > self._stops.shape[1]:
             wider = np.full((len(self._members), len(stops)), _NO_TOKEN, dtype=np.int64)

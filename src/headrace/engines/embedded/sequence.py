@@ -53,6 +53,10 @@ class Sequence:
         """Where in the response each version begins, in order."""
 
     @property
+    def client(self) -> tuple[str, ...]:
+        return self.request.client
+
+    @property
     def last_token(self) -> int:
         return int(self._tokens[self.length - 1])
 
