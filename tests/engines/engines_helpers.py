@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -91,10 +92,22 @@ def request(
     min_version: Any = None,
     stream: bool = False,
     return_kept: bool = False,
+    client: tuple[str, ...] = (),
     **kw: Any,
 ) -> GenerateRequest:
     sampling = SamplingParams(max_new_tokens=max_new_tokens, **kw)
-    return GenerateRequest(name, np.asarray(tokens, dtype=np.int32), sampling, key, min_version, stream, return_kept)
+    return GenerateRequest(
+        name, np.asarray(tokens, dtype=np.int32), sampling, key, min_version, stream, return_kept, client
+    )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let others compute until `condition` holds."""
+    for _ in range(1_000_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("the condition did not come true")
 
 
 async def collect(engine: EmbeddedEngine, wanted: GenerateRequest) -> TokenChunk:

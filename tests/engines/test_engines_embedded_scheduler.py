@@ -95,7 +95,8 @@ class PretendEngine:
 
 
 _PROMPT_LENGTHS = st.one_of(st.integers(1, 12), st.sampled_from([62, 64, 65, 127, 129]))
-_ARRIVAL = st.tuples(st.integers(0, 3), _PROMPT_LENGTHS, st.integers(1, 9), st.integers(0, 2))
+_CLIENTS = st.sampled_from([(), ("a", "1"), ("a", "2"), ("b", "3")])
+_ARRIVAL = st.tuples(st.integers(0, 3), _PROMPT_LENGTHS, st.integers(1, 9), st.integers(0, 2), _CLIENTS)
 _EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("arrive"), st.lists(_ARRIVAL, min_size=1, max_size=5)),
@@ -116,10 +117,11 @@ def test_every_step_reads_the_keys_of_its_own_tokens(
     everyone: list[Sequence] = []
     for kind, detail in events:
         if kind == "arrive":
-            for token, prompt_length, room, ahead in detail:
+            for token, prompt_length, room, ahead, client in detail:
                 floor = Version(0, engine.version.number + ahead) if ahead else None
                 tokens = [token] * prompt_length
-                everyone.append(Sequence(request(str(len(everyone)), tokens, room, min_version=floor), 256))
+                one = request(str(len(everyone)), tokens, room, min_version=floor, client=client)
+                everyone.append(Sequence(one, 256))
                 engine.scheduler.add(everyone[-1])
         elif kind == "step":
             for _ in range(detail):

@@ -78,6 +78,9 @@ def test_models_version_and_health() -> None:
         assert body["object"] == "list"
         (model,) = body["data"]
         assert (model["id"], model["object"], model["max_model_len"]) == ("tiny", "model", 64)
+        assert await post("/v1/models/tiny", method="GET") == (200, model)
+        status, body = await post("/v1/models/org/other", method="GET")
+        assert (status, body["error"]["code"]) == (404, "model_not_found")
         assert await post("/version", method="GET") == (200, {"version": "v7~1", "branch": 1, "number": 7})
         assert await post("/health", method="GET") == (200, {"status": "ok"})
 

@@ -93,16 +93,17 @@ def test_other_hosts_may_listen_with_a_token_and_a_taken_port_is_named() -> None
 
 def test_every_path_but_health_wants_the_token() -> None:
     async def test(server: HttpServer, session: aiohttp.ClientSession) -> None:
-        good = {"Authorization": f"Bearer {TOKEN}"}
         for path in ("/v1/models", "/version", "/nowhere"):
-            for header in ("", TOKEN, "Bearer", "Bearer wrong", f"bearer {TOKEN}", f"Bearer {TOKEN} "[:-2]):
+            for header in ("", TOKEN, "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN} "[:-2]):
                 async with session.get(server.address + path, headers={"Authorization": header}) as answer:
                     assert answer.status == 401
                     assert (await answer.json())["error"]["code"] == "invalid_api_key"
         async with session.post(server.address + "/v1/completions", json={"prompt": "x"}) as answer:
             assert answer.status == 401
-        async with session.get(server.address + "/v1/models", headers=good) as answer:
-            assert answer.status == 200
+        for scheme in ("Bearer", "bearer", "BEARER"):
+            headers = {"Authorization": f"{scheme} {TOKEN}"}
+            async with session.get(server.address + "/v1/models", headers=headers) as answer:
+                assert answer.status == 200
         async with session.get(server.address + "/health") as answer:
             assert answer.status == 200
 

@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from headrace.config.base import Section
 from headrace.config.model import EngineConfig
+from headrace.config.temperature import AnyTemperature
 
 
 class DataConfig(Section):
@@ -67,7 +68,8 @@ class JudgeConfig(Section):
     """The number that is a reward of 1. Unless low and high are given the number is the reward."""
     max_new_tokens: int = Field(default=256, ge=1)
     """Longest answer in tokens."""
-    temperature: float = Field(default=0.0, ge=0)
+    temperature: AnyTemperature = 0.0
+    """0 is greedy; else at least 0.01."""
     timeout_s: float = Field(default=120.0, gt=0)
     """Of one answer, the wait for its turn included. `reward.timeout_s` does not count here."""
     engine: EngineConfig = EngineConfig()

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from headrace.config.base import Section
 from headrace.config.filters import FilterConfig
+from headrace.config.temperature import SamplingTemperature
 
 TOP_K_OF_TOP_P = 512
 """The limit on what `top_p` keeps unless another is given."""
@@ -19,7 +20,8 @@ OnDeadline = Literal["wait", "mask", "drop", "late"]
 class SamplingConfig(Section):
     max_new_tokens: int = Field(default=256, ge=1)
     """Longest response in tokens (of one turn)."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: SamplingTemperature = 1.0
+    """The lower it is, the more the rounding of logits counts in log-probs."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     """0 is no limit. With `top_p` below 1 it is 512 unless given: what is kept of the vocabulary travels with each

@@ -13,6 +13,7 @@ from headrace.config.filters import FilterConfig
 from headrace.config.model import EngineConfig, ModelConfig
 from headrace.config.named import one_of
 from headrace.config.rollout import AsyncConfig, OnDeadline, RolloutConfig
+from headrace.config.temperature import AnyTemperature
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig, TrainerConfig
 
 
@@ -89,7 +90,8 @@ class EvaluationConfig(Section):
     """Batches between evaluations, beside those before and after training; none unless given."""
     max_new_tokens: int | None = Field(default=None, ge=1)
     """Longest response; that of `rollout.sampling` unless given."""
-    temperature: float = Field(default=0.0, ge=0)
+    temperature: AnyTemperature = 0.0
+    """0 is greedy; else at least 0.01."""
     max_prompts: int | None = Field(default=None, ge=1)
     """Only the first so many held-out prompts."""
     timeout_s: float = Field(default=600.0, gt=0)

@@ -42,7 +42,7 @@ class SwapMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The distribution to sample from, and when to stop. `temperature` 0 is greedy."""
+    """The distribution to sample from, and when to stop. `temperature` is 0 (greedy), or from 0.01 to 100."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -72,6 +72,9 @@ class GenerateRequest:
     """True: a chunk whenever tokens were sampled. False: one chunk at the end."""
     return_kept: bool = False
     """Chunks bring the kept set of each token, where the sampling truncates."""
+    client: tuple[str, ...] = ()
+    """Who asks, from the widest to the narrowest, as (address, number of the HTTP request): an engine shares its slots
+    evenly among those of each level. A run's own requests are all of one client."""
 
 
 @dataclass(frozen=True, slots=True)

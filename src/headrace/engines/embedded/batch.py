@@ -105,7 +105,7 @@ class DecodeBatch:
         self._truncated[slot] = sampling.truncates
         self._top_k[slot] = min(sampling.top_k, self.vocab_size) or self.vocab_size
         self._top_p[slot] = sampling.top_p
-        self._streams[slot] = stream_of(sequence.request.noise_key)
+        self._streams[slot] = stream_of(int(sequence.request.noise_key))
         stops = sampling.stop_token_ids
         if len(stops) > self._stops.shape[1]:
             wider = np.full((len(self._members), len(stops)), _NO_TOKEN, dtype=np.int64)

@@ -48,6 +48,12 @@ class KeyValueCache:
         for layer in self.layers:
             layer[:, target, :, :length] = layer[:, source, :, :length]
 
+    def clear(self, slot: int, length: int) -> None:
+        """Make the first `length` tokens of a slot zero again. To be done where they may not be finite: 0 x NaN is NaN,
+        so that who comes after could not use the slot."""
+        for layer in self.layers:
+            layer[:, slot, :, :length] = 0
+
     def window(self, layer: int, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of slots 0 .. rows - 1, both [rows, kv_heads, length, head_dim], as views."""
         data = self.layers[layer][:, :rows, :, :length]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from headrace.engines.embedded.batch import DecodeBatch
 from headrace.engines.embedded.cache import KeyValueCache
+from headrace.engines.embedded.finite import finite_steps, not_finite
 from headrace.engines.embedded.kept_run import KeptRun
 from headrace.engines.embedded.memory import CachePlan, cache_shape
 from headrace.engines.embedded.prefill import padded_passes
@@ -20,14 +21,14 @@ from headrace.engines.embedded.sampler import Kept, sample
 from headrace.engines.embedded.scheduler import Chunk, Copy, Plan, Scheduler
 from headrace.engines.embedded.schema import WeightSchema
 from headrace.engines.embedded.sequence import Sequence
-from headrace.engines.protocol import FinishReason, SwapMode, TokenChunk
+from headrace.engines.protocol import EngineError, FinishReason, SwapMode, TokenChunk
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import Version
 
 _STEPS_BETWEEN_LOOKS = 8
 """On a GPU the host looks for stop tokens, which costs a sync, once in so many steps."""
 
-Output = tuple[Sequence, TokenChunk]
+Output = tuple[Sequence, TokenChunk | EngineError]
 
 
 @dataclass(slots=True)
@@ -108,15 +109,17 @@ class EngineCore:
     @torch.inference_mode()
     def abort(self, sequences: Iterable[Sequence]) -> list[Output]:
         """End these with what they have."""
-        outputs, slots = [], []
+        outputs: list[Output] = []
+        slots = []
         for sequence in sequences:
             if sequence.is_finished:
                 continue
             sequence.finish_reason = FinishReason.ABORT
+            self._clear_partial(sequence)
             if not self.scheduler.remove_waiting(sequence):
                 slots.append(self.scheduler.running.index(sequence))
             outputs.append((sequence, sequence.take_chunk()))
-        self._copy(self.scheduler.retire(slots))
+        self._retire(slots)
         self._settle_flip_cost()
         return outputs
 
@@ -134,6 +137,7 @@ class EngineCore:
         """
         in_flight = self.scheduler.in_flight
         begin = self._last_step_end if in_flight else self._now()
+        self._clear_partial()
         if mode is SwapMode.KEEP:
             self.scheduler.restart_partial()
         else:
@@ -208,12 +212,21 @@ class EngineCore:
         """Give the sequences their tokens up to their stop, and the slots of those that ended to others."""
         if run is None:
             return []
-        outputs, ended = [], []
+        outputs: list[Output] = []
+        ended = []
         steps = len(run.tokens)
         stops = self._batch.stops(run.tokens)
         stopped = [bool(hit) for hit in np.any(stops, axis=0)]
+        finite = finite_steps(run.logprobs)
         for slot, sequence in enumerate(self.scheduler.running):
             count = int(stops[:, slot].argmax()) + 1 if stopped[slot] else steps
+            if finite[slot] < steps:
+                self._cache.clear(slot, sequence.length + steps)
+            if finite[slot] < count:
+                outputs.append((sequence, not_finite(sequence, int(finite[slot]), self.version)))
+                sequence.finish_reason = FinishReason.ABORT
+                ended.append(slot)
+                continue
             kept = run.kept.of_slot(slot, count) if run.kept is not None and sequence.wants_kept else None
             sequence.append(run.tokens[:count, slot], run.logprobs[:count, slot], self.version, stopped[slot], kept)
             self.totals.generated_tokens += count
@@ -222,8 +235,20 @@ class EngineCore:
             if sequence.is_finished or sequence.request.stream:
                 outputs.append((sequence, sequence.take_chunk()))
         self.totals.decode_steps += steps
-        self._copy(self.scheduler.retire(ended))
+        self._retire(ended)
         return outputs
+
+    def _retire(self, slots: list[int]) -> None:
+        partial = self.scheduler.partial
+        self._copy(self.scheduler.retire(slots))
+        if partial is not None and slots:
+            self._cache.clear(partial[0], partial[1].cached)  # it moved, and no decode step has told it to be finite
+
+    def _clear_partial(self, only: Sequence | None = None) -> None:
+        """Before what is partly prefilled gives up its slot."""
+        partial = self.scheduler.partial
+        if partial is not None and only in (None, partial[1]):
+            self._cache.clear(partial[0], partial[1].cached)
 
     def _copy(self, copies: Iterable[Copy]) -> None:
         for copy in copies:

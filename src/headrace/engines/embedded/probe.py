@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -12,15 +13,30 @@ from headrace.engines.embedded.generic_runner import GenericRunner
 from headrace.engines.embedded.runner import PrefillPass, Runner
 from headrace.engines.protocol import EngineError
 
-_LENGTH = 9
+_ROWS, _LENGTH = 2, 9
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 
 def choose_runner(model: Any, cache: KeyValueCache) -> Runner:
-    """The fused runner where it agrees with the model, else the generic one. Raises EngineError if neither does."""
+    """The fused runner where it agrees with the model, else the generic one. Raises EngineError if neither does, or if
+    the model computes nothing that could be compared. The cache is zero again afterwards."""
+    try:
+        return _choose(model, cache)
+    finally:
+        for slot in range(min(_ROWS, cache.slots)):
+            cache.clear(slot, _LENGTH)
+
+
+def _choose(model: Any, cache: KeyValueCache) -> Runner:
     tokens = _probe_tokens(model, cache)
     tolerance = _TOLERANCE[model.dtype]
     expected = model(input_ids=tokens, use_cache=False).logits.float()
+    if not torch.isfinite(expected[:, -1]).all(dim=-1).any():
+        raise EngineError(
+            f"{type(model).__name__} computes logits that are not finite, whatever it is given: what it computes "
+            f"overflows {str(model.dtype).removeprefix('torch.')}; look at its weights and its config.json"
+            + (", or use dtype float32" if model.dtype is not torch.float32 else "")
+        )
     fused = FusedRunner.of(model, cache)
     if fused is not None and _error(fused, tokens, expected, tolerance) <= 1.0:
         return fused
@@ -42,13 +58,14 @@ def choose_runner(model: Any, cache: KeyValueCache) -> Runner:
 
 def _probe_tokens(model: Any, cache: KeyValueCache) -> torch.Tensor:
     """Int64 [rows, length] of arbitrary but fixed tokens."""
-    rows, length = min(2, cache.slots), min(_LENGTH, cache.max_context)
+    rows, length = min(_ROWS, cache.slots), min(_LENGTH, cache.max_context)
     numbers = torch.arange(rows * length).view(rows, length)
     return ((numbers * 7919 + 13) % model.config.get_text_config().vocab_size).to(model.device)
 
 
 def _error(runner: Runner, tokens: torch.Tensor, expected: torch.Tensor, tolerance: float) -> float:
-    """Greatest deviation of the logits of the later half, in units of what is allowed. Prefills the earlier half."""
+    """Greatest deviation of the logits of the later half, in units of what is allowed, over the places where they are
+    expected to be finite. Prefills the earlier half."""
     rows, length = tokens.shape
     half = length // 2
     positions = torch.arange(length, device=tokens.device).repeat(rows, 1)
@@ -58,6 +75,10 @@ def _error(runner: Runner, tokens: torch.Tensor, expected: torch.Tensor, toleran
     worst = 0.0
     for i in range(half, length):
         logits = runner.decode(tokens[:, i].contiguous(), positions[:, i].contiguous(), i + 1)
-        allowed = tolerance * (1.0 + expected[:, i].abs().max().item())
-        worst = max(worst, (logits - expected[:, i]).abs().max().item() / allowed)
+        sound = torch.isfinite(expected[:, i]).all(dim=-1)
+        if not sound.any():
+            continue
+        wanted = expected[sound, i]
+        error = (logits[sound] - wanted).abs().max().item() / (tolerance * (1.0 + wanted.abs().max().item()))
+        worst = max(worst, error if math.isfinite(error) else math.inf)
     return worst

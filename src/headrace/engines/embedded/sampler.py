@@ -58,7 +58,8 @@ def sample(logits: torch.Tensor, rows: SamplingRows, positions: torch.Tensor) ->
 
     `positions` are the places of the new tokens in prompt + response. The log-prob is of the distribution sampled
     from: softmax(logits / temperature), cut to the top k, then to the smallest set of mass >= top p, renormalised.
-    Greedy rows report softmax(logits). A row's token and log-prob do not depend on the other rows.
+    Greedy rows report softmax(logits). A row's token and log-prob do not depend on the other rows; a row whose logits
+    are not numbers gets some token, and a log-prob that is not finite.
     """
     if rows.some_scaled:
         logits = logits / rows.temperature[:, None]
@@ -78,7 +79,7 @@ def _from_all(logits: torch.Tensor, rows: SamplingRows, draws: torch.Tensor) -> 
     mass = probs.cumsum(dim=-1)
     total = mass[:, -1:]
     # The first index whose cumulated mass exceeds u x total: one with probability > 0, as u < 1.
-    tokens = torch.searchsorted(mass, draws * total, right=True)
+    tokens = torch.searchsorted(mass, draws * total, right=True).clamp_(max=logits.shape[1] - 1)
     if rows.some_greedy:
         tokens = torch.where(rows.greedy[:, None], probs.argmax(dim=-1, keepdim=True), tokens)
     return tokens[:, 0], (probs.gather(1, tokens) / total).log()[:, 0]

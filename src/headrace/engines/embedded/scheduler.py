@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from headrace.engines.embedded.fairness import fair_order, to_give_way
 from headrace.engines.embedded.sequence import Sequence
 from headrace.weights.version import Version
 
@@ -68,6 +69,7 @@ class Scheduler:
         self._prefill_tokens = prefill_tokens_per_step
         self._queue: deque[Sequence] = deque()
         self._held_steps = 0
+        self._several_clients = False
         self.running: list[Sequence] = []
         self.admitting = True
         """False: sequences that never had a slot stay in the queue (`drain`)."""
@@ -82,11 +84,19 @@ class Scheduler:
         return self.running + [sequence for sequence in self._queue if sequence.in_flight]
 
     @property
+    def partial(self) -> tuple[int, Sequence] | None:
+        """(slot, sequence) of the one that is partly prefilled."""
+        if self._queue and self._queue[0].cached:
+            return len(self.running), self._queue[0]
+        return None
+
+    @property
     def has_free_slot(self) -> bool:
         return len(self.running) < self._slots
 
     def add(self, sequence: Sequence) -> None:
         self._queue.append(sequence)
+        self._several_clients |= sequence.client != ()
 
     def remove_waiting(self, sequence: Sequence) -> bool:
         """False if it does not wait."""
@@ -100,10 +110,12 @@ class Scheduler:
         return bool(self.running) or any(self._may_start(sequence, version) for sequence in self._queue)
 
     def schedule(self, version: Version) -> Plan:
-        """Fill the free slots, first come first served, then decode. The caller carries out the whole plan."""
+        """Fill the free slots, then decode: first come first served within a client, evenly among several. The caller
+        carries out the whole plan."""
+        moves = self._make_room(version)
         if not self._queue or not self.has_free_slot:
             return Plan((), (), (), self._run_length(prefilling=False))
-        if self._holds_back():
+        if not moves and self._holds_back():
             steps = min(self._run_length(prefilling=False), _HOLD_STEPS - self._held_steps)
             self._held_steps += steps
             return Plan((), (), (), steps)
@@ -111,7 +123,7 @@ class Scheduler:
         intake = _Intake(self, version)
         prefilling = intake.fill()
         return Plan(
-            tuple(intake.copies),
+            (*moves, *intake.copies),
             tuple(intake.chunks),
             tuple(intake.late_copies),
             self._run_length(prefilling),
@@ -183,6 +195,25 @@ class Scheduler:
         """Drop what is partly prefilled: it would be finished under other weights than it was begun."""
         if self._queue:
             self._queue[0].drop_cache()
+
+    def _make_room(self, version: Version) -> list[Copy]:
+        """If several clients want slots and all are taken: have some sequences wait again, tokens kept, so that each
+        client has one. Then bring those that wait into their order."""
+        if not self._several_clients or not self._queue:
+            return []
+        moves: list[Copy] = []
+        if not self.has_free_slot:
+            may_start = [sequence for sequence in self._queue if self._may_start(sequence, version)]
+            slots = to_give_way(may_start, self.running)
+            gone = [self.running[slot] for slot in slots]
+            moves = self.retire(slots)
+            for sequence in gone:
+                sequence.drop_cache()
+                self._queue.appendleft(sequence)
+        if self.has_free_slot:
+            partial = [self._queue.popleft()] if self._queue[0].cached else []
+            self._queue = deque([*partial, *fair_order(self._queue, self.running)] if self._queue else partial)
+        return moves
 
     def _may_start(self, sequence: Sequence, version: Version) -> bool:
         if not self.admitting and not sequence.in_flight:

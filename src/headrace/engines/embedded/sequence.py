@@ -57,6 +57,10 @@ class Sequence:
         """Of the tokens that were not handed out yet."""
 
     @property
+    def client(self) -> tuple[str, ...]:
+        return self.request.client
+
+    @property
     def last_token(self) -> int:
         return int(self._tokens[self.length - 1])
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from headrace.config.temperature import TEMPERATURES, is_temperature
 from headrace.engines.protocol import GenerateRequest, RequestError
+from headrace.weights.version import Version
+
+_MOST_STOPS = 1024
+"""Every decode step compares each sequence's token with as many as any one of them has."""
+_LARGEST_ID = 2**31 - 1
 
 
 def check_request(request: GenerateRequest, vocab_size: int, max_context: int) -> None:
-    """Raises RequestError that names the value and the mend."""
-    name, prompt, sampling = f"request {request.request_id!r}", request.prompt, request.sampling
-    if prompt.ndim != 1 or len(prompt) == 0:
-        raise RequestError(f"{name}: the prompt has shape {prompt.shape}; give at least one token id, in one dimension")
+    """Raises RequestError that names the value and the mend. What passes costs, at worst, its own sequence."""
+    name, prompt = f"request {request.request_id!r}", request.prompt
+    if not isinstance(prompt, np.ndarray) or prompt.ndim != 1 or len(prompt) == 0:
+        shape = getattr(prompt, "shape", None) or type(prompt).__name__
+        raise RequestError(f"{name}: the prompt is {shape}; give at least one token id, in an array of one dimension")
+    if prompt.dtype.kind not in "iu":
+        raise RequestError(f"{name}: the prompt has dtype {prompt.dtype}; token ids are integers")
     outside = np.flatnonzero((prompt < 0) | (prompt >= vocab_size))
     if len(outside):
         raise RequestError(
@@ -23,11 +34,34 @@ def check_request(request: GenerateRequest, vocab_size: int, max_context: int) -
             f"{name}: the prompt has {len(prompt)} tokens and the context {max_context}, which leaves no room for a "
             "response; shorten the prompt or raise engine.max_context"
         )
-    if sampling.max_new_tokens < 1:
-        raise RequestError(f"{name}: max_new_tokens is {sampling.max_new_tokens}; ask for 1 or more")
-    if not 0 <= sampling.temperature < float("inf"):
-        raise RequestError(f"{name}: temperature is {sampling.temperature}; give 0 (greedy) or more")
-    if not 0 < sampling.top_p <= 1:
-        raise RequestError(f"{name}: top_p is {sampling.top_p}; give more than 0 and at most 1")
-    if sampling.top_k < 0:
-        raise RequestError(f"{name}: top_k is {sampling.top_k}; give 0 (no limit) or more")
+    if not _is_whole(request.noise_key):
+        raise RequestError(f"{name}: noise_key is {request.noise_key!r}; give a whole number")
+    if not isinstance(request.min_version, Version | None):
+        raise RequestError(f"{name}: min_version is {request.min_version!r}; give a Version, or None")
+    _check_sampling(request, name)
+
+
+def _check_sampling(request: GenerateRequest, name: str) -> None:
+    sampling = request.sampling
+    if not _is_whole(sampling.max_new_tokens) or sampling.max_new_tokens < 1:
+        raise RequestError(f"{name}: max_new_tokens is {sampling.max_new_tokens!r}; ask for 1 or more")
+    if not _is_number(sampling.temperature) or not is_temperature(sampling.temperature):
+        raise RequestError(f"{name}: temperature is {sampling.temperature!r}; give {TEMPERATURES}")
+    if not _is_number(sampling.top_p) or not 0 < sampling.top_p <= 1:
+        raise RequestError(f"{name}: top_p is {sampling.top_p!r}; give more than 0 and at most 1")
+    if not _is_whole(sampling.top_k) or not 0 <= sampling.top_k <= _LARGEST_ID:
+        raise RequestError(f"{name}: top_k is {sampling.top_k!r}; give a whole number from 0 (no limit) to 2**31 - 1")
+    stops = sampling.stop_token_ids
+    if len(stops) > _MOST_STOPS:
+        raise RequestError(f"{name}: {len(stops)} stop_token_ids; give at most {_MOST_STOPS}")
+    for stop in stops:
+        if not _is_whole(stop) or not 0 <= stop <= _LARGEST_ID:
+            raise RequestError(f"{name}: stop_token_ids has {stop!r}; token ids are whole numbers from 0")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)

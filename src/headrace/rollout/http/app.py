@@ -55,6 +55,7 @@ def build_app(
             web.get("/health", front.health),
             web.get("/version", front.version),
             web.get("/v1/models", front.models),
+            web.get("/v1/models/{model:.+}", front.model),
             web.post("/v1/completions", front.completions),
             web.post("/v1/chat/completions", front.chat),
             web.post("/generate", front.generate),
@@ -73,12 +74,14 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _guard(token: str) -> Middleware:
-    expected = f"Bearer {token}".encode()
+    expected = token.encode()
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if request.path not in _OPEN_PATHS and not hmac.compare_digest(given, expected):
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        known = scheme.lower() == "bearer"  # RFC 9110, 11.1: in any case
+        matches = hmac.compare_digest(given.encode(errors="surrogateescape"), expected)
+        if request.path not in _OPEN_PATHS and not (known and matches):
             raise ApiError(
                 "missing or wrong token; send the header Authorization: Bearer <token>",
                 status=401,

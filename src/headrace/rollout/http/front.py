@@ -54,14 +54,11 @@ class Front:
         return respond({"version": str(version), "branch": version.branch, "number": version.number})
 
     async def models(self, _: web.Request) -> web.Response:
-        model = {
-            "id": self._limits.name,
-            "object": "model",
-            "created": self._since,
-            "owned_by": "headrace",
-            "max_model_len": self._limits.max_context,
-        }
-        return respond({"object": "list", "data": [model]})
+        return respond({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        self._limits.check_name(request.match_info["model"])
+        return respond(self._model())
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         deadline = self._deadline()
@@ -81,7 +78,7 @@ class Front:
         """
         deadline = self._deadline()
         job = parse_generate(await read_json(request, deadline), self._limits)
-        chunks = sample(self._engine, self._request(job, self._number(), 0, 0), deadline)
+        chunks = sample(self._engine, self._request(request, job, self._number(), 0, 0), deadline)
         if job.stream:
             return await stream_events(request, token_events(chunks), deadline)
         async with aclosing(chunks):
@@ -95,7 +92,16 @@ class Front:
         self._requests += 1
         return self._requests
 
-    def _request(self, job: Job, number: int, prompt: int, choice: int) -> GenerateRequest:
+    def _model(self) -> dict[str, Any]:
+        return {
+            "id": self._limits.name,
+            "object": "model",
+            "created": self._since,
+            "owned_by": "headrace",
+            "max_model_len": self._limits.max_context,
+        }
+
+    def _request(self, request: web.Request, job: Job, number: int, prompt: int, choice: int) -> GenerateRequest:
         key = noise_key(self._seed, number, prompt, choice) if job.seed is None else noise_key(job.seed, choice)
         return GenerateRequest(
             request_id=f"http-{number}-{prompt}-{choice}",
@@ -104,6 +110,7 @@ class Front:
             noise_key=key,
             stream=job.stream or bool(job.stop),
             return_kept=job.return_kept,
+            client=(f"{request.remote} {job.user}", str(number)),
         )
 
     async def _answer(self, request: web.Request, job: Job, shape: Shape, deadline: Deadline) -> web.StreamResponse:
@@ -111,7 +118,7 @@ class Front:
         envelope = Envelope(shape, number, int(self._clock.wall()), self._limits.name)
         choices = merged(
             [
-                self._choice(job, number, prompt, choice, deadline)
+                self._choice(self._request(request, job, number, prompt, choice), job, deadline)
                 for prompt in range(len(job.prompts))
                 for choice in range(job.n)
             ]
@@ -130,11 +137,9 @@ class Front:
             )
         )
 
-    async def _choice(
-        self, job: Job, number: int, prompt: int, choice: int, deadline: Deadline
-    ) -> AsyncGenerator[TextDelta, None]:
-        text = TextStream(self._tokenizer, job.prompts[prompt], job.stop, logprobs=job.logprobs)
-        async with aclosing(sample(self._engine, self._request(job, number, prompt, choice), deadline)) as chunks:
+    async def _choice(self, asked: GenerateRequest, job: Job, deadline: Deadline) -> AsyncGenerator[TextDelta, None]:
+        text = TextStream(self._tokenizer, asked.prompt, job.stop, logprobs=job.logprobs)
+        async with aclosing(sample(self._engine, asked, deadline)) as chunks:
             async for chunk in chunks:
                 delta = text.push(chunk)
                 yield delta

@@ -9,6 +9,7 @@ import jinja2
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.config.temperature import HIGHEST_TEMPERATURE, TEMPERATURES, is_temperature
 from headrace.engines.protocol import SamplingParams
 from headrace.rollout.http.errors import ApiError
 from headrace.rollout.http.fields import Fields
@@ -21,7 +22,7 @@ _CHARACTERS_PER_TOKEN = 64
 """More than any text comes to on average."""
 _COMPLETION_TOKENS = 16
 """OpenAI's default for `max_tokens` of a completion; of a chat it is what the context has room for."""
-_IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+_IGNORED = ("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 _INERT = {
     "frequency_penalty": 0,
     "presence_penalty": 0,
@@ -50,6 +51,13 @@ class ModelLimits:
     eos_token_ids: tuple[int, ...]
     """The model's own end-of-sequence tokens."""
 
+    def check_name(self, model: Any) -> None:
+        """Raises ApiError unless it is this model's name, or none is given."""
+        if model not in (None, self.name):
+            raise ApiError(
+                f"no model {model!r} here; ask for {self.name!r}", param="model", code="model_not_found", status=404
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -64,6 +72,8 @@ class Job:
     include_usage: bool = False
     logprobs: bool = False
     return_kept: bool = False
+    user: str | None = None
+    """Whom the client asks for, if it says: those of one address share what the engine has among them."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -112,11 +122,7 @@ def _given(body: Any, name: str) -> bool:
 
 def _of_model(body: Any, limits: ModelLimits) -> Fields:
     fields = Fields(body)
-    model = fields.get("model")
-    if model not in (None, limits.name):
-        raise ApiError(
-            f"no model {model!r} here; ask for {limits.name!r}", param="model", code="model_not_found", status=404
-        )
+    limits.check_name(fields.get("model"))
     return fields
 
 
@@ -138,6 +144,7 @@ def _job(
         stream=stream,
         include_usage=options is not None and Fields(options, "stream_options").flag("include_usage"),
         logprobs=logprobs,
+        user=_user(fields.get("user")),
     )
     fields.refuse_rest(_INERT, _IGNORED)
     if job.n * len(prompts) > _MAX_CHOICES:
@@ -153,11 +160,22 @@ def _sampling(fields: Fields, limits: ModelLimits, max_new_tokens: int) -> Sampl
         raise ApiError("top_p is 0; it must be above 0 (temperature 0 is greedy)", param="top_p")
     return SamplingParams(
         max_new_tokens=max_new_tokens,
-        temperature=fields.number("temperature", 1.0, 0.0, 100.0),
+        temperature=_temperature(fields),
         top_p=top_p,
         top_k=max(0, fields.integer("top_k", 0, -1, limits.vocab_size)),  # -1: vLLM's word for no limit
         stop_token_ids=tuple(dict.fromkeys((*own, *stops))),
     )
+
+
+def _temperature(fields: Fields) -> float:
+    value = fields.number("temperature", 1.0, 0.0, HIGHEST_TEMPERATURE)
+    if not is_temperature(value):
+        raise ApiError(f"temperature is {value!r}; it must be {TEMPERATURES}", param="temperature")
+    return value
+
+
+def _user(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _seed(fields: Fields) -> int | None:
