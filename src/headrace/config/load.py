@@ -22,7 +22,7 @@ C = TypeVar("C", bound=Section)
 
 _ENGINE_SIZES = {"max_concurrent_sequences", "kv_cache_gib", "prefill_tokens_per_step"}
 _JUDGE: dict[str, Any] = {"timeout_s": True, "engine": _ENGINE_SIZES}
-_OPERATIONAL: dict[str, Any] = {
+OPERATIONAL: dict[str, Any] = {
     "runtime": True,
     "checkpoint": True,
     "weights": True,
@@ -129,5 +129,5 @@ def config_sha256(config: Section) -> str:
     """Hex digest of what decides a run's result: configs that differ only in where and how fast they run (`runtime`,
     `checkpoint`, `weights`, `evaluation`, sizes of engines, processes and time limits of rewards), or in when they give
     up, have equal digests."""
-    values = config.model_dump(mode="json", by_alias=True, exclude=_OPERATIONAL)
+    values = config.model_dump(mode="json", by_alias=True, exclude=OPERATIONAL)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
