@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from headrace.config import DPOConfig, RMConfig, SFTConfig, TrainConfig
+from headrace.config.kinds import KINDS
 from headrace.config.reference import render_reference
 
 HEAD = """# Configuration
@@ -16,8 +16,7 @@ by `python docs/make_reference.py`.
 
 def page() -> str:
     """The whole page."""
-    kinds = {"train": TrainConfig, "sft": SFTConfig, "rm": RMConfig, "dpo": DPOConfig}
-    parts = [render_reference(f"`headrace {name}`", kind) for name, kind in kinds.items()]
+    parts = [render_reference(f"`headrace {name}`", kind) for name, kind in KINDS.items()]
     return HEAD + "\n".join(parts)
 
 

@@ -280,3 +280,24 @@ def test_groups_without_spread_are_dropped_where_groups_are_compared(
     path = write(tmp_path)
     assert load_config(TrainConfig, path, [f"algorithm.recipe={recipe}"]).filters == filters
     assert load_config(TrainConfig, path, [f"algorithm.recipe={recipe}", "rollout.filters=[]"]).filters == ()
+
+
+def test_the_configuration_page_shows_the_values_that_count() -> None:
+    """clip_high and the aggregation are those of the default recipe, the critic's learning rate is the critic's."""
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    sections = {part.split("\n", 1)[0]: part for part in page.split("\n## ")[1].split("\n### ")}
+    algorithm, config = (
+        sections["`algorithm`"],
+        TrainConfig.model_validate({"model": {"path": "m"}, "data": {"train": "t"}}),
+    )
+    assert f"| `clip_high` | number (≥ 0) | `{config.algorithm.clip_high}` |" in algorithm
+    assert f'| `aggregation` | text | `"{config.algorithm.aggregation}"` |' in algorithm
+    assert (config.algorithm.clip_high, config.algorithm.aggregation) == (0.2, "sample_mean")
+    assert "| `lr` | number (> 0) | `1e-05` |" in sections["`critic.optimizer`"]
+    assert "| `lr` | number (> 0) | `1e-06` |" in sections["`trainer.optimizer`"]
+    # Yu et al. 2025, arXiv 2503.14476; Liu et al. 2025, arXiv 2503.20783.
+    assert '| `dapo` | `clip_high: 0.28`, `aggregation: "token_mean"` |' in algorithm
+    assert '| `dr_grpo` | `advantage: "mean_only"`, `aggregation: "sample_sum"` |' in algorithm
+    assert '| `rloo` | `advantage: "leave_one_out"`, `loss: "reinforce"`, `kl.coefficient: 0.03`' in algorithm, (
+        "unclipped"
+    )

@@ -15,7 +15,7 @@ from controller_jobs import make_model, run, start
 
 from headrace.config import SFTConfig
 from headrace.controller.output import OutputFolder
-from headrace.controller.progress import Progress, read_progress, write_progress
+from headrace.controller.progress import Made, Progress, read_progress, write_progress
 from headrace.controller.sft import run_sft
 from headrace.store import RunDamaged
 from headrace.training.protocol import StepReport
@@ -64,8 +64,9 @@ class Fault(Exception):
 
 def test_a_loss_that_was_not_finite_does_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
     progress = Progress(steps=3, first_loss=1.0, last_loss=math.nan, skipped_steps=1)
-    write_progress(tmp_path, progress, "config", "data")
-    read = read_progress(tmp_path, "config", "data")
+    made = Made("config", "seed: 0\n", "data")
+    write_progress(tmp_path, progress, made)
+    read = read_progress(tmp_path, made)
     assert (read.steps, read.first_loss, read.skipped_steps) == (3, 1.0, 1)
     assert math.isnan(read.last_loss)
 
@@ -169,7 +170,10 @@ def test_what_cannot_be_resumed_is_refused_by_name(
         fails_at(patch, 10)
         with pytest.raises(Fault):
             train(config, out)
-    assert "was made with another config; resume with that one" in refused("seed=1", "--resume")
+    said = refused("seed=1", "trainer.optimizer.lr=0.5", "checkpoint.every=7", "--resume").splitlines()
+    assert said[0].endswith("was made with another config")
+    assert said[1:3] == ["  - trainer.optimizer.lr: was 0.01, now 0.5", "  - seed: was 0, now 1"]
+    assert said[3].startswith("resume with that one")
     data = Path(config["data"]["train"])
     rows = data.read_text()
     for changed in (rows + json.dumps({"prompt": "x:", "response": "Y"}) + "\n", rows.replace("AB", "BA")):

@@ -144,9 +144,15 @@ def test_a_resumed_run_may_change_where_it_runs_but_not_what_it_computes(job: Pa
         "train", job, "trainer.batches=2", "runtime.threads=1", "evaluation.timeout_s=5", "--dir", folder, "--resume"
     )
     assert code == 0, out
-    code, out = run("train", job, "trainer.batches=2", "trainer.max_grad_norm=2", "--dir", folder, "--resume")
+    changed = ["trainer.batches=2", "trainer.max_grad_norm=2", "rollout.filters=[zero_spread]", "runtime.threads=1"]
+    code, out = run("train", job, *changed, "--dir", folder, "--resume")
     assert code == 2
-    assert "was made with another config" in out
+    assert out.splitlines() == [
+        f"headrace: {folder} was made with another config",
+        '  - rollout.filters: was null, now ["zero_spread"]',
+        "  - trainer.max_grad_norm: was 1.0, now 2.0",
+        f"continue it with its own, {folder}/config.yaml, or choose another --dir, or begin again with --fresh",
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

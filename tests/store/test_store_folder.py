@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import random
@@ -12,7 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from store_helpers import CONFIG, SHA, checkpoint, create, issue, reopen, train
+from store_helpers import CONFIG, checkpoint, create, issue, reopen, train
 
 from headrace.store import (
     ConfigMismatch,
@@ -88,6 +89,44 @@ def test_create_refuses_to_write_over_files_that_no_run_made(tmp_path: Path, nam
     assert path.read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["journal", "checkpoints", "logs", "weights"])
+def test_a_file_where_a_run_has_a_folder_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(RunExists, match=rf"{name} is a file, where a run has a folder: move it away"):
+        create(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name], "nothing was begun"
+    path = tmp_path / "run"
+    create(path).close()
+    if (path / name).exists():
+        (path / name).rmdir()
+    (path / name).write_text("mine")
+    with pytest.raises(RunExists, match=rf"{name} is a file, where a run has a folder: move it away"):
+        reopen(path)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "summary.json", "run.lock"])
+def test_a_folder_where_a_run_has_a_file_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(RunExists, match=rf"{name} is a folder, where a run has a file: move it away"):
+        create(tmp_path)
+
+
+def test_a_run_on_a_disk_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(tmp_path).close()
+    opened = os.open
+
+    def read_only(path: object, flags: int, *rest: int) -> int:
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return opened(path, flags, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(StoreError, match=r"cannot write .*run\.lock: Read-only file system; check the disk"):
+        reopen(tmp_path)
+    with pytest.raises(StoreError, match=r"cannot write .*run\.lock: Read-only file system; check the disk"):
+        RunStore.erase(tmp_path)
+
+
 def test_create_after_a_kill_in_the_middle_of_creating(tmp_path: Path) -> None:
     for name in ("journal", "checkpoints", "logs"):
         (tmp_path / name).mkdir()
@@ -107,7 +146,11 @@ def test_open_of_a_folder_without_a_run(tmp_path: Path) -> None:
 
 def test_open_with_another_config(tmp_path: Path) -> None:
     create(tmp_path / "run").close()
-    with pytest.raises(ConfigMismatch, match=rf"sha256 {SHA}, now beef.*config\.yaml"):
+    with pytest.raises(
+        ConfigMismatch, match=r"another config\n  - seed: was 0, now 1\ncontinue it with .*config\.yaml"
+    ):
+        RunStore.open(tmp_path / "run", config_sha256="beef", config_yaml="seed: 1\n")
+    with pytest.raises(ConfigMismatch, match=r"another config\ncontinue"):
         RunStore.open(tmp_path / "run", config_sha256="beef")
     reopen(tmp_path / "run").close()
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 
 from headrace.config import TrainConfig, load_config
 
 
 def run(args: argparse.Namespace) -> int:
-    overrides = [*args.overrides, *([f"model.path={args.model}"] if args.model else [])]
+    overrides = [*args.overrides, *([] if args.model is None else [f"model.path={json.dumps(args.model)}"])]
     config = load_config(TrainConfig, args.config, overrides)
     from headrace.controller.evaluate import evaluate
     from headrace.controller.plan import make_plan
+    from headrace.runtime.blocking import run_to_end
 
-    result = asyncio.run(evaluate(make_plan(config)))
+    plan = make_plan(config)
+    result = run_to_end(lambda: evaluate(plan), "headrace eval")
     if args.json:
         print(json.dumps(result, indent=2, ensure_ascii=False))
         return 0

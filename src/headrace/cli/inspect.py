@@ -6,8 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from rich.console import Console
-
+from headrace.cli.piped import PipedConsole
 from headrace.observe.run_record import RunWatcher
 from headrace.observe.summary import build_summary
 from headrace.observe.text import describe_run
@@ -24,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.json:
         print(json.dumps(summary, indent=2))
     else:
-        console = Console()
+        console = PipedConsole(lasting=False)
         console.print(describe_run(record, summary, console.width))
     record.counts.check()
     return 0

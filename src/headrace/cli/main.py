@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import threading
@@ -14,11 +15,13 @@ from typing import NoReturn
 from headrace import __version__
 from headrace.config.errors import ConfigError
 
-_BAD_INPUT, _FAILED = 2, 1
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_BAD_INPUT, _FAILED, _UNREAD = 2, 1, 141
+"""The last as of a program that SIGPIPE ends."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 done, 1 failed while running, 2 bad input, 130 interrupted."""
+    """Exit code: 0 done, 1 failed while running, 2 bad input, 130 interrupted, 141 nobody reads what is printed."""
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     if unknown := [word for word in rest if word.startswith("-") or "=" not in word]:
@@ -29,7 +32,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"headrace {args.command} takes no key=value, and was given {rest[0]!r}")
     run: Callable[[argparse.Namespace], int] = import_module(f"headrace.cli.{args.module}").run
     try:
-        return run(args)
+        if getattr(args, "dir", None) == "":
+            raise ConfigError("--dir is empty; give a folder")
+        code = run(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        from headrace.cli.piped import discard_output, has_reader
+
+        if has_reader():
+            raise
+        discard_output()
+        return _UNREAD
     except ConfigError as error:
         print(f"headrace: {error}", file=sys.stderr)
         return _BAD_INPUT
@@ -37,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("headrace: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+            print(f"headrace: no space left to write {error.filename or 'the output'}; free some", file=sys.stderr)
+            return _FAILED
         if not _is_ours(error):
             raise
         print(f"headrace: {error}", file=sys.stderr)
@@ -135,7 +152,7 @@ def _begin(parser: argparse.ArgumentParser) -> None:
 
 def _config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="YAML file")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="override a key of the config")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="override a key of the config")
 
 
 def entry() -> NoReturn:

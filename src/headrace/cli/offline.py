@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cli.load import load_noted
+from headrace.cli.piped import tell
 from headrace.cli.program import program
 from headrace.config import DPOConfig, RMConfig, SFTConfig
 
@@ -20,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     name: str = args.command
 
     def report(step: int, loss: float, tokens_per_s: float) -> None:
-        print(f"{name} step {step}: loss {loss:.4f}, {tokens_per_s:,.0f} tokens/s", flush=True)
+        tell(f"{name} step {step}: loss {loss:.4f}, {tokens_per_s:,.0f} tokens/s")
 
     out = Path(args.dir)
     begin: Begin = "resume" if args.resume else "fresh" if args.fresh else "new"

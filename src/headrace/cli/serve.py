@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 
 from pydantic import ValidationError
@@ -20,19 +19,22 @@ def run(args: argparse.Namespace) -> int:
         if not token:
             raise ConfigError(f"--token-env names {args.token_env}, which is not set; export it, or leave it out")
     config = _engine_config(args)
+    from headrace.cli.piped import tell
     from headrace.controller.serve import serve_model
+    from headrace.runtime.blocking import run_to_end
 
     try:
-        asyncio.run(
-            serve_model(
+        run_to_end(
+            lambda: serve_model(
                 args.model,
                 config,
                 host=args.host,
                 port=args.port,
                 token=token,
                 seed=args.seed,
-                ready=lambda address: print(f"serving {args.model} at {address}", flush=True),
-            )
+                ready=lambda address: tell(f"serving {args.model} at {address}"),
+            ),
+            "headrace serve",
         )
     except ConfigError as error:
         # Here an engine's setting is an option of the command, not a key of a file.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 from pathlib import Path
 
 from headrace.cli.load import load_noted
@@ -20,14 +19,15 @@ def run(args: argparse.Namespace) -> int:
 
         print(describe_plan(plan))
         return 0
-    from rich.console import Console
-
+    from headrace.cli.piped import PipedConsole
     from headrace.cli.show import print_end
     from headrace.controller.train import Begin, train
     from headrace.observe.watch import view_for
+    from headrace.runtime.blocking import run_to_end
 
-    folder = Path(args.dir or Path("runs") / Path(args.config).stem)
+    folder = Path("runs") / Path(args.config).stem if args.dir is None else Path(args.dir)
     begin: Begin = "resume" if args.resume else "fresh" if args.fresh else "new"
-    ended = asyncio.run(train(plan, folder, begin, view_for(Console(force_terminal=False if args.plain else None))))
+    view = view_for(PipedConsole(lasting=True, force_terminal=False if args.plain else None))
+    ended = run_to_end(lambda: train(plan, folder, begin, view), "headrace train")
     print_end(folder, ended)
     return 0

@@ -108,7 +108,7 @@ class RewardModelConfig(Section):
 
 
 class RewardFunction(Section):
-    function: str | None = None
+    function: str | None = Field(default=None, min_length=1)
     """`exact`, `numeric`, `f1`, `choice`, `regex`, `math`, `boxed_math`, `json_schema`, `code`, `remote`, `judge`, or a
     function of yours: `path.py:function` or `module:function`. `exact`, unless `reward.terms`, `reward.group` or
     `reward.model` is given."""
@@ -134,7 +134,7 @@ class RewardFunction(Section):
 
 
 class RewardTerm(RewardFunction):
-    function: str
+    function: str = Field(min_length=1)
     """As `reward.function`."""
     weight: float = 1.0
     """The reward of a sample is the sum of weight x value over the terms of its row."""

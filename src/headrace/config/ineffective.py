@@ -39,6 +39,16 @@ def ineffective(config: TrainConfig | SFTConfig | RMConfig | DPOConfig) -> list[
     ]
 
 
+def unread(algorithm: AlgorithmConfig) -> set[str]:
+    """The keys of the section that nothing reads, as `kl.place` where there is no KL."""
+    return {
+        f"{rule.prefix.removeprefix('algorithm.')}{key}"
+        for rule in _of_algorithm(algorithm)
+        if rule.applies
+        for key in rule.keys or type(rule.section).model_fields
+    }
+
+
 def _of_offline(config: SFTConfig | RMConfig | DPOConfig) -> Iterator[_Rule]:
     yield _of_schedule(config.trainer.lr_schedule)
     own = {"beta", "label_smoothing", "per_length", "margin"} & type(config).model_fields.keys()

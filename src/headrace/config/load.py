@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import ConfigTypeError, MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
 from headrace.config.base import Section
 from headrace.config.errors import ConfigError
 from headrace.config.explain import explain
+from headrace.config.kinds import KINDS
 
 C = TypeVar("C", bound=Section)
 
 _ENGINE_SIZES = {"max_concurrent_sequences", "kv_cache_gib", "prefill_tokens_per_step"}
 _JUDGE: dict[str, Any] = {"timeout_s": True, "engine": _ENGINE_SIZES}
-_OPERATIONAL: dict[str, Any] = {
+OPERATIONAL: dict[str, Any] = {
     "runtime": True,
     "checkpoint": True,
     "weights": True,
@@ -30,6 +32,7 @@ _OPERATIONAL: dict[str, Any] = {
     "rollout": {"max_drops_per_batch"},
 }
 """Keys that a resumed run may change."""
+_NO_MAPPING = "holds no mapping; a config is a mapping of sections, as model, data and trainer"
 
 
 def load_config(kind: type[C], path: str | Path, overrides: Sequence[str] = ()) -> C:
@@ -40,27 +43,81 @@ def load_config(kind: type[C], path: str | Path, overrides: Sequence[str] = ()) 
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"no config file at {file}")
+    with _in_words(str(file)):
+        config = OmegaConf.load(file)
+    if not isinstance(config, DictConfig):
+        raise ConfigError(f"{file} {_NO_MAPPING}")
     for override in overrides:
-        if "=" not in override:
-            raise ConfigError(f"override {override!r} has no '='; write key=value, as trainer.optimizer.lr=1e-6")
-    try:
-        loaded = OmegaConf.load(file)
-        if not isinstance(loaded, DictConfig):
-            raise ConfigError(f"{file} holds no mapping; a config is a mapping of sections, as model, data and trainer")
-        merged = OmegaConf.merge(loaded, OmegaConf.from_dotlist(list(overrides)))
-        raw = OmegaConf.to_container(merged, resolve=True)
-    except ConfigError:
-        raise
-    except (OmegaConfBaseException, ValueError, OSError) as error:
-        raise ConfigError(f"{file}: {error}") from error
-    except Exception as error:  # a YAML parser's errors share no base with OmegaConf's
-        if type(error).__module__.partition(".")[0] != "yaml":
-            raise
-        raise ConfigError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
+        with _in_words(f"override {override!r}"):
+            _override(config, override)
+    with _in_words(str(file)):
+        raw = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(explain(kind, error, str(file))) from error
+        raise ConfigError(explain(kind, error, str(file)) + _another_kind(kind, raw, error)) from error
+
+
+def _override(config: DictConfig, override: str) -> None:
+    key, equals, _ = override.partition("=")
+    if not equals:
+        raise ConfigError(f"override {override!r} has no '='; write key=value, as trainer.optimizer.lr=1e-6")
+    if not all(key.split(".")):
+        raise ConfigError(f"override {override!r} names no key; write key=value, as trainer.optimizer.lr=1e-6")
+    whole, place, _ = key.partition("[")
+    if place and not isinstance(OmegaConf.select(config, whole), ListConfig):
+        raise ConfigError(
+            f"override {override!r} is for one place in a list, and the file has no list at {whole or 'its top'}; "
+            f"give all of it, as {whole or 'key'}=[...]"
+        )
+    config.merge_with_dotlist([override])
+
+
+@contextmanager
+def _in_words(source: str) -> Iterator[None]:
+    """Errors of YAML and OmegaConf as ConfigErrors that name `source`."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except RecursionError as error:
+        raise ConfigError(f"{source} is nested too deeply for a config") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source} is not UTF-8 text; give a YAML file") from error
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{source}: {error.full_key} is ???, which stands for a value yet to be given") from error
+    except ConfigTypeError as error:
+        raise ConfigError(
+            f"{source} gives a list for a mapping, or the other way round, at {error.full_key}"
+        ) from error
+    except OmegaConfBaseException as error:
+        key = f" (at {error.full_key})" if error.full_key else ""
+        raise ConfigError(f"{source}: {str(error).splitlines()[0]}{key}") from error
+    except (TypeError, IndexError, AttributeError) as error:  # OmegaConf's own, for what does not fit together
+        raise ConfigError(f"{source} does not fit what the file has there: {error}") from error
+    except (ValueError, OSError) as error:
+        plain = isinstance(error, OSError) and error.errno is None  # OmegaConf's, of a file that is one number
+        raise ConfigError(f"{source} {_NO_MAPPING}" if plain else f"{source}: {error}") from error
+    except Exception as error:  # a YAML parser's errors share no base with OmegaConf's
+        if type(error).__module__.partition(".")[0] != "yaml":
+            raise
+        raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _another_kind(kind: type[Section], raw: Any, error: ValidationError) -> str:
+    """The commands that would take what this one does not know."""
+    if all(detail["type"] != "extra_forbidden" for detail in error.errors()):
+        return ""
+    fitting = [f"headrace {command}" for command, other in KINDS.items() if other is not kind and _fits(other, raw)]
+    return f"\nIt is a config of {' or '.join(fitting)}." if fitting else ""
+
+
+def _fits(kind: type[Section], raw: Any) -> bool:
+    try:
+        kind.model_validate(raw)
+    except ValidationError:
+        return False
+    return True
 
 
 def dump_config(config: Section) -> str:
@@ -72,5 +129,5 @@ def config_sha256(config: Section) -> str:
     """Hex digest of what decides a run's result: configs that differ only in where and how fast they run (`runtime`,
     `checkpoint`, `weights`, `evaluation`, sizes of engines, processes and time limits of rewards), or in when they give
     up, have equal digests."""
-    values = config.model_dump(mode="json", by_alias=True, exclude=_OPERATIONAL)
+    values = config.model_dump(mode="json", by_alias=True, exclude=OPERATIONAL)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -11,13 +11,16 @@ import annotated_types
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.base import Section
+from headrace.config.ineffective import unread
+from headrace.config.recipe_defaults import RECIPE_DEFAULTS
 
 
 def render_reference(title: str, kind: type[Section]) -> str:
     """Markdown: one table for each section."""
     lines = [f"## {title}", ""]
-    for prefix, section in _sections(kind):
+    for prefix, section, defaults in _sections(kind, None):
         lines += [f"### `{prefix}`" if prefix else "### top level", ""]
         if "type" in section.model_fields and section.__doc__:
             lines += [" ".join(section.__doc__.split()), ""]
@@ -26,24 +29,52 @@ def render_reference(title: str, kind: type[Section]) -> str:
             if _section_of(field) is None:
                 key = field.alias or name
                 meaning = " ".join((field.description or "").split())
-                lines.append(
-                    f"| `{key}` | {_type(field)} | {_default(field)} | {meaning.replace('|', chr(92) + '|')} |"
-                )
+                default = _default(field, defaults, name)
+                lines.append(f"| `{key}` | {_type(field)} | {default} | {meaning.replace('|', chr(92) + '|')} |")
         lines.append("")
+        if section is AlgorithmConfig:
+            lines += _recipes()
     return "\n".join(lines)
 
 
-def _sections(kind: type[Section], prefix: str = "") -> Iterator[tuple[str, type[Section]]]:
+def _recipes() -> list[str]:
+    """A table of what each recipe sets otherwise than the default one, of what counts with it."""
+    usual = AlgorithmConfig()
+    lines = [f"The defaults above are those of `recipe: {usual.recipe}`. What the others set otherwise:", ""]
+    lines += ["| recipe | sets |", "|---|---|"]
+    for recipe in RECIPE_DEFAULTS:
+        config = AlgorithmConfig.model_validate({"recipe": recipe})
+        silent = unread(config) | {"recipe"}
+        values = {key: value for key, value in _flat(config).items() if key not in silent}
+        changed = [f"`{key}: {_value(value)}`" for key, value in values.items() if value != _flat(usual)[key]]
+        if recipe != usual.recipe:
+            lines.append(f"| `{recipe}` | {', '.join(changed)} |")
+    return [*lines, ""]
+
+
+def _flat(section: Section, prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Section) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _sections(
+    kind: type[Section], defaults: Section | None, prefix: str = ""
+) -> Iterator[tuple[str, type[Section], Section | None]]:
+    """Each with its dotted name, and what it is unless given, if it need not be."""
     if any(_section_of(field) is None for field in kind.model_fields.values()):
-        yield prefix, kind
+        yield prefix, kind, defaults
     for name, field in kind.model_fields.items():
         inner = _section_of(field)
         key = field.alias or name
         path = f"{prefix}.{key}" if prefix else key
         if inner is not None:
-            yield from _sections(inner, path)
+            default = field.default if defaults is None else getattr(defaults, name)
+            yield from _sections(inner, default if isinstance(default, Section) else None, path)
         for listed in _listed_sections(field):
-            yield from _sections(listed, f"{path}[]{_variant(listed)}")
+            yield from _sections(listed, None, f"{path}[]{_variant(listed)}")
 
 
 def _section_of(field: FieldInfo) -> type[Section] | None:
@@ -104,7 +135,12 @@ def _name(annotation: Any) -> str:
     return {int: "integer", float: "number", str: "text", bool: "true, false"}.get(annotation, str(annotation))
 
 
-def _default(field: FieldInfo) -> str:
-    if field.default is PydanticUndefined:
+def _default(field: FieldInfo, defaults: Section | None, name: str) -> str:
+    default = field.default if defaults is None else getattr(defaults, name)
+    if default is PydanticUndefined:
         return "required"
-    return "" if field.default is None else f"`{json.dumps(field.default)}`"
+    return "" if default is None else f"`{_value(default)}`"
+
+
+def _value(value: Any) -> str:
+    return json.dumps(value)

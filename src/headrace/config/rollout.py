@@ -45,9 +45,9 @@ class SamplingConfig(Section):
 
 
 class RolloutConfig(Section):
-    prompts_per_batch: int = Field(default=16, ge=1)
+    prompts_per_batch: int = Field(default=16, ge=1, le=1_000_000)
     """Groups that one weight version is trained on."""
-    samples_per_prompt: int = Field(default=8, ge=1)
+    samples_per_prompt: int = Field(default=8, ge=1, le=65_536)
     """Episodes in a group."""
     sampling: SamplingConfig = SamplingConfig()
     workflow: str = "single_turn"
@@ -62,7 +62,7 @@ class RolloutConfig(Section):
     """A group trains with at least this many samples that did not fail; 2, or 1 for groups of one, unless given."""
     max_attempts: int = Field(default=3, ge=1)
     """How often a prompt that came back is tried in one epoch before it is dropped as exhausted."""
-    oversample: float = Field(default=1.0, ge=1)
+    oversample: float = Field(default=1.0, ge=1, le=16)
     """Groups started for each that a batch needs. The first that are ready make the batch; what can enter none within
     `async.max_staleness` any more is ended and tried again later (`async.on_deadline: drop`)."""
     max_drops_per_batch: int | None = Field(default=None, ge=1)
@@ -96,7 +96,7 @@ class AsyncConfig(Section):
     mode: Literal["sync", "one_step_off", "async"] = "async"
     """`sync`: generation and training take turns (max_staleness 0). `one_step_off`: in parallel, whole batches
     (max_staleness 1). `async`: in parallel, streaming."""
-    max_staleness: int | None = Field(default=None, ge=0)
+    max_staleness: int | None = Field(default=None, ge=0, le=1_000_000)
     """Bound on batch minus version for every trained token; 0, 1 and 2 for the three modes unless given."""
     on_deadline: OnDeadline | None = None
     """What happens to a group that is still running when its last batch is due: `wait` for it; `mask` the tokens that

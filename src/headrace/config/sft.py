@@ -32,7 +32,7 @@ class SFTTrainerConfig(Section):
 
 class SFTRuntimeConfig(Section):
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads; the machine's cores unless given."""
+    """CPU threads; the machine's cores unless given, and at most eight for each."""
 
 
 class OfflineCheckpointConfig(Section):

@@ -101,7 +101,7 @@ class EvaluationConfig(Section):
 class RuntimeConfig(Section):
     kind: Literal["inline"] = "inline"
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads for all compute lanes together; the machine's cores unless given."""
+    """CPU threads for all compute lanes together; the machine's cores unless given, and at most eight for each."""
     turns: bool = False
     """Have everything that computes take turns, instead of sharing the CPU: to compare, and to debug."""
     trace: bool = False

@@ -29,9 +29,9 @@ class LRScheduleConfig(Section):
 
 
 class TrainerConfig(Section):
-    batches: int | None = Field(default=None, ge=1)
+    batches: int | None = Field(default=None, ge=1, le=1_000_000_000)
     """Batches to train: weight versions to make. Unless given, as many as `epochs` holds."""
-    epochs: int = Field(default=1, ge=1)
+    epochs: int = Field(default=1, ge=1, le=1_000_000_000)
     """Passes over the dataset; `batches` given, the dataset repeats until they are done."""
     optimizer: OptimizerConfig = OptimizerConfig()
     lr_schedule: LRScheduleConfig = LRScheduleConfig()

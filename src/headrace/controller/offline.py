@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import torch
 
-from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, config_sha256
+from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, config_sha256, dump_config
 from headrace.controller.output import Begin, OutputFolder
-from headrace.controller.progress import Progress, read_progress, write_progress
+from headrace.controller.progress import Made, Progress, read_progress, write_progress
 from headrace.controller.stopping import StopFlag
-from headrace.controller.threads import available_threads
+from headrace.controller.threads import available_threads, check_threads
 from headrace.experience.dataset import PromptOrder
 from headrace.models.folder import check_weights
 from headrace.models.loading import load_tokenizer, read_generation_stops, read_model_config, resolve_device
@@ -53,6 +53,7 @@ def look_at(config: SFTConfig | RMConfig | DPOConfig, output: OutputFolder) -> S
     source = Path(config.model.path).expanduser()
     if source.exists() and source.resolve() == output.model.resolve():
         raise ConfigError(f"{output.model} is the model to begin from, and would be overwritten; give another --dir")
+    check_threads(config.runtime.threads)
     device = resolve_device(config.model.device)
     check_weights(config.model.path)
     tokenizer = load_tokenizer(config.model.path)
@@ -94,8 +95,8 @@ def run_offline(
         return ended
     steps = config.trainer.steps or math.ceil(len(units) / per_batch)
     output.claim(begin)
-    data = _data_sha256(units)
-    progress = read_progress(output.checkpoint, digest, data) if begin == "resume" else Progress()
+    made = Made(digest, dump_config(config), _data_sha256(units))
+    progress = read_progress(output.checkpoint, made) if begin == "resume" else Progress()
     torch.set_num_threads(available_threads(config.runtime.threads))
     trainer = make_trainer(steps)
     units = prepare(trainer, units)
@@ -107,7 +108,7 @@ def run_offline(
     def save(progress: Progress) -> None:
         def fill(folder: Path) -> None:
             trainer.save(folder)
-            write_progress(folder, progress, digest, data)
+            write_progress(folder, progress, made)
 
         output.write_checkpoint(fill)
 

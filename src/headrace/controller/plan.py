@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.trainer import ENTROPY_VOCABULARY
+from headrace.controller.threads import check_threads
 from headrace.experience.dataset import Prompt, PromptDataset
 from headrace.models.folder import check_weights
 from headrace.models.loading import (
@@ -26,6 +26,7 @@ from headrace.rollout.plugins import load_function
 from headrace.rollout.rewards.pool import RewardPool, check_rows, required_columns
 from headrace.rollout.tokens import TextCodec
 from headrace.rollout.workflow import Workflow, load_workflow
+from headrace.runtime.blocking import run_to_end
 from headrace.runtime.inline import SystemClock
 
 if TYPE_CHECKING:
@@ -72,16 +73,17 @@ class Plan:
 def make_plan(config: TrainConfig) -> Plan:
     """Read the data, the tokenizer and the model's config; load the user's own classes and functions.
 
-    Raises ConfigError for whatever would make the run fail later. Loads no weights, and leaves nothing running. Not to
-    be called from an event loop.
+    Raises ConfigError for whatever would make the run fail later, and where an event loop runs. Loads no weights, and
+    leaves nothing running.
     """
+    check_threads(config.runtime.threads)
     recipe = _recipe(config)
     prompts = _dataset(config, config.data.train)
     eval_prompts = tuple(_dataset(config, config.data.eval)) if config.data.eval else ()
     check_weights(config.model.path)
     workflow = load_workflow(config.rollout)
     filters = tuple(load_filters(config.filters))
-    asyncio.run(_check_reward(config))
+    run_to_end(lambda: _check_reward(config), "a plan")
 
     # From here on torch is needed, which takes seconds to import: faults in the data are told before.
     from headrace.controller.judges import check_judges

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from headrace.config.changes import describe_changes
 from headrace.store import ConfigMismatch, RunDamaged
 from headrace.training.protocol import StepReport
 
@@ -41,30 +42,39 @@ class Progress:
         )
 
 
-def write_progress(folder: Path, progress: Progress, config_sha256: str, data_sha256: str) -> None:
-    record = {"format": _FORMAT, "config_sha256": config_sha256, "data_sha256": data_sha256, **asdict(progress)}
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a run is made from."""
+
+    config_sha256: str
+    config_yaml: str
+    data_sha256: str
+
+
+def write_progress(folder: Path, progress: Progress, made: Made) -> None:
+    record = {"format": _FORMAT, **asdict(made), **asdict(progress)}
     (folder / _FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def read_progress(folder: Path, config_sha256: str, data_sha256: str) -> Progress:
+def read_progress(folder: Path, made: Made) -> Progress:
     """Raises ConfigMismatch if it is of another config or other data, RunDamaged if it cannot be read."""
     path = folder / _FILE
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["format"] != _FORMAT:
             raise ValueError(f"its format is not {_FORMAT}")
-        digest, data = record["config_sha256"], record["data_sha256"]
+        before = Made(**{field.name: str(record[field.name]) for field in fields(Made)})
         progress = Progress(**{field.name: record[field.name] for field in fields(Progress)})
         if not all(isinstance(value, int | float) for value in asdict(progress).values()):
             raise ValueError("its values are not numbers")
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RunDamaged(f"{path} cannot be read ({error}); begin again with --fresh") from error
-    if digest != config_sha256:
+    if before.config_sha256 != made.config_sha256:
         raise ConfigMismatch(
-            f"{folder} was made with another config; resume with that one, begin again with --fresh, or give another "
-            "--dir"
+            f"{folder} was made with another config{describe_changes(before.config_yaml, made.config_yaml)}\n"
+            "resume with that one, begin again with --fresh, or give another --dir"
         )
-    if data != data_sha256:
+    if before.data_sha256 != made.data_sha256:
         raise ConfigMismatch(
             f"{folder} was made from other data than there is now; resume with the same, or begin again with --fresh"
         )

@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
+from headrace.config import ConfigError
 from headrace.runtime.inline import InlineRuntime, Span, SystemClock
 
 _ENGINE, _TRAINER = "engine", "trainer"
 _BESIDE = (_ENGINE, "reference", "proximal", "teacher", "critic", "reward", "judge")
 """Threads that compute for long beside the wide one, each with one processor."""
 _WIDE = "wide"
+_MOST_PER_PROCESSOR = 8
 _REST_S = 0.02
 """An engine that computed so short a time ago is about to go on: only the event loop lies between two of its calls."""
 
@@ -24,6 +26,17 @@ def available_threads(configured: int | None) -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def check_threads(configured: int | None) -> None:
+    """Raises ConfigError for more threads than the processors here can take turns at: OpenMP ends the process without
+    a word where the system refuses it one."""
+    most = _MOST_PER_PROCESSOR * available_threads(None)
+    if configured is not None and configured > most:
+        raise ConfigError(
+            f"runtime.threads is {configured}, and this process has {available_threads(None)} processor(s): more than "
+            f"{most} threads would only be in each other's way; lower it, or leave it out"
+        )
 
 
 class ThreadShare:

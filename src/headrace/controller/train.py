@@ -51,7 +51,7 @@ def open_store(plan: Plan, folder: Path, begin: Begin, now: float) -> tuple[RunS
     digest = config_sha256(plan.config)
     keep = plan.config.checkpoint.keep
     if begin == "resume":
-        store = RunStore.open(folder, config_sha256=digest, keep_checkpoints=keep)
+        store = RunStore.open(folder, config_sha256=digest, config_yaml=dump_config(plan.config), keep_checkpoints=keep)
         try:
             return store, store.checkpoints.restore()
         except BaseException:

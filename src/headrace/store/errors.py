@@ -59,7 +59,8 @@ def write_failed(error: Exception, path: Path) -> StoreError:
     # Native writers (safetensors, torch) wrap the system's error in types of their own.
     if full or "No space left on device" in str(error):
         return disk_full(path)
-    return StoreError(f"cannot write {path}: {error}; check the disk and the folder's permissions")
+    why = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return StoreError(f"cannot write {path}: {why}; check the disk and the folder's permissions")
 
 
 def is_nearly_full(path: Path) -> bool:

@@ -18,7 +18,7 @@ class RunLock:
     """An exclusive lock on the run's folder, held until `release` or the death of this process."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises RunInUse, naming the process that holds it."""
+        """Raises RunInUse, naming the process that holds it; StoreError where nothing can be written."""
         self._path = folder / LOCK_NAME
         self._descriptor = self._acquire()
         try:
@@ -34,7 +34,10 @@ class RunLock:
     def _acquire(self) -> int:
         # `is_held` takes the lock for an instant; the pauses tell that instant from an owner.
         for _ in range(_TRIES):
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            except OSError as error:
+                raise write_failed(error, self._path) from error
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

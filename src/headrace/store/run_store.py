@@ -6,6 +6,7 @@ import os
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
+from headrace.config.changes import describe_changes
 from headrace.store.checkpoints import Checkpoints
 from headrace.store.database import Database
 from headrace.store.errors import ConfigMismatch, RunExists, RunMissing, write_failed
@@ -20,6 +21,7 @@ from headrace.store.schema import STATUSES
 DATABASE_NAME = "run.db"
 CONFIG_NAME = "config.yaml"
 FOLDERS = ("journal", "checkpoints", "logs")
+_MORE_FOLDERS, _FILES = ("weights",), (DATABASE_NAME, CONFIG_NAME, "summary.json", LOCK_NAME)
 _MADE_BY_RUNS = (
     DATABASE_NAME,
     f"{DATABASE_NAME}-wal",
@@ -65,7 +67,7 @@ class RunStore:
     ) -> RunStore:
         """Begin a run in a folder that is absent or holds none. `now` is in seconds since the epoch.
 
-        Raises RunExists, RunInUse, DiskFull.
+        Raises RunExists, RunInUse, DiskFull, or StoreError where it cannot be written.
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -73,12 +75,12 @@ class RunStore:
             raise RunExists(f"{path} cannot be a run's folder: there is a file; choose another --dir") from error
         except OSError as error:
             raise write_failed(error, path) from error
+        _check_kinds(path)
         with ExitStack() as undo:
             lock = RunLock(path)
             undo.callback(lock.release)
             _refuse_taken(path, config_yaml)
-            for name in FOLDERS:
-                (path / name).mkdir(exist_ok=True)
+            _make_folders(path)
             write_whole(path / CONFIG_NAME, config_yaml.encode())
             values = {
                 "config_yaml": config_yaml,
@@ -98,21 +100,26 @@ class RunStore:
         path: Path,
         *,
         config_sha256: str,
+        config_yaml: str = "",
         keep_checkpoints: int = 2,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> RunStore:
         """Take over a run that was begun before. Groups that a crash left journalled but running become ready.
 
-        Raises RunMissing, RunInUse, ConfigMismatch, RunDamaged.
+        `config_yaml`: the config of now, to tell what differs if its digest is not that of the run's.
+
+        Raises RunMissing, RunInUse, ConfigMismatch, RunDamaged; RunExists where a file is in the place of a folder;
+        StoreError where it cannot be written.
         """
         if not cls.exists(path):
             raise RunMissing(
                 f"{path} holds no run (there is no {DATABASE_NAME}); check the path, or leave out --resume"
             )
+        _check_kinds(path)
         with ExitStack() as undo:
             lock = RunLock(path)
             undo.callback(lock.release)
-            return cls._opened(path, lock, undo, keep_checkpoints, segment_bytes, config_sha256)
+            return cls._opened(path, lock, undo, keep_checkpoints, segment_bytes, (config_sha256, config_yaml))
 
     @classmethod
     def _opened(
@@ -122,15 +129,14 @@ class RunStore:
         undo: ExitStack,
         keep_checkpoints: int,
         segment_bytes: int,
-        config_sha256: str | None = None,
+        config: tuple[str, str] | None = None,
     ) -> RunStore:
         database = Database(path / DATABASE_NAME)
         undo.callback(database.close)
-        if config_sha256 is not None:
+        if config is not None:
             database.check_integrity()
-            _compare_config(path, database, config_sha256)
-        for name in FOLDERS:
-            (path / name).mkdir(exist_ok=True)
+            _compare_config(path, database, *config)
+        _make_folders(path)
         journal = Journal(path / "journal", segment_bytes=segment_bytes)
         recover(database, journal)
         store = cls(path, lock, database, journal, keep_checkpoints=keep_checkpoints)
@@ -174,6 +180,24 @@ class RunStore:
             ends.callback(self.journal.close)
 
 
+def _check_kinds(path: Path) -> None:
+    """Raises RunExists where a file has the name of one of the run's folders, or the other way round."""
+    for name in (*FOLDERS, *_MORE_FOLDERS):
+        if (path / name).exists() and not (path / name).is_dir():
+            raise RunExists(f"{path / name} is a file, where a run has a folder: move it away, or choose another --dir")
+    for name in _FILES:
+        if (path / name).is_dir():
+            raise RunExists(f"{path / name} is a folder, where a run has a file: move it away, or choose another --dir")
+
+
+def _make_folders(path: Path) -> None:
+    for name in FOLDERS:
+        try:
+            (path / name).mkdir(exist_ok=True)
+        except OSError as error:
+            raise write_failed(error, path / name) from error
+
+
 def _refuse_taken(path: Path, config_yaml: str) -> None:
     if RunStore.exists(path):
         raise RunExists(
@@ -189,10 +213,10 @@ def _refuse_taken(path: Path, config_yaml: str) -> None:
         raise RunExists(f"{config} would be overwritten by the run's own: choose another --dir, or move it away")
 
 
-def _compare_config(path: Path, database: Database, config_sha256: str) -> None:
-    ((found,),) = database.rows("SELECT value FROM run WHERE name = 'config_sha256'")
-    if found != config_sha256:
+def _compare_config(path: Path, database: Database, config_sha256: str, config_yaml: str) -> None:
+    values = dict(database.rows("SELECT name, value FROM run WHERE name IN ('config_sha256', 'config_yaml')"))
+    if values["config_sha256"] != config_sha256:
         raise ConfigMismatch(
-            f"{path} was made with another config (sha256 {found}, now {config_sha256}): continue it with its own, "
-            f"{path / CONFIG_NAME}, or choose another --dir, or begin again with --fresh"
+            f"{path} was made with another config{describe_changes(values['config_yaml'], config_yaml)}\n"
+            f"continue it with its own, {path / CONFIG_NAME}, or choose another --dir, or begin again with --fresh"
         )

@@ -27,15 +27,15 @@ def run(args: argparse.Namespace) -> int:
     _make_room(folder, args.fresh)
     began = time.monotonic()
 
-    from rich.console import Console
     from safetensors import SafetensorError
 
+    from headrace.cli.piped import PipedConsole
     from headrace.cli.quickstart.inputs import make_inputs
     from headrace.cli.quickstart.report import render_next_steps, render_report
     from headrace.observe.run_record import RunWatcher
     from headrace.store import RunReader
 
-    console = Console()
+    console = PipedConsole(lasting=True)
     inputs = ["quickstart", "--dir", str(folder), "--seed", str(args.seed), "--only-inputs", "--fresh"]
     _tell(console, "Making data, a tokenizer, a model and two configs", inputs)
     try:
