@@ -18,6 +18,7 @@ from headrace.controller.parts import Parts, connect
 from headrace.controller.plan import Plan
 from headrace.controller.stopping import StopRequest
 from headrace.controller.threads import inline_runtime
+from headrace.controller.watching import watchdog
 from headrace.engines.protocol import SwapMode
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.observe.snapshot import take_snapshot
@@ -30,6 +31,7 @@ from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunReader, RunStore, StoreError
+from headrace.store.run_store import DATABASE_NAME
 from headrace.weights.version import INITIAL, Lineage, Version
 
 _MOST_SPANS = 200_000
@@ -80,8 +82,9 @@ async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None
     status: Status = "failed"
     try:
         try:
-            with StopRequest("the batch at hand is given up; a second signal ends all at once") as stop:
-                status = await _train(plan, folder, store, restored, runtime, stop, view)
+            async with watchdog(plan.config, record=store.path / DATABASE_NAME):
+                with StopRequest("the batch at hand is given up; a second signal ends all at once") as stop:
+                    status = await _train(plan, folder, store, restored, runtime, stop, view)
         finally:
             await runtime.close()
             if settings.trace:
