@@ -20,6 +20,7 @@ from headrace.controller.stopping import StopRequest
 from headrace.controller.threads import inline_runtime
 from headrace.controller.watching import watchdog
 from headrace.engines.protocol import SwapMode
+from headrace.experience.sample import GroupKey
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.observe.snapshot import take_snapshot
 from headrace.observe.summary import build_summary, write_summary
@@ -138,6 +139,7 @@ async def _train(
         try:
             async with serving(models.judges, runtime.clock), _watching(view, folder, parts, runtime):
                 if restored is not None:
+                    _tell_of_damage(parts, store, restored)
                     models.kl.restore(restored.state)
                     parts.flow.restore(restored.number, restored.ready, restored.running)
                 if begun > INITIAL:
@@ -150,6 +152,14 @@ async def _train(
                 parts.recorder.progress()
             finally:
                 await stop_engine(models.engine, runtime.clock)
+
+
+def _tell_of_damage(parts: Parts, store: RunStore, restored: Restored) -> None:
+    for row in restored.damaged:
+        if row.offset is not None:
+            file, group = store.journal.path(row.offset.segment), GroupKey(*row.key)
+            message = f"{file} is damaged at byte {row.offset.offset}: group {group} is generated again"
+            parts.recorder.event("reissued", {"prompt": row.prompt_id, "message": message})
 
 
 async def _restore_models(models: Models, restored: Restored | None, runtime: Runtime) -> Version:
