@@ -15,6 +15,7 @@ import torch
 from controller_jobs import make_job, run, start
 from safetensors.torch import load_file
 
+from headrace.cli.main import main
 from headrace.config import TrainConfig, config_sha256, load_config
 from headrace.store import RunReader, RunStore
 
@@ -205,6 +206,31 @@ def test_a_damaged_checkpoint_is_refused_by_name(job: Path, tmp_path: Path) -> N
     assert code == 1
     assert str(weights) in out
     assert "Traceback" not in out
+
+
+def test_a_flipped_byte_in_the_journal_costs_its_group_and_not_the_run(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", trainer__batches=6, checkpoint__every=1000)
+    folder = tmp_path / "run"
+    process = start("train", job, "--dir", folder)
+    wait_for_version(process, folder, 2)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    store = RunStore.open(folder, config_sha256=config_sha256(load_config(TrainConfig, job)))
+    (row, *_) = store.ledger.attempts("trained")  # after the last commit, so it comes back
+    assert row.offset is not None
+    file, place = store.journal.path(row.offset.segment), row.offset.offset
+    store.close()
+    data = bytearray(file.read_bytes())
+    data[place + 50] ^= 1
+    file.write_bytes(data)
+    assert main(["train", str(job), "--dir", str(folder), "--resume", "--plain"]) == 0
+    assert check_record(folder)["status"] == "finished"
+    with RunReader(folder) as reader:
+        (told,) = [event.data for event in reader.events.read() if event.kind == "reissued"]
+    epoch, position, attempt = row.key
+    group = f"{epoch}/{position}#{attempt}"
+    message = f"{file} is damaged at byte {place}: group {group} is generated again"
+    assert told == {"prompt": row.prompt_id, "message": message}
 
 
 def test_a_second_process_is_refused_while_the_first_runs(job: Path, tmp_path: Path) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from store_helpers import checkpoint, create, finish, issue, payload, reopen, train
 
-from headrace.store import Journal, JournalOffset, RunDamaged, StoreError
+from headrace.store import Journal, JournalOffset, Restored, RunDamaged, RunStore, StoreError
 
 HEADER = 32
 MAGIC = 8
@@ -217,19 +221,89 @@ def test_a_record_written_after_a_cut_is_taken(tmp_path: Path) -> None:
     third.close()
 
 
-def test_damage_in_a_group_that_is_still_needed_is_told_at_open(tmp_path: Path) -> None:
-    store = create(tmp_path / "run")
-    offsets = [finish(store, issue(store, position)) for position in range(3)]
+def damaged_run(folder: Path, flipped: int | None) -> tuple[RunStore, Restored, list[JournalOffset]]:
+    """Of five groups of 100 bytes in one segment: two ready, one trained after the commit, and two whose record is in
+    the journal, but that are not ready yet. The byte `flipped` is flipped before the run is opened again."""
+    store = create(folder)
+    keys = [issue(store, position) for position in range(5)]
+    offsets = [finish(store, key) for key in keys[:3]]
+    store.ledger.train([keys[1]], batch=0)
+    offsets += [store.journal.append(key, payload(key)) for key in keys[3:]]
     store.close()
-    path = tmp_path / "run" / "journal" / "000001.journal"
-    flip(path, offsets[1].offset + HEADER + 1)
-    with pytest.raises(RunDamaged, match=rf"000001\.journal is damaged at byte {offsets[1].offset}.*--fresh"):
-        reopen(tmp_path / "run")
-    flip(path, offsets[1].offset + HEADER + 1)
-    reopen(tmp_path / "run").close()
-    path.unlink()
-    with pytest.raises(RunDamaged, match=r"000001\.journal is damaged at byte 0"):
-        reopen(tmp_path / "run")
+    if flipped is not None:
+        flip(folder / "journal" / "000001.journal", flipped)
+    again = reopen(folder)
+    return again, again.checkpoints.restore(), offsets
+
+
+@settings(max_examples=60, deadline=None)
+@given(flipped=st.integers(0, MAGIC + 5 * (HEADER + 100) - 1))
+def test_a_flipped_byte_costs_the_group_that_it_is_in_and_no_other(flipped: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store, restored, offsets = damaged_run(Path(folder) / "run", flipped)
+        hit = [place for place, offset in enumerate(offsets) if offset.offset <= flipped < offset.end[1]]
+        ready = {row.key[1] for row in restored.ready}
+        # Where the length of a record is hit that the ledger does not know, those after it that it does not know either
+        # cannot be found.
+        unknown_length = flipped in range(offsets[3].offset + 4, offsets[3].offset + 8)
+        lost = {*hit, *([4] if unknown_length else [])}
+        assert set(range(5)) - ready == lost
+        assert [row.key[1] for row in restored.running] == sorted(lost)
+        assert [row.key[1] for row in restored.damaged] == [place for place in hit if place < 3]
+        for row in restored.ready:
+            assert row.offset is not None
+            assert store.journal.read(row.offset) == payload(row.key)
+        store.ledger.counts().check()
+        for row in restored.running:
+            finish(store, row.key)
+        store.close()
+        third = reopen(Path(folder) / "run")
+        assert not third.checkpoints.restore().damaged
+        assert third.ledger.counts().ready == 5
+        third.close()
+
+
+def test_a_group_whose_record_is_damaged_says_where_it_was(tmp_path: Path) -> None:
+    store, restored, offsets = damaged_run(tmp_path / "run", MAGIC + 2 * (HEADER + 100) + HEADER + 1)
+    (row,) = restored.damaged
+    assert (row.key, row.prompt_id, row.offset) == ((0, 2, 0), "p2", offsets[2])
+    store.close()
+
+
+def test_a_segment_that_is_gone_costs_its_groups_and_not_the_run(tmp_path: Path) -> None:
+    store, *_ = damaged_run(tmp_path / "run", None)
+    store.close()
+    (tmp_path / "run" / "journal" / "000001.journal").unlink()
+    again = reopen(tmp_path / "run")
+    restored = again.checkpoints.restore()
+    assert len(restored.damaged) == len(restored.running) == 5
+    for row in restored.running:
+        finish(again, row.key)
+    again.close()
+
+
+def test_another_groups_record_in_the_place_of_a_lost_one_is_not_taken_for_it(tmp_path: Path) -> None:
+    """A group that was trained before the newest commit is not missed until an older checkpoint is restored."""
+    store = create(tmp_path / "run")
+    keys = [issue(store, position) for position in range(2)]
+    for batch, key in enumerate(keys):
+        offset = finish(store, key)
+        store.ledger.train([key], batch=batch)
+        checkpoint(store, batch + 1)
+    store.close()
+    flip(tmp_path / "run" / "journal" / "000001.journal", offset.offset + HEADER)
+    again = reopen(tmp_path / "run")
+    assert again.checkpoints.restore().damaged == []
+    other = issue(again, 2)
+    assert finish(again, other) == offset, "what was torn is cut"
+    again.ledger.drop(other, "zero_spread")
+    again.close()
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_2")
+    third = reopen(tmp_path / "run")
+    restored = third.checkpoints.restore()
+    assert restored.number == 1
+    assert [row.key for row in restored.damaged] == [keys[1]]
+    third.close()
 
 
 def test_damage_in_a_group_that_is_settled_does_no_harm(tmp_path: Path) -> None:

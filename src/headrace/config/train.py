@@ -107,8 +107,8 @@ class RuntimeConfig(Section):
     trace: bool = False
     """Write `trace.json`: what computed when, for Perfetto or chrome://tracing."""
     stall_timeout_s: float = Field(default=900.0, gt=0)
-    """A wait of the run that lasts longer ends it with an error that says what it waited for; never less than
-    `rollout.episode_timeout_s`."""
+    """A wait of the run that lasts longer ends it with an error that says what it waited for, and so does code of yours
+    that blocks the event loop for longer; never less than `rollout.episode_timeout_s`."""
 
 
 class TrainConfig(Section):

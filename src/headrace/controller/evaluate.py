@@ -10,6 +10,7 @@ from headrace.controller.judge_engines import asker, load_judges, serving
 from headrace.controller.models import load_engine, load_model_reward
 from headrace.controller.plan import Plan
 from headrace.controller.threads import inline_runtime
+from headrace.controller.watching import watchdog
 from headrace.rollout.rewards.pool import RewardPool
 
 
@@ -26,7 +27,7 @@ async def evaluate(plan: Plan) -> dict[str, Any]:
         rewards = RewardPool(plan.config.reward, clock=clock, ask=asker(plan, engine, judges, clock))
         try:
             await rewards.start()
-            async with serving({"policy": engine, **judges}, clock):
+            async with watchdog(plan.config), serving({"policy": engine, **judges}, clock):
                 _, result = await held_out_evaluation(plan, engine, clock, rewards, model_reward).run()
         finally:
             await rewards.close()

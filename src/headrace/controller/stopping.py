@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
+
+from headrace.runtime.terminal import show_cursor
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +46,16 @@ class StopFlag:
 
 
 class StopRequest:
-    """While entered, the first signal is a request; it gives the next one back its own meaning: to end at once."""
+    """While entered, the first signal is a request, and the second ends the process at once, as a kill does: Python
+    itself handles them, so that it does so where the event loop is blocked too. Outside of a process's main thread,
+    which alone gets signals, only `request` is one."""
 
     def __init__(self, words: str = "") -> None:
         """`words`: what is said of it when a signal comes; nothing unless given."""
         self._words = words
         self._event = asyncio.Event()
+        self._before: dict[int, Any] = {}
+        self._signalled = False
         self.reason = ""
 
     def request(self, reason: str) -> None:
@@ -60,9 +67,10 @@ class StopRequest:
         await self._event.wait()
 
     def __enter__(self) -> StopRequest:
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._received, number)
+        self._loop = asyncio.get_running_loop()
+        with suppress(ValueError):  # not the main thread
+            self._before = {number: signal.signal(number, self._received) for number in _SIGNALS}
+            os.register_at_fork(after_in_child=self._listen_no_more)
         return self
 
     def __exit__(
@@ -70,13 +78,25 @@ class StopRequest:
     ) -> None:
         self._listen_no_more()
 
-    def _received(self, number: signal.Signals) -> None:
+    def _received(self, number: int, frame: FrameType | None) -> None:
+        if self._signalled:
+            _end_now(number)
+        self._signalled = True
+        self._loop.call_soon_threadsafe(self._told, signal.Signals(number).name)
+
+    def _told(self, name: str) -> None:
         if self._words:
-            logger.warning("told to stop by %s: %s", number.name, self._words)
-        self.request(number.name)
-        self._listen_no_more()
+            logger.warning("told to stop by %s: %s", name, self._words)
+        self.request(name)
 
     def _listen_no_more(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
+        for number, handler in self._before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        self._before = {}
+
+
+def _end_now(number: int) -> None:
+    """By the signal itself."""
+    show_cursor(1)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

@@ -18,7 +18,9 @@ from headrace.controller.parts import Parts, connect
 from headrace.controller.plan import Plan
 from headrace.controller.stopping import StopRequest
 from headrace.controller.threads import inline_runtime
+from headrace.controller.watching import watchdog
 from headrace.engines.protocol import SwapMode
+from headrace.experience.sample import GroupKey
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.observe.snapshot import take_snapshot
 from headrace.observe.summary import build_summary, write_summary
@@ -30,6 +32,7 @@ from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunReader, RunStore, StoreError
+from headrace.store.run_store import DATABASE_NAME
 from headrace.weights.version import INITIAL, Lineage, Version
 
 _MOST_SPANS = 200_000
@@ -80,8 +83,9 @@ async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None
     status: Status = "failed"
     try:
         try:
-            with StopRequest("the batch at hand is given up; a second signal ends all at once") as stop:
-                status = await _train(plan, folder, store, restored, runtime, stop, view)
+            async with watchdog(plan.config, record=store.path / DATABASE_NAME):
+                with StopRequest("the batch at hand is given up; a second signal ends all at once") as stop:
+                    status = await _train(plan, folder, store, restored, runtime, stop, view)
         finally:
             await runtime.close()
             if settings.trace:
@@ -135,6 +139,7 @@ async def _train(
         try:
             async with serving(models.judges, runtime.clock), _watching(view, folder, parts, runtime):
                 if restored is not None:
+                    _tell_of_damage(parts, store, restored)
                     models.kl.restore(restored.state)
                     parts.flow.restore(restored.number, restored.ready, restored.running)
                 if begun > INITIAL:
@@ -147,6 +152,14 @@ async def _train(
                 parts.recorder.progress()
             finally:
                 await stop_engine(models.engine, runtime.clock)
+
+
+def _tell_of_damage(parts: Parts, store: RunStore, restored: Restored) -> None:
+    for row in restored.damaged:
+        if row.offset is not None:
+            file, group = store.journal.path(row.offset.segment), GroupKey(*row.key)
+            message = f"{file} is damaged at byte {row.offset.offset}: group {group} is generated again"
+            parts.recorder.event("reissued", {"prompt": row.prompt_id, "message": message})
 
 
 async def _restore_models(models: Models, restored: Restored | None, runtime: Runtime) -> Version:

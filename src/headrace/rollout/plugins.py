@@ -63,6 +63,14 @@ def load_class(spec: str, key: str, methods: dict[str, tuple[str, ...]]) -> type
     return cls
 
 
+def file_of(spec: str) -> str | None:
+    """The file that `path.py:name` or `module:name` was loaded from, as tracebacks name it; None if it was not."""
+    place = spec.rpartition(":")[0]
+    if place.endswith(".py"):
+        return str(Path(place).resolve())
+    return getattr(sys.modules.get(place), "__file__", None)
+
+
 def accepts_keyword(function: Callable[..., Any], name: str) -> bool:
     """Whether `function` can be called with keyword `name`."""
     try:

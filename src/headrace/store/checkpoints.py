@@ -6,7 +6,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from headrace.store.files import remove, sha256_of, sync_path
 from headrace.store.journal import Journal
 from headrace.store.ledger import AttemptRow, Ledger
 from headrace.store.recovery import removable_segments
+from headrace.store.segment import AttemptKey
 
 MANIFEST_NAME = "manifest.json"
 _OURS = re.compile(r"step_\d+(\.\d+)?|\.tmp_\d+")
@@ -44,6 +45,9 @@ class Restored:
     """What `commit` was given; empty for version 0."""
     ready: list[AttemptRow]
     running: list[AttemptRow]
+    damaged: list[AttemptRow]
+    """Those that were ready, or trained after the commit, until their record in the journal was damaged: they are
+    running again. Each with the place where the record was."""
     missing: list[Path]
     """Folders of newer checkpoints that are gone, so that the run goes on from an older one."""
 
@@ -51,7 +55,18 @@ class Restored:
 class Checkpoints:
     """Checkpoint N is version N: batches 0 .. N-1 are trained. Version 0 is a checkpoint without files."""
 
-    def __init__(self, folder: Path, database: Database, ledger: Ledger, journal: Journal, *, keep: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        database: Database,
+        ledger: Ledger,
+        journal: Journal,
+        *,
+        keep: int,
+        damaged: Collection[AttemptKey],
+    ) -> None:
+        """`damaged`: attempts whose group can no more be read from the journal."""
+        self._damaged = frozenset(damaged)
         self._folder = folder
         self._database = database
         self._ledger = ledger
@@ -119,7 +134,8 @@ class Checkpoints:
 
     def restore(self) -> Restored:
         """Go back to the newest commit, on a new branch. Only the model's state goes back; the ledger does not,
-        but for groups trained after the commit, which are ready again.
+        but for groups trained after the commit, which are ready again; and groups that the journal has lost, which are
+        running again.
 
         Raises RunDamaged, naming the file; LawBroken.
         """
@@ -135,7 +151,7 @@ class Checkpoints:
             if path is not None:
                 older = [row[0] for row in kept if row[0] < number]
                 _verify(path, json.loads(files), older[0] if older else None)
-            branch = self._fork(parent, number)
+            branch, damaged = self._fork(parent, number)
             return Restored(
                 number=number,
                 branch=branch,
@@ -143,6 +159,7 @@ class Checkpoints:
                 state=json.loads(state),
                 ready=self._ledger.attempts("ready"),
                 running=self._ledger.attempts("running"),
+                damaged=damaged,
                 missing=missing,
             )
         raise RunDamaged(
@@ -158,16 +175,20 @@ class Checkpoints:
         """Version (branch, number) is about to be published. `now` is in seconds since the epoch."""
         self._database.execute("INSERT INTO versions VALUES (?, ?, ?)", (branch, number, now))
 
-    def _fork(self, parent: int, number: int) -> int:
+    def _fork(self, parent: int, number: int) -> tuple[int, list[AttemptRow]]:
+        """The new branch, and the attempts that lost their group."""
         with self._database.transaction(durable=True):
             self._database.execute("DELETE FROM checkpoints WHERE number > ?", (number,))
             self._database.execute(
                 "UPDATE attempts SET state = 'ready', batch = NULL WHERE state = 'trained' AND batch >= ?", (number,)
             )
+            damaged = [row for row in self._ledger.attempts("ready") if row.key in self._damaged]
+            for row in damaged:
+                self._ledger.lose(row.key)
             self._database.execute("INSERT INTO branches SELECT max(branch) + 1, ?, ? FROM branches", (parent, number))
             ((branch,),) = self._database.rows("SELECT max(branch) FROM branches")
         self._committed = {name for (name,) in self._rows("folder IS NOT NULL", "folder")}
-        return branch
+        return branch, damaged
 
     def _free_name(self, number: int) -> Path:
         """`step_<number>`, with a suffix if a committed checkpoint of that version stays until it is replaced."""

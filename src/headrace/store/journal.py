@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from headrace.store.errors import StoreError, write_failed
@@ -59,22 +59,17 @@ class Journal:
     def path(self, segment: int) -> Path:
         return self._folder / f"{segment:06d}{_SUFFIX}"
 
-    def recover(self, needed: Mapping[int, int]) -> list[tuple[AttemptKey, JournalOffset]]:
+    def recover(self, known: Mapping[int, Collection[int]]) -> list[tuple[AttemptKey, JournalOffset]]:
         """Read every record, cut what a crash left half written, and be ready to append. All on disk is fsynced.
 
-        `needed`: for each segment, the offset up to which the ledger relies on its records.
-        Raises RunDamaged where such a record is not whole.
+        `known`: for each segment, offsets at which the ledger knows records. A record that is damaged is left out of
+        what is returned.
         """
         found: list[tuple[AttemptKey, JournalOffset]] = []
-        present = self.segments()
-        for segment in sorted(set(needed) - set(present)):
-            raise damaged(self.path(segment), 0)
-        for segment in present:
+        for segment in self.segments():
             path = self.path(segment)
-            records = list(scan(path))
+            records = list(scan(path, known.get(segment, ())))
             whole = records[-1].end if records else 0
-            if whole < needed.get(segment, 0):
-                raise damaged(path, whole)
             found += [(record.key, JournalOffset(segment, record.offset, record.length)) for record in records]
             if not records:
                 path.unlink()

@@ -85,6 +85,15 @@ class Ledger:
         )
         self._expect(changed, key, "make ready", "running")
 
+    def lose(self, key: AttemptKey) -> None:
+        """A ready attempt's group can no more be read from the journal: it is running again."""
+        changed = self._database.execute(
+            "UPDATE attempts SET state = 'running', segment = NULL, offset = NULL, length = NULL, since_segment = ?, "
+            f"since_offset = ? WHERE {_KEY} AND state = 'ready'",
+            (*self._journal.end, *key),
+        )
+        self._expect(changed, key, "lose the group of", "ready")
+
     def train(self, keys: Iterable[AttemptKey], *, batch: int) -> None:
         """Ready attempts have been trained in `batch`: all of them, or on an error none.
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from headrace.store.database import Database
 from headrace.store.journal import Journal
-from headrace.store.segment import HEADER_BYTES, AttemptKey, JournalOffset
+from headrace.store.segment import AttemptKey, JournalOffset
 
 # A group may still be trained, or trained again, if it is ready, or was trained after the oldest kept checkpoint.
 NEEDED = "(state = 'ready' OR (state = 'trained' AND batch >= (SELECT min(number) FROM checkpoints)))"
 
 
-def recover(database: Database, journal: Journal) -> None:
-    """Cut torn ends; running attempts whose group is in the journal become ready. Raises RunDamaged."""
-    needed = dict(
-        database.rows(
-            f"SELECT segment, max(offset + length) + {HEADER_BYTES} FROM attempts WHERE {NEEDED} GROUP BY segment"
+def recover(database: Database, journal: Journal) -> frozenset[AttemptKey]:
+    """Cut torn ends; running attempts whose group is in the journal become ready. Returns the attempts whose group the
+    ledger relies on, and whose record is damaged or gone."""
+    needed = {
+        (epoch, position, attempt): JournalOffset(segment, offset, length)
+        for epoch, position, attempt, segment, offset, length in database.rows(
+            f"SELECT epoch, position, attempt, segment, offset, length FROM attempts WHERE {NEEDED}"
         )
-    )
-    finished = journal.recover(needed)
+    }
+    known: dict[int, list[int]] = {}
+    for record in needed.values():
+        known.setdefault(record.segment, []).append(record.offset)
+    finished = journal.recover(known)
     with database.transaction():
         since: dict[AttemptKey, tuple[int, int]] = {
             (epoch, position, attempt): (segment, offset)
@@ -30,6 +35,7 @@ def recover(database: Database, journal: Journal) -> None:
                 _take(database, key, record)
         # Cutting may have moved the journal's end back, so that new records lie before the old mark.
         database.execute("UPDATE attempts SET since_segment = ?, since_offset = ? WHERE state = 'running'", journal.end)
+    return frozenset(key for key, _ in needed.items() - set(finished))
 
 
 def _take(database: Database, key: AttemptKey, record: JournalOffset) -> None:

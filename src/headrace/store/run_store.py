@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from headrace.store.lock import LOCK_NAME, RunLock
 from headrace.store.records import Events, Metrics
 from headrace.store.recovery import recover
 from headrace.store.schema import STATUSES
+from headrace.store.segment import AttemptKey
 
 DATABASE_NAME = "run.db"
 CONFIG_NAME = "config.yaml"
@@ -42,12 +44,22 @@ class RunStore:
     """
 
     def __init__(
-        self, path: Path, lock: RunLock, database: Database, journal: Journal, *, keep_checkpoints: int
+        self,
+        path: Path,
+        lock: RunLock,
+        database: Database,
+        journal: Journal,
+        *,
+        keep_checkpoints: int,
+        damaged: Collection[AttemptKey],
     ) -> None:
+        """`damaged`: attempts whose group was in the journal, and cannot be read from it any more."""
         self.path = path
         self.journal = journal
         self.ledger = Ledger(database, journal)
-        self.checkpoints = Checkpoints(path / "checkpoints", database, self.ledger, journal, keep=keep_checkpoints)
+        self.checkpoints = Checkpoints(
+            path / "checkpoints", database, self.ledger, journal, keep=keep_checkpoints, damaged=damaged
+        )
         self.metrics = Metrics(database)
         self.events = Events(database)
         self._lock = lock
@@ -138,8 +150,8 @@ class RunStore:
             _compare_config(path, database, *config)
         _make_folders(path)
         journal = Journal(path / "journal", segment_bytes=segment_bytes)
-        recover(database, journal)
-        store = cls(path, lock, database, journal, keep_checkpoints=keep_checkpoints)
+        damaged = recover(database, journal)
+        store = cls(path, lock, database, journal, keep_checkpoints=keep_checkpoints, damaged=damaged)
         undo.pop_all()
         return store
 

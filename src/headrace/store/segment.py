@@ -6,12 +6,13 @@ attempt (8 each), payload.
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from headrace.store.errors import RunDamaged
 
@@ -69,23 +70,42 @@ def decode(data: bytes) -> tuple[AttemptKey, bytes] | None:
     return (key[0], key[1], key[2]), payload
 
 
-def scan(path: Path) -> Iterator[Record]:
-    """The records of a segment, from its start to the first that is not whole."""
+def scan(path: Path, known: Collection[int] = ()) -> Iterator[Record]:
+    """The whole records of a segment, in order. What is damaged is passed over, to where its length says that the next
+    record begins, or to one of the offsets `known`."""
     with path.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
-            return
+        size = os.fstat(file.fileno()).st_size
         offset = len(MAGIC)
-        size = path.stat().st_size
-        while len(header := file.read(HEADER_BYTES)) == HEADER_BYTES:
-            (length,) = struct.unpack_from("<I", header, _CRC.size)
-            if offset + HEADER_BYTES + length > size:
-                return
-            found = decode(header + file.read(length))
-            if found is None:
-                return
-            record = Record(found[0], offset, length)
-            yield record
-            offset = record.end
+        while (found := _record_at(file, offset, size)) is not None or (
+            found := _after_damage(file, offset, size, known)
+        ) is not None:
+            yield found
+            offset = found.end
+
+
+def _after_damage(file: BinaryIO, offset: int, size: int, known: Collection[int]) -> Record | None:
+    """The first whole record after the damaged one at `offset`."""
+    later = {place for place in known if place > offset}
+    if (length := _length_at(file, offset)) is not None:
+        later.add(offset + HEADER_BYTES + length)
+    return next((record for place in sorted(later) if (record := _record_at(file, place, size)) is not None), None)
+
+
+def _length_at(file: BinaryIO, offset: int) -> int | None:
+    """Of the payload, as the header at `offset` says."""
+    file.seek(offset)
+    header = file.read(HEADER_BYTES)
+    return _BODY.unpack_from(header, _CRC.size)[0] if len(header) == HEADER_BYTES else None
+
+
+def _record_at(file: BinaryIO, offset: int, size: int) -> Record | None:
+    """The record that begins there, if there is one and it is whole."""
+    length = _length_at(file, offset)
+    if length is None or offset + HEADER_BYTES + length > size:
+        return None
+    file.seek(offset)
+    found = decode(file.read(HEADER_BYTES + length))
+    return None if found is None else Record(found[0], offset, length)
 
 
 def damaged(path: Path, offset: int) -> RunDamaged:

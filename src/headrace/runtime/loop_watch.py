@@ -1,0 +1,103 @@
+"""What the watchdog makes of beats, dumps and signals: a state machine without a clock and without I/O.
+
+The loop of the run beats once in a while. If it stops, `faulthandler` dumps where the run's threads are, again and
+again until the next beat. A signal to end the run is seen here too, whatever the run's interpreter is busy with.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+BEAT_S = 1.0
+"""Between two beats."""
+BLOCKED_S = 5.0
+"""A loop that did not beat for so long is blocked."""
+SETTLE_S = 0.5
+"""A process that was stopped or swapped out dumps and beats at once when it goes on: that is no block."""
+_ANSWER_S = 2 * BEAT_S
+"""A loop that turns has beaten by then."""
+_GRACE_S = 2.0
+"""In which a process that is told to end a second time may do so by itself."""
+_MEND = (
+    "nothing else of the run goes on meanwhile. What is slow must be awaited, or handed to a thread with `await "
+    "asyncio.to_thread(...)`. Two signals (Ctrl-C twice) end the process at once, and --resume goes on"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that people must hear of."""
+
+    words: str
+    mend: str = ""
+    """What to do about it."""
+    kind: str | None = None
+    """Of the event in the run's record; None is none."""
+    blocked_s: float = 0.0
+    """How long the loop had been blocked."""
+
+
+class LoopWatch:
+    """Is told what happens, with the time, and asked for `notices` afterwards; monotonic seconds throughout."""
+
+    def __init__(self, now: float, *, ends_after_s: float) -> None:
+        """A loop that is blocked for `ends_after_s` ends the process."""
+        self._ends_after_s = ends_after_s
+        self._last_beat = now
+        self._place: str | None = None
+        """Where the loop is blocked, by the last dump."""
+        self._dumped_at = now
+        self._next_s = BLOCKED_S
+        """Of a block's length: when it is told again."""
+        self._told = False
+        self._signals = 0
+        self._signal = ""
+        self._signalled_at = now
+        self._unanswered = False
+
+    def beat(self, now: float) -> list[Notice]:
+        """The loop went round."""
+        blocked, was_told = now - self._last_beat, self._told
+        self._last_beat, self._next_s, self._told, self._place, self._unanswered = now, BLOCKED_S, False, None, False
+        if not was_told:
+            return []
+        return [Notice(f"the event loop goes on, after {blocked:.0f} s", kind="went_on", blocked_s=blocked)]
+
+    def dumped(self, place: str | None, now: float) -> None:
+        """A dump has come; `place` as of `blocked_at`."""
+        self._place, self._dumped_at = place, now
+
+    def signalled(self, number: int, now: float) -> None:
+        """The run's process got this signal."""
+        self._signals += 1
+        self._signal = signal.Signals(number).name
+        self._signalled_at = now
+        self._unanswered = self._signals == 1
+
+    def notices(self, now: float) -> list[Notice]:
+        """What is to be told by now. Call about every `SETTLE_S`."""
+        told = []
+        blocked = now - self._last_beat
+        where = "" if self._place is None else f", {self._place}"
+        if self._place is not None and now - self._dumped_at >= SETTLE_S and blocked >= self._next_s:
+            while self._next_s <= blocked:
+                self._next_s *= 2
+            words = f"the event loop has been blocked for {blocked:.0f} s{where}"
+            told.append(Notice(words, "" if self._told else _MEND, "blocked", blocked))
+            self._told = True
+        if self._unanswered and now - self._signalled_at >= _ANSWER_S and blocked >= _ANSWER_S:
+            self._unanswered = False
+            words = f"told to stop by {self._signal}, but the event loop has not answered for {blocked:.0f} s{where}"
+            told.append(Notice(words, "a second signal ends the process at once, and --resume goes on"))
+        return told
+
+    def must_end(self, now: float) -> Notice | None:
+        """That the process has to be killed now, if it has to."""
+        if self._signals > 1 and now - self._signalled_at >= _GRACE_S:
+            return Notice(f"ended by {self._signal}")
+        blocked = now - self._last_beat
+        if self._told and self._place is not None and blocked >= self._ends_after_s:
+            words = f"the event loop has been blocked for {blocked:.0f} s (runtime.stall_timeout_s), {self._place}"
+            return Notice(words, "the run is ended; mend that, and --resume it", "ended_blocked", blocked)
+        return None
