@@ -65,6 +65,8 @@ class Settings(Protocol):
     @property
     def seals_batch(self) -> bool: ...
     @property
+    def truncated(self) -> str: ...
+    @property
     def kl(self) -> KLSettings: ...
     @property
     def stages(self) -> Sequence[OwnStage]: ...
@@ -118,7 +120,7 @@ def compose(
     ]
     if reward_model:
         stages.insert(1, Stage("reward", ("tokens", "loss_mask", "scored", "group", "episode"), ("reward",), "row"))
-    compared, trained = ["reward", "keep", "episode", "tokens", "loss_mask", "logprobs"], []
+    compared, trained = ["reward", "keep", "episode", "truncated", "tokens", "loss_mask", "logprobs"], []
     written = ["advantages"]
     if settings.needs_reference:
         stages.append(Stage("reference", forward, ("reference",), "row"))
@@ -129,8 +131,10 @@ def compose(
         stages.append(Stage("teacher", forward, ("teacher",), "row"))
         trained += ["teacher"] if settings.distils else []
     if settings.needs_critic:
-        stages.append(Stage("critic.value", _FORWARD, ("values",), "row"))
-        compared.append("values")
+        after = settings.truncated == "bootstrap"
+        values = ("values", "last_value") if after else ("values",)
+        stages.append(Stage("critic.value", (*_FORWARD, "truncated") if after else _FORWARD, values, "row"))
+        compared += values
         written.append("returns")
     if own_proximal:
         stages.append(Stage("proximal", (*forward, "batch"), ("proximal",), "row"))
@@ -147,10 +151,10 @@ def compose(
         stages.append(Stage("advantages", _once(compared), tuple(written), "batch" if by_batch else "group"))
     loss = {"actor": settings.loss}
     if settings.needs_critic:
-        update = ("tokens", "loss_mask", "values", "returns", "batch")
+        update = ("tokens", "loss_mask", "truncated", "values", "returns", "batch")
         stages.append(Stage("critic.update", update, (), "batch" if sealed_critic else "row"))
         loss["critic.update"] = "value_loss"
-    actor = _once([*_OF_TOKENS, *kept, "reward", *trained, "batch"])
+    actor = _once([*_OF_TOKENS, *kept, "truncated", "reward", *trained, "batch"])
     stages.append(Stage("actor", actor, (), "batch" if settings.seals_batch else "row"))
     return Recipe(settings.recipe, tuple(stages), loss)
 
@@ -160,7 +164,7 @@ def _once(columns: Sequence[str]) -> tuple[str, ...]:
 
 
 _OF_TOKENS = ("tokens", "loss_mask", "logprobs", "versions", "branches")
-_OF_GROUP = ("group", "episode", "metadata")
+_OF_GROUP = ("group", "episode", "truncated", "metadata")
 _FORWARD = ("tokens", "loss_mask", "keep")
 """What a model that only scores reads. Groups that a filter dropped cost it nothing."""
 

@@ -129,7 +129,18 @@ class ShapingConfig(Section):
         return self
 
 
-RESERVED = ("scored", "reference", "teacher", "values", "returns", "proximal", "advantages", "kept", "kept_sets")
+RESERVED = (
+    "scored",
+    "reference",
+    "teacher",
+    "values",
+    "last_value",
+    "returns",
+    "proximal",
+    "advantages",
+    "kept",
+    "kept_sets",
+)
 """Columns that mean something to a role, whoever writes them."""
 
 
@@ -160,6 +171,10 @@ class AlgorithmConfig(Section):
     """`group_normalized`, `batch_normalized`, `mean_only`, `leave_one_out`, `opo`, `gae` (needs a critic),
     `reinforce_plus_plus`, `reinforce_plus_plus_baseline`, `distillation` (needs a teacher), or a function of yours:
     `path.py:function`."""
+    truncated: Literal["terminal", "bootstrap", "mask"] = "terminal"
+    """A sample that a limit on tokens, context or turns cut off: `terminal` takes it as ended there, with its reward
+    for all that it was worth; `bootstrap` adds the critic's value of the state at which it was cut (needs a critic);
+    `mask` leaves it out of the loss, and in the comparison of its group."""
     whiten: bool = False
     """`gae`: bring the advantages of a batch to mean 0 and variance 1."""
     gamma: float = Field(default=1.0, ge=0, le=1)
@@ -233,6 +248,11 @@ class AlgorithmConfig(Section):
                 raise ValueError("advantage is distillation, which m2po's mask cannot see; use loss: reinforce")
         if self.loss == "m2po" and self.objective == "decoupled":
             raise ValueError("loss is m2po, whose ratio is against the behaviour policy: use objective: naive")
+        if self.truncated == "bootstrap" and not self.needs_critic:
+            raise ValueError(
+                f"truncated is bootstrap, which asks a critic what a sample had to come, but advantage is "
+                f"{self.advantage}, which has none; use advantage: gae, or truncated: mask"
+            )
         return self
 
     @property

@@ -83,6 +83,7 @@ class Trajectory:
         """The row of the experience table. With a `failure` its status is FAILED. What is longer than `max_context`
         tokens loses the end of its last observation, which no model could read."""
         mask = np.concatenate(self._mask)
+        kept = joined(self._kept, map(len, self._tokens))
         length = len(mask)
         if max_context is not None and length > max_context and not mask[max_context:].any():
             length = max_context
@@ -99,7 +100,7 @@ class Trajectory:
             reward=reward,
             failure=failure,
             metadata=self.metadata,
-            kept=joined(self._kept, map(len, self._tokens)),
+            kept=None if kept is None else kept[:length],
         )
 
     def _append(
