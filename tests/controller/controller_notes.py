@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
@@ -56,16 +58,21 @@ def notes(folder: Path) -> list[Note]:
     return [Note(**{name: row.pop(name) for name in ("tokens", "loss_mask", *_ALWAYS[2:])}, others=row) for row in rows]
 
 
+@lru_cache(16)
+def _load(kind: Any, folder: Path) -> Any:
+    return kind.from_pretrained(folder).eval()
+
+
 @torch.no_grad()
 def model_values(folder: Path, tokens: list[int]) -> list[float]:
     """Of the critic in `folder`: entry i is the value of the state after tokens 0 to i."""
-    model = AutoModelForTokenClassification.from_pretrained(folder).eval()
+    model = _load(AutoModelForTokenClassification, folder)
     return model(input_ids=torch.tensor([tokens])).logits[0, :, 0].tolist()
 
 
 @torch.no_grad()
 def model_logprobs(folder: Path, tokens: list[int]) -> list[float]:
     """Of the policy in `folder`: entry i is the log-prob of token i after those before it; 0 for the first."""
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    model = _load(AutoModelForCausalLM, folder)
     every = torch.log_softmax(model(input_ids=torch.tensor([tokens])).logits[0].float(), -1)
     return [0.0, *every[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()]

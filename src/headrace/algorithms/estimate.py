@@ -39,6 +39,8 @@ class Compared:
     """[S] bool: a limit on tokens, context or turns cut the sample off. None: not known, none did."""
     last_values: Tensor | None = None
     """[S]: the critic's, of the state at which a sample was cut off; 0 for one that ended."""
+    proximal: Tensor | None = None
+    """[N] log-probs of the policy that the batch begins with."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """[N] each: those of `algorithm.advantage_reads`."""
     shaped: Tensor | None = None
@@ -146,13 +148,16 @@ class AdvantageEstimator:
         return rewards
 
     def _penalty(self, data: Compared) -> Tensor | None:
-        """KL(behaviour || reference) at each token, if the reward pays for it."""
+        """KL(policy || reference) at each token, if the reward pays for it."""
         setting = self._config.kl
         if setting.place != "reward" or not setting.coefficient or data.reference is None:
             return None
+        policy = data.behavior if setting.of == "behavior" else data.proximal
+        if policy is None:
+            raise ValueError("kl.of is proximal, which needs its log-probs; add the stage that writes them")
         if self._pieces.kl is not None:
-            return keep(self._pieces.kl(data.behavior, data.reference), data.mask)
-        return keep(kl.estimate(data.behavior, data.reference, kind=cast(kl.Kind, setting.estimator)), data.mask)
+            return keep(self._pieces.kl(policy, data.reference), data.mask)
+        return keep(kl.estimate(policy, data.reference, kind=cast(kl.Kind, setting.estimator)), data.mask)
 
     def _on_tokens(self, rewards: Tensor, penalty: Tensor | None, data: Compared, beta: float) -> Tensor:
         nothing = torch.zeros(data.mask.shape, dtype=rewards.dtype)

@@ -65,6 +65,10 @@ class Settings(Protocol):
     @property
     def seals_batch(self) -> bool: ...
     @property
+    def needs_proximal(self) -> bool: ...
+    @property
+    def kl_of_proximal(self) -> bool: ...
+    @property
     def truncated(self) -> str: ...
     @property
     def kl(self) -> KLSettings: ...
@@ -106,9 +110,9 @@ def compose(
 ) -> Recipe:
     """The stages that these settings need, and no others. `check_dataflow` holds for them, but for the user's own.
 
-    `own_proximal`: the proximal policy's log-probs are a column, and not computed by the actor. `reward_model`: what
-    the rollout gives is not yet the reward, but is scored by a model first. `sealed_critic`: the critic makes several
-    steps on a batch. `truncated`: tokens are sampled under top-k or top-p, and have kept sets.
+    `own_proximal`: the proximal policy's log-probs are a column, and not computed by the actor; so they must be where
+    the KL in the reward is of that policy. `reward_model`: what the rollout gives is not yet the reward, but is scored
+    by a model first. `sealed_critic`: the critic makes several steps on a batch. `truncated`: tokens are sampled under top-k or top-p, and have kept sets.
     """
     kept = ("kept_sets",) if truncated else ()
     forward = (*_FORWARD, *kept)
@@ -138,7 +142,8 @@ def compose(
         written.append("returns")
     if own_proximal:
         stages.append(Stage("proximal", (*forward, "batch"), ("proximal",), "row"))
-        trained.append("proximal")
+        trained += ["proximal"] if settings.needs_proximal else []
+        compared += ["proximal"] if settings.kl_of_proximal else []
     for own in settings.stages:
         needed = ("keep", "batch") if own.unit == "batch" else ("keep",)
         stages.append(Stage(own.name, _once([*needed, *own.reads]), tuple(own.writes), own.unit))

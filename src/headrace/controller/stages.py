@@ -45,6 +45,10 @@ def scorers(
             loaded=0 if committed == INITIAL else None,
         )
         add("proximal", config.proximal, models.proximal.logprobs, follows=follows)
+    elif plan.recipe.has("proximal"):
+        # A row enters a batch once the actor has stepped to the version that the batch begins with, and the actor
+        # steps no further before all of its rows are scored: the trainer has those weights.
+        add("proximal", config.proximal, models.trainer.logprobs, lane=TRAINER_LANE)
     if models.reference is not None:
         add("reference", config.reference, models.reference.logprobs)
     elif plan.recipe.has("reference"):

@@ -105,5 +105,6 @@ def compared(rows: Sequence[Row], reads: Collection[str], extra: Sequence[str] =
         values=column("values"),
         truncated=per_sample("truncated", torch.bool),
         last_values=per_sample("last_value", torch.float64),
+        proximal=column("proximal"),
         columns={name: values for name in extra if (values := column(name)) is not None},
     )
