@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from controller_jobs import EOS, make_job
+from controller_jobs import EOS, make_job, make_model
 from controller_notes import Note, model_values, note_stage, notes
 from safetensors.torch import load_file
 
@@ -87,6 +87,28 @@ def test_the_critic_says_what_was_to_come(tmp_path: Path, turns: int) -> None:
         delta = note.reward + 0.9 * last - note.others["values"][place]
         assert note.advantages[place] == pytest.approx(delta, abs=1e-5)
     assert any(abs(note.others["last_value"]) > 1e-2 for note in rows)
+
+
+def test_an_observation_past_the_context_ends_no_run(tmp_path: Path) -> None:
+    """The model has 96 positions, which it has learned: there is no 97th."""
+    job = make_job(
+        tmp_path,
+        rollout__workflow="multi_turn",
+        rollout__environment=f"{tmp_path}/env.py:Talks",
+        rollout__max_turns=3,
+        rollout__filters=[],
+        algorithm={**GAE, "truncated": "bootstrap", "stages": [note_stage(tmp_path, "last_value")]},
+        critic__optimizer__lr=1e-2,
+        trainer__batches=4,
+        data__eval=None,
+    )
+    make_model(tmp_path / "model", "gpt2")
+    (tmp_path / "env.py").write_text(ENVIRONMENT.replace("class Env", "class Talks").replace('"no;"', '"no;" * 99'))
+    ended = asyncio.run(train(make_plan(load_config(TrainConfig, job)), tmp_path / "run", "new"))
+    assert ended.status == "finished"
+    cut_off = [note for note in notes(tmp_path) if note.truncated]
+    assert {len(note.tokens) for note in cut_off} == {96}
+    assert any(note.others["last_value"] for note in cut_off)
 
 
 def test_by_default_a_sample_that_was_cut_off_ended_there(tmp_path: Path) -> None:
