@@ -106,15 +106,16 @@ def compose(
     own_proximal: bool = False,
     reward_model: bool = False,
     sealed_critic: bool = False,
-    truncated: bool = False,
+    kept_sets: bool = False,
 ) -> Recipe:
     """The stages that these settings need, and no others. `check_dataflow` holds for them, but for the user's own.
 
     `own_proximal`: the proximal policy's log-probs are a column, and not computed by the actor; so they must be where
     the KL in the reward is of that policy. `reward_model`: what the rollout gives is not yet the reward, but is scored
-    by a model first. `sealed_critic`: the critic makes several steps on a batch. `truncated`: tokens are sampled under top-k or top-p, and have kept sets.
+    by a model first. `sealed_critic`: the critic makes several steps on a batch. `kept_sets`: tokens are sampled under
+    top-k or top-p, and have them.
     """
-    kept = ("kept_sets",) if truncated else ()
+    kept = ("kept_sets",) if kept_sets else ()
     forward = (*_FORWARD, *kept)
     in_reward = settings.kl.coefficient > 0 and settings.kl.place == "reward"
     stages = [
