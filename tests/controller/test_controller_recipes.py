@@ -35,6 +35,8 @@ OFFLINE: dict[str, tuple[Any, Any, str, dict[str, str]]] = {
     "dpo": (DPOConfig, run_dpo, "pairs_per_batch", PAIR),
 }
 """The config, the trainer, the key of its batch's size, and what a line of data has beside the prompt."""
+HALF_END = {"rollout__sampling__stop_token_ids": list(range(2, 12))}
+"""Of responses that chance draws from 74 tokens about so many end by themselves."""
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +134,10 @@ def test_one_sample_a_prompt_is_enough_for_ppo(tmp_path: Path) -> None:
         {"algorithm__recipe": "ppo", "async__mode": "sync"},
         {"algorithm__recipe": "ppo", "model__dtype": "bfloat16"},
         {"algorithm__shaping": {"clip": [0, 0.5], "overlong_buffer": 4, "length_weight": 0.5}},
+        {"algorithm": {"recipe": "ppo", "whiten": False, "truncated": "bootstrap", "kl": {"of": "proximal"}}},
+        {"algorithm": {"recipe": "ppo", "truncated": "mask"}, "critic__updates_per_batch": 2, **HALF_END},
+        {"algorithm": {"recipe": "rloo", "truncated": "mask", "kl": {"of": "proximal"}}, **HALF_END},
+        {"algorithm": {"recipe": "m2po", "truncated": "mask"}, "proximal__placement": "own", **HALF_END},
     ],
     ids=lambda changes: ",".join(f"{key}={value}" for key, value in changes.items()),
 )

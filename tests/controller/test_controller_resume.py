@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from controller_jobs import make_job, run, start
+from controller_notes import note_stage, notes
 from safetensors.torch import load_file
 
 from headrace.cli.main import main
@@ -253,9 +254,10 @@ HELD = 4
 """Batches that a held run trains."""
 
 
-def ppo_job(folder: Path, place: str, steps: int) -> Path:
+def ppo_job(folder: Path, place: str, steps: int, *, held: int = HELD, **algorithm: object) -> Path:
     """On-policy PPO, one group a batch and one thread, so that nothing depends on what ends first; its reward waits
-    while `folder/hold` is there and the batch is HELD. `place`: of the KL. `steps`: of both, on a batch."""
+    while `folder/hold` is there and the batch is `held`. `place`: of the KL. `steps`: of both, on a batch."""
+    kl = {"target": 100.0, "horizon": 40, "place": place}
     job = make_job(
         folder,
         data__eval=None,
@@ -266,8 +268,9 @@ def ppo_job(folder: Path, place: str, steps: int) -> Path:
         rollout__filters=[],
         algorithm={
             "recipe": "ppo",
-            "kl": {"target": 100.0, "horizon": 40, "place": place},
             "updates_per_batch": steps,
+            **algorithm,
+            "kl": {**kl, **algorithm.get("kl", {})},  # type: ignore[dict-item]
         },
         critic={"optimizer": {"lr": 1e-3}, "updates_per_batch": steps},
         trainer__batches=HELD + 2,
@@ -279,7 +282,7 @@ def ppo_job(folder: Path, place: str, steps: int) -> Path:
     (folder / "reward.py").write_text(
         "import os, time\n"
         "def score(response, row):\n"
-        f"    while row['at'] == {HELD} and os.path.exists({str(folder / 'hold')!r}):\n"
+        f"    while row['at'] == {held} and os.path.exists({str(folder / 'hold')!r}):\n"
         "        time.sleep(0.01)\n"
         "    return sum(map(ord, response)) % 7 / 7\n"
     )
@@ -350,3 +353,41 @@ def test_ppo_goes_on_from_the_commit_as_if_nothing_had_been(tmp_path: Path, plac
     batches = [json.loads(line) for line in out.splitlines()]
     assert [batch["batch"] for batch in batches] == list(range(number))
     assert batches[-1]["kl_coefficient"] == pytest.approx(state["kl_coefficient"] / (1 - 0.2 * 4 / 40))
+
+
+def test_columns_that_models_fill_are_filled_again_after_a_kill(tmp_path: Path) -> None:
+    """A batch that was trained after the commit comes from the journal, which has no column of a critic or a proximal
+    policy: the restored weights give the values, also those of where samples were cut off, that they gave before."""
+
+    def job(name: str) -> Path:
+        stage = note_stage(tmp_path / name, "values", "last_value", "proximal")
+        return ppo_job(
+            tmp_path / name, "reward", 2, held=HELD + 1, truncated="bootstrap", kl={"of": "proximal"}, stages=[stage]
+        )
+
+    whole = job("whole")
+    code, out = run("train", whole, "--dir", tmp_path / "whole" / "run")
+    assert code == 0, out
+
+    killed = job("killed")
+    (tmp_path / "killed" / "hold").touch()
+    folder = tmp_path / "killed" / "run"
+    process = start("train", killed, "--dir", folder)
+    wait_for_version(process, folder, HELD + 1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    (tmp_path / "killed" / "hold").unlink()
+    code, out = run("train", killed, "--dir", folder, "--resume")
+    assert code == 0, out
+
+    seen = [note for note in notes(tmp_path / "whole") if note.batch == HELD]
+    again = [note for note in notes(tmp_path / "killed") if note.batch == HELD]
+    assert len(seen) == 4
+    assert again == [*seen, *seen], "once before the kill, and once after it"
+    assert any(note.truncated and abs(note.others["last_value"]) > 1e-3 for note in seen)
+    number, state, tensors = committed(whole, tmp_path / "whole" / "run")
+    other_number, other_state, others = committed(killed, folder)
+    assert (number, state) == (other_number, other_state)
+    assert number == HELD + 2
+    different = [name for name, tensor in tensors.items() if not torch.equal(tensor, others[name])]
+    assert not different

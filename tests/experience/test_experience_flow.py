@@ -23,7 +23,7 @@ CONSUMERS = [
 ]
 
 
-def group(admission: Admission, tokens: int = 3) -> Group:
+def group(admission: Admission, tokens: int = 3, status: SampleStatus = SampleStatus.COMPLETED) -> Group:
     sample = Sample(
         group=admission.key,
         episode=0,
@@ -33,7 +33,7 @@ def group(admission: Admission, tokens: int = 3) -> Group:
         logprobs=np.zeros(tokens, np.float32),
         versions=np.zeros(tokens, np.int32),
         branches=np.zeros(tokens, np.int32),
-        status=SampleStatus.COMPLETED,
+        status=status,
         reward=1.0,
     )
     return Group(admission.key, admission.prompt.prompt_id, admission.start_version, admission.deadline, (sample,))
@@ -130,6 +130,25 @@ def test_a_group_goes_from_gate_to_batch(tmp_path: Path) -> None:
         bench.train()
         assert bench.store.ledger.counts().trained == 2
         assert bench.table.groups == 0
+
+    with_bench(tmp_path, body)
+
+
+def test_whether_a_sample_was_cut_off_is_told_by_its_status_and_not_by_its_length(tmp_path: Path) -> None:
+    """Also after a crash."""
+
+    def cut_off(bench: Bench) -> dict[int, bool]:
+        rows = bench.table.try_lease("filter", list)
+        assert rows is not None
+        return {len(row.columns["tokens"]): row.columns["truncated"] for row in rows.rows}
+
+    async def body(bench: Bench) -> None:
+        await bench.flow.finish(group(bench.admit(), tokens=9))
+        await bench.flow.finish(group(bench.admit(), tokens=4, status=SampleStatus.TRUNCATED))
+        assert cut_off(bench) == {9: False, 4: True}
+        again, _ = reopen(bench)
+        assert cut_off(again) == {9: False, 4: True}
+        await again.runtime.close()
 
     with_bench(tmp_path, body)
 

@@ -15,7 +15,9 @@ def test_names_and_values() -> None:
     run = samples.run(
         batches=(
             samples.batch(0, reward_mean=0.2, staleness={0: 80}, mismatch_mean_abs=0.01, behavior_outside_share=0.1),
-            samples.batch(1, staleness={0: 20, 2: 60}, mismatch_max_abs=0.7, effective_token_share=0.9),
+            samples.batch(
+                1, staleness={0: 20, 2: 60}, mismatch_max_abs=0.7, effective_token_share=0.9, truncated_samples=12
+            ),
             samples.batch(2, reward_mean=0.9, trained_tokens=40, staleness={1: 40}, padding_tokens=40),
         ),
         number=3,
@@ -27,7 +29,7 @@ def test_names_and_values() -> None:
         "version": 3,
         "wall_s": 3.5,
         "groups": {"issued": 20, "running": 5, "ready": 2, "trained": 12, "dropped": {"zero_spread": 1}},
-        "samples": {"generated": 70, "trained": 48, "failed": {"timeout": 1}},
+        "samples": {"generated": 70, "trained": 48, "truncated": 12, "failed": {"timeout": 1}},
         "tokens": {
             "generated": 350,
             "trained": 200,

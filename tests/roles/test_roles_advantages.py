@@ -20,6 +20,22 @@ def row(row_id: int, tokens: int, **columns: object) -> Row:
     return Row(row_id, GroupKey(0, 0, 0), {**own, **columns})
 
 
+def test_what_is_of_samples_stays_of_samples() -> None:
+    """Two samples of one episode: one reward, and each its own end."""
+    rows = [
+        row(0, 3, truncated=False, last_value=0.0, reward=2.0),
+        row(1, 2, truncated=True, last_value=1.5, reward=2.0, episode=0),
+    ]
+    data = compared(rows, (*READS, "truncated", "last_value"))
+    assert data.rewards.tolist() == [2.0]
+    assert data.episode.tolist() == [0, 0]
+    assert data.truncated is not None
+    assert data.truncated.tolist() == [False, True]
+    assert data.last_values is not None
+    assert data.last_values.tolist() == [0.0, 1.5]
+    assert data.ended.tolist() == [False, True, True, False, False]
+
+
 def test_a_column_that_only_some_rows_have_by_now_is_left_out() -> None:
     rows = [row(0, 2, reference=np.zeros(2, np.float32)), row(1, 3)]
     data = compared(rows, READS)

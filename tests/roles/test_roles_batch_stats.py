@@ -1,5 +1,7 @@
 """Which tokens may be trained, and what is counted of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ MASK = StalenessRule(bound=2, masks=True, allows_late=False)
 LATE = StalenessRule(bound=2, masks=False, allows_late=True)
 
 
-def row(versions: list[int], branches: list[int] | None = None) -> Row:
+def row(versions: list[int], branches: list[int] | None = None, *, truncated: bool = False) -> Row:
     """A prompt token, then tokens sampled by these versions."""
     length = len(versions) + 1
     return Row(
@@ -25,6 +27,7 @@ def row(versions: list[int], branches: list[int] | None = None) -> Row:
             "versions": np.array([-1, *versions], dtype=np.int32),
             "branches": np.array([-1, *(branches or [0] * len(versions))], dtype=np.int32),
             "reward": 0.5,
+            "truncated": truncated,
         },
     )
 
@@ -44,6 +47,22 @@ def test_mask_leaves_out_exactly_the_tokens_past_the_bound() -> None:
 
 def test_late_trains_the_sample_whole() -> None:
     assert LATE.trained(row([3, 4, 5]), batch=9).tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize("rule", [WAIT, MASK, LATE])
+def test_a_sample_that_was_cut_off_is_left_out_whole_where_the_rule_says_so(rule: StalenessRule) -> None:
+    leaves_out = replace(rule, masks_truncated=True)
+    whole, cut = row([5, 5]), row([5, 5], truncated=True)
+    assert leaves_out.trained(whole, batch=6).tolist() == [False, True, True]
+    assert leaves_out.trained(cut, batch=6).tolist() == [False] * 3
+    assert leaves_out.chosen(cut).tolist() == [False] * 3, "which is what the critic goes by"
+    assert rule.trained(cut, batch=6).tolist() == [False, True, True]
+    stats = BatchStats()
+    for item in (whole, cut):
+        stats.add(item, leaves_out.trained(item, 6), 6, leaves_out, Lineage(0, {0: 2**62}))
+    assert (stats.samples, stats.truncated_samples, stats.response_tokens) == (2, 1, 4)
+    assert stats.masked_tokens == 0, "those are the tokens that are too old"
+    assert dict(stats.staleness) == {1: 2}
 
 
 def test_a_version_newer_than_the_batch_has_staleness_zero() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -75,6 +76,11 @@ def test_a_micro_batch_keeps_to_its_budget_and_a_longer_sample_is_one_of_its_own
 def test_the_samples_of_an_episode_share_the_score_of_its_last() -> None:
     rewards, _ = scored(sample([1, 1], 0, reward=0.5), sample([2, 2, 2], 0), sample([9], 1))
     assert rewards == [6.5, 6.0, 9.0]
+
+
+def test_what_stands_after_the_last_answer_is_not_judged() -> None:
+    observed = replace(sample([1, 2, 4, 8]), loss_mask=np.array([False, True, True, False]))
+    assert scored(observed) == ([7.0], [3])
 
 
 def test_what_failed_is_not_scored_and_a_score_that_is_no_number_is_no_reward() -> None:

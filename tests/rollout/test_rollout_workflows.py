@@ -73,17 +73,25 @@ def test_an_async_environment_without_reward_leaves_it_to_the_reward_function() 
     assert trajectory.reward is None
 
 
-def test_the_limit_on_turns_truncates_without_a_last_observation() -> None:
+def test_the_limit_on_turns_truncates_after_a_last_observation() -> None:
+    """The state at which another turn would have begun."""
     row = sample(play(Guess, says("a"), max_turns=2))
     assert row.status is SampleStatus.TRUNCATED
-    assert row.tokens.tolist() == [*ids("3+4=a"), EOS, *ids("no;a"), EOS]
-    assert row.loss_mask[-1]
+    assert row.tokens.tolist() == [*ids("3+4=a"), EOS, *ids("no;a"), EOS, *ids("no;")]
+    assert row.response_tokens == 4
 
 
 def test_a_full_context_truncates() -> None:
     row = sample(play(Guess, says("a"), max_context=9))
     assert row.status is SampleStatus.TRUNCATED
     assert row.tokens.tolist() == [*ids("3+4=a"), EOS, *ids("no;")]
+
+
+def test_an_observation_is_kept_as_far_as_the_context_reaches() -> None:
+    trajectory = play(Guess, says("a"), max_context=8)
+    row = trajectory.to_sample(GroupKey(0, 0, 0), 0, 0, max_context=8)
+    assert row.tokens.tolist() == [*ids("3+4=a"), EOS, *ids("no")]
+    assert {len(row.loss_mask), len(row.logprobs), len(row.versions), len(row.branches)} == {8}
 
 
 class Chat(Guess):

@@ -35,10 +35,21 @@ class Compared:
     reference: Tensor | None = None
     values: Tensor | None = None
     """[N]: the critic's."""
+    truncated: Tensor | None = None
+    """[S] bool: a limit on tokens, context or turns cut the sample off. None: not known, none did."""
+    last_values: Tensor | None = None
+    """[S]: the critic's, of the state at which a sample was cut off; 0 for one that ended."""
+    proximal: Tensor | None = None
+    """[N] log-probs of the policy that the batch begins with."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """[N] each: those of `algorithm.advantage_reads`."""
     shaped: Tensor | None = None
     """[E]: `rewards` after `algorithm.shaping` and the KL penalty, for the user's own advantage."""
+
+    @property
+    def ended(self) -> Tensor:
+        """[N] bool: `mask` without the samples that were cut off."""
+        return self.mask if self.truncated is None else self.mask & ~self.truncated[self.sample_index]
 
     @property
     def lengths(self) -> Tensor:
@@ -71,18 +82,28 @@ class AdvantageEstimator:
         it; then a coefficient that moves follows its KL."""
         config = self._config
         rewards = self._shaped(data)
+        trained = data.ended if config.truncated == "mask" else data.mask
         penalty = self._penalty(data)
         beta = self._coefficient.value if batch is None else self._coefficient.of(batch)
         columns = {}
         if config.advantage == "gae":
             if data.values is None:
                 raise ValueError("advantage is gae, which needs the critic's values; add the stage that writes them")
+            last_values = data.last_values if config.truncated == "bootstrap" else None
+            if config.truncated == "bootstrap" and last_values is None:
+                raise ValueError("truncated is bootstrap, which needs last_values; add the stage that writes them")
             per_token = self._on_tokens(rewards, penalty, data, beta)
             values, columns["returns"] = advantages.gae(
-                per_token, data.values, data.mask, data.sample_index, gamma=config.gamma, lam=config.lam
+                per_token,
+                data.values,
+                data.mask,
+                data.sample_index,
+                gamma=config.gamma,
+                lam=config.lam,
+                last_values=last_values,
             )
             if config.whiten:
-                values = advantages.whiten(values, data.mask)
+                values = advantages.whiten(values, trained)
         elif config.advantage == "reinforce_plus_plus":
             values = advantages.reinforce_plus_plus(
                 rewards[data.episode],
@@ -91,14 +112,16 @@ class AdvantageEstimator:
                 data.sample_index,
                 beta=beta,
                 gamma=config.gamma,
+                whiten=False,
             )
+            values = advantages.whiten(values, trained)
         else:
             compared = replace(data, shaped=self._less_penalty(rewards, penalty, data, beta))
             if self._pieces.advantage is not None:
                 columns = _own_columns(self._pieces.advantage(compared), data)
                 values = columns["advantages"]
             else:
-                values = self._by_episode(compared)
+                values = self._by_episode(compared, trained)
         columns["advantages"] = values
         if penalty is not None and batch is not None and config.kl.moves:
             self._coefficient.follow(batch, float(penalty.sum()), len(data.rewards))
@@ -125,13 +148,16 @@ class AdvantageEstimator:
         return rewards
 
     def _penalty(self, data: Compared) -> Tensor | None:
-        """KL(behaviour || reference) at each token, if the reward pays for it."""
+        """KL(policy || reference) at each token, if the reward pays for it."""
         setting = self._config.kl
         if setting.place != "reward" or not setting.coefficient or data.reference is None:
             return None
+        policy = data.behavior if setting.of == "behavior" else data.proximal
+        if policy is None:
+            raise ValueError("kl.of is proximal, which needs its log-probs; add the stage that writes them")
         if self._pieces.kl is not None:
-            return keep(self._pieces.kl(data.behavior, data.reference), data.mask)
-        return keep(kl.estimate(data.behavior, data.reference, kind=cast(kl.Kind, setting.estimator)), data.mask)
+            return keep(self._pieces.kl(policy, data.reference), data.mask)
+        return keep(kl.estimate(policy, data.reference, kind=cast(kl.Kind, setting.estimator)), data.mask)
 
     def _on_tokens(self, rewards: Tensor, penalty: Tensor | None, data: Compared, beta: float) -> Tensor:
         nothing = torch.zeros(data.mask.shape, dtype=rewards.dtype)
@@ -151,8 +177,8 @@ class AdvantageEstimator:
         total = torch.zeros_like(rewards).index_add(0, episode, penalty.to(rewards.dtype))
         return rewards - beta * total
 
-    def _by_episode(self, data: Compared) -> Tensor:
-        """Values of episodes, at each of their tokens."""
+    def _by_episode(self, data: Compared, trained: Tensor) -> Tensor:
+        """Values of episodes, at each of their tokens. `trained`: [N] bool, those that enter the loss."""
         kind, groups, rewards = self._config.advantage, data.group_index, data.shaped
         assert rewards is not None
         if kind == "group_normalized":
@@ -168,7 +194,7 @@ class AdvantageEstimator:
         else:
             raise ValueError(f"no advantage is named {kind!r}")
         spread = _on_their_tokens(values, data)
-        return advantages.whiten(spread, data.mask) if kind == "reinforce_plus_plus_baseline" else spread
+        return advantages.whiten(spread, trained) if kind == "reinforce_plus_plus_baseline" else spread
 
 
 def _own_columns(result: Tensor | Mapping[str, Tensor], data: Compared) -> dict[str, Tensor]:

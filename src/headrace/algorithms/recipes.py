@@ -65,6 +65,12 @@ class Settings(Protocol):
     @property
     def seals_batch(self) -> bool: ...
     @property
+    def needs_proximal(self) -> bool: ...
+    @property
+    def kl_of_proximal(self) -> bool: ...
+    @property
+    def truncated(self) -> str: ...
+    @property
     def kl(self) -> KLSettings: ...
     @property
     def stages(self) -> Sequence[OwnStage]: ...
@@ -100,15 +106,16 @@ def compose(
     own_proximal: bool = False,
     reward_model: bool = False,
     sealed_critic: bool = False,
-    truncated: bool = False,
+    kept_sets: bool = False,
 ) -> Recipe:
     """The stages that these settings need, and no others. `check_dataflow` holds for them, but for the user's own.
 
-    `own_proximal`: the proximal policy's log-probs are a column, and not computed by the actor. `reward_model`: what
-    the rollout gives is not yet the reward, but is scored by a model first. `sealed_critic`: the critic makes several
-    steps on a batch. `truncated`: tokens are sampled under top-k or top-p, and have kept sets.
+    `own_proximal`: the proximal policy's log-probs are a column, and not computed by the actor; so they must be where
+    the KL in the reward is of that policy. `reward_model`: what the rollout gives is not yet the reward, but is scored
+    by a model first. `sealed_critic`: the critic makes several steps on a batch. `kept_sets`: tokens are sampled under
+    top-k or top-p, and have them.
     """
-    kept = ("kept_sets",) if truncated else ()
+    kept = ("kept_sets",) if kept_sets else ()
     forward = (*_FORWARD, *kept)
     in_reward = settings.kl.coefficient > 0 and settings.kl.place == "reward"
     stages = [
@@ -118,7 +125,7 @@ def compose(
     ]
     if reward_model:
         stages.insert(1, Stage("reward", ("tokens", "loss_mask", "scored", "group", "episode"), ("reward",), "row"))
-    compared, trained = ["reward", "keep", "episode", "tokens", "loss_mask", "logprobs"], []
+    compared, trained = ["reward", "keep", "episode", "truncated", "tokens", "loss_mask", "logprobs"], []
     written = ["advantages"]
     if settings.needs_reference:
         stages.append(Stage("reference", forward, ("reference",), "row"))
@@ -129,12 +136,15 @@ def compose(
         stages.append(Stage("teacher", forward, ("teacher",), "row"))
         trained += ["teacher"] if settings.distils else []
     if settings.needs_critic:
-        stages.append(Stage("critic.value", _FORWARD, ("values",), "row"))
-        compared.append("values")
+        after = settings.truncated == "bootstrap"
+        values = ("values", "last_value") if after else ("values",)
+        stages.append(Stage("critic.value", (*_FORWARD, "truncated") if after else _FORWARD, values, "row"))
+        compared += values
         written.append("returns")
     if own_proximal:
         stages.append(Stage("proximal", (*forward, "batch"), ("proximal",), "row"))
-        trained.append("proximal")
+        trained += ["proximal"] if settings.needs_proximal else []
+        compared += ["proximal"] if settings.kl_of_proximal else []
     for own in settings.stages:
         needed = ("keep", "batch") if own.unit == "batch" else ("keep",)
         stages.append(Stage(own.name, _once([*needed, *own.reads]), tuple(own.writes), own.unit))
@@ -147,10 +157,10 @@ def compose(
         stages.append(Stage("advantages", _once(compared), tuple(written), "batch" if by_batch else "group"))
     loss = {"actor": settings.loss}
     if settings.needs_critic:
-        update = ("tokens", "loss_mask", "values", "returns", "batch")
+        update = ("tokens", "loss_mask", "truncated", "values", "returns", "batch")
         stages.append(Stage("critic.update", update, (), "batch" if sealed_critic else "row"))
         loss["critic.update"] = "value_loss"
-    actor = _once([*_OF_TOKENS, *kept, "reward", *trained, "batch"])
+    actor = _once([*_OF_TOKENS, *kept, "truncated", "reward", *trained, "batch"])
     stages.append(Stage("actor", actor, (), "batch" if settings.seals_batch else "row"))
     return Recipe(settings.recipe, tuple(stages), loss)
 
@@ -160,7 +170,7 @@ def _once(columns: Sequence[str]) -> tuple[str, ...]:
 
 
 _OF_TOKENS = ("tokens", "loss_mask", "logprobs", "versions", "branches")
-_OF_GROUP = ("group", "episode", "metadata")
+_OF_GROUP = ("group", "episode", "truncated", "metadata")
 _FORWARD = ("tokens", "loss_mask", "keep")
 """What a model that only scores reads. Groups that a filter dropped cost it nothing."""
 

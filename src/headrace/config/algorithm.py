@@ -80,6 +80,9 @@ class KLConfig(Section):
     """0 is no penalty, and needs no reference model."""
     place: Literal["loss", "reward"] = "loss"
     """`loss`: a term of the loss. `reward`: taken from the reward, token by token where the advantage has tokens."""
+    of: Literal["behavior", "proximal"] = "behavior"
+    """`place: reward`: whose KL is paid for. `behavior`: of the policy that sampled the token, whose log-prob is at
+    hand. `proximal`: of the policy that the batch begins with, which a pass more over the batch's rows finds out."""
     estimator: Annotated[str, one_of(*KL_ESTIMATORS)] = "k3"
     """`k1`, `k2`, `k3`, `abs`, `k3+` (k3's value with k2's gradient; `place: loss` only), or a function of yours:
     `path.py:function`."""
@@ -129,7 +132,18 @@ class ShapingConfig(Section):
         return self
 
 
-RESERVED = ("scored", "reference", "teacher", "values", "returns", "proximal", "advantages", "kept", "kept_sets")
+RESERVED = (
+    "scored",
+    "reference",
+    "teacher",
+    "values",
+    "last_value",
+    "returns",
+    "proximal",
+    "advantages",
+    "kept",
+    "kept_sets",
+)
 """Columns that mean something to a role, whoever writes them."""
 
 
@@ -160,6 +174,10 @@ class AlgorithmConfig(Section):
     """`group_normalized`, `batch_normalized`, `mean_only`, `leave_one_out`, `opo`, `gae` (needs a critic),
     `reinforce_plus_plus`, `reinforce_plus_plus_baseline`, `distillation` (needs a teacher), or a function of yours:
     `path.py:function`."""
+    truncated: Literal["terminal", "bootstrap", "mask"] = "terminal"
+    """A sample that a limit on tokens, context or turns cut off: `terminal` takes it as ended there, with its reward
+    for all that it was worth; `bootstrap` adds the critic's value of the state at which it was cut (needs a critic);
+    `mask` leaves it out of the loss, and in the comparison of its group."""
     whiten: bool = False
     """`gae`: bring the advantages of a batch to mean 0 and variance 1."""
     gamma: float = Field(default=1.0, ge=0, le=1)
@@ -233,6 +251,16 @@ class AlgorithmConfig(Section):
                 raise ValueError("advantage is distillation, which m2po's mask cannot see; use loss: reinforce")
         if self.loss == "m2po" and self.objective == "decoupled":
             raise ValueError("loss is m2po, whose ratio is against the behaviour policy: use objective: naive")
+        if self.truncated == "bootstrap" and not self.needs_critic:
+            raise ValueError(
+                f"truncated is bootstrap, which asks a critic what a sample had to come, but advantage is "
+                f"{self.advantage}, which has none; use advantage: gae, or truncated: mask"
+            )
+        if self.kl_of_proximal and self.proximal not in ("recompute", "behavior", "current"):
+            raise ValueError(
+                f"kl.of is proximal, which needs the log-probs of a pass under the weights that a batch begins with, "
+                f"but proximal is {self.proximal}, which does without; use proximal: recompute, or kl.of: behavior"
+            )
         return self
 
     @property
@@ -267,8 +295,13 @@ class AlgorithmConfig(Section):
         return self.advantage in by_batch or self.whiten or (self.kl.moves and self.kl.place == "reward")
 
     @property
+    def kl_of_proximal(self) -> bool:
+        """Whether the reward pays for the KL of the policy that a batch begins with."""
+        return self.kl.coefficient > 0 and self.kl.place == "reward" and self.kl.of == "proximal"
+
+    @property
     def needs_proximal(self) -> bool:
-        """Whether log-probs under the weights that a batch begins with are computed."""
+        """Whether the loss reads log-probs under the weights that a batch begins with."""
         return (self.updates_per_batch > 1 and self.proximal == "recompute") or self.loss == "m2po"
 
     @property

@@ -87,7 +87,8 @@ def _of_models(config: TrainConfig) -> Iterator[_Rule]:
 
     advantage = f"algorithm.advantage is {algorithm.advantage}"
     yield rule(algorithm.needs_reference, "reference", config.reference, "algorithm.kl.coefficient is 0")
-    yield rule(algorithm.needs_proximal, "proximal", config.proximal, "no batch needs its log-probs")
+    used = algorithm.needs_proximal or algorithm.kl_of_proximal
+    yield rule(used, "proximal", config.proximal, "no batch needs its log-probs")
     yield rule(algorithm.needs_critic, "critic", critic, advantage)
     yield rule(algorithm.needs_teacher, "teacher", config.teacher, advantage)
     own = algorithm.needs_critic and is_own(critic.loss)
@@ -126,6 +127,8 @@ def _of_algorithm(algorithm: AlgorithmConfig) -> Iterator[_Rule]:
 
     rest = tuple(key for key in type(kl).model_fields if key != "coefficient")
     yield _Rule(kl.coefficient == 0, "algorithm.kl.", kl, usual.kl, rest, "algorithm.kl.coefficient is 0")
+    in_loss = kl.coefficient > 0 and kl.place == "loss"
+    yield _Rule(in_loss, "algorithm.kl.", kl, usual.kl, ("of",), "algorithm.kl.place is loss")
     fixed = kl.coefficient > 0 and kl.target is None
     yield _Rule(fixed, "algorithm.kl.", kl, usual.kl, ("horizon",), "algorithm.kl.target is not set")
 

@@ -50,7 +50,8 @@ class ReferenceConfig(Section):
 
 
 class ProximalConfig(Section):
-    """Who computes log-probs under the weights that a batch begins with, where several steps are made on it."""
+    """Who computes log-probs under the weights that a batch begins with, where several steps are made on it, or
+    `algorithm.kl.of` is `proximal`."""
 
     placement: Literal["hybrid", "own"] = "hybrid"
     """`hybrid`: the actor itself, before its first step. `own`: a copy of the policy on a lane of its own, which takes
@@ -150,7 +151,12 @@ class TrainConfig(Section):
     @property
     def own_proximal(self) -> bool:
         """Whether the proximal policy's log-probs come by a stage of their own."""
-        return self.algorithm.needs_proximal and self.proximal.placement == "own"
+        return self.algorithm.kl_of_proximal or (self.algorithm.needs_proximal and self.proximal.placement == "own")
+
+    @property
+    def copies_proximal(self) -> bool:
+        """Whether a copy of the policy on a lane of its own computes them."""
+        return self.own_proximal and self.proximal.placement == "own"
 
     @property
     def ahead(self) -> int:

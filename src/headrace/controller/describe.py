@@ -77,7 +77,8 @@ def _roles(plan: Plan) -> list[str]:
     lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.config.weights.transport}"]
     for name in names:
         lane = _LANE_OF.get(name)
-        if name == "reference" and plan.config.reference.placement == "hybrid":
+        placements = {"reference": plan.config.reference.placement, "proximal": plan.config.proximal.placement}
+        if placements.get(name) == "hybrid":
             place = "compute lane 'trainer', in turn with the actor"
         elif name in _OWN_LANE:
             place = f"compute lane {_OWN_LANE[name]!r}: 1 CPU thread"

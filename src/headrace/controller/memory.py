@@ -64,7 +64,7 @@ def estimate_memory(config: TrainConfig, model_config: Any, device: torch.device
     algorithm = config.algorithm
     if algorithm.needs_reference:
         uses["reference: weights"] = trainer_bytes * parameters
-    if config.own_proximal:
+    if config.copies_proximal:
         uses["proximal: weights"] = trainer_bytes * parameters
     if algorithm.needs_teacher:
         uses["teacher: weights, if it is as large as the policy"] = trainer_bytes * parameters

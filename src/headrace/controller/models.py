@@ -120,7 +120,7 @@ async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
         models = replace(models, reference=await load(lambda: frozen(path)))
     if algorithm.needs_reference and config.reference.refresh_every is not None:
         models = replace(models, refreshed=models.reference or HybridReference(models.trainer))
-    if config.own_proximal:
+    if config.copies_proximal:
         models = replace(models, proximal=await load(lambda: frozen(config.model.path)))
     if algorithm.needs_teacher:
         teacher = config.teacher.model

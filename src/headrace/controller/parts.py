@@ -146,7 +146,12 @@ def connect(
         committed=committed.number,
     )
     published = Signal()
-    rule = config.deadline_rule
+    rule = StalenessRule(
+        eta,
+        masks=config.deadline_rule == "mask",
+        allows_late=config.deadline_rule == "late",
+        masks_truncated=algorithm.truncated == "mask",
+    )
 
     def loader(consumer: str, max_tokens: int, *, sealed: bool) -> StreamingLoader:
         return StreamingLoader(
@@ -169,7 +174,7 @@ def connect(
     if models.critic is not None:
         budget, updates = config.critic.max_tokens_per_microbatch, config.critic.updates_per_batch
         rows = loader("critic.update", budget, sealed=updates > 1)
-        critic = CriticRole(context, rows, models.critic, updates=updates, max_tokens=budget)
+        critic = CriticRole(context, rows, models.critic, rule, updates=updates, max_tokens=budget)
     return Parts(
         branch=lineage.branch,
         models=models,
@@ -207,7 +212,7 @@ def connect(
             models.publisher,
             published,
             lineage,
-            StalenessRule(eta, masks=rule == "mask", allows_late=rule == "late"),
+            rule,
             columns=policy_columns(algorithm, own_proximal=config.own_proximal),
             max_tokens_per_microbatch=config.trainer.max_tokens_per_microbatch,
             sealed=SealedSteps(
@@ -220,7 +225,13 @@ def connect(
             critic=critic,
             warm_up_batches=plan.warm_up_batches,
             trained=trained,
-            after_step=_after_step(recorder, Divergence(), checkpointer, lineage, _refresh(plan, models, runtime)),
+            after_step=_after_step(
+                recorder,
+                Divergence(masks_truncated=rule.masks_truncated),
+                checkpointer,
+                lineage,
+                _refresh(plan, models, runtime),
+            ),
         ),
         follower=WeightFollowerRole(
             context, models.engine, models.publisher.receiver(), published, SwapMode(config.async_.swap)

@@ -138,7 +138,7 @@ def _recipe(config: TrainConfig) -> Recipe:
         own_proximal=config.own_proximal,
         reward_model=reward_model,
         sealed_critic=config.critic.updates_per_batch > 1,
-        truncated=config.rollout.sampling.truncates,
+        kept_sets=config.rollout.sampling.truncates,
     )
     try:
         check_dataflow(recipe.stages)

@@ -24,7 +24,7 @@ from headrace.training.protocol import LossTerms
 def policy_columns(config: AlgorithmConfig, *, own_proximal: bool = False) -> tuple[str, ...]:
     """Columns of the table, beside tokens and mask, that the policy's loss reads."""
     columns = ["logprobs", "teacher" if config.distils else "advantages", *config.loss_reads]
-    if own_proximal:
+    if own_proximal and config.needs_proximal:
         columns.append("proximal")
     if config.needs_reference:
         columns.append("reference")

@@ -124,6 +124,7 @@ class Recorder:
             reference_kl=sums["reference_kl"] / tokens if "reference_kl" in sums else None,
             entropy=sums["whole_entropy"] / tokens if "whole_entropy" in sums else None,
             kept_mass=sums["kept_mass"] / tokens if "kept_mass" in sums else None,
+            truncated_samples=stats.truncated_samples,
             own={name.removeprefix(OWN): total / tokens for name, total in sums.items() if name.startswith(OWN)},
             critic_loss=sum(report.loss for report in step.critic) / len(step.critic) if step.critic else None,
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from headrace.config.train import CriticConfig, ProximalConfig, ReferenceConfig, TeacherConfig
 from headrace.controller.models import Models
 from headrace.controller.plan import Plan
+from headrace.models.values import values_and_last
 from headrace.roles.actor import TRAINER_LANE
 from headrace.roles.context import RoleContext
 from headrace.roles.critic import CRITIC_LANE
@@ -28,7 +30,7 @@ def scorers(
 
     def add(name: str, section: ScorerSettings, score: Score, **changes: Any) -> None:
         """A scorer that names its stage, its column and its lane alike, but for `changes`."""
-        named = {"name": name, "column": name, "lane": name, **changes}
+        named = {"name": name, "columns": (name,), "lane": name, **changes}
         found.append(ScorerRole(context, score=score, max_tokens=section.max_tokens_per_microbatch, **named))
 
     if models.reward is not None:
@@ -43,6 +45,10 @@ def scorers(
             loaded=0 if committed == INITIAL else None,
         )
         add("proximal", config.proximal, models.proximal.logprobs, follows=follows)
+    elif plan.recipe.has("proximal"):
+        # A row enters a batch once the actor has stepped to the version that the batch begins with, and the actor
+        # steps no further before all of its rows are scored: the trainer has those weights.
+        add("proximal", config.proximal, models.trainer.logprobs, lane=TRAINER_LANE)
     if models.reference is not None:
         add("reference", config.reference, models.reference.logprobs)
     elif plan.recipe.has("reference"):
@@ -50,7 +56,12 @@ def scorers(
     if models.teacher is not None:
         add("teacher", config.teacher, models.teacher.logprobs)
     if models.critic is not None:
-        add("critic.value", config.critic, models.critic.outputs, column="values", lane=CRITIC_LANE)
+        values: dict[str, Any] = {"columns": ("values",)}
+        score: Score = models.critic.outputs
+        if config.algorithm.truncated == "bootstrap":
+            values = {"columns": ("values", "last_value"), "reads": ("truncated",)}
+            score = partial(models.critic.outputs, of=values_and_last)
+        add("critic.value", config.critic, score, lane=CRITIC_LANE, **values)
     return tuple(found)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from headrace.experience.codec import decode_group, encode_group
 from headrace.experience.dataset import Prompt, PromptSource
-from headrace.experience.sample import Group, GroupKey, Sample
+from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.experience.schedule import Placement, Schedule
 from headrace.experience.table import ExperienceTable
 from headrace.runtime.protocol import Runtime
@@ -280,5 +280,6 @@ class Flow:
             self._reward_column: sample.reward,
             "group": group,
             "episode": sample.episode,
+            "truncated": sample.status is SampleStatus.TRUNCATED,
             "metadata": sample.metadata,
         }

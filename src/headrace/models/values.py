@@ -15,20 +15,38 @@ def token_values(lm: PackedLM, micro: MicroBatch) -> Tensor:
     0 where `micro.mask` is False. `lm` is over a classifier of tokens into one class.
     """
     trained = micro.mask.nonzero().squeeze(1)
-    return _placed(lm, micro, at=trained - 1, to=trained)
+    return _placed(micro, _values(lm, micro, trained - 1), trained)
+
+
+def values_and_last(lm: PackedLM, micro: MicroBatch) -> Tensor:
+    """[N, 2] float32: `token_values`, and at a sample's last token the value of the state after all of its tokens.
+
+    The latter where the column `truncated` is above 0; a sample that ended leads to no state, and has 0.
+    """
+    trained = micro.mask.nonzero().squeeze(1)
+    last = micro.sequence_starts[1:].to(micro.tokens.device) - 1
+    last = last[micro.columns["truncated"][last] > 0]
+    values = _values(lm, micro, torch.cat([trained - 1, last])).split([len(trained), len(last)])
+    both = [_placed(micro, part, to) for part, to in zip(values, (trained, last), strict=True)]
+    return torch.stack(both, dim=1)
 
 
 def sample_scores(lm: PackedLM, micro: MicroBatch) -> Tensor:
     """The class's logit at each sample's last token, [N] float32, differentiable; 0 at the other tokens."""
     last = micro.sequence_starts[1:].to(micro.tokens.device) - 1
-    return _placed(lm, micro, at=last, to=last)
+    return _placed(micro, _values(lm, micro, last), last)
 
 
-def _placed(lm: PackedLM, micro: MicroBatch, *, at: Tensor, to: Tensor) -> Tensor:
-    """[N]: what the model gives at the places `at`, put at the places `to`; 0 elsewhere."""
-    result = torch.zeros(micro.num_tokens, dtype=torch.float32, device=micro.tokens.device)
+def _values(lm: PackedLM, micro: MicroBatch, at: Tensor) -> Tensor:
+    """[P] float32: the class's logit at the places `at` [P]."""
     if at.numel() == 0:
-        return result
+        return torch.zeros(0, dtype=torch.float32, device=micro.tokens.device)
     row = (micro.tokens, micro.positions, micro.lengths)
-    values = lm.head(lm.hidden_states(*row, at)) if lm.has_plain_head else lm.all_logits(*row).index_select(0, at)
-    return result.index_put((to,), values[:, 0].float())
+    logits = lm.head(lm.hidden_states(*row, at)) if lm.has_plain_head else lm.all_logits(*row).index_select(0, at)
+    return logits[:, 0].float()
+
+
+def _placed(micro: MicroBatch, values: Tensor, to: Tensor) -> Tensor:
+    """[N]: `values` [P] at the places `to` [P], 0 elsewhere."""
+    result = torch.zeros(micro.num_tokens, dtype=torch.float32, device=micro.tokens.device)
+    return result.index_put((to,), values)

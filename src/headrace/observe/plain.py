@@ -34,7 +34,8 @@ def batch_line(batch: BatchRecord, planned: int | None) -> str:
     parts = [
         f"batch {_of(batch.batch + 1, planned)}",
         f"reward {decimal(batch.reward_mean)}",
-        f"response {decimal(batch.response_tokens_mean, 1)} tok",
+        f"response {decimal(batch.response_tokens_mean, 1)} tok"
+        + (f" cut off {percent(batch.truncated_samples / batch.samples)}" if batch.truncated_samples else ""),
         f"loss {decimal(batch.loss)}",
         f"grad {decimal(batch.grad_norm, 2)}" + (" (step skipped)" if batch.skipped else ""),
         f"stale {ages or '-'}" + (f" left out {percent(left_out)}" if batch.masked_tokens else ""),

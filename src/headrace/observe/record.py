@@ -81,6 +81,8 @@ class BatchRecord:
     """The trained policy's probability of what top-k and top-p kept, mean over trained tokens; None without them."""
     critic_loss: float | None = None
     """None without a critic."""
+    truncated_samples: int = 0
+    """Samples that a limit on tokens, context or turns cut off."""
     own: dict[str, float] = field(default_factory=dict)
     """What the user's own loss and weights report, per trained token."""
 

@@ -68,6 +68,7 @@ def build_summary(run: RunRecord) -> dict[str, Any]:
         "samples": {
             "generated": total.generated_samples,
             "trained": sum(batch.samples for batch in batches),
+            "truncated": sum(batch.truncated_samples for batch in batches),
             "failed": dict(total.failed_samples),
         },
         "tokens": {

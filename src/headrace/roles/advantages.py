@@ -86,6 +86,9 @@ def compared(rows: Sequence[Row], reads: Collection[str], extra: Sequence[str] =
         parts = [np.broadcast_to(row.columns[name], len(row.columns["tokens"])) for row in rows]
         return torch.from_numpy(np.concatenate(parts).astype(np.float64))
 
+    def per_sample(name: str, dtype: torch.dtype) -> Tensor | None:
+        return torch.tensor([row.columns[name] for row in rows], dtype=dtype) if name in reads else None
+
     mask = np.concatenate([row.columns["loss_mask"] for row in rows])
     behavior = column("logprobs")
     assert behavior is not None
@@ -100,5 +103,8 @@ def compared(rows: Sequence[Row], reads: Collection[str], extra: Sequence[str] =
         behavior=behavior,
         reference=column("reference"),
         values=column("values"),
+        truncated=per_sample("truncated", torch.bool),
+        last_values=per_sample("last_value", torch.float64),
+        proximal=column("proximal"),
         columns={name: values for name in extra if (values := column(name)) is not None},
     )

@@ -25,14 +25,21 @@ class StalenessRule:
     masks: bool
     """True: tokens past the bound are left out (`mask`). False: they are a fault, unless `allows_late`."""
     allows_late: bool
+    masks_truncated: bool = False
+    """Samples that were cut off are left out whole (`algorithm.truncated: mask`)."""
 
     def staleness(self, batch: int, versions: NDArray[np.int32]) -> NDArray[np.int32]:
         """Batch minus version, never below 0; [T] to [T]. Meaningless where no version is set."""
         return np.maximum(batch - versions, 0)
 
+    def chosen(self, row: Row) -> NDArray[np.bool_]:
+        """[T]: True where the policy chose the token, of a row that is not left out; of any staleness."""
+        mask: NDArray[np.bool_] = row.columns["loss_mask"]
+        return np.zeros_like(mask) if self.masks_truncated and row.columns["truncated"] else mask
+
     def trained(self, row: Row, batch: int) -> NDArray[np.bool_]:
         """[T]: True where the token enters the loss. Raises StalenessError."""
-        mask: NDArray[np.bool_] = row.columns["loss_mask"]
+        mask = self.chosen(row)
         if self.allows_late:
             return mask
         fresh = self.staleness(batch, row.columns["versions"]) <= self.bound
@@ -50,6 +57,7 @@ class BatchStats:
     """Sums over the rows of one batch."""
 
     samples: int = 0
+    truncated_samples: int = 0
     reward: float = 0.0
     response_tokens: int = 0
     masked_tokens: int = 0
@@ -59,9 +67,10 @@ class BatchStats:
     def add(self, row: Row, trained: NDArray[np.bool_], batch: int, rule: StalenessRule, lineage: Lineage) -> None:
         columns = row.columns
         self.samples += 1
+        self.truncated_samples += bool(columns["truncated"])
         self.reward += columns["reward"]
         self.response_tokens += int(columns["loss_mask"].sum())
-        self.masked_tokens += int((columns["loss_mask"] & ~trained).sum())
+        self.masked_tokens += int((rule.chosen(row) & ~trained).sum())
         self.lost_branch_tokens += int((lineage.lost(columns["branches"], columns["versions"]) & trained).sum())
         values, counts = np.unique(rule.staleness(batch, columns["versions"])[trained], return_counts=True)
         for value, count in zip(values, counts, strict=True):

@@ -8,6 +8,7 @@ from headrace.experience.index import StaleLease
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
 from headrace.models.packing import PackRow, pack, pack_updates
+from headrace.roles.batch_stats import StalenessRule
 from headrace.roles.context import RoleContext
 from headrace.runtime.signal import Signal
 from headrace.training.protocol import StepReport, Trainer
@@ -22,11 +23,20 @@ class CriticRole:
     """Accumulates a batch as its rows become ready, and steps when the actor says so: the two commit it together."""
 
     def __init__(
-        self, context: RoleContext, loader: StreamingLoader, trainer: Trainer, *, updates: int, max_tokens: int
+        self,
+        context: RoleContext,
+        loader: StreamingLoader,
+        trainer: Trainer,
+        rule: StalenessRule,
+        *,
+        updates: int,
+        max_tokens: int,
     ) -> None:
-        """`updates`: optimiser steps on a batch; with more than one `loader` waits for all of it, and micro-batches of
-        `max_tokens` are made anew for each."""
+        """`rule` says which samples are left out; tokens of any age teach the critic. `updates`: optimiser steps on a
+        batch; with more than one `loader` waits for all of it, and micro-batches of `max_tokens` are made anew for
+        each."""
         self._context = context
+        self._rule = rule
         self._updates = updates
         self._max_tokens = max_tokens
         self._rows: list[PackRow] = []
@@ -77,7 +87,7 @@ class CriticRole:
                 self._leases.append(lease)
                 table.hold(*self._leases)
                 rows = [
-                    PackRow(row.columns["tokens"], row.columns["loss_mask"], {c: row.columns[c] for c in _COLUMNS})
+                    PackRow(row.columns["tokens"], self._rule.chosen(row), {c: row.columns[c] for c in _COLUMNS})
                     for row in lease.rows
                 ]
                 if self._updates == 1:

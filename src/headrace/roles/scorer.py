@@ -1,13 +1,15 @@
-"""A scorer: fills one column of the rows that are ready, as a model sees their tokens."""
+"""A scorer: fills columns of the rows that are ready, as a model sees their tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.experience.index import Row
 from headrace.experience.loader import row_length
 from headrace.experience.samplers import token_budget
 from headrace.models.packing import MicroBatch, PackRow, pack
@@ -16,7 +18,7 @@ from headrace.runtime.signal import Signal
 from headrace.weights.plane import WeightReceiver
 
 Score = Callable[[MicroBatch], Tensor]
-"""[N] float32, 0 outside the mask."""
+"""[N] float32, 0 outside the mask; or [N, 2], whose second column has what is of the whole sample at its last token."""
 
 
 class FollowedWeights:
@@ -72,18 +74,22 @@ class ScorerRole:
         context: RoleContext,
         *,
         name: str,
-        column: str,
+        columns: Sequence[str],
         lane: str,
         score: Score,
         max_tokens: int,
+        reads: Sequence[str] = (),
         follows: FollowedWeights | None = None,
     ) -> None:
-        """`name`: of the stage. `max_tokens`: budget of one forward pass; a longer row is one of its own. `follows`:
-        the weights must be those that the batch begins with."""
+        """`name`: of the stage. `columns`: that it writes, one of the tokens and with [N, 2] one of the sample.
+        `reads`: columns that `score` finds in the micro-batch, beside tokens and mask. `max_tokens`: budget of one
+        forward pass; a longer row is one of its own. `follows`: the weights must be those that the batch begins with.
+        """
+        self._reads = tuple(reads)
         self._follows = follows
         self._context = context
         self._name = name
-        self._column = column
+        self._columns = tuple(columns)
         self._lane = lane
         self._score = score
         self._sampler = token_budget(max_tokens, row_length)
@@ -95,16 +101,21 @@ class ScorerRole:
             table.hold(lease)
             if self._follows is not None:
                 await self._follows.reach(self._context.flow.batch)
-            micro = pack(
-                [
-                    PackRow(row.columns["tokens"], row.columns["loss_mask"], kept=row.columns["kept_sets"])
-                    for row in rows
-                ]
-            )
+            micro = pack([self._pack_row(row) for row in rows])
             values = await self._context.compute(self._lane, f"scores of {self._name}", self._score, micro)
             parts = np.split(values.numpy(), np.cumsum([row_length(row) for row in rows])[:-1])
-            columns: dict[int, NDArray[np.float32]] = {row.row_id: part for row, part in zip(rows, parts, strict=True)}
+            of_row = {row.row_id: _of_columns(part) for row, part in zip(rows, parts, strict=True)}
             # Rows of a group that was dropped meanwhile have left the lease.
             there = [row.row_id for row in lease.rows]
-            table.write(there, self._column, [columns[row_id] for row_id in there], lease)
+            for place, column in enumerate(self._columns):
+                table.write(there, column, [of_row[row_id][place] for row_id in there], lease)
             table.ack(lease)
+
+    def _pack_row(self, row: Row) -> PackRow:
+        given = {name: row.columns[name] for name in self._reads}
+        return PackRow(row.columns["tokens"], row.columns["loss_mask"], given, row.columns["kept_sets"])
+
+
+def _of_columns(part: NDArray[np.float32]) -> tuple[Any, ...]:
+    """A row's columns from [T], or [T, 2]."""
+    return (part,) if part.ndim == 1 else (part[:, 0].copy(), float(part[-1, 1]))

@@ -74,7 +74,8 @@ class EpisodeRunner:
         played = [episode.result() for episode in episodes]
         if self._group_rewards is not None:
             played = await self._judge_together(played, prompt, self._group_rewards)
-        samples = [sample for episode, one in enumerate(played) for sample in _samples(key, episode, one)]
+        context = self._policy.max_context
+        samples = [sample for episode, one in enumerate(played) for sample in _samples(key, episode, one, context)]
         return Group(key, prompt.prompt_id, start_version.number, deadline, tuple(samples))
 
     async def _episode(
@@ -150,12 +151,14 @@ def _with_final(played: _Played, final: RewardOutcome) -> _Played:
     return _Played(played.trajectories, outcomes, played.shares, played.response)
 
 
-def _samples(key: GroupKey, episode: int, played: _Played | list[Sample]) -> list[Sample]:
+def _samples(key: GroupKey, episode: int, played: _Played | list[Sample], max_context: int | None) -> list[Sample]:
     if not isinstance(played, _Played):
         return played
     try:
         return [
-            trajectory.to_sample(key, episode, index, reward=outcome.value, failure=outcome.failure)
+            trajectory.to_sample(
+                key, episode, index, reward=outcome.value, failure=outcome.failure, max_context=max_context
+            )
             for index, (trajectory, outcome) in enumerate(zip(played.trajectories, played.outcomes, strict=True))
         ]
     except Exception as error:  # arrays that do not fit each other

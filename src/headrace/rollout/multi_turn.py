@@ -42,10 +42,10 @@ class MultiTurn:
                 trajectory.status = SampleStatus.COMPLETED
                 break
             trajectory.status = SampleStatus.TRUNCATED
-            if turn < self._max_turns:
-                last = int(completion.tokens[-1])
-                chat = not isinstance(content, str)
-                trajectory.add_observation(policy.encode_observation(step.observation, chat=chat, last_token=last))
+            # After the last turn too: this is the state that the limit cuts off, whose value a critic knows.
+            last = int(completion.tokens[-1])
+            chat = not isinstance(content, str)
+            trajectory.add_observation(policy.encode_observation(step.observation, chat=chat, last_token=last))
         return trajectory
 
 

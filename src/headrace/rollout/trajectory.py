@@ -71,23 +71,36 @@ class Trajectory:
         self._append(ids, False, np.zeros(len(ids), dtype=np.float32), none, none)
 
     def to_sample(
-        self, group: GroupKey, episode: int, index: int, *, reward: float | None = None, failure: str | None = None
+        self,
+        group: GroupKey,
+        episode: int,
+        index: int,
+        *,
+        reward: float | None = None,
+        failure: str | None = None,
+        max_context: int | None = None,
     ) -> Sample:
-        """The row of the experience table. With a `failure` its status is FAILED."""
+        """The row of the experience table. With a `failure` its status is FAILED. What is longer than `max_context`
+        tokens loses the end of its last observation, which no model could read."""
+        mask = np.concatenate(self._mask)
+        kept = joined(self._kept, map(len, self._tokens))
+        length = len(mask)
+        if max_context is not None and length > max_context and not mask[max_context:].any():
+            length = max_context
         return Sample(
             group=group,
             episode=episode,
             index=index,
-            tokens=self.tokens,
-            loss_mask=np.concatenate(self._mask),
-            logprobs=np.concatenate(self._logprobs),
-            versions=np.concatenate(self._versions),
-            branches=np.concatenate(self._branches),
+            tokens=self.tokens[:length],
+            loss_mask=mask[:length],
+            logprobs=np.concatenate(self._logprobs)[:length],
+            versions=np.concatenate(self._versions)[:length],
+            branches=np.concatenate(self._branches)[:length],
             status=self.status if failure is None else SampleStatus.FAILED,
             reward=reward,
             failure=failure,
             metadata=self.metadata,
-            kept=joined(self._kept, map(len, self._tokens)),
+            kept=None if kept is None else kept[:length],
         )
 
     def _append(

@@ -84,8 +84,9 @@ class Trainer(Protocol):
     def logprobs(self, micro: MicroBatch) -> Tensor:
         """[N] float32 on the micro-batch's device, under the present weights, without gradients."""
 
-    def outputs(self, micro: MicroBatch) -> Tensor:
-        """What the loss would see, on the micro-batch's device, under the present weights, without gradients."""
+    def outputs(self, micro: MicroBatch, of: Outputs | None = None) -> Tensor:
+        """What the loss would see, or what `of` makes of the model, on the micro-batch's device, under the present
+        weights, without gradients."""
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The weights by Hugging Face name, in compute dtype, tied ones once. Views: the next step changes them."""

@@ -148,8 +148,8 @@ class HFTrainer:
         return self._logprobs(self._lm, micro.to(self._lm.device)).to(micro.tokens.device)
 
     @torch.no_grad()
-    def outputs(self, micro: MicroBatch) -> Tensor:
-        return self._outputs(self._lm, micro.to(self._lm.device)).to(micro.tokens.device)
+    def outputs(self, micro: MicroBatch, of: Outputs | None = None) -> Tensor:
+        return (of or self._outputs)(self._lm, micro.to(self._lm.device)).to(micro.tokens.device)
 
     def keep_reference(self) -> None:
         """Keep a copy of the weights as they are now, for `reference_logprobs`."""

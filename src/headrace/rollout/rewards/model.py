@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 from torch import Tensor
 
 from headrace.experience.sample import Group, Sample
@@ -28,7 +29,7 @@ class ModelReward:
 
     async def totals(self, samples: Sequence[Sample], given: Sequence[float | None]) -> list[float]:
         """For each sample what it was given, or 0, and weight x score. Not finite where the score is not."""
-        rows = [PackRow(sample.tokens, sample.loss_mask) for sample in samples]
+        rows = [_up_to_the_answer(sample) for sample in samples]
         totals = [value or 0.0 for value in given]
         for places in plan_microbatches([len(row) for row in rows], self.max_tokens):
             scores = await self.runtime.compute(LANE, self.score, pack([rows[place] for place in places]))
@@ -50,3 +51,10 @@ class ModelReward:
             )
             for group in groups
         ]
+
+
+def _up_to_the_answer(sample: Sample) -> PackRow:
+    """Up to the last token that the policy chose: what an environment said after it is nothing to judge."""
+    chosen = np.flatnonzero(sample.loss_mask)
+    end = chosen[-1] + 1 if len(chosen) else len(sample)
+    return PackRow(sample.tokens[:end], sample.loss_mask[:end])
