@@ -29,6 +29,8 @@ class MemoryEstimate:
     """Whose memory it is: `this host`, or a device."""
     free: int
     """There, now."""
+    slots: int
+    """Sequences that the engine will decode together, as far as can be said now."""
 
     @property
     def total(self) -> int:
@@ -45,13 +47,14 @@ def estimate_memory(config: TrainConfig, model_config: Any, device: torch.device
     engine_dtype = config.engine.dtype or config.model.dtype
     engine_bytes = _BYTES[engine_dtype]
     masters = 4 * parameters
+    cache = plan_kv_cache(model_config, config.engine, engine_dtype, device)
     uses = {
         "trainer: float32 weights": masters,
         "trainer: gradients (float32)": masters,
         "trainer: AdamW moments (float32)": 2 * masters,
         "engine: weights": engine_bytes * parameters,
         "engine: next version while it is received": engine_bytes * parameters,
-        "engine: KV cache": plan_kv_cache(model_config, config.engine, engine_dtype, device).bytes_wanted,
+        "engine: KV cache": cache.bytes_wanted,
     }
     if config.model.dtype == "bfloat16":
         uses["trainer: bfloat16 weights"] = trainer_bytes * parameters
@@ -78,7 +81,7 @@ def estimate_memory(config: TrainConfig, model_config: Any, device: torch.device
         uses[f"judge {judge.path}: weights"] = _BYTES[dtype] * count_parameters(asked)
         uses[f"judge {judge.path}: KV cache"] = plan_kv_cache(asked, judge.engine, dtype, device).bytes_wanted
     place = "this host" if device.type == "cpu" else str(device)
-    return MemoryEstimate(parameters, uses, place, free_bytes(device))
+    return MemoryEstimate(parameters, uses, place, free_bytes(device), cache.slots)
 
 
 def _kept_sets(config: TrainConfig, vocab_size: int) -> int:
