@@ -164,10 +164,9 @@ class TrainConfig(Section):
         bound = (self.async_.staleness_bound + 1) * batch
         return min(bound, max(2 * batch, full)) + self.rollout.surplus
 
-    @property
-    def table_groups(self) -> int:
-        """Groups that the experience table has places for."""
-        return self.ahead + (self.async_.staleness_bound + 2) * self.rollout.prompts_per_batch
+    def table_groups(self, slots: int) -> int:
+        """Groups that the experience table has places for. `slots`: see `ahead`."""
+        return self.ahead(slots) + (self.async_.staleness_bound + 2) * self.rollout.prompts_per_batch
 
     @model_validator(mode="after")
     def _parts_fit(self) -> TrainConfig:

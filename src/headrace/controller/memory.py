@@ -62,7 +62,7 @@ def estimate_memory(config: TrainConfig, model_config: Any, device: torch.device
         uses["weight plane: newest version"] = trainer_bytes * parameters
     if config.rollout.sampling.truncates:
         uses["experience table: kept sets, at most"] = _kept_sets(
-            config, int(model_config.get_text_config().vocab_size)
+            config, cache.slots, int(model_config.get_text_config().vocab_size)
         )
     algorithm = config.algorithm
     if algorithm.needs_reference:
@@ -84,10 +84,10 @@ def estimate_memory(config: TrainConfig, model_config: Any, device: torch.device
     return MemoryEstimate(parameters, uses, place, free_bytes(device), cache.slots)
 
 
-def _kept_sets(config: TrainConfig, vocab_size: int) -> int:
+def _kept_sets(config: TrainConfig, slots: int, vocab_size: int) -> int:
     """Bytes of the kept sets of as many groups as the table holds, each set as large as it can be."""
     rollout = config.rollout
-    tokens = config.table_groups * rollout.samples_per_prompt * rollout.sampling.max_new_tokens
+    tokens = config.table_groups(slots) * rollout.samples_per_prompt * rollout.sampling.max_new_tokens
     if rollout.environment is not None:
         tokens *= rollout.max_turns
     return tokens * most_bytes(vocab_size, rollout.sampling.top_k)

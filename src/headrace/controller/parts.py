@@ -95,7 +95,7 @@ def connect(
             for stage in plan.recipe.stages
             if stage.name not in _LEASED_BY_NOBODY
         ],
-        capacity=config.table_groups,
+        capacity=config.table_groups(models.engine.slots),
         lease_s=_LEASE_TERMS_PER_STALL * config.runtime.stall_timeout_s,
         clock=clock,
     )
