@@ -9,6 +9,7 @@ so prompts of such words have long responses, as hard problems do.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,12 @@ def make_prompts(path: Path, every_upper: int | None = None) -> None:
 def reward(response: str, row: dict[str, object]) -> float:
     """How many different characters the response has, of ten: cheap, and different between samples."""
     return (sum(map(ord, response)) % 101) / 101
+
+
+def even_share(response: str, row: dict[str, object]) -> float:
+    """The share of its words that have an even number, 0 of no words: to be learnt by answers of any length."""
+    numbers = [int(number) for number in re.findall(r"<(\d+)>", response)]
+    return sum(number % 2 == 0 for number in numbers) / len(numbers) if numbers else 0.0
 
 
 def _part_the_halves(model: Any) -> None:

@@ -28,6 +28,10 @@ class World:
     """Length of the dataset: the run ends when it is spent."""
     ahead: int
     engines: int = 1
+    slots: int | None = None
+    """Samples that all engines decode at once, the others wait for a slot; unless given, as many as are admitted."""
+    samples: int = 1
+    """Of a group, each with a generation time of its own; the group ends with its last."""
     tail: float = 1.0
     """Sigma of the log-normal generation time: 0 is constant, 2 a very heavy tail."""
     step_time: float = 0.1
@@ -62,6 +66,15 @@ class Outcome:
     late: int = 0
     stale_share: Counter[int] = field(default_factory=Counter)
     """Groups by the batches that they were trained past their deadline."""
+    decoding: float = 0.0
+    """Time that the trained samples took to decode, added up: their tokens."""
+    aged: float = 0.0
+    """The same, times the staleness of what was decoded then."""
+
+    @property
+    def mean_staleness(self) -> float:
+        """Of trained tokens, decoded at an even pace, with weights swapped in flight."""
+        return self.aged / self.decoding if self.decoding else 0.0
 
     @property
     def worst_staleness(self) -> int:
@@ -74,6 +87,27 @@ class _Group:
     version: int
     deadline: int
     engine: int
+    left: int
+    """Samples that have not ended."""
+    decoding: float = 0.0
+    versions: float = 0.0
+    """The integral of the engine's version over the time that its samples were decoded."""
+
+
+@dataclass
+class _VersionMeter:
+    """The integral of an engine's version over time."""
+
+    total: float = 0.0
+    """Up to `since`."""
+    version: int = 0
+    since: float = 0.0
+
+    def until(self, now: float) -> float:
+        return self.total + (now - self.since) * self.version
+
+    def change(self, now: float, version: int) -> None:
+        self.total, self.since, self.version = self.until(now), now, version
 
 
 class WorldRun:
@@ -95,6 +129,10 @@ class WorldRun:
         self._ready: dict[GroupKey, _Group] = {}
         self._trained: dict[GroupKey, tuple[_Group, int]] = {}
         self._loaded = [0] * world.engines
+        self._waiting: deque[_Group] = deque()
+        """An entry for each sample that has no slot yet."""
+        self._decoding = 0
+        self._meters = [_VersionMeter() for _ in range(world.engines)]
         self._published = 0
         self._training = False
         self._idle_since = 0.0
@@ -142,6 +180,8 @@ class WorldRun:
             self._trained[group.key] = (group, placement.batch)
             self.outcome.late += placement.is_late
             self.outcome.stale_share[max(0, placement.batch - placement.deadline)] += 1
+            self.outcome.decoding += group.decoding
+            self.outcome.aged += placement.batch * group.decoding - group.versions
         for key in schedule.overdue():
             self.outcome.handed_back += 1
             self._hand_back(key)
@@ -164,10 +204,31 @@ class WorldRun:
                     self.schedule.dataset_spent()
                     return
                 version = self._loaded[engine]
-                group = _Group(key, version, self.schedule.start(key, version), engine)
+                group = _Group(key, version, self.schedule.start(key, version), engine, self.world.samples)
                 self._running[key] = group
-                duration = self.random.lognormvariate(0.0, self.world.tail)
-                self._after(duration, lambda group=group: self._end(group))  # type: ignore[misc]
+                self._waiting.extend([group] * self.world.samples)
+                self._decode()
+
+    def _decode(self) -> None:
+        """Give the free slots to the samples that wait, first come first served."""
+        while self._waiting and (self.world.slots is None or self._decoding < self.world.slots):
+            group = self._waiting.popleft()
+            if self._running.get(group.key) is not group:
+                continue
+            self._decoding += 1
+            duration = self.random.lognormvariate(0.0, self.world.tail)
+            begun = self._meters[group.engine].until(self.time)
+            self._after(duration, lambda group=group, begun=begun, spent=duration: self._sampled(group, begun, spent))  # type: ignore[misc]
+
+    def _sampled(self, group: _Group, begun: float, spent: float) -> None:
+        """A sample of the group has ended, after `spent`; `begun`: what the engine's meter stood at when it began."""
+        self._decoding -= 1
+        group.decoding += spent
+        group.versions += self._meters[group.engine].until(self.time) - begun
+        group.left -= 1
+        if not group.left:
+            self._end(group)
+        self._decode()
 
     def _end(self, group: _Group) -> None:
         if self._running.get(group.key) is not group:
@@ -214,15 +275,19 @@ class WorldRun:
         delay = self.random.random() * self.world.load_time
 
         def load() -> None:
-            self._loaded[engine] = max(self._loaded[engine], version)
+            self._load(engine, max(self._loaded[engine], version))
 
         self._after(delay, load)
+
+    def _load(self, engine: int, version: int) -> None:
+        self._loaded[engine] = version
+        self._meters[engine].change(self.time, version)
 
     def _kill(self, engine: int) -> None:
         for group in [group for group in self._running.values() if group.engine == engine]:
             self.outcome.failed += 1
             self._hand_back(group.key)
-        self._loaded[engine] = self._published
+        self._load(engine, self._published)
 
     def _restore(self) -> None:
         """Crash now: what the ledger holds survives, and versions after the commit are gone."""
@@ -234,13 +299,16 @@ class WorldRun:
         live = back + list(self._ready.values())
         self._again.extendleft(self._running)
         self._running.clear()
+        self._waiting.clear()
+        self._decoding = 0
         self.schedule = self._new_schedule()
         self.schedule.restore(self._commit, [(group.key, group.deadline) for group in live])
         self._ready = {group.key: group for group in live}
         for group in live:
             self.schedule.ready(group.key)
         self._published = self._commit
-        self._loaded = [self._commit] * self.world.engines
+        for engine in range(self.world.engines):
+            self._load(engine, self._commit)
         self._training = False
         self._idle_since = self.time
         del self.outcome.batch_sizes[self._commit :]

@@ -10,15 +10,21 @@ from headrace.experience.dataset import Prompt
 from headrace.rollout.policy import Policy
 from headrace.rollout.trajectory import Trajectory
 
-MEDIAN_S, SIGMA = 0.05, 1.0
-
 
 class SlowTool:
+    MEDIAN_S, SIGMA = 0.05, 1.0
+
     def __init__(self) -> None:
         self._random = random.Random(0)
 
     async def run(self, prompt: Prompt, policy: Policy) -> Trajectory:
-        await asyncio.sleep(self._random.lognormvariate(math.log(MEDIAN_S), SIGMA))
+        await asyncio.sleep(self._random.lognormvariate(math.log(self.MEDIAN_S), self.SIGMA))
         trajectory = Trajectory(policy.encode(prompt.content))
         trajectory.add_completion(await policy.generate(trajectory.tokens))
         return trajectory
+
+
+class SlowerTool(SlowTool):
+    """Beside a model that itself takes a second or more for an answer."""
+
+    MEDIAN_S = 0.5

@@ -38,7 +38,11 @@ def warm_up(folder: Path, seed: int) -> QuickstartFiles:
 
 
 def run(files: QuickstartFiles, folder: Path, *overrides: str) -> RunRecord:
-    _headrace("train", str(files.grpo_config), *overrides, "--dir", str(folder), "--plain")
+    return run_config(files.grpo_config, folder, *overrides)
+
+
+def run_config(config: Path, folder: Path, *overrides: str) -> RunRecord:
+    _headrace("train", str(config), *overrides, "--dir", str(folder), "--plain")
     with RunReader(folder) as reader:
         return RunWatcher(reader).read()
 
@@ -135,12 +139,9 @@ def deadlines(args: argparse.Namespace) -> None:
                     f"rollout.workflow={Path(__file__).parent / 'slow_workflow.py'}:SlowTool",
                 ]
                 records[rule] = run(files, Path(name) / f"{seed}-{rule}", *rules)
-            first = min(_seconds(record) for record in records.values())
+            in_time = rewards_in_time(records)
             for rule, record in records.items():
-                in_time = [b.reward_mean for b in record.batches if b.totals.elapsed_s <= first]
-                rows.append(
-                    {"seed": seed, "on_deadline": rule, **describe(record), "reward_in_time": statistics.mean(in_time)}
-                )
+                rows.append({"seed": seed, "on_deadline": rule, **describe(record), "reward_in_time": in_time[rule]})
                 print(json.dumps(rows[-1]), flush=True)
     table = [
         {
@@ -156,6 +157,15 @@ def deadlines(args: argparse.Namespace) -> None:
     ]
     settings = {"seeds": args.seeds, "updates_per_batch": args.updates, "lr": args.lr, "batches": args.batches}
     save("deadlines", {**settings, "table": table, "rows": rows})
+
+
+def rewards_in_time(records: dict[str, RunRecord]) -> dict[str, float]:
+    """The mean reward of each run's batches up to the time when the first of the runs ended."""
+    first = min(_seconds(record) for record in records.values())
+    return {
+        name: statistics.mean(batch.reward_mean for batch in record.batches if batch.totals.elapsed_s <= first)
+        for name, record in records.items()
+    }
 
 
 def _seconds(record: RunRecord) -> float:

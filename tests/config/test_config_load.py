@@ -19,6 +19,7 @@ from headrace.config import (
     load_config,
 )
 from headrace.config.ineffective import ineffective
+from headrace.experience.schedule import reachable_staleness
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +53,7 @@ def test_oversampling_starts_more_and_drops_what_is_late(tmp_path: Path, oversam
     overrides = ["rollout.prompts_per_batch=10", f"rollout.oversample={oversample}"]
     config = load_config(TrainConfig, write(tmp_path), overrides)
     assert config.rollout.surplus == surplus
-    assert config.ahead == 20 + surplus
+    assert config.ahead(slots=64) == 20 + surplus
     assert config.deadline_rule == ("drop" if surplus else "wait")
     assert config.rollout.most_drops == 640
 
@@ -110,7 +111,35 @@ def test_ahead_must_hold_a_batch_and_its_surplus(tmp_path: Path) -> None:
         load_config(TrainConfig, write(tmp_path), ["async.ahead=3"])
     with pytest.raises(ConfigError, match=r"async\.ahead is 20, but with rollout\.oversample 24 groups start"):
         load_config(TrainConfig, write(tmp_path), ["async.ahead=20", "rollout.oversample=1.5"])
-    assert load_config(TrainConfig, write(tmp_path), ["async.ahead=24", "rollout.oversample=1.5"]).ahead == 24
+    assert load_config(TrainConfig, write(tmp_path), ["async.ahead=24", "rollout.oversample=1.5"]).ahead(64) == 24
+
+
+@pytest.mark.parametrize(("bound", "slots", "ahead"), [
+    (0, 64, 16),  # never more than the bound has use for
+    (1, 64, 32),
+    (2, 64, 32),  # 16 + 64 / 8 = 24, but two batches at least
+    (2, 256, 48),  # 16 + 256 / 8 = 48 = 3 x 16
+    (2, 1024, 48),  # 144, but the bound has use for 48
+    (8, 64, 32),
+    (8, 256, 48),
+    (8, 257, 49),  # a group more for the odd slot
+    (8, 1024, 144),  # 16 + 128 = 9 x 16
+])  # fmt: skip
+def test_ahead_is_a_batch_that_waits_and_full_engines(tmp_path: Path, bound: int, slots: int, ahead: int) -> None:
+    """Batches of 16 prompts x 8 samples."""
+    mode = "async.mode=sync" if bound == 0 else f"async.max_staleness={bound}"
+    assert load_config(TrainConfig, write(tmp_path), [mode]).ahead(slots) == ahead
+    assert load_config(TrainConfig, write(tmp_path), [mode, "async.ahead=20"]).ahead(slots) == 20
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda path: path.stem)
+def test_examples_name_no_staleness_that_they_do_not_reach(example: Path) -> None:
+    raw = yaml.safe_load(example.read_text())
+    if raw.get("async", {}).get("max_staleness") is None:
+        return
+    config = TrainConfig.model_validate(raw)
+    batch, bound = config.rollout.prompts_per_batch, config.async_.staleness_bound
+    assert reachable_staleness(batch, bound, config.ahead(config.engine.max_concurrent_sequences)) == bound
 
 
 def test_min_samples_must_fit_the_group(tmp_path: Path) -> None:

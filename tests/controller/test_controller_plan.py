@@ -81,6 +81,40 @@ def test_a_run_that_does_not_fit_is_told_so(job: Path, monkeypatch: pytest.Monke
     assert "  WARNING: that is 1.00 GiB more than is free: free memory, lower engine.max_concurrent_sequences" in said
 
 
+FULL = "5 groups run or wait at most: a batch of 2, and what 8 slots decode, 3 a group; never under 2 batches"
+
+
+@pytest.mark.parametrize(("overrides", "ahead", "reached"), [
+    ([], "5 groups run or wait at most", "2 by answers that take equally long, bound by max_staleness"),
+    (["async.mode=sync"], "2 groups run or wait at most",
+     "0 by answers that take equally long, bound by max_staleness"),
+    (["async.max_staleness=8"], FULL, "4 by answers that take equally long, bound by the engine's slots"),
+    (["async.max_staleness=8", "async.ahead=4"], "4 groups run or wait at most",
+     "3 by answers that take equally long, bound by async.ahead"),
+    (["async.max_staleness=8", "async.ahead=13"], "13 groups run or wait at most",
+     "8 by answers that take equally long, bound by max_staleness"),
+])  # fmt: skip
+def test_the_staleness_that_is_reached_and_what_binds_it(
+    job: Path, overrides: list[str], ahead: str, reached: str
+) -> None:
+    """Batches of 2 groups of 3 samples; 8 slots, which hold 3 groups."""
+    said = describe_plan(make_plan(load_config(TrainConfig, job, overrides)))
+    assert f"  ahead             {ahead}\n" in said
+    assert f"  staleness reached {reached}\n" in said
+    assert ("(8 only by groups that others overtake; async.ahead=13 would" in said) == ("max_staleness" not in reached)
+
+
+def test_slots_are_those_that_the_memory_holds(job: Path) -> None:
+    """24 are asked for, and the cache may have room for 12: a batch of 2 groups, and 4 of 3 samples."""
+    overrides = ["async.max_staleness=8", "engine.max_concurrent_sequences=24"]
+    wide = make_plan(load_config(TrainConfig, job, overrides))
+    assert wide.memory.slots == 24
+    assert wide.config.ahead(24) == 10
+    narrow = make_plan(load_config(TrainConfig, job, [*overrides, f"engine.kv_cache_gib={12.5 * SLOT * 4 / 2**30}"]))
+    assert narrow.memory.slots == 12
+    assert "ahead             6 groups run or wait at most: a batch of 2, and what 12 slots" in describe_plan(narrow)
+
+
 @pytest.mark.parametrize("device", ["gpu", "cpu:0", "meta", "cuda:99"])
 def test_a_device_that_is_not_there_is_refused(job: Path, device: str) -> None:
     with pytest.raises(ConfigError, match=f"device '{device}' is .*use auto"):

@@ -9,6 +9,8 @@ from controller_jobs import make_job, make_model, run
 
 from headrace.cli.main import main
 from headrace.experience.codec import decode_group
+from headrace.observe.run_record import RunWatcher
+from headrace.observe.snapshot import take_snapshot
 from headrace.store import RunReader, RunStore
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_job"
@@ -73,6 +75,17 @@ def test_every_mode_trains_to_the_end_within_its_bound(overrides: list[str], tmp
         assert summary["staleness"]["max"] <= bound
     assert summary["eval"]["before"] is not None
     assert summary["eval"]["after"] is not None
+
+
+def test_the_run_goes_as_far_ahead_as_its_engine_has_slots_for(tmp_path: Path) -> None:
+    """24 slots are asked for, and the cache has room for 9: a batch of 2, and 3 groups of 3 samples."""
+    slot_gib = 96 * 2 * 2 * 2 * 8 * 4 / 2**30
+    overrides = ["async.max_staleness=8", "engine.max_concurrent_sequences=24", f"engine.kv_cache_gib={9.5 * slot_gib}"]
+    train(make_job(tmp_path / "job"), tmp_path / "run", *overrides, "trainer.batches=12")
+    with RunReader(tmp_path / "run") as reader:
+        run = RunWatcher(reader).read()
+    assert run.ahead == take_snapshot(run).ahead == 5
+    assert max(batch.running_groups + batch.queue_groups for batch in run.batches) <= 5
 
 
 def test_on_policy_log_probs_of_engine_and_trainer_agree(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import example, find, given, settings
 from hypothesis import strategies as st
 
 from headrace.experience.sample import GroupKey
-from headrace.experience.schedule import Schedule, ScheduleError
+from headrace.experience.schedule import Schedule, ScheduleError, reachable_staleness
 
 
 def key(position: int) -> GroupKey:
@@ -250,6 +250,139 @@ def test_a_surplus_hides_a_long_tail() -> None:
     assert plain.handed_back == 0
     assert 0 < more.handed_back <= 29 * 4, "the last batch has no surplus"
     assert more.trainer_idle < 0.7 * plain.trainer_idle
+
+
+def stalest(plan: Schedule, *, engines_lag: bool) -> int:
+    """The worst staleness of a run whose rollouts end as soon as they start. `engines_lag`: what a step makes room for
+    starts before the engine has the new version, as it does in a run."""
+    versions: dict[GroupKey, int] = {}
+    worst = loaded = 0
+
+    def take() -> None:
+        nonlocal worst
+        for placement in plan.take():
+            worst = max(worst, placement.batch - versions[placement.key])
+        for late in plan.overdue():
+            plan.drop(late)
+
+    def start() -> None:
+        while plan.may_start(loaded):
+            group = key(len(versions))
+            versions[group] = loaded
+            plan.start(group, loaded)
+            plan.ready(group)
+            take()
+
+    while not plan.is_finished:
+        start()
+        for late in plan.step():
+            plan.drop(late)
+        take()
+        if engines_lag:
+            start()
+        loaded = plan.batch
+    return worst
+
+
+@st.composite
+def gates(draw: st.DrawFn) -> dict[str, object]:
+    """Settings of a schedule, with batches enough for staleness to come to its height."""
+    batch, rule = draw(st.integers(1, 5)), draw(st.sampled_from(["wait", "mask", "drop", "late"]))
+    surplus = draw(st.integers(0, 2 * batch)) if rule == "drop" else 0
+    return {
+        "prompts_per_batch": batch,
+        "max_staleness": draw(st.integers(0, 8)),
+        "total_batches": 40,
+        "on_deadline": rule,
+        "ahead": draw(st.integers(batch + surplus, 10 * batch + surplus)),
+        "surplus": surplus,
+    }
+
+
+@settings(max_examples=300, deadline=None)
+@given(gates())
+def test_instant_rollouts_reach_the_staleness_that_is_told_and_never_pass_it(gate: dict) -> None:
+    told = reachable_staleness(gate["prompts_per_batch"], gate["max_staleness"], gate["ahead"])
+    assert stalest(Schedule(**gate), engines_lag=True) == told
+    assert told - 1 <= stalest(Schedule(**gate), engines_lag=False) <= told
+
+
+@pytest.mark.parametrize(("ahead", "told"), [(16, 2), (32, 3), (33, 4), (96, 7), (97, 8), (144, 8)])
+def test_the_reachable_staleness_by_hand(ahead: int, told: int) -> None:
+    """Batches of 16, bound 8. With 32 ahead: 16 enter the batch when it opens, 32 are behind them, and the last of
+    these is in the second batch after; one more as its version is that of before the step."""
+    assert reachable_staleness(16, 8, ahead) == told
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batch=st.integers(1, 4),
+    max_staleness=st.integers(0, 6),
+    ahead=st.integers(0, 20),
+    step_time=st.sampled_from([0.0, 0.3, 1.0, 4.0]),
+    engines=st.integers(1, 3),
+)
+def test_rollouts_that_take_equally_long_stay_within_it(
+    batch: int, max_staleness: int, ahead: int, step_time: float, engines: int
+) -> None:
+    """However fast the trainer is, where engines take a version within the time of a step."""
+    world = World(
+        prompts_per_batch=batch,
+        max_staleness=max_staleness,
+        total_batches=30,
+        on_deadline="wait",
+        prompts=10_000,
+        ahead=batch + ahead,
+        engines=engines,
+        tail=0.0,
+        step_time=step_time,
+        load_time=min(step_time, 0.05),
+    )
+    outcome = WorldRun(world, CheckedSchedule).run()
+    assert outcome.finished
+    assert outcome.worst_staleness <= reachable_staleness(batch, max_staleness, batch + ahead)
+
+
+@pytest.mark.parametrize(("slots", "rollout_time"), [(None, 1.0), (8, 1.0), (6, 2.0), (4, 2.0), (1, 8.0)])
+def test_samples_of_the_world_wait_for_slots(slots: int | None, rollout_time: float) -> None:
+    """On-policy, 2 groups of 4 samples that take 1 each: as many rounds as their slots need, then a step of 0.5."""
+    world = World(
+        prompts_per_batch=2,
+        max_staleness=0,
+        total_batches=5,
+        on_deadline="wait",
+        prompts=100,
+        ahead=2,
+        slots=slots,
+        samples=4,
+        tail=0.0,
+        step_time=0.5,
+        load_time=0.0,
+    )
+    outcome = WorldRun(world).run()
+    assert outcome.time == pytest.approx(5 * (rollout_time + 0.5))
+    assert outcome.trainer_idle == pytest.approx(5 * rollout_time)
+    assert outcome.decoding == pytest.approx(5 * 8)
+    assert outcome.mean_staleness == 0
+
+
+def test_the_worlds_staleness_is_of_the_time_of_decoding() -> None:
+    """Batches of 1, one slot, samples of 1, steps of 0.25 and instant swaps: sample n is decoded from n to n + 1, and
+    version n is there from n + 0.25 on. A quarter of each sample but the first is of version n - 1."""
+    world = World(
+        prompts_per_batch=1,
+        max_staleness=2,
+        total_batches=5,
+        on_deadline="wait",
+        prompts=100,
+        ahead=2,
+        slots=1,
+        tail=0.0,
+        step_time=0.25,
+        load_time=0.0,
+    )
+    outcome = WorldRun(world).run()
+    assert outcome.mean_staleness == pytest.approx((0 + 4 * 0.25) / 5)
 
 
 def test_the_last_batch_may_be_short() -> None:

@@ -78,6 +78,7 @@ def run(trained: int = 3, **changes: Any) -> RunRecord:
         branch=0,
         number=trained,
         planned_batches=10,
+        ahead=32,
         counts=Counts(issued=20, running=5, ready=2, trained=4 * trained, dropped={"zero_spread": 1}),
         batches=tuple(batch(number) for number in range(trained)),
         evaluations=(),

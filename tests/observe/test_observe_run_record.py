@@ -38,16 +38,17 @@ def test_a_run_that_goes(tmp_path: Path) -> None:
         watcher = RunWatcher(reader)
         empty = watcher.read()
         assert (empty.status, empty.number, empty.batches, empty.planned_batches) == ("running", 0, (), None)
+        assert empty.ahead is None
         assert take_snapshot(empty).eta_s is None
 
-        store.events.write(0.0, "started", {"version": "v0", "batches": 9})
+        store.events.write(0.0, "started", {"version": "v0", "batches": 9, "ahead": 24})
         store.metrics.write(
             0, 0, 0.0, {"number": 0, "reward_mean": 0.25, "response_tokens_mean": 4.0, "prompts": 8}, kind="eval"
         )
         record(store, 1)
         first = watcher.read()
         assert [batch.batch for batch in first.batches] == [0]
-        assert first.planned_batches == 9
+        assert (first.planned_batches, first.ahead) == (9, 24)
         assert (first.name, first.number, first.config.seed) == ("run", 1, 11)
         assert [(e.number, e.score, e.prompts) for e in first.evaluations] == [(0, 0.25, 8)]
 

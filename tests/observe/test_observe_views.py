@@ -58,6 +58,11 @@ def test_panels_keep_their_height_while_the_run_goes() -> None:
     assert len(heights) == 1
 
 
+def test_a_run_that_has_not_said_how_far_ahead_it_goes() -> None:
+    text = "\n".join(lines_of(samples.run(0, ahead=None)))
+    assert re.search(r"ready 2  running 5 +trained", text)
+
+
 def test_more_ages_than_lines_are_gathered() -> None:
     batch = samples.batch(0, staleness=dict.fromkeys(range(10), 10))
     text = "\n".join(lines_of(samples.run(1, batches=(batch,))))

@@ -103,8 +103,10 @@ class AsyncConfig(Section):
     are too old by then, in a later batch; `drop` it; or train it `late`, whatever its age. `wait` unless given, `drop`
     with `rollout.oversample`. See docs/recipes.md."""
     ahead: int | None = Field(default=None, ge=1)
-    """Most groups running or waiting for a batch; unless given, 2 x prompts_per_batch and the surplus of
-    `rollout.oversample`."""
+    """Most groups running or waiting for a batch. Unless given, so many that a batch waits while the engines' slots are
+    full: prompts_per_batch + slots / samples_per_prompt, but at least 2 x and at most (max_staleness + 1) x
+    prompts_per_batch; and the surplus of `rollout.oversample`. `headrace check` prints it, and the staleness that it
+    lets tokens reach."""
     swap: Literal["recompute", "keep", "drain"] = "recompute"
     """What a weight update does to sequences in flight."""
 

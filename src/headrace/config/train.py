@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -158,15 +159,22 @@ class TrainConfig(Section):
         """Whether a copy of the policy on a lane of its own computes them."""
         return self.own_proximal and self.proximal.placement == "own"
 
-    @property
-    def ahead(self) -> int:
-        """`async.ahead`, or what it is unless given."""
-        return self.async_.ahead or 2 * self.rollout.prompts_per_batch + self.rollout.surplus
+    def ahead(self, slots: int) -> int:
+        """`async.ahead`, or what it is unless given. `slots`: sequences that all engines of the policy decode at once.
 
-    @property
-    def table_groups(self) -> int:
-        """Groups that the experience table has places for."""
-        return self.ahead + (self.async_.staleness_bound + 2) * self.rollout.prompts_per_batch
+        The default is of use up to the point where a batch waits and every slot is taken; what is started beyond only
+        grows old. Below two batches, groups that take long would leave none to begin the next batch with.
+        """
+        if self.async_.ahead is not None:
+            return self.async_.ahead
+        batch = self.rollout.prompts_per_batch
+        full = batch + math.ceil(slots / self.rollout.samples_per_prompt)
+        bound = (self.async_.staleness_bound + 1) * batch
+        return min(bound, max(2 * batch, full)) + self.rollout.surplus
+
+    def table_groups(self, slots: int) -> int:
+        """Groups that the experience table has places for. `slots`: see `ahead`."""
+        return self.ahead(slots) + (self.async_.staleness_bound + 2) * self.rollout.prompts_per_batch
 
     @model_validator(mode="after")
     def _parts_fit(self) -> TrainConfig:

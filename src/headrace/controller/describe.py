@@ -7,6 +7,7 @@ from headrace.algorithms.recipes import check_dataflow
 from headrace.controller.memory import GIB, MIB
 from headrace.controller.plan import Plan
 from headrace.controller.threads import available_threads
+from headrace.experience.schedule import reachable_staleness
 
 _LANE_OF = {"rollout": "engine", "actor": "trainer"}
 _OWN_LANE = {name: name for name in ("reward", "reference", "proximal", "teacher")} | {
@@ -34,6 +35,7 @@ def _run(plan: Plan) -> list[str]:
         f"sampling  {_sampling(plan)}",
         f"schedule  {asynchrony.mode}: staleness at most {asynchrony.staleness_bound}, on deadline "
         f"{config.deadline_rule}, swaps {asynchrony.swap}",
+        *_staleness(plan),
     ]
 
 
@@ -46,6 +48,29 @@ def _sampling(plan: Plan) -> str:
     cut = f"top_k {sampling.top_k}" if sampling.top_k else "no top_k"
     most = most_bytes(plan.vocab_size, sampling.top_k)
     return f"{drawn}, top_p {sampling.top_p:g}, {cut}: what these keep travels with each token, in {most} bytes at most"
+
+
+def _staleness(plan: Plan) -> list[str]:
+    """How stale tokens get, and what binds it: max_staleness, async.ahead, or the engine's slots."""
+    config, slots = plan.config, plan.memory.slots
+    batch, samples, given = config.rollout.prompts_per_batch, config.rollout.samples_per_prompt, config.async_.ahead
+    bound, ahead = config.async_.staleness_bound, config.ahead(slots)
+    reached = reachable_staleness(batch, bound, ahead)
+    binds = "the engine's slots" if given is None else "async.ahead"
+    if reached == bound:
+        binds = "max_staleness"
+    lines = [
+        f"  ahead             {ahead} groups run or wait at most",
+        f"  staleness reached {reached} by answers that take equally long, bound by {binds}",
+    ]
+    if binds != "max_staleness":
+        lines.append(
+            f"                    ({bound} only by groups that others overtake; async.ahead={(bound - 2) * batch + 1} "
+            "would let all come to it)"
+        )
+    if binds == "the engine's slots":
+        lines[0] += f": a batch of {batch}, and what {slots} slots decode, {samples} a group; never under 2 batches"
+    return lines
 
 
 def _dataflow(plan: Plan) -> list[str]:

@@ -29,6 +29,8 @@ class MemoryEstimate:
     """Whose memory it is: `this host`, or a device."""
     free: int
     """There, now."""
+    slots: int
+    """Sequences that the engine will decode together, as far as can be said now."""
 
     @property
     def total(self) -> int:
@@ -45,13 +47,14 @@ def estimate_memory(config: TrainConfig, model_config: Any, device: torch.device
     engine_dtype = config.engine.dtype or config.model.dtype
     engine_bytes = _BYTES[engine_dtype]
     masters = 4 * parameters
+    cache = plan_kv_cache(model_config, config.engine, engine_dtype, device)
     uses = {
         "trainer: float32 weights": masters,
         "trainer: gradients (float32)": masters,
         "trainer: AdamW moments (float32)": 2 * masters,
         "engine: weights": engine_bytes * parameters,
         "engine: next version while it is received": engine_bytes * parameters,
-        "engine: KV cache": plan_kv_cache(model_config, config.engine, engine_dtype, device).bytes_wanted,
+        "engine: KV cache": cache.bytes_wanted,
     }
     if config.model.dtype == "bfloat16":
         uses["trainer: bfloat16 weights"] = trainer_bytes * parameters
@@ -59,7 +62,7 @@ def estimate_memory(config: TrainConfig, model_config: Any, device: torch.device
         uses["weight plane: newest version"] = trainer_bytes * parameters
     if config.rollout.sampling.truncates:
         uses["experience table: kept sets, at most"] = _kept_sets(
-            config, int(model_config.get_text_config().vocab_size)
+            config, cache.slots, int(model_config.get_text_config().vocab_size)
         )
     algorithm = config.algorithm
     if algorithm.needs_reference:
@@ -78,13 +81,13 @@ def estimate_memory(config: TrainConfig, model_config: Any, device: torch.device
         uses[f"judge {judge.path}: weights"] = _BYTES[dtype] * count_parameters(asked)
         uses[f"judge {judge.path}: KV cache"] = plan_kv_cache(asked, judge.engine, dtype, device).bytes_wanted
     place = "this host" if device.type == "cpu" else str(device)
-    return MemoryEstimate(parameters, uses, place, free_bytes(device))
+    return MemoryEstimate(parameters, uses, place, free_bytes(device), cache.slots)
 
 
-def _kept_sets(config: TrainConfig, vocab_size: int) -> int:
+def _kept_sets(config: TrainConfig, slots: int, vocab_size: int) -> int:
     """Bytes of the kept sets of as many groups as the table holds, each set as large as it can be."""
     rollout = config.rollout
-    tokens = config.table_groups * rollout.samples_per_prompt * rollout.sampling.max_new_tokens
+    tokens = config.table_groups(slots) * rollout.samples_per_prompt * rollout.sampling.max_new_tokens
     if rollout.environment is not None:
         tokens *= rollout.max_turns
     return tokens * most_bytes(vocab_size, rollout.sampling.top_k)

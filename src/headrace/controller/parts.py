@@ -55,6 +55,8 @@ class Parts:
 
     branch: int
     """Of the versions that this process makes."""
+    ahead: int
+    """Most groups that run or wait for a batch."""
     models: Models
     flow: Flow
     estimator: AdvantageEstimator
@@ -81,18 +83,19 @@ def connect(
     lineage: Lineage,
     committed: Version,
 ) -> Parts:
-    """Build roles, table and schedule around the models. `committed`: the version that the run begins from."""
+    """Build roles, table and schedule around the models, whose engine has started. `committed`: the version that the
+    run begins from."""
     config = plan.config
     rollout = config.rollout
     clock = runtime.clock
-    eta, ahead = config.async_.staleness_bound, config.ahead
+    eta, ahead = config.async_.staleness_bound, config.ahead(models.engine.slots)
     table = ExperienceTable(
         [
             Consumer(stage.name, frozenset(stage.reads), "group" if stage.unit == "group" else "row")
             for stage in plan.recipe.stages
             if stage.name not in _LEASED_BY_NOBODY
         ],
-        capacity=config.table_groups,
+        capacity=config.table_groups(models.engine.slots),
         lease_s=_LEASE_TERMS_PER_STALL * config.runtime.stall_timeout_s,
         clock=clock,
     )
@@ -177,6 +180,7 @@ def connect(
         critic = CriticRole(context, rows, models.critic, rule, updates=updates, max_tokens=budget)
     return Parts(
         branch=lineage.branch,
+        ahead=ahead,
         models=models,
         flow=flow,
         estimator=estimator,

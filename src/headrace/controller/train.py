@@ -131,27 +131,29 @@ async def _train(
     models = await load_models(plan, runtime, folder)
     begun = await _restore_models(models, restored, runtime)
     async with _rewards(plan, folder, runtime, asker(plan, models.engine, models.judges, runtime.clock)) as rewards:
-        parts = connect(
-            plan, models, store, runtime, rewards, Lineage(begun.branch, store.checkpoints.lineage()), begun
-        )
-        parts.recorder.event("started", {"version": str(begun), "batches": plan.total_batches})
+        # First, since only now it is known how many sequences it decodes together.
         await models.engine.start()
         try:
-            async with serving(models.judges, runtime.clock), _watching(view, folder, parts, runtime):
-                if restored is not None:
-                    _tell_of_damage(parts, store, restored)
-                    models.kl.restore(restored.state)
-                    parts.flow.restore(restored.number, restored.ready, restored.running)
-                if begun > INITIAL:
-                    await models.engine.update(models.publisher.receiver(), SwapMode.RECOMPUTE)
-                status = await _supervise(parts, store, runtime, stop)
-                store.set_status(status)
-                return status
-        finally:
+            parts = connect(
+                plan, models, store, runtime, rewards, Lineage(begun.branch, store.checkpoints.lineage()), begun
+            )
+            started = {"version": str(begun), "batches": plan.total_batches, "ahead": parts.ahead}
+            parts.recorder.event("started", started)
             try:
-                parts.recorder.progress()
+                async with serving(models.judges, runtime.clock), _watching(view, folder, parts, runtime):
+                    if restored is not None:
+                        _tell_of_damage(parts, store, restored)
+                        models.kl.restore(restored.state)
+                        parts.flow.restore(restored.number, restored.ready, restored.running)
+                    if begun > INITIAL:
+                        await models.engine.update(models.publisher.receiver(), SwapMode.RECOMPUTE)
+                    status = await _supervise(parts, store, runtime, stop)
+                    store.set_status(status)
+                    return status
             finally:
-                await stop_engine(models.engine, runtime.clock)
+                parts.recorder.progress()
+        finally:
+            await stop_engine(models.engine, runtime.clock)
 
 
 def _tell_of_damage(parts: Parts, store: RunStore, restored: Restored) -> None:

@@ -134,6 +134,10 @@ class Engine(Protocol):
     def failure(self) -> Exception | None:
         """Why the engine died, or None while it lives. A dead engine serves nothing more."""
 
+    @property
+    def slots(self) -> int:
+        """Sequences that are decoded together; known once the engine has started."""
+
     async def start(self) -> None:
         """Allocate, and begin to serve. Raises EngineError if it cannot."""
 

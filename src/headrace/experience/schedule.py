@@ -54,6 +54,18 @@ class ScheduleError(RuntimeError):
     """An event that cannot happen in this state: the caller lost track of a group."""
 
 
+def reachable_staleness(prompts_per_batch: int, max_staleness: int, ahead: int) -> int:
+    """The staleness that groups reach, and never pass, whose rollouts all take equally long: in batches, at most
+    `max_staleness`.
+
+    A group that starts while batch k is composed finds at most ahead - 1 others live and B places taken, all of them
+    before it. So it enters batch k + (B + ahead - 1) // B = k + ceil(ahead / B) at the latest. Its version is k, or
+    k - 1 as long as the engine has not taken k. (Of unequal rollouts, a long one is overtaken by others until its
+    deadline: those reach `max_staleness`, whatever `ahead` is.)
+    """
+    return min(max_staleness, -(-ahead // prompts_per_batch) + 1)
+
+
 @dataclass(slots=True)
 class _Live:
     key: GroupKey

@@ -133,13 +133,15 @@ def waits(snapshot: Snapshot, width: int, height: int) -> Panel:
 def groups(snapshot: Snapshot, width: int) -> Panel:
     """The queue between generation and training, against the most that it may hold; what was lost, and why."""
     cells = max(width // 5, 8)
-    running = round(min(snapshot.running / snapshot.ahead, 1.0) * cells)
-    ready = round(min(snapshot.ready / snapshot.ahead, 1.0) * cells)
+    most = snapshot.ahead or max(snapshot.running + snapshot.ready, 1)
+    running = round(min(snapshot.running / most, 1.0) * cells)
+    ready = round(min(snapshot.ready / most, 1.0) * cells)
     ready = min(max(ready, int(snapshot.ready > 0)), cells - running)
     queue = Text.assemble(("━" * ready, "green"), ("━" * running, "blue"), ("━" * (cells - ready - running), "grey37"))
     queue.append("  ready ", "dim").append(str(snapshot.ready), "bold green")
     queue.append("  running ", "dim").append(str(snapshot.running), "bold blue")
-    queue.append(f"  of {snapshot.ahead}", "dim")
+    if snapshot.ahead is not None:
+        queue.append(f"  of {snapshot.ahead}", "dim")
     queue.append("   trained ", "dim").append(str(snapshot.trained), "bold")
     lost = Text.assemble(("failed samples ", "dim"), (_by_reason(snapshot.failed), "red" if snapshot.failed else ""))
     lost.append("   dropped ", "dim").append(_by_reason(snapshot.dropped))

@@ -53,6 +53,8 @@ class RunRecord:
     """Of the newest version."""
     planned_batches: int | None
     """Batches that the run will train; None if it has not said."""
+    ahead: int | None
+    """Most groups that run or wait for a batch; None if the run has not said."""
     counts: Counts
     batches: tuple[BatchRecord, ...]
     """By number; without those that a restore took back."""
@@ -105,7 +107,8 @@ class RunWatcher:
             config_sha256=self._config_sha256,
             branch=branch,
             number=number,
-            planned_batches=self._planned_batches(),
+            planned_batches=self._said("batches", self._config.trainer.batches),
+            ahead=self._said("ahead", self._config.async_.ahead),
             counts=self._reader.counts(),
             batches=tuple(self._records),
             evaluations=tuple(Evaluation.of(row) for row in self._evaluations),
@@ -113,9 +116,10 @@ class RunWatcher:
             events=tuple(self._events),
         )
 
-    def _planned_batches(self) -> int | None:
-        said = [event.data["batches"] for event in self._events if event.kind == "started"]
-        return said[-1] if said else self._config.trainer.batches
+    def _said(self, what: str, configured: int | None) -> int | None:
+        """What the newest process of the run said when it started."""
+        said = [event.data[what] for event in self._events if event.kind == "started" and what in event.data]
+        return said[-1] if said else configured
 
     def _processes(self) -> dict[int, Totals]:
         latest = {

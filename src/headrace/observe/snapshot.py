@@ -58,8 +58,8 @@ class Snapshot:
     """Groups in generation."""
     ready: int
     """Groups that wait for a batch."""
-    ahead: int
-    """Most groups running or waiting."""
+    ahead: int | None
+    """Most groups running or waiting; None if the run has not said."""
     trained: int
     dropped: dict[str, int]
     failed: dict[str, int]
@@ -108,7 +108,7 @@ def take_snapshot(run: RunRecord) -> Snapshot:
         lost_branch_tokens=sum(batch.lost_branch_tokens for batch in run.batches),
         running=run.counts.running,
         ready=run.counts.ready,
-        ahead=run.config.ahead,
+        ahead=run.ahead,
         trained=run.counts.trained,
         dropped=dict(run.counts.dropped),
         failed=dict(total.failed_samples),

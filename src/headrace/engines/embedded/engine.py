@@ -94,6 +94,13 @@ class EmbeddedEngine:
     def failure(self) -> Exception | None:
         return self._failure
 
+    @property
+    def slots(self) -> int:
+        """Raises EngineError before `start`: how many fit is worked out there."""
+        if self._plan is None:
+            raise EngineError("the engine was not started: it has no slots yet")
+        return self._plan.slots
+
     async def start(self) -> None:
         """Raises ConfigError if the KV cache does not fit, EngineError if the architecture is not supported."""
         if self._task is not None:
