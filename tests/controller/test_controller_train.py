@@ -1,6 +1,12 @@
 """Whole runs in every mode, on several architectures, and with a user's own parts."""
 
+import itertools
 import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +45,34 @@ def test_a_users_own_job(architecture: str, tmp_path: Path, monkeypatch: pytest.
     from transformers import AutoModelForCausalLM
 
     AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoints" / "step_3" / "model")
+
+
+@pytest.mark.slow
+def test_the_example_runs_as_its_first_lines_say(tmp_path: Path) -> None:
+    """The commands at the head of its config, in a copy of its folder, with nothing added."""
+    folder = shutil.copytree(EXAMPLE, tmp_path / "own_job", ignore=shutil.ignore_patterns("model", "run"))
+    programs = {"python": "", "headrace": "-m headrace.cli.main "}
+    (tmp_path / "bin").mkdir()
+    for name, module in programs.items():
+        program = tmp_path / "bin" / name
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {module}"$@"\n')
+        program.chmod(0o755)
+    head = itertools.takewhile(lambda line: line.startswith("#"), (folder / "grpo.yaml").read_text().splitlines())
+    commands = [line.removeprefix("#   ") for line in head if line.startswith("#   ")]
+    assert [command.split()[0] for command in commands] == ["python", "headrace", "headrace"]
+    for command in commands:
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=folder,
+            env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    assert json.loads((folder / "run" / "summary.json").read_text())["status"] == "finished"
+    assert "held-out score" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,10 @@ class PaperRewards:
 
     def __init__(self, outcome: RewardOutcome | None = None) -> None:
         self.asked: list[str] = []
+        self.conversations: list[Any] = []
         self._outcome = outcome
 
-    async def score(self, response: str, row: dict[str, Any], prompt: Any) -> RewardOutcome:
+    async def score(self, response: str, row: dict[str, Any], prompt: Any, messages: Any = None) -> RewardOutcome:
         self.asked.append(response)
+        self.conversations.append(messages)
         return self._outcome or RewardOutcome(float(response == row.get("answer")))

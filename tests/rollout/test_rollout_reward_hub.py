@@ -204,7 +204,9 @@ def test_a_server_gets_samples_in_batches_with_the_token(monkeypatch: pytest.Mon
     async def judge(request: web.Request) -> web.Response:
         assert request.headers["Authorization"] == "Bearer swordfish"
         samples = (await request.json())["samples"]
-        assert samples[0].keys() == {"response", "row", "prompt"}
+        assert samples[0].keys() == {"response", "row", "prompt", "messages"}
+        response = {"role": "assistant", "content": samples[0]["response"]}
+        assert samples[0]["messages"] == [{"role": "user", "content": "p"}, response]
         sizes.append(len(samples))
         return web.json_response({"rewards": [sample["row"]["i"] / 2 for sample in samples]})
 

@@ -70,7 +70,8 @@ def _of_run(config: TrainConfig) -> Iterator[_Rule]:
 
     yield rule(config.data.eval is None, "evaluation", config.evaluation, (), "data.eval is not set")
     single = rollout.workflow == "single_turn"
-    yield rule(single, "rollout", rollout, ("max_turns",), "rollout.workflow is single_turn")
+    turns = ("max_turns", "keep_special_tokens")
+    yield rule(single, "rollout", rollout, turns, "rollout.workflow is single_turn")
     counted = trainer.batches is not None
     yield rule(counted, "trainer", trainer, ("epochs",), "trainer.batches says how long training takes")
     yield _of_schedule(trainer.lr_schedule)

@@ -56,6 +56,9 @@ class RolloutConfig(Section):
     """`multi_turn`: the environment class, `path.py:Class`."""
     max_turns: int = Field(default=8, ge=1)
     """`multi_turn`: turns of the policy in one episode."""
+    keep_special_tokens: bool = False
+    """`multi_turn`: the environment's `step`, and a reward's `messages`, show the special tokens that the policy wrote,
+    its closing one among them. Unless kept they are left out."""
     episode_timeout_s: float = Field(default=600.0, gt=0)
     """An episode that takes longer fails. At most `runtime.stall_timeout_s`."""
     min_samples: int | None = Field(default=None, ge=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from headrace.engines.protocol import EngineError, RequestError
 from headrace.experience.codec import check_metadata
 from headrace.experience.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
+from headrace.rollout.conversation import Messages, are_messages, opening
 from headrace.rollout.failures import FailureKind, describe, describe_exception
 from headrace.rollout.policy import GenerationAborted, Policy, PolicySettings
 from headrace.rollout.rewards.outcome import NotARewardError, RewardOutcome, as_reward
@@ -35,6 +36,8 @@ class _Played:
     shares: list[bool]
     """Whether a history has the reward of the last one, and not one of its own."""
     response: str
+    messages: Messages | None
+    """The conversation, where it is more than the prompt and the response."""
 
 
 class EpisodeRunner:
@@ -116,10 +119,10 @@ class EpisodeRunner:
         own = [_own_outcome(trajectory) for trajectory in trajectories]
         last = trajectories[-1]
         needs_text = own[-1] is None or self._group_rewards is not None
-        response = self._response(last) if needs_text else ""
-        final = own[-1] or await self._rewards.score(response, prompt.row, prompt.content)
+        response, messages = (self._response(last), self._messages(last, prompt)) if needs_text else ("", None)
+        final = own[-1] or await self._rewards.score(response, prompt.row, prompt.content, messages)
         shares = [outcome is None for outcome in own[:-1]] + [True]
-        return _Played(trajectories, [outcome or final for outcome in own[:-1]] + [final], shares, response)
+        return _Played(trajectories, [outcome or final for outcome in own[:-1]] + [final], shares, response, messages)
 
     async def _judge_together(
         self, played: list[_Played | list[Sample]], prompt: Prompt, group_rewards: GroupScorer
@@ -133,6 +136,7 @@ class EpisodeRunner:
             prompt.row,
             prompt.content,
             [one.outcomes[-1].value for one in judged.values()],
+            [one.messages for one in judged.values()],
         )
         changed = dict(zip(judged, outcomes, strict=True))
         return [
@@ -145,10 +149,20 @@ class EpisodeRunner:
             return trajectory.response
         return self._policy.text.decode(trajectory.last_completion)
 
+    def _messages(self, trajectory: Trajectory, prompt: Prompt) -> Messages | None:
+        if trajectory.messages is not None:
+            return trajectory.messages
+        turns = trajectory.turns[1:]
+        if len(turns) == 1:
+            return None
+        said = [(chosen, self._policy.text.decode(tokens)) for chosen, tokens in turns]
+        roles = {True: "assistant", False: "user"}
+        return [*opening(prompt.content), *({"role": roles[chosen], "content": text} for chosen, text in said)]
+
 
 def _with_final(played: _Played, final: RewardOutcome) -> _Played:
     outcomes = [final if shares else own for own, shares in zip(played.outcomes, played.shares, strict=True)]
-    return _Played(played.trajectories, outcomes, played.shares, played.response)
+    return replace(played, outcomes=outcomes)
 
 
 def _samples(key: GroupKey, episode: int, played: _Played | list[Sample], max_context: int | None) -> list[Sample]:
@@ -186,6 +200,8 @@ def _check(trajectories: object) -> None:
             raise ValueError("the workflow set the status failed; raise an error that says why instead")
         if trajectory.response is not None and not isinstance(trajectory.response, str):
             raise TypeError(f"the trajectory's response is a {type(trajectory.response).__name__}; set text")
+        if trajectory.messages is not None and not are_messages(trajectory.messages):
+            raise TypeError("the trajectory's messages are no list of {'role': text, 'content': text}; set one")
         if not trajectory.has_completion:
             raise ValueError("the policy chose no token: no room was left after the prompt, or it was never asked")
         check_metadata(trajectory.metadata)

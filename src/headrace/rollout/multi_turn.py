@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.experience.dataset import Prompt
 from headrace.experience.sample import SampleStatus
+from headrace.rollout.conversation import opening
 from headrace.rollout.environment import Environment, StepResult
 from headrace.rollout.policy import Policy
 from headrace.rollout.trajectory import Trajectory
@@ -16,9 +17,13 @@ from headrace.rollout.trajectory import Trajectory
 class MultiTurn:
     """Until the environment is done, or `max_turns` or the context is used up."""
 
-    def __init__(self, environment: Callable[[], Environment], max_turns: int) -> None:
+    def __init__(
+        self, environment: Callable[[], Environment], max_turns: int, *, keep_special_tokens: bool = False
+    ) -> None:
+        """`keep_special_tokens`: in what the environment, and rewards by `messages`, read of the policy."""
         self._environment = environment
         self._max_turns = max_turns
+        self._keep_special_tokens = keep_special_tokens
 
     async def run(self, prompt: Prompt, policy: Policy) -> Trajectory:
         environment = self._environment()
@@ -26,6 +31,7 @@ class MultiTurn:
         if content is None:
             content = prompt.content
         trajectory = Trajectory(policy.encode(content))
+        trajectory.messages = messages = opening(content)
         for turn in range(1, self._max_turns + 1):
             completion = await policy.generate(trajectory.tokens)
             if not len(completion.tokens):  # the context is full
@@ -33,7 +39,9 @@ class MultiTurn:
                 break
             trajectory.add_completion(completion)
             trajectory.metadata["turns"] = turn
-            step = await _result(environment.step(policy.decode(completion.tokens)))
+            action = policy.decode(completion.tokens, keep_special_tokens=self._keep_special_tokens)
+            messages.append({"role": "assistant", "content": action})
+            step = await _result(environment.step(action))
             if not isinstance(step, StepResult):
                 raise TypeError(f"the environment's step returned {type(step).__name__}; return a StepResult")
             if step.reward is not None:
@@ -46,6 +54,7 @@ class MultiTurn:
             last = int(completion.tokens[-1])
             chat = not isinstance(content, str)
             trajectory.add_observation(policy.encode_observation(step.observation, chat=chat, last_token=last))
+            messages.append({"role": "user", "content": step.observation})
         return trajectory
 
 

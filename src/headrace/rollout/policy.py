@@ -93,9 +93,9 @@ class Policy:
         """See `TextCodec.encode_observation`."""
         return self._settings.text.encode_observation(text, chat=chat, last_token=last_token)
 
-    def decode(self, tokens: ArrayLike) -> str:
+    def decode(self, tokens: ArrayLike, *, keep_special_tokens: bool = False) -> str:
         """See `TextCodec.decode`."""
-        return self._settings.text.decode(tokens)
+        return self._settings.text.decode(tokens, keep_special_tokens=keep_special_tokens)
 
     async def generate(
         self, prompt: Sequence[int] | NDArray[np.int32], *, max_new_tokens: int | None = None, index: int = 0

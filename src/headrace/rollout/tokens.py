@@ -70,10 +70,10 @@ class TextCodec:
             ids = ids[1:]
         return np.asarray(ids, dtype=np.int32)
 
-    def decode(self, tokens: ArrayLike) -> str:
-        """Text of `tokens`, special tokens left out."""
+    def decode(self, tokens: ArrayLike, *, keep_special_tokens: bool = False) -> str:
+        """Text of `tokens`, special tokens left out unless they are kept."""
         ids = np.asarray(tokens, dtype=np.int64).tolist()
-        return cast(str, self._tokenizer.decode(ids, skip_special_tokens=True))
+        return cast(str, self._tokenizer.decode(ids, skip_special_tokens=not keep_special_tokens))
 
     def _text(self, text: str) -> list[int]:
         return list(self._tokenizer(text)["input_ids"])

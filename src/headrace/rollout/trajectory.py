@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from headrace.algorithms.kept_sets import KeptSets, joined
 from headrace.engines.protocol import FinishReason
 from headrace.experience.sample import GroupKey, Sample, SampleStatus
+from headrace.rollout.conversation import Messages
 from headrace.rollout.policy import Completion
 
 
@@ -24,6 +25,8 @@ class Trajectory:
         """Set by a workflow or environment that scores by itself; otherwise the reward function is asked."""
         self.response: str | None = None
         """What the reward function gets; the text of the last completion unless set."""
+        self.messages: Messages | None = None
+        """The conversation, for rewards with a parameter `messages`; unless set, what `turns` says as text."""
         self.metadata: dict[str, Any] = {}
         """Free, JSON-like values only; stored with the sample."""
         self._tokens: list[NDArray[np.int32]] = []
@@ -49,6 +52,12 @@ class Trajectory:
     def has_completion(self) -> bool:
         """Whether there is a token that the policy chose."""
         return any(part.any() for part in self._mask)
+
+    @property
+    def turns(self) -> list[tuple[bool, NDArray[np.int32]]]:
+        """Whether the policy chose them, and the token ids, of what was added one after another: the prompt first."""
+        parts = list(zip((bool(mask.any()) for mask in self._mask), self._tokens, strict=True))
+        return [part for part in parts if len(part[1])]
 
     def add_completion(self, completion: Completion) -> None:
         """Append what the policy chose."""

@@ -34,7 +34,7 @@ def load_workflow(config: RolloutConfig) -> Workflow:
         if config.environment is None:
             raise ConfigError("rollout.workflow is multi_turn, which needs rollout.environment: path.py:Class")
         environment = load_class(config.environment, "rollout.environment", {"reset": ("row",), "step": ("action",)})
-        return MultiTurn(environment, config.max_turns)
+        return MultiTurn(environment, config.max_turns, keep_special_tokens=config.keep_special_tokens)
     if config.environment is not None:
         raise ConfigError(
             f"rollout.environment is {config.environment!r}, but rollout.workflow is {config.workflow}, which has "

@@ -40,8 +40,8 @@ class JudgeReward:
         self._clock = clock
 
     async def judge(self, arguments: list[Any]) -> Verdict:
-        """The verdict on [response, row, prompt]."""
-        response, row, prompt = arguments
+        """The verdict on [response, row, prompt, messages]."""
+        response, row, prompt, _ = arguments
         if self._ask is None:
             return None, describe(FailureKind.REWARD_JUDGE, "no engine runs here that could be asked")
         try:

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 from headrace.config.data import RewardConfig, RewardTerm
 from headrace.config.errors import ConfigError
+from headrace.rollout.conversation import Messages
 from headrace.rollout.failures import FailureKind, describe
 from headrace.rollout.rewards.builtin import BUILTIN_REWARDS
 from headrace.rollout.rewards.judge import Ask, JudgeReward
@@ -37,7 +38,7 @@ _NO_WALLS = Walls(tool="none", disk_bytes=0, network=True, reads=None)
 Kind = Literal["plain", "code", "walled", "remote", "judge"]
 """Our own or trusted functions; programs of the model; the user's functions; a server; a language model."""
 
-PromptContent = str | list[dict[str, str]]
+PromptContent = str | Messages
 
 logger = logging.getLogger(__name__)
 
@@ -82,14 +83,21 @@ def _columns_of(term: RewardTerm) -> list[str]:
 class Scorer(Protocol):
     """What an episode needs to be scored."""
 
-    async def score(self, response: str, row: dict[str, Any], prompt: PromptContent) -> RewardOutcome: ...
+    async def score(
+        self, response: str, row: dict[str, Any], prompt: PromptContent, messages: Messages | None
+    ) -> RewardOutcome: ...
 
 
 class GroupScorer(Protocol):
     """What a group needs to be scored as a whole."""
 
     async def score_group(
-        self, responses: Sequence[str], row: dict[str, Any], prompt: PromptContent, rewards: Sequence[float | None]
+        self,
+        responses: Sequence[str],
+        row: dict[str, Any],
+        prompt: PromptContent,
+        rewards: Sequence[float | None],
+        messages: Sequence[Messages | None],
     ) -> list[RewardOutcome]: ...
 
 
@@ -129,8 +137,11 @@ class RewardPool:
             raise
         self._is_open = True
 
-    async def score(self, response: str, row: dict[str, Any], prompt: PromptContent) -> RewardOutcome:
+    async def score(
+        self, response: str, row: dict[str, Any], prompt: PromptContent, messages: Messages | None = None
+    ) -> RewardOutcome:
         """The reward of `response`: the weighted sum over the terms of its row, or the first failure among them.
+        `messages` are the whole conversation, where it is more than the prompt and the response.
 
         Neither, if the group's function or the reward model alone can tell.
         """
@@ -143,18 +154,25 @@ class RewardPool:
             column = self._config.choose_by or ""
             detail = f"no term of reward.terms is for {column} {row.get(column)!r}"
             return RewardOutcome(None, describe(FailureKind.REWARD_RAISED, detail))
-        verdicts = await asyncio.gather(*(self._judges[place]([response, row, prompt]) for place in places))
+        verdicts = await asyncio.gather(*(self._judges[place]([response, row, prompt, messages]) for place in places))
         if len(self._terms) == 1 and self._terms[0].weight == 1.0:
             return _outcome(verdicts[0])
         return _sum([(self._terms[place], verdict) for place, verdict in zip(places, verdicts, strict=True)])
 
     async def score_group(
-        self, responses: Sequence[str], row: dict[str, Any], prompt: PromptContent, rewards: Sequence[float | None]
+        self,
+        responses: Sequence[str],
+        row: dict[str, Any],
+        prompt: PromptContent,
+        rewards: Sequence[float | None],
+        messages: Sequence[Messages | None] | None = None,
     ) -> list[RewardOutcome]:
-        """The rewards of all samples of a group. `rewards` are those of `score`. A failure is that of every sample."""
+        """The rewards of all samples of a group. `rewards` are those of `score`, `messages` each as there. A failure is
+        that of every sample."""
         if self._group is None:
             raise RuntimeError("no reward.group is given, or the pool is not started, or closed")
-        value, failure = await self._group([list(responses), row, prompt, list(rewards)])
+        each = [None] * len(responses) if messages is None else list(messages)
+        value, failure = await self._group([list(responses), row, prompt, list(rewards), each])
         if isinstance(value, list) and len(value) == len(responses) and all(map(_is_reward, value)):
             return [RewardOutcome(reward) for reward in value]
         failure = failure or describe(FailureKind.REWARD_NAN, "the group's rewards are no list of finite numbers")

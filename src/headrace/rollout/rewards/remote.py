@@ -1,7 +1,7 @@
 """The reward `remote`: batches of samples are posted to a server, which answers with a reward for each.
 
-The request is `{"samples": [{"response", "row", "prompt"}, ...]}`, the answer `{"rewards": [...]}` of the same length:
-a finite number, or a text that says why there is none.
+The request is `{"samples": [{"response", "row", "prompt", "messages"}, ...]}`, the answer `{"rewards": [...]}` of the
+same length: a finite number, or a text that says why there is none.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import aiohttp
 
 from headrace.config.data import RemoteRewardConfig
 from headrace.config.errors import ConfigError
+from headrace.rollout.conversation import conversation
 from headrace.rollout.failures import FailureKind, describe
 from headrace.rollout.rewards.outcome import FailedReward, NotARewardError, Verdict, as_reward
 from headrace.runtime.protocol import Clock, WaitTimeout
@@ -67,10 +68,12 @@ class RemoteReward:
         ]
 
     async def judge(self, arguments: list[Any]) -> Verdict:
-        """The verdict on [response, row, prompt]."""
-        response, row, prompt = arguments
+        """The verdict on [response, row, prompt, messages]."""
+        response, row, prompt, messages = arguments
+        sample = {"response": response, "row": row, "prompt": prompt}
+        sample["messages"] = conversation(prompt, response, messages)
         verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Question({"response": response, "row": row, "prompt": prompt}, verdict))
+        self._waiting.append(_Question(sample, verdict))
         self._asked.set()
         return await verdict
 

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headrace.rollout.conversation import conversation
 from headrace.rollout.failures import FailureKind, describe, describe_exception
 from headrace.rollout.plugins import accepts_keyword, load_function
 from headrace.rollout.rewards.builtin import BUILTIN_REWARDS, EXTRAS, answer_of, builtin_reward
@@ -19,25 +20,27 @@ if TYPE_CHECKING:
 
 class Scorer(Protocol):
     def score(self, arguments: list[Any]) -> Verdict:
-        """`arguments` as they stand in a call: response, row, prompt; of a group responses, row, prompt, rewards."""
+        """`arguments` as they stand in a call: response, row, prompt, messages; of a group responses, row, prompt,
+        rewards, messages of each. No messages: the prompt and the response are all."""
 
 
 class FunctionScorer:
-    """A reward of one sample: a built-in one, or the user's `f(response, row)`, perhaps with `prompt`."""
+    """A reward of one sample: a built-in one, or the user's `f(response, row)`, perhaps with `prompt`, `messages`."""
 
     def __init__(self, term: dict[str, Any], code: CodeReward | None = None) -> None:
         """`term` has the keys of a reward function in the config; `code` is given if it is the function `code`.
 
         Raises ConfigError, ValueError or ImportError, with a message for the user.
         """
-        self._passes_prompt = False
+        self._keywords: list[str] = []
         self._reward = self._load(term, code)
         self._await = Awaiter()
 
     def score(self, arguments: list[Any]) -> Verdict:
         """See `Scorer.score`."""
-        response, row, prompt = arguments
-        keywords = {"prompt": prompt} if self._passes_prompt else {}
+        response, row, prompt, messages = arguments
+        given = {"prompt": prompt, "messages": conversation(prompt, response, messages)}
+        keywords = {name: given[name] for name in self._keywords}
         return verdict(lambda: as_reward(self._await(self._reward(response, row, **keywords))))
 
     def _load(self, term: dict[str, Any], code: CodeReward | None) -> Callable[..., Any]:
@@ -58,26 +61,28 @@ class FunctionScorer:
                 f"reward.function is {function!r}; write {', '.join(BUILTIN_REWARDS)}, code, remote, judge, "
                 "path.py:function or module:function"
             )
-        loaded = load_function(function, "reward.function", ("response", "row"), ("prompt",), awaited=True)
-        self._passes_prompt = accepts_keyword(loaded, "prompt")
+        optional = ("prompt", "messages")
+        loaded = load_function(function, "reward.function", ("response", "row"), optional, awaited=True)
+        self._keywords = [name for name in optional if accepts_keyword(loaded, name)]
         return loaded
 
 
 class GroupScorer:
-    """The user's `f(responses, row)`, perhaps with `prompt` and `rewards`: a reward for each sample of a group."""
+    """The user's `f(responses, row)`, perhaps with `prompt`, `rewards` and `messages`: a reward for each sample of a
+    group."""
 
     def __init__(self, function: str) -> None:
         """Raises ConfigError."""
-        self._reward = load_function(
-            function, "reward.group", ("responses", "row"), ("prompt", "rewards"), awaited=True
-        )
-        self._keywords = [name for name in ("prompt", "rewards") if accepts_keyword(self._reward, name)]
+        optional = ("prompt", "rewards", "messages")
+        self._reward = load_function(function, "reward.group", ("responses", "row"), optional, awaited=True)
+        self._keywords = [name for name in optional if accepts_keyword(self._reward, name)]
         self._await = Awaiter()
 
     def score(self, arguments: list[Any]) -> Verdict:
         """See `Scorer.score`."""
-        responses, row, prompt, rewards = arguments
-        given = {"prompt": prompt, "rewards": rewards}
+        responses, row, prompt, rewards, messages = arguments
+        conversations = [conversation(prompt, *each) for each in zip(responses, messages, strict=True)]
+        given = {"prompt": prompt, "rewards": rewards, "messages": conversations}
         keywords = {name: given[name] for name in self._keywords}
         return verdict(lambda: self._listed(self._await(self._reward(responses, row, **keywords)), len(responses)))
 

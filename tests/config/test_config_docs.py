@@ -1,0 +1,60 @@
+"""The docs name only what is there: keys, commands, files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.main import _parser
+from headrace.config.explain import known_keys
+from headrace.config.kinds import KINDS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+KNOWN = {key for kind in KINDS.values() for key in known_keys(kind)}
+SECTIONS = {key for key in KNOWN if "." not in key}
+NO_KEYS = {"data.columns", "data.shaped"}
+"""Attributes of what an advantage of the user's own is given."""
+
+
+def text(page: Path) -> str:
+    """Without the fields of summary.json, which have dots too."""
+    return re.sub(r"## `summary.json`.*", "", page.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_key_that_a_page_names_exists(page: Path) -> None:
+    """Of those written as code, with their section: `rollout.filters`, `async.mode=sync`, `reward.trusted: true`."""
+    if page.name == "configuration.md":
+        pytest.skip("made from the models")
+    named = set()
+    for code in re.findall(r"`([^`\n]+)`", text(page)):
+        for key in re.findall(r"(?<![\w./])[a-z]+(?:\.[a-z_0-9]+)+(?![\w(/])", code):
+            if key.split(".")[0] in SECTIONS and not key.endswith((".py", ".yaml", ".jsonl", ".json")):
+                named.add(key)
+    assert named - KNOWN - NO_KEYS == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_that_a_page_names_exists(page: Path) -> None:
+    (commands,) = (action.choices for action in _parser()._actions if action.dest == "command")
+    named = re.findall(r"(?:^|`|# )headrace ((?:[a-z]+ \| )*[a-z]+)\b", text(page), flags=re.MULTILINE)
+    assert {name for names in named for name in names.split(" | ")} <= set(commands or ())
+    if page.name == "design.md":
+        assert {name for names in named for name in names.split(" | ")} == set(commands or ())
+
+
+def test_every_file_that_the_design_names_exists() -> None:
+    code = ROOT / "src" / "headrace"
+    named = re.findall(r"`((?:\w+/)+(?:\w+\.py)?|\w+\.py)`", (ROOT / "docs" / "design.md").read_text())
+    of_a_run = {"journal/", "logs/", "checkpoints/step_N/"}
+    assert len(named) > 20
+    assert [name for name in named if name not in of_a_run and not (code / name).exists()] == []
+
+
+def test_every_link_between_the_pages_leads_somewhere() -> None:
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
