@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 KNOWN = {key for kind in KINDS.values() for key in known_keys(kind)}
 SECTIONS = {key for key in KNOWN if "." not in key}
-NO_KEYS = {"data.columns", "data.shaped"}
+NO_KEYS = {"data.last_values", "data.columns", "data.shaped"}
 """Attributes of what an advantage of the user's own is given."""
 
 

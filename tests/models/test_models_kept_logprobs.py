@@ -112,3 +112,23 @@ def test_what_is_recorded_has_no_gradient() -> None:
     rows, _ = _rows(lm.model.config.vocab_size)
     for part in (pack(rows), pack([PackRow(row.tokens, row.mask) for row in rows])):
         assert not token_columns(lm, part, ("whole_entropy", "kept_mass"), 0.7).requires_grad
+
+
+@torch.no_grad()
+def test_over_a_kept_set_probabilities_add_up_to_one_for_the_policy_and_the_reference() -> None:
+    """So the mean of reference / policy over the set is 1, which makes k3 unbiased, and that of k1 is the KL of the two
+    cut policies."""
+    rng = np.random.default_rng(1)
+    prefix, kept = rng.integers(0, 61, 5), rng.permutation(61)[:7]
+    sets = KeptSets.of(kept, np.array([0] * 5 + [7]), 61)
+    rows = [PackRow(np.append(prefix, last), np.arange(6) == 5, kept=sets) for last in kept]
+    policy, reference = (
+        token_logprobs(PackedLM(tiny_model("qwen3", seed=seed)), pack(rows), 0.7)[5::6].double() for seed in (0, 1)
+    )
+    p = policy.exp()
+    assert float(p.sum()) == pytest.approx(1, abs=1e-6)
+    assert float((p * (reference - policy).exp()).sum()) == pytest.approx(1, abs=1e-6)
+    k1 = float((p * (policy - reference)).sum())
+    k3 = float((p * (torch.expm1(reference - policy) - (reference - policy))).sum())
+    assert k1 == pytest.approx(k3, abs=1e-6)
+    assert k1 > 0.01
