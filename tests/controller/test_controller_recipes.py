@@ -134,7 +134,10 @@ def test_one_sample_a_prompt_is_enough_for_ppo(tmp_path: Path) -> None:
         {"algorithm__recipe": "ppo", "async__mode": "sync"},
         {"algorithm__recipe": "ppo", "model__dtype": "bfloat16"},
         {"algorithm__shaping": {"clip": [0, 0.5], "overlong_buffer": 4, "length_weight": 0.5}},
-        {"algorithm": {"recipe": "ppo", "whiten": False, "truncated": "bootstrap", "kl": {"of": "proximal"}}},
+        {
+            "algorithm": {"recipe": "ppo", "whiten": False, "truncated": "bootstrap", "kl": {"of": "proximal"}},
+            "rollout__sampling__top_k": 20,
+        },
         {"algorithm": {"recipe": "ppo", "truncated": "mask"}, "critic__updates_per_batch": 2, **HALF_END},
         {"algorithm": {"recipe": "rloo", "truncated": "mask", "kl": {"of": "proximal"}}, **HALF_END},
         {"algorithm": {"recipe": "m2po", "truncated": "mask"}, "proximal__placement": "own", **HALF_END},

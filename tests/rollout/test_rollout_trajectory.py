@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.algorithms.kept_sets import KeptSets
 from headrace.engines.protocol import FinishReason
 from headrace.experience.sample import GroupKey, SampleStatus
 from headrace.rollout.policy import Completion
@@ -37,6 +40,20 @@ def test_only_what_the_policy_chose_is_trained_on() -> None:
     assert (sample.group, sample.episode, sample.index, sample.reward) == (KEY, 2, 1, 0.5)
     assert sample.status is SampleStatus.COMPLETED
     assert trajectory.last_completion.tolist() == [22]
+
+
+def test_what_is_past_the_context_is_cut_from_an_observation_and_from_nothing_else() -> None:
+    trajectory = Trajectory([10])
+    kept = KeptSets.of(np.array([20, 3, 21, 5]), np.array([2, 2]), 64)
+    trajectory.add_completion(replace(completion([20, 21]), kept=kept))
+    trajectory.add_observation([12, 13, 14])
+    cut = trajectory.to_sample(KEY, 0, 0, max_context=4)
+    assert cut.tokens.tolist() == [10, 20, 21, 12]
+    assert {len(a) for a in (cut.loss_mask, cut.logprobs, cut.versions, cut.branches)} == {4}
+    assert cut.kept is not None
+    assert cut.kept.counts.tolist() == [0, 2, 2, 0]
+    assert len(trajectory.to_sample(KEY, 0, 0, max_context=9)) == 6
+    assert len(trajectory.to_sample(KEY, 0, 0, max_context=2)) == 6, "no token that the policy chose is lost"
 
 
 def test_the_status_follows_the_last_completion() -> None:
