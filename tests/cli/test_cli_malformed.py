@@ -125,6 +125,10 @@ OVERRIDES = [
     ("no held-out prompts", "eval", ["data.eval=null"], "names no held-out prompts"),
     ("a workflow without environment", "check", ["rollout.workflow=multi_turn"], "needs rollout.environment"),
     ("an unknown key", "train", ["trainer.max_steps=3"], "did you mean trainer.batches?"),
+    ("a path that no system has", "check", [f"data.train={'a' * 300}"], "File name too long; give another path"),
+    ("a model of such a name", "eval", [f"model.path={'a' * 300}"], "File name too long; give another path"),
+    ("tries for ever", "check", ["reward.function=remote", "reward.remote.url=http://x", "reward.remote.retries=9999"],
+     "reward.remote.retries is 9999: input should be less than or equal to 20"),
 ]  # fmt: skip
 
 
