@@ -119,3 +119,32 @@ def test_a_line_without_one_of_the_two_is_refused(
             report=quiet,
             now=lambda: 0.0,
         )
+
+
+def test_pairs_that_are_alike_are_left_out_and_told(
+    tmp_path: Path, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To DPO and Bradley-Terry they are nothing: the model is that of the other pairs, bit for bit."""
+    alike = {"prompt": "z:", "chosen": "ZZ", "rejected": "ZZ"}
+    weights = []
+    for rows in (PAIRS, [PAIRS[0], alike, *PAIRS[1:], alike]):
+        folder = tmp_path / str(len(rows))
+        folder.mkdir()
+        config = DPOConfig.model_validate(settings(folder, model, rows, steps=5))
+        result = run_dpo(config, folder / "out", report=quiet, now=lambda: 0.0)
+        weights.append((result.model / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.endswith(
+        "pairs.jsonl: in 2 of 10 pairs, first in line 2, the rejected response is the chosen one; they teach nothing, "
+        "and are left out"
+    )
+
+
+def test_a_loss_of_the_users_own_gets_pairs_that_are_alike(tmp_path: Path, model: Path) -> None:
+    """It may not be one of the difference."""
+    config = DPOConfig.model_validate(settings(tmp_path, model, [{"prompt": "z:", "chosen": "Z", "rejected": "Z"}]))
+    tokenizer = load_tokenizer(model)
+    assert len(read_pairs(config.data, tokenizer, end_token_id=0, max_context=96, compares=False)) == 1
+    with pytest.raises(ConfigError, match="the rejected response of every pair is the chosen one"):
+        read_pairs(config.data, tokenizer, end_token_id=0, max_context=96)

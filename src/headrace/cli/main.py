@@ -16,6 +16,8 @@ from headrace import __version__
 from headrace.config.errors import ConfigError
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
+"""What asking whether a path is there raises, wherever that is."""
 _BAD_INPUT, _FAILED, _UNREAD = 2, 1, 141
 """The last as of a program that SIGPIPE ends."""
 
@@ -54,6 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.errno in _NO_SPACE:
             print(f"headrace: no space left to write {error.filename or 'the output'}; free some", file=sys.stderr)
             return _FAILED
+        if isinstance(error, OSError) and error.errno in _NO_PATH and error.filename:
+            print(f"headrace: {error.filename}: {error.strerror}; give another path, or mend this one", file=sys.stderr)
+            return _BAD_INPUT
         if not _is_ours(error):
             raise
         print(f"headrace: {error}", file=sys.stderr)

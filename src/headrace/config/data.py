@@ -37,7 +37,7 @@ class RemoteRewardConfig(Section):
     """Requests at the same time."""
     timeout_s: float = Field(default=30.0, gt=0)
     """Of one try."""
-    retries: int = Field(default=3, ge=0)
+    retries: int = Field(default=3, ge=0, le=20)
     """Tries after the first, for what may pass: no connection, no answer in time, status 429 or 5xx."""
     backoff_s: float = Field(default=0.5, gt=0)
     """Pause before the second try; each later one is twice as long."""

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from headrace.config.base import Section
 from headrace.config.model import ModelConfig
 from headrace.config.named import one_of
-from headrace.config.sft import OfflineCheckpointConfig, SFTRuntimeConfig
+from headrace.config.sft import OfflineCheckpointConfig, SFTRuntimeConfig, differ
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
 
 
@@ -20,6 +20,11 @@ class PairDataConfig(Section):
     chosen_column: str = "chosen"
     rejected_column: str = "rejected"
     shuffle: bool = True
+
+    @model_validator(mode="after")
+    def _columns_differ(self) -> PairDataConfig:
+        columns = {name: getattr(self, name) for name in ("prompt_column", "chosen_column", "rejected_column")}
+        return differ(self, columns)
 
 
 class PairTrainerConfig(Section):

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from headrace.config.base import Section
 from headrace.config.model import ModelConfig
 from headrace.config.named import one_of
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
+
+S = TypeVar("S", bound=Section)
+
+
+def differ(section: S, columns: Mapping[str, str]) -> S:
+    """`section`, if no two keys of `columns` name one column. Raises ValueError."""
+    keys: dict[str, str] = {}
+    for key, column in columns.items():
+        if keys.setdefault(column, key) != key:
+            raise ValueError(f"{keys[column]} and {key} are both {column!r}; name two columns")
+    return section
 
 
 class SFTDataConfig(Section):
@@ -18,6 +30,10 @@ class SFTDataConfig(Section):
     prompt_column: str = "prompt"
     response_column: str = "response"
     shuffle: bool = True
+
+    @model_validator(mode="after")
+    def _columns_differ(self) -> SFTDataConfig:
+        return differ(self, {"prompt_column": self.prompt_column, "response_column": self.response_column})
 
 
 class SFTTrainerConfig(Section):

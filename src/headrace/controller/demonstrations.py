@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from headrace.experience.dataset import Prompt, PromptDataset
 from headrace.models.packing import PackRow
 from headrace.rollout.tokens import TextCodec
 
+logger = logging.getLogger(__name__)
+
 
 def read_demonstrations(
     config: SFTDataConfig, tokenizer: Any, *, end_token_id: int, max_context: int | None
@@ -25,57 +28,68 @@ def read_demonstrations(
     `tokenizer`: a Hugging Face tokenizer; chat messages are rendered by its template, as they are for generation.
     Raises ConfigError naming the file, the line and the mend.
     """
-    columns = (config.response_column,)
-    keys = ("response_column",)
-    return [
-        row for (row,) in _read(config.train, config.prompt_column, columns, keys, tokenizer, end_token_id, max_context)
-    ]
+    columns = {"response_column": config.response_column}
+    lines = _read(config.train, config.prompt_column, columns, tokenizer, end_token_id, max_context)
+    return [row for _, (row,) in lines]
 
 
 def read_pairs(
-    config: PairDataConfig, tokenizer: Any, *, end_token_id: int, max_context: int | None
+    config: PairDataConfig, tokenizer: Any, *, end_token_id: int, max_context: int | None, compares: bool = True
 ) -> list[tuple[PackRow, PackRow]]:
-    """The chosen and the rejected response to one prompt a line; as `read_demonstrations` otherwise."""
-    columns = (config.chosen_column, config.rejected_column)
-    keys = ("chosen_column", "rejected_column")
-    return [
-        (chosen, rejected)
-        for chosen, rejected in _read(
-            config.train, config.prompt_column, columns, keys, tokenizer, end_token_id, max_context
+    """The chosen and the rejected response to one prompt a line; as `read_demonstrations` otherwise.
+
+    `compares`: the loss is one of the difference between the two. Then lines where they are the same tokens are left
+    out, and told: that difference is constant, so they have no gradient, and would only weigh down the mean.
+    """
+    columns = {"chosen_column": config.chosen_column, "rejected_column": config.rejected_column}
+    lines = _read(config.train, config.prompt_column, columns, tokenizer, end_token_id, max_context)
+    pairs = [(chosen, rejected) for _, (chosen, rejected) in lines]
+    alike = [compares and np.array_equal(chosen.tokens, rejected.tokens) for chosen, rejected in pairs]
+    if all(alike):
+        raise ConfigError(
+            f"{config.train}: the rejected response of every pair is the chosen one, so there is nothing to learn; "
+            "correct data.chosen_column or data.rejected_column, or the data"
         )
-    ]
+    if any(alike):
+        first = lines[alike.index(True)][0]
+        logger.warning(
+            "%s: in %s of %s pairs, first in %s, the rejected response is the chosen one; they teach nothing, and are "
+            "left out",
+            config.train,
+            f"{sum(alike):,}",
+            f"{len(pairs):,}",
+            first,
+        )
+    return [pair for pair, same in zip(pairs, alike, strict=True) if not same]
 
 
 def _read(
     file: str,
     prompt_column: str,
-    columns: Sequence[str],
-    keys: Sequence[str],
+    columns: Mapping[str, str],
     tokenizer: Any,
     end_token_id: int,
     max_context: int | None,
-) -> list[list[PackRow]]:
-    """For each line a row for each of `columns`, which the section's `keys` name."""
+) -> list[tuple[str, list[PackRow]]]:
+    """For each line its name, and a row for each of `columns`, by the section's key that names it."""
     path = Path(file)
     dataset = PromptDataset.from_jsonl(
-        path, prompt_column=prompt_column, id_column=None, required_columns=tuple(columns)
+        path, prompt_column=prompt_column, id_column=None, required_columns=tuple(columns.values())
     )
     prompts = list(dataset)
-    texts = [
-        [_response(prompt, column, key, path) for prompt in prompts] for column, key in zip(columns, keys, strict=True)
-    ]
+    texts = [[_response(prompt, column, key, path) for prompt in prompts] for key, column in columns.items()]
     responses = [_encode(column, tokenizer) for column in texts]
-    rows = []
+    lines = []
     for prompt, before, *after in zip(prompts, _encode_prompts(prompts, tokenizer, path), *responses, strict=True):
-        line = [_row(before, [*response, end_token_id]) for response in after]
-        longest = max(map(len, line))
+        rows = [_row(before, [*response, end_token_id]) for response in after]
+        longest = max(map(len, rows))
         if max_context is not None and longest > max_context:
             raise ConfigError(
                 f"{_line(prompt, path)} has {longest} tokens with its response, and the model's context holds "
                 f"{max_context}; shorten it, or remove the line"
             )
-        rows.append(line)
-    return rows
+        lines.append((f"line {prompt.prompt_id}", rows))
+    return lines
 
 
 def _response(prompt: Prompt, column: str, key: str, path: Path) -> str:

@@ -16,6 +16,7 @@ from headrace.algorithms.losses import PairLoss, preference, reward_ranking
 from headrace.algorithms.losses.pairs import Preference
 from headrace.algorithms.pieces import not_a_pair_loss
 from headrace.config import DPOConfig, RMConfig
+from headrace.config.named import is_own
 from headrace.controller.demonstrations import read_pairs
 from headrace.controller.offline import OfflineResult, Report, Source, Unit, look_at, micro_batches, run_offline
 from headrace.controller.output import Begin, OutputFolder
@@ -130,7 +131,13 @@ def run_rm(
 
 def _units(config: RMConfig | DPOConfig, source: Source) -> list[Unit]:
     """A pair a unit: the chosen one, the rejected one."""
-    pairs = read_pairs(config.data, source.tokenizer, end_token_id=source.end_token_id, max_context=source.max_context)
+    pairs = read_pairs(
+        config.data,
+        source.tokenizer,
+        end_token_id=source.end_token_id,
+        max_context=source.max_context,
+        compares=not is_own(config.loss),
+    )
     return [list(pair) for pair in pairs]
 
 

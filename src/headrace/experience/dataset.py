@@ -96,7 +96,7 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 def _row(line: bytes, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line.decode(), parse_constant=_refuse_constant)
+        row = json.loads(line.decode(), parse_constant=_refuse_constant, object_pairs_hook=_object)
         if b"\\u" in line:  # only an escape can smuggle in half a surrogate pair, which no tokenizer takes
             json.dumps(row, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -104,6 +104,14 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where} is not JSON ({error}): {text!r}; write one JSON object a line") from error
     if not isinstance(row, dict):
         raise ConfigError(f"{where} is a JSON {_json_type(row)}; write an object, as {{'prompt': ...}}")
+    return row
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it has {next(name for name in row if names.count(name) > 1)!r} twice")
     return row
 
 

@@ -43,7 +43,7 @@ def builtin_reward(name: str, *, answer_column: str, tolerance: float, answer: A
 
     Raises ImportError if it needs an extra that is not installed.
     """
-    compare = _comparison(name, tolerance)
+    compare = comparison(name, tolerance)
     if answer is not None:
         return lambda response, row: compare(response, answer)
     return lambda response, row: compare(response, answer_of(row, answer_column))
@@ -56,7 +56,8 @@ def answer_of(row: dict[str, Any], column: str) -> Any:
     return row[column]
 
 
-def _comparison(name: str, tolerance: float) -> Comparison:
+def comparison(name: str, tolerance: float) -> Comparison:
+    """What the reward called `name` does. Raises ImportError if it needs an extra that is not installed."""
     match name:
         case "exact":
             return exact

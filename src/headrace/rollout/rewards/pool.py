@@ -17,6 +17,7 @@ from headrace.config.data import RewardConfig, RewardTerm
 from headrace.config.errors import ConfigError
 from headrace.rollout.conversation import Messages
 from headrace.rollout.failures import FailureKind, describe
+from headrace.rollout.rewards.answers import fault_of
 from headrace.rollout.rewards.builtin import BUILTIN_REWARDS
 from headrace.rollout.rewards.judge import Ask, JudgeReward
 from headrace.rollout.rewards.outcome import RewardOutcome, Verdict
@@ -51,8 +52,12 @@ def required_columns(config: RewardConfig) -> tuple[str, ...]:
 
 
 def check_rows(config: RewardConfig, rows: Iterable[tuple[str, dict[str, Any]]]) -> None:
-    """Raises ConfigError for the first of `rows`, each with its name, that has no reward, or lacks a column for it."""
+    """Raises ConfigError for the first of `rows`, each with its name, that has no reward, or lacks a column for it, or
+    has an answer that its reward cannot compare with."""
     all_terms = config.all_terms
+    for term in all_terms:
+        if term.answer is not None and term.function in _OURS and (fault := fault_of(term.function, term.answer)):
+            raise ConfigError(f"reward.answer is no answer for {term.function}: {fault}; correct it")
     for name, row in rows:
         terms = [term for term in all_terms if _is_for(config, term, row)]
         if not terms and all_terms:
@@ -68,6 +73,12 @@ def check_rows(config: RewardConfig, rows: Iterable[tuple[str, dict[str, Any]]])
                         f"{name} has no value in column {column!r}, which its reward {term.function} needs; fill it "
                         f"in, or correct {'judge.prompt' if term.function == 'judge' else 'answer_column'}"
                     )
+            reads = term.function in _OURS and term.answer is None
+            if reads and (fault := fault_of(term.function, row[term.answer_column])):
+                raise ConfigError(
+                    f"{name}, column {term.answer_column!r}: its reward {term.function} could not compare with that: "
+                    f"{fault}; correct the row, or remove it"
+                )
 
 
 def _is_for(config: RewardConfig, term: RewardTerm, row: dict[str, Any]) -> bool:
