@@ -30,10 +30,10 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("a model was loaded before the input was checked")
 
-    # The module that uses it first: its import must still see the real one.
+    # The modules that use it first: their import must still see the real one.
     monkeypatch.setattr("headrace.controller.models.load_causal_lm", forbidden)
-    monkeypatch.setattr("headrace.models.loading.load_causal_lm", forbidden)
     monkeypatch.setattr("headrace.controller.serve.load_causal_lm", forbidden)
+    monkeypatch.setattr("headrace.models.loading.load_causal_lm", forbidden)
 
     def run(*arguments: str) -> str:
         code = main(list(arguments) or ["check", str(folder / "grpo.yaml")])

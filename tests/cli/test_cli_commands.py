@@ -78,6 +78,28 @@ def test_eval_in_words_and_as_json(job: Path, tmp_path: Path, capsys: Captured) 
     assert [line.split(" -> ")[0] for line in samples] == ["  '0+0='", "  '0+1='", "  '0+2='"]
 
 
+def test_eval_says_why_samples_failed_and_fails_itself_if_all_did(tmp_path: Path, job: Path, capsys: Captured) -> None:
+    (tmp_path / "raises.py").write_text(
+        "def score(response, row):\n    if int(row['answer']) < 4:\n        raise KeyError('grade')\n    return 1.0\n"
+    )
+    (tmp_path / "two.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "4+4=", "answer": "8"}\n')
+    reward = f"reward.function={tmp_path}/raises.py:score"
+    assert main(["eval", str(job), reward]) == 1
+    captured = capsys.readouterr()
+    assert "mean reward none on 4 held-out prompts (4 failed)" in captured.out
+    assert re.fullmatch(
+        r"headrace: all of 4 samples failed \(reward_raised 4\); the last: reward_raised: KeyError: 'grade' .*\n",
+        captured.err,
+    )
+    assert main(["eval", str(job), reward, "--json"]) == 1
+    result = json.loads(capsys.readouterr().out)
+    assert (result["failed"], result["failed_by_kind"]) == (4, {"reward_raised": 4})
+    assert main(["eval", str(job), reward, f"data.eval={tmp_path}/two.jsonl"]) == 0
+    captured = capsys.readouterr()
+    assert "mean reward 1.000 on 2 held-out prompts (1 failed)" in captured.out
+    assert captured.err.startswith("headrace: 1 of 2 samples failed (reward_raised 1); the last: reward_raised: KeyEr")
+
+
 def test_eval_without_held_out_prompts_is_refused(job: Path, capsys: Captured) -> None:
     assert main(["eval", str(job), "data.eval=null"]) == 2
     assert "names no held-out prompts; set data.eval" in capsys.readouterr().err

@@ -116,6 +116,22 @@ def test_a_row_may_turn_bad_in_the_middle_of_a_response() -> None:
     asyncio.run(run())
 
 
+def test_a_model_that_computes_nothing_finite_is_not_served() -> None:
+    """Finite weights whose products overflow."""
+    model = copy.deepcopy(tiny_model("llama"))
+    with torch.no_grad():
+        model.get_output_embeddings().weight.fill_(3e38)
+
+    async def run() -> None:
+        async with serving(model):
+            raise AssertionError("it was served")
+
+    with pytest.raises(
+        EngineError, match=r"LlamaForCausalLM computes logits that are not finite, .* overflows float32"
+    ):
+        asyncio.run(run())
+
+
 @pytest.mark.parametrize("left_by", ["abort", "recompute", "keep", "moved"])
 def test_a_prompt_that_was_never_decoded_leaves_nothing_behind(left_by: str) -> None:
     """A bad prompt, partly prefilled, gives up its slot before any decode step could tell that it is bad."""

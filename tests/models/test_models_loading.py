@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from models_helpers import CONFIGS, tiny_model, tiny_tokenizer
+from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
 from headrace.config import ConfigError
+from headrace.models.folder import check_weights
 from headrace.models.loading import (
+    check_model,
     count_parameters,
     load_causal_lm,
     load_tokenizer,
+    load_value_model,
     read_generation_stops,
     read_model_config,
     resolve_device,
@@ -120,13 +124,13 @@ def test_folder_without_tokenizer(folder: Path) -> None:
 def test_damaged_files(folder: Path) -> None:
     weights = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    with pytest.raises(ConfigError, match=r"model of .* cannot be read"):
+    with pytest.raises(ConfigError, match=r"weights file .*model\.safetensors' is cut off or damaged .*copy it again"):
         load(folder)
     (folder / "tokenizer.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"tokenizer of .* cannot be read"):
+    with pytest.raises(ConfigError, match=r"tokenizer of model .* cannot be used"):
         load_tokenizer(folder)
     (folder / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"config of .* cannot be read"):
+    with pytest.raises(ConfigError, match=r"config\.json' is no JSON"):
         read_model_config(folder)
 
 
@@ -141,8 +145,102 @@ def test_weights_that_are_not_whole_are_refused_rather_than_made_up(folder: Path
 def test_weights_of_another_shape_are_refused(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 64}))
-    with pytest.raises(ConfigError, match=r"model of .* cannot be read"):
-        load(folder)
+    says = r"mlp\.\w+\.weight is \[(48, 32|32, 48)\] and should be \[(64, 32|32, 64)\] \(and so with 5 more\)"
+    for check in (load, check_model):
+        with pytest.raises(ConfigError, match=says):
+            check(folder)
+
+
+def test_weights_that_the_config_leaves_out_are_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({**config, "num_hidden_layers": 1, "layer_types": ["full_attention"]})
+    )
+    for check in (load, check_model):
+        with pytest.raises(
+            ConfigError, match=r"hold 11 tensors that its config.json does not use \(model\.layers\.1\."
+        ):
+            check(folder)
+
+
+def test_more_layers_than_tensors_are_refused_without_building_them(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    for count, says in ((25, "is 25, and its weights hold 24 tensors in all"), (10**9, "must be 10000 or less")):
+        config |= {"num_hidden_layers": count, "layer_types": None}
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ConfigError, match=says):
+            check_model(folder)
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_models_of_all_architectures_fit_their_weights(name: str, tmp_path: Path) -> None:
+    save_pretrained_folder(tiny_model(name), tiny_tokenizer(), tmp_path)
+    check_model(tmp_path)
+    load(tmp_path)
+
+
+def test_weights_under_names_of_an_older_version_fit(tmp_path: Path) -> None:
+    """GPT-2's on the Hub have no prefix, and masks beside the weights."""
+    save_pretrained_folder(tiny_model("gpt2"), tiny_tokenizer(), tmp_path)
+    tensors = {name.removeprefix("transformer."): t for name, t in load_file(tmp_path / "model.safetensors").items()}
+    tensors["h.0.attn.bias"] = torch.ones(1, 1, 128, 128, dtype=torch.uint8)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    check_model(tmp_path)
+    loaded = load(tmp_path)
+    for (name, a), (_, b) in zip(loaded.named_parameters(), tiny_model("gpt2").named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_not_finite_are_refused_by_name(folder: Path, value: float) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = value
+    tensors["model.norm.weight"][0] = value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    names = r"\(model\.layers\.1\.mlp\.up_proj\.weight, model\.norm\.weight\)"
+    for kind in (load_causal_lm, load_value_model):
+        with pytest.raises(ConfigError, match=rf"2 tensors of model .* are not finite.*{names}"):
+            kind(folder, dtype=torch.bfloat16, device="cpu")
+
+
+def test_integers_are_no_weights(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"] = torch.ones(48, 32, dtype=torch.int8)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for check in (load, check_weights):
+        with pytest.raises(ConfigError, match=r"1 weights of .* \(model\.layers\.0\.mlp\.up_proj\.weight is I8\)"):
+            check(str(folder))
+
+
+def test_weights_in_several_files(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    parts = {"model-00001-of-00002.safetensors": names[:9], "model-00002-of-00002.safetensors": names[9:]}
+    for file, held in parts.items():
+        save_file({name: tensors[name] for name in held}, folder / file, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": {name: file for file, held in parts.items() for name in held}}
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"no model\.safetensors, and no model\.safetensors\.index\.json"):
+        check_model(folder)
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    check_model(folder)
+    load(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"lacks the weights file 'model-00002-of-00002\.safetensors'"):
+        check_model(folder)
+    for damage in ("{", "[]", '{"weight_map": 5}', '{"weight_map": {"a": 5}}', '{"weight_map": {"a": "../x"}}'):
+        (folder / "model.safetensors.index.json").write_text(damage)
+        with pytest.raises(ConfigError, match=r"is damaged|lacks the weights file"):
+            check_model(folder)
+
+
+def test_tensors_of_no_part_of_the_model_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "vision.weight": torch.ones(2, 2)}, folder / "model.safetensors", metadata={"format": "pt"})
+    check_model(folder)
+    load(folder)
+    (record,) = caplog.records
+    assert "hold 1 tensors that no part of a causal language model takes (vision.weight)" in record.getMessage()
 
 
 def test_code_that_comes_with_a_model_is_never_run(folder: Path) -> None:

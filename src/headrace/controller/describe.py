@@ -28,7 +28,8 @@ def _run(plan: Plan) -> list[str]:
         f"model     {config.model.path}: {plan.memory.parameters / 1e6:,.2f} M parameters, "
         f"trainer {config.model.dtype}, engine {config.engine.dtype or config.model.dtype}, "
         f"context {plan.max_context} tokens",
-        f"data      {config.data.train}: {len(plan.prompts)} prompts; held out: {len(plan.eval_prompts)}",
+        f"data      {config.data.train}: {len(plan.prompts)} prompts; held out: {len(plan.eval_prompts)}"
+        + (f"; {plan.cramped_prompts} leave no room for max_new_tokens" if plan.cramped_prompts else ""),
         f"batches   {plan.total_batches} of {rollout.prompts_per_batch} prompts x {rollout.samples_per_prompt} "
         f"samples, {config.algorithm.updates_per_batch} optimiser step(s) each"
         + (f"; {rollout.surplus} prompt(s) more are started" if rollout.surplus else ""),

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from headrace.config import ConfigError, EngineConfig
 from headrace.config.data import RewardConfig
 from headrace.engines.embedded.memory import context_limit
-from headrace.models.folder import check_weights
-from headrace.models.loading import load_tokenizer, read_model_config
+from headrace.models.loading import check_model, load_tokenizer, read_model_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ def check_judges(config: RewardConfig, policy_context: int) -> None:
     """
     contexts: dict[str | None, int] = {None: policy_context}
     for own in own_judges(config):
-        check_weights(own.path)
+        check_model(own.path)
         load_tokenizer(own.path)
         contexts[own.path] = context_limit(read_model_config(own.path), own.engine)
     for judge in config.judges:

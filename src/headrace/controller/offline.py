@@ -18,8 +18,13 @@ from headrace.controller.progress import Made, Progress, read_progress, write_pr
 from headrace.controller.stopping import StopFlag
 from headrace.controller.threads import available_threads, check_threads
 from headrace.experience.dataset import PromptOrder
-from headrace.models.folder import check_weights
-from headrace.models.loading import load_tokenizer, read_generation_stops, read_model_config, resolve_device
+from headrace.models.loading import (
+    check_model,
+    load_tokenizer,
+    read_generation_stops,
+    read_model_config,
+    resolve_device,
+)
 from headrace.models.packing import PackRow, pack, plan_microbatches
 from headrace.training.protocol import StepReport, Trainer
 
@@ -55,7 +60,7 @@ def look_at(config: SFTConfig | RMConfig | DPOConfig, output: OutputFolder) -> S
         raise ConfigError(f"{output.model} is the model to begin from, and would be overwritten; give another --dir")
     check_threads(config.runtime.threads)
     device = resolve_device(config.model.device)
-    check_weights(config.model.path)
+    check_model(config.model.path)
     tokenizer = load_tokenizer(config.model.path)
     stops = read_generation_stops(config.model.path, tokenizer)
     if not stops:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.trainer import ENTROPY_VOCABULARY
+from headrace.controller.room import Room
 from headrace.controller.threads import check_threads
 from headrace.experience.dataset import Prompt, PromptDataset
 from headrace.models.folder import check_weights
 from headrace.models.loading import (
+    check_model,
     check_reward_model,
     load_tokenizer,
     read_generation_stops,
@@ -49,6 +51,8 @@ class Plan:
     max_context: int
     """Tokens of prompt and response."""
     vocab_size: int
+    cramped_prompts: int
+    """Those that leave room for fewer than `rollout.sampling.max_new_tokens`."""
     total_batches: int
     memory: MemoryEstimate
     workflow: Workflow
@@ -92,6 +96,7 @@ def make_plan(config: TrainConfig) -> Plan:
     from headrace.engines.embedded.memory import context_limit
 
     device = resolve_device(config.model.device)
+    check_model(config.model.path)
     model_config = read_model_config(config.model.path)
     vocab_size = int(model_config.get_text_config().vocab_size)
     _check_others(config, vocab_size)
@@ -101,8 +106,12 @@ def make_plan(config: TrainConfig) -> Plan:
     text = TextCodec(tokenizer)
     places = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     can_grow = config.engine.max_context is not None and (places is None or context < places)
-    _check_lengths(text, context, prompts, config.data.train, can_grow)
-    _check_lengths(text, context, eval_prompts, config.data.eval or "", can_grow)
+    room = Room(text, context, vocab_size, can_grow)
+    key, limit = "rollout.sampling.max_new_tokens", config.rollout.sampling.max_new_tokens
+    cramped = room.check(prompts, config.data.train, key, limit)
+    if config.evaluation.max_new_tokens is not None:
+        key, limit = "evaluation.max_new_tokens", config.evaluation.max_new_tokens
+    room.check(eval_prompts, config.data.eval or "", key, limit)
     _check_stops(config, vocab_size)
     memory = estimate_memory(config, model_config, device)
     batches = config.trainer.batches
@@ -118,6 +127,7 @@ def make_plan(config: TrainConfig) -> Plan:
         stop_token_ids=tuple(dict.fromkeys(stops)),
         max_context=context,
         vocab_size=vocab_size,
+        cramped_prompts=cramped,
         total_batches=batches,
         memory=memory,
         workflow=workflow,
@@ -159,7 +169,7 @@ def _check_others(config: TrainConfig, vocab_size: int) -> None:
     for key, path in named.items():
         if path is None:
             continue
-        check_weights(path)
+        check_model(path)
         size = read_model_config(path).get_text_config().vocab_size
         if size != vocab_size:
             raise ConfigError(
@@ -191,25 +201,6 @@ def _dataset(config: TrainConfig, path: str) -> PromptDataset:
     if scores:
         check_rows(config.reward, ((f"{path}: prompt {prompt.prompt_id!r}", prompt.row) for prompt in prompts))
     return prompts
-
-
-def _check_lengths(text: TextCodec, context: int, prompts: Iterable[Prompt], path: str, can_grow: bool) -> None:
-    """Every prompt must leave room for a response of one token at least. `can_grow`: the model has more places."""
-    for prompt in prompts:
-        where = f"{path}: prompt {prompt.prompt_id!r}"
-        try:
-            tokens = len(text.encode(prompt.content))
-        except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from error
-        if tokens >= context:
-            raise ConfigError(
-                f"{where} has {tokens} tokens, and the context holds {context}, prompt and response together; "
-                + (
-                    "shorten it, remove the row, or raise engine.max_context"
-                    if can_grow
-                    else "shorten it, or remove it"
-                )
-            )
 
 
 def _check_stops(config: TrainConfig, vocab_size: int) -> None:

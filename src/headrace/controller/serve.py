@@ -12,8 +12,8 @@ from headrace.controller.memory import plan_kv_cache
 from headrace.controller.stopping import StopRequest
 from headrace.controller.threads import inline_runtime
 from headrace.engines.embedded.engine import EmbeddedEngine
-from headrace.models.folder import check_weights
 from headrace.models.loading import (
+    check_model,
     load_causal_lm,
     load_tokenizer,
     read_generation_stops,
@@ -42,7 +42,7 @@ async def serve_model(
     model's, a KV cache that does not fit, or a host beyond loopback without a token.
     """
     check_host(host, guarded=token is not None)
-    check_weights(path)
+    check_model(path)
     tokenizer = load_tokenizer(path)
     model_config = read_model_config(path)
     stops = read_generation_stops(path, tokenizer)

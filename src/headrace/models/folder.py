@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 
 from headrace.config import ConfigError
+from headrace.models.hub import offline_snapshot
+from headrace.models.weight_files import read_headers
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth")
 
 
 def find_model_folder(path: str) -> Path | None:
-    """The local folder that `path` names, or None if `path` can only be the name of a model on the Hub.
+    """The local folder that `path` names, in the Hub's cache where the Hub cannot be reached; None for a model that the
+    Hub has.
 
-    Raises ConfigError if `path` looks like a folder and is none, or is a folder without config.json.
+    Raises ConfigError if `path` looks like a folder and is none, is a folder without config.json, or is nowhere.
     """
     folder = Path(path).expanduser()
     if path and folder.is_dir():
@@ -27,15 +31,22 @@ def find_model_folder(path: str) -> Path | None:
         raise ConfigError(f"model path {path!r} is a file; give the folder that holds it")
     if not _could_be_on_hub(path):
         raise ConfigError(
-            f"model folder {path!r} does not exist; give a folder in Hugging Face format, or a Hub name as 'org/name'"
+            f"model folder {path!r} does not exist{_suggestion(path)}; give a folder in Hugging Face format, or a Hub "
+            "name as 'org/name'"
         )
-    return None
+    try:
+        return offline_snapshot(path)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_suggestion(path)}") from error
 
 
 def check_weights(path: str) -> None:
-    """Raises ConfigError if the local folder `path` holds no safetensors weights."""
+    """Raises ConfigError if the local folder `path` holds no safetensors weights, or as `read_headers`."""
     folder = find_model_folder(path)
-    if folder is None or any(folder.glob("*.safetensors")):
+    if folder is None:
+        return
+    if any(folder.glob("*.safetensors")):
+        read_headers(folder)
         return
     if any((folder / name).is_file() for name in _PICKLED_WEIGHTS):
         raise ConfigError(
@@ -56,6 +67,22 @@ def check_tokenizer(path: str) -> None:
             f"model folder {path!r} has no tokenizer ({', '.join(_TOKENIZER_FILES[:3])}, ...); save one there with "
             "`tokenizer.save_pretrained(folder)`"
         )
+
+
+def _suggestion(path: str) -> str:
+    """The folder that was meant, if there is one of nearly that name."""
+    folder = Path(path).expanduser()
+    found = Path(folder.anchor)
+    for part in folder.relative_to(folder.anchor).parts if folder.anchor else folder.parts:
+        try:
+            names = [entry.name for entry in found.iterdir() if entry.is_dir()]
+        except OSError:
+            return ""
+        near = [part] if part in (*names, "..") else difflib.get_close_matches(part, names, n=1, cutoff=0.75)
+        if not near:
+            return ""
+        found = found / near[0]
+    return f"; did you mean {str(found)!r}?" if (found / "config.json").is_file() else ""
 
 
 def _could_be_on_hub(path: str) -> bool:

@@ -7,17 +7,22 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from headrace.config import ConfigError
+from headrace.models.config_file import check_config, check_layers, check_stops, key_of, read_object
+from headrace.models.fit import check_headers, check_report
 from headrace.models.folder import check_tokenizer, check_weights, find_model_folder
 from headrace.models.quiet import quiet_transformers
+from headrace.models.weight_files import read_headers
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 T = TypeVar("T")
+_LONGEST = 300
+"""Characters of another library's message."""
 
 _LOADING = threading.Lock()
 """`from_pretrained` builds on the meta device by switching process-wide state, so two at once corrupt each other."""
@@ -44,25 +49,11 @@ def load_causal_lm(path: str | Path, *, dtype: torch.dtype, device: str | torch.
     """The causal language model at `path` (folder or Hub name), in eval mode, every weight read from the file.
 
     No other thread may train or build a model of this process meanwhile: loading switches process-wide state.
-    Raises ConfigError if there is none, or it does not fit its own config.
+    Raises ConfigError if there is none, if it does not fit its own config, or if a weight is not finite.
     """
     from transformers import AutoModelForCausalLM
 
-    check_weights(str(path))
-
-    def load() -> Any:
-        return AutoModelForCausalLM.from_pretrained(
-            str(path), dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-        )
-
-    model, report = _read(path, "model", load)
-    if missing := sorted(report["missing_keys"]):
-        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        raise ConfigError(
-            f"the weights of model {str(path)!r} lack {len(missing)} tensors that its config.json asks for ({shown}); "
-            "give a whole causal language model"
-        )
-    return model.to(device).eval()
+    return _load(AutoModelForCausalLM, path, "model", dtype, device, head=lambda name: False)
 
 
 def load_value_model(path: str | Path, *, dtype: torch.dtype, device: str | torch.device) -> PreTrainedModel:
@@ -70,33 +61,12 @@ def load_value_model(path: str | Path, *, dtype: torch.dtype, device: str | torc
 
     As `load_causal_lm` otherwise.
     """
-    import torch
     from transformers import AutoModelForTokenClassification
 
-    check_weights(str(path))
+    def is_head(name: str) -> bool:
+        return name.startswith(("score.", "classifier.", "lm_head."))
 
-    def load() -> Any:
-        return AutoModelForTokenClassification.from_pretrained(
-            str(path),
-            dtype=dtype,
-            num_labels=1,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-
-    model, report = _read(path, "value model", load)
-    heads = ("score.", "classifier.")
-    if missing := sorted(name for name in report["missing_keys"] if not name.startswith(heads)):
-        raise ConfigError(
-            f"the weights of model {str(path)!r} lack {len(missing)} tensors that its config.json asks for "
-            f"({', '.join(missing[:3])}); give a whole model"
-        )
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name in report["missing_keys"]:
-                parameter.zero_()
-    return model.to(device).eval()
+    return _load(AutoModelForTokenClassification, path, "value model", dtype, device, head=is_head, num_labels=1)
 
 
 def load_reward_model(path: str | Path, *, dtype: torch.dtype, device: str | torch.device) -> PreTrainedModel:
@@ -105,13 +75,7 @@ def load_reward_model(path: str | Path, *, dtype: torch.dtype, device: str | tor
     import torch
     from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-    check_weights(str(path))
     check_reward_model(path)
-
-    def load() -> Any:
-        return AutoModelForSequenceClassification.from_pretrained(
-            str(path), dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-        )
 
     def convert() -> PreTrainedModel:
         model = AutoModelForTokenClassification.from_config(classifier.config, dtype=dtype)
@@ -122,12 +86,7 @@ def load_reward_model(path: str | Path, *, dtype: torch.dtype, device: str | tor
         model.load_state_dict(weights)
         return model
 
-    classifier, report = _read(path, "reward model", load)
-    if missing := sorted(report["missing_keys"]):
-        raise ConfigError(
-            f"the weights of reward model {str(path)!r} lack {len(missing)} tensors that its config.json asks for "
-            f"({', '.join(missing[:3])}); give a sequence classifier of one class, as `headrace rm` leaves it"
-        )
+    classifier = _load(AutoModelForSequenceClassification, path, "reward model", dtype, "cpu", head=lambda name: False)
     model: Any = _read(path, "reward model", convert)
     return model.to(device).eval()
 
@@ -147,18 +106,46 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     check_tokenizer(str(path))
-    tokenizer = _read(path, "tokenizer", lambda: AutoTokenizer.from_pretrained(str(path), trust_remote_code=False))
+    _read_object(path, "tokenizer_config.json")
+
+    def load() -> Any:
+        loaded = AutoTokenizer.from_pretrained(_place(path), trust_remote_code=False)
+        loaded.decode(loaded("What can be read may fail when it is used.")["input_ids"])
+        return loaded
+
+    tokenizer = _read(path, "tokenizer", load)
     # Its own warning of a text longer than the model: whoever encodes one says so with the place and the mend.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
 
 
 def read_model_config(path: str | Path) -> PreTrainedConfig:
-    """The Hugging Face config at `path` (folder or Hub name). Raises ConfigError."""
+    """The Hugging Face config at `path` (folder or Hub name). Raises ConfigError; see also `check_config`."""
     from transformers import AutoConfig
 
-    find_model_folder(str(path))
-    return _read(path, "config", lambda: AutoConfig.from_pretrained(str(path), trust_remote_code=False))
+    raw = _read_object(path, "config.json")
+    check_layers(str(path), raw)
+    config = _read(path, "config.json", lambda: AutoConfig.from_pretrained(_place(path), trust_remote_code=False))
+    check_config(str(path), config)
+    return config
+
+
+def check_model(path: str | Path) -> None:
+    """Raises ConfigError unless the files of the model at `path`, a causal language model or one with another head, fit
+    together, as far as can be told without reading a weight."""
+    check_weights(str(path))
+    config = read_model_config(path)
+    folder = find_model_folder(str(path))
+    if folder is None:
+        return  # its weights are not here yet
+    stored = read_headers(folder)
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    if isinstance(layers, int) and layers > len(stored):  # to build so many could take hours
+        raise ConfigError(
+            f"config.json of model {str(path)!r}: num_hidden_layers is {layers}, and its weights hold {len(stored)} "
+            "tensors in all; mend config.json, or give the weights that belong to it"
+        )
+    check_headers(str(path), _outline(config, str(path)), stored)
 
 
 def read_generation_stops(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -166,24 +153,27 @@ def read_generation_stops(path: str | Path, tokenizer: PreTrainedTokenizerBase) 
     from transformers import GenerationConfig
 
     folder = find_model_folder(str(path))
-    config = read_model_config(path)
-    stops: list[int | list[int] | None] = [getattr(config.get_text_config(), "eos_token_id", None)]
+    text = read_model_config(path).get_text_config()
+    vocab_size = getattr(text, "vocab_size", None)
+    stops: list[int | list[int] | None] = [getattr(text, "eos_token_id", None)]
     if folder is None or (folder / "generation_config.json").is_file():
-        generation = _read(path, "generation config", lambda: GenerationConfig.from_pretrained(str(path)))
+        _read_object(path, "generation_config.json")
+        generation = _read(path, "generation_config.json", lambda: GenerationConfig.from_pretrained(_place(path)))
+        check_stops(str(path), "generation_config.json", generation.eos_token_id, vocab_size)
         stops = [generation.eos_token_id] if generation.eos_token_id is not None else stops
+    check_stops(str(path), "the tokenizer", tokenizer.eos_token_id, vocab_size)
     stops.append(tokenizer.eos_token_id)
     flat = [i for stop in stops if stop is not None for i in ([stop] if isinstance(stop, int) else stop)]
     return tuple(dict.fromkeys(flat))
 
 
 def count_parameters(config: PreTrainedConfig) -> int:
-    """Parameters of the causal language model that `config` describes, tied ones once. Allocates none of them."""
-    import torch
-    from transformers import AutoModelForCausalLM
+    """Parameters of the causal language model that `config` describes, tied ones once. Allocates none of them.
 
-    with _LOADING, torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    return sum(parameter.numel() for parameter in model.parameters())
+    Raises ConfigError if it describes none.
+    """
+    outline = _outline(config, str(config.name_or_path))
+    return sum(parameter.numel() for parameter in outline.parameters())
 
 
 def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, path: str | Path) -> None:
@@ -216,16 +206,83 @@ def save_reward_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     save_pretrained_folder(classifier, tokenizer, path)
 
 
+def _load(
+    kind: Any,
+    path: str | Path,
+    what: str,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    *,
+    head: Callable[[str], bool],
+    **options: Any,
+) -> PreTrainedModel:
+    """A model of class `kind` with every weight from its files, but those of a `head` that they lack: they are 0."""
+    import torch
+
+    check_weights(str(path))
+
+    def load() -> Any:
+        return kind.from_pretrained(
+            _place(path),
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are reported, and refused with their names
+            **options,
+        )
+
+    from headrace.models.finite import check_finite
+
+    model, report = _read(path, what, load)
+    check_report(str(path), model, report, head=head)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in report["missing_keys"]:
+                parameter.zero_()
+    loaded: PreTrainedModel = model.to(device).eval()
+    check_finite(str(path), loaded.named_parameters())
+    return loaded
+
+
+def _outline(config: PreTrainedConfig, path: str) -> PreTrainedModel:
+    """The causal language model that `config` describes, without weights. Raises ConfigError."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    def build() -> Any:
+        try:
+            with torch.device("meta"):
+                return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        except KeyError as error:  # of a table of what transformers has
+            value = error.args[0] if error.args else None
+            if (key := key_of(config, value)) is None:
+                raise
+            raise ValueError(f"{key} is {value!r}, which transformers does not have") from error
+
+    return cast("PreTrainedModel", _read(path, "config.json", build))
+
+
+def _read_object(path: str | Path, name: str) -> dict[str, Any]:
+    """The JSON object in the file of this name; empty if the model has none here. Raises ConfigError."""
+    folder = find_model_folder(str(path))
+    return {} if folder is None or not (folder / name).is_file() else read_object(folder / name)
+
+
+def _place(path: str | Path) -> str:
+    """What transformers is to read: a folder, or a name on the Hub."""
+    return str(find_model_folder(str(path)) or path)
+
+
 def _read(path: str | Path, what: str, read: Callable[[], T]) -> T:
     """Run `read` under the lock; what goes wrong with files that a user gave is a ConfigError."""
-    from safetensors import SafetensorError
-
-    faults = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError)
     with _LOADING, quiet_transformers():
         try:
             return read()
-        except faults as error:
-            raise ConfigError(f"{what} of {str(path)!r} cannot be read: {_explain(error)}") from error
+        except ConfigError:
+            raise
+        except Exception as error:  # of any kind: the libraries take for granted that the files are right
+            raise ConfigError(f"{what} of model {str(path)!r} cannot be used: {_explain(error)}") from error
 
 
 def _explain(error: Exception) -> str:
@@ -240,5 +297,10 @@ def _explain(error: Exception) -> str:
             "there is no such folder here, and the Hugging Face Hub did not give a model of that name; check the "
             "spelling, the network, and for a private model your token"
         )
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}; check the files, or save the model again"
+    if "Unrecognized configuration class" in text:
+        return "it is of no causal language model; give one"
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
+    # Failed validations say first which one, and last what for.
+    first = lines[-1] if type(error).__name__.startswith("StrictDataclass") else lines[0]
+    kind = "" if re.match(r"\w*Error: ", first) else f"{type(error).__name__}: "
+    return f"{kind}{first[:_LONGEST]}; check the files, or save the model again"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars, and only errors logged, inside the block; then everything as it was.
+    """No progress bars, only errors logged and no warnings inside the block; then everything as it was.
 
     The switches are those of the whole process: hold the loading lock around it.
     """
@@ -20,7 +20,7 @@ def quiet_transformers() -> Iterator[None]:
     logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", category=FutureWarning)
+            warnings.simplefilter("ignore")
             yield
     finally:
         logging.set_verbosity(verbosity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from headrace.engines.protocol import Engine
 from headrace.experience.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey
 from headrace.rollout.episodes import EpisodeRunner
+from headrace.rollout.failures import failure_kind
 from headrace.rollout.rewards.model import ModelReward
 from headrace.runtime.protocol import Clock
 from headrace.weights.version import Version
@@ -49,7 +51,8 @@ class Evaluation:
         """All prompts once, on the engine's present version.
 
         The result has `reward_mean` over scored samples (None if none was), `response_tokens_mean`, `prompts`,
-        `failed`, and the first few `samples`. Raises WaitTimeout; the engine is freed in any case.
+        `failed`, with `failed_by_kind` and `last_failure` (None if none failed with a reason), and the first few
+        `samples`. Raises WaitTimeout; the engine is freed in any case.
         """
         pinned = self._engine.pin()
         try:
@@ -75,6 +78,7 @@ class Evaluation:
     def _result(self, groups: Sequence[Group]) -> dict[str, Any]:
         samples = [group.samples[0] for group in groups]
         rewards = [sample.reward for sample in samples if sample.reward is not None]
+        failures = [sample.failure for sample in samples if sample.reward is None and sample.failure is not None]
         shown = [
             {
                 "prompt": prompt.content,
@@ -88,5 +92,7 @@ class Evaluation:
             "response_tokens_mean": sum(sample.response_tokens for sample in samples) / len(samples),
             "prompts": len(samples),
             "failed": len(samples) - len(rewards),
+            "failed_by_kind": dict(Counter(failure_kind(failure) for failure in failures).most_common()),
+            "last_failure": failures[-1] if failures else None,
             "samples": shown,
         }
