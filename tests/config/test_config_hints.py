@@ -58,6 +58,7 @@ def test_every_word_of_other_trainers_leads_to_keys_that_exist(name: str, keys: 
     ("train", "model_name_or_path", "model.path"),
     ("train", "reward_funcs", "reward.function or reward.terms"),
     ("train", "save_steps", "checkpoint.every"),
+    ("train", "mask_truncated_completions", "algorithm.truncated"),
     ("sft", "max_steps", "trainer.steps"),
     ("sft", "learning_rate", "trainer.optimizer.lr"),
     ("sft", "batch_size", "trainer.samples_per_batch"),

@@ -183,6 +183,8 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "policy_loss_type": ("algorithm.loss",),
     "importance_sampling_level": ("algorithm.loss",),
     "loss_agg_mode": ("algorithm.aggregation",),
+    "mask_truncated_completions": ("algorithm.truncated",),
+    "overlong_filtering": ("algorithm.truncated",),
     "beta": (*_KL, "beta"),
     "kl_coef": _KL,
     "kl_coeff": _KL,
