@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from headrace.config.data import RewardConfig, RewardTerm
+from headrace.config.data import CODE_PATIENCE, CODE_TRIES, RewardConfig, RewardTerm
 from headrace.config.errors import ConfigError
 from headrace.rollout.failures import FailureKind, describe
 from headrace.rollout.rewards.builtin import BUILTIN_REWARDS
@@ -101,7 +101,7 @@ class RewardPool:
     """Judges samples and groups as `config` says.
 
     A reward that raises, hangs, ends its process, meets a limit or gives no finite number fails its own sample, with a
-    reason; nothing that it does reaches another sample.
+    reason; nothing that it does reaches another sample. Of `code`, whatever the program does to itself is a 0.
     """
 
     def __init__(
@@ -194,18 +194,21 @@ class RewardPool:
         setup = {**self._setup(forks=kind == "walled"), "terms": [term.model_dump(mode="json") for term in terms]}
         if kind == "code":
             setup["walls"] = asdict(await self._walls(own_function=False))
-        count = self._config.workers
+            setup["host"] = {"patience": CODE_PATIENCE, "tries": CODE_TRIES}
+        count, longest_s = self._config.workers, self._config.code_s if kind == "code" else self._config.timeout_s
         users = [NOBODY] * count if kind == "plain" else self._open.enter_context(own_users(count))
+        walls = await self._walls(own_function=True) if kind == "walled" else _NO_WALLS
+        setup["network"] = "host" if walls.network else "this"
         pool = WorkerPool(
             Launch(
                 what=", ".join([*functions, *([] if group is None else [f"reward.group {group!r}"])]),
                 setup={**setup, "group": group},
-                walls=await self._walls(own_function=True) if kind == "walled" else _NO_WALLS,
+                walls=walls,
                 environment=self._environment() if kind == "walled" else None,
                 log_path=self._log_path,
             ),
             users=users,
-            timeout_s=self._config.timeout_s + (0.0 if kind == "plain" else _GRACE_S),
+            timeout_s=longest_s + (0.0 if kind == "plain" else _GRACE_S),
             clock=self._clock,
         )
         self._open.push_async_callback(pool.close)

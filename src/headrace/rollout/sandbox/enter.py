@@ -24,7 +24,8 @@ else:
     del sys.path[0]
 
 NO_SANDBOX = 125
-_DEVICES = ("null", "zero", "full", "random", "urandom")
+_DEVICES = ("null", "full", "random", "urandom")
+"""Those that do nothing. What is mapped of `zero` to be shared would be memory that no process shows."""
 _MOST_FILES = 10_000
 
 

@@ -18,6 +18,14 @@ _PACKAGES = Path(__file__).parents[3]
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives")
 
 
+_START = "import sys; sys.path.insert(0, {0!r}); from headrace.rollout.sandbox import {1}; del sys.path[0]; {1}.main()"
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Runs `main` of a module of this room, with the arguments, in an interpreter that takes nothing from outside."""
+    return [sys.executable, "-I", "-c", _START.format(str(_PACKAGES), module), *arguments]
+
+
 def python_files() -> tuple[str, ...]:
     """What has to be seen to run Python with its libraries: neither data sets, nor home folders, nor the run."""
     own = {sys.prefix, sys.base_prefix, str(_PACKAGES / "headrace")}
@@ -99,5 +107,5 @@ class Walls:
                 line += ["--symlink", os.readlink(path), path]
             elif os.path.exists(path):
                 line += ["--ro-bind", path, path]
-        line += ["--dev", "/dev", "--remount-ro", "/dev", "--proc", "/proc"]
+        line += ["--dev", "/dev", "--ro-bind", "/dev/null", "/dev/zero", "--remount-ro", "/dev", "--proc", "/proc"]
         return [*line, "--perms", "1777", "--size", str(self.disk_bytes), "--tmpfs", folder, "--chdir", begins]
