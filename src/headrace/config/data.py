@@ -145,8 +145,11 @@ class RewardTerm(RewardFunction):
     """Only rows with one of these values in the column `reward.choose_by`; all rows unless given."""
 
 
+SandboxTool = Literal["auto", "bubblewrap", "nsjail", "namespaces", "none"]
+
+
 class SandboxConfig(Section):
-    tool: Literal["auto", "bubblewrap", "nsjail", "namespaces", "none"] = "auto"
+    tool: SandboxTool = "auto"
     """What walls code off from files, processes and the network: `bubblewrap` (the program `bwrap`), `nsjail`, or Linux
     `namespaces` of our own; `auto` takes the first that works here, or `none`: then only limits and the killing of
     processes remain."""
@@ -159,6 +162,9 @@ class SandboxConfig(Section):
     """Largest file, and (unless the tool is `none`) size of the working folder."""
     network: bool = False
     """Whether your reward function reaches the network. Code of the model never does."""
+    read: tuple[str, ...] = ()
+    """Paths below `/run`, `/var/run`, `/tmp` and `/dev` that your reward function sees; the rest of these folders is
+    hidden, but for the folder of the function's own file. Code of the model sees none."""
     environment: tuple[str, ...] = ()
     """Names of the environment variables that your reward function sees. Code of the model sees none."""
 

@@ -14,6 +14,7 @@ from headrace.rollout.rewards.scorer import Scorer
 from headrace.rollout.sandbox import linux
 from headrace.rollout.sandbox.limits import Limits
 from headrace.rollout.sandbox.meters import MemoryMeter
+from headrace.rollout.sandbox.places import HIDDEN
 from headrace.rollout.sandbox.remove import remove
 from headrace.rollout.sandbox.watch import Ending, Over, Stream, kill_descendants, now, watch
 
@@ -28,8 +29,14 @@ _SIGNS_OF_WALLS = (
     "No space left on device",
     "Operation not permitted",
     "MemoryError",
+    *(f"No such file or directory: '{place}/" for place in HIDDEN),
 )
 _HINT = "[in the sandbox; see reward.sandbox and reward.trusted] "
+
+
+def hint_of(words: str) -> str:
+    """What to put before the words of an error that the sandbox may have caused; else nothing."""
+    return _HINT if any(sign in words for sign in _SIGNS_OF_WALLS) else ""
 
 
 class ForkedScorer:
@@ -127,8 +134,7 @@ class ForkedScorer:
             case [None, str(failure)]:
                 kind, _, detail = failure.partition(": ")
                 if kind in set(FailureKind):
-                    hint = _HINT if any(sign in detail for sign in _SIGNS_OF_WALLS) else ""
-                    return None, describe(FailureKind(kind), hint + detail)
+                    return None, describe(FailureKind(kind), hint_of(detail) + detail)
         return None, describe(FailureKind.REWARD_DIED, "the process broke the protocol: that is no verdict")
 
     @staticmethod

@@ -191,13 +191,14 @@ class RewardPool:
     async def _add_pool(self, kind: Kind, places: Sequence[int], group: str | None) -> None:
         terms = [self._terms[place] for place in places]
         functions = [f"reward.function {term.function!r}" for term in terms]
+        own = [term.function for term in terms] + ([] if group is None else [group])
         setup = {**self._setup(forks=kind == "walled"), "terms": [term.model_dump(mode="json") for term in terms]}
         if kind == "code":
-            setup["walls"] = asdict(await self._walls(own_function=False))
+            setup["walls"] = asdict(await self._walls())
             setup["host"] = {"patience": CODE_PATIENCE, "tries": CODE_TRIES}
         count, longest_s = self._config.workers, self._config.code_s if kind == "code" else self._config.timeout_s
         users = [NOBODY] * count if kind == "plain" else self._open.enter_context(own_users(count))
-        walls = await self._walls(own_function=True) if kind == "walled" else _NO_WALLS
+        walls = await self._walls(own) if kind == "walled" else _NO_WALLS
         setup["network"] = "host" if walls.network else "this"
         pool = WorkerPool(
             Launch(
@@ -233,8 +234,9 @@ class RewardPool:
         )
         return {"forks": forks, "limits": asdict(limits), "timeout_s": self._config.timeout_s, "walls": None}
 
-    async def _walls(self, *, own_function: bool) -> Walls:
-        walls = await find_walls(self._config.sandbox, self._clock, own_function=own_function)
+    async def _walls(self, functions: Sequence[str] = ()) -> Walls:
+        """Around the user's `functions`, or around programs of the model if there are none."""
+        walls = await find_walls(self._config.sandbox, self._clock, own_function=bool(functions), functions=functions)
         if not walls.stand and self._config.sandbox.tool == "auto":
             logger.warning(
                 "neither bubblewrap nor nsjail nor namespaces work here: code that is judged has limits, but it reads "

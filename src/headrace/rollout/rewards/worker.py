@@ -26,11 +26,14 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     messages = _messages(channel)
+    (setup,) = next(messages)
     try:
-        (setup,) = next(messages)
         scorers = _load(setup, [channel.fileno()])
     except Exception as error:
-        channel.sendall(encode_frame(["error", str(error)]))
+        from headrace.rollout.rewards.forked import hint_of
+
+        hint = hint_of(str(error)) if setup["forks"] else ""
+        channel.sendall(encode_frame(["error", f"{hint}{error}"]))
         return
     channel.sendall(encode_frame(["ready"]))
     for call, place, arguments in messages:
