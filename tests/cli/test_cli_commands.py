@@ -37,7 +37,7 @@ def test_doctor_looks_at_every_package_and_at_the_machine(capsys: Captured) -> N
     assert all(
         found[name] == "ok" for name in ("headrace", "python", "sqlite", *packages, "aiohttp", "msgpack", "psutil")
     )
-    assert {"processors", "memory", "disk"} <= found.keys()
+    assert {"processors", "memory", "disk", "sandbox", "sandbox:memory", "sandbox:time"} <= found.keys()
     bad = list(found.values()).count("BAD")
     assert (code, out.splitlines()[-1]) == ((1, f"{bad} finding(s) to mend") if bad else (0, "all is well"))
 

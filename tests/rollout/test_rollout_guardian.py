@@ -31,6 +31,7 @@ if os.fork() == 0:
         os.rename(sys.argv[1] + ".new", sys.argv[1])
         time.sleep(60)
     os._exit(0)
+while not os.path.exists(sys.argv[1]): time.sleep(0.01)
 """
 """Closes all, belongs to no group, and leaves its number in a file."""
 ORPHANS = """
@@ -129,6 +130,8 @@ def test_with_the_run_ends_all_that_a_command_started(
     """Also a daemon, of a command that sleeps, never lets Python run, is stopped, or ended by itself."""
     one = started(DAEMON + after, str(tmp_path / "pid"))
     until((tmp_path / "pid").exists, "no daemon")
+    if not after:
+        one.process.wait(10)
     if closed:  # as by the kernel when the run is killed
         one.line.close()
         assert one.process.wait(10) == (-signal.SIGKILL if after else 0)

@@ -144,17 +144,6 @@ def hostile(tmp_path: Path) -> str:
     return f"{tmp_path}/hostile.py:reward"
 
 
-@pytest.fixture(params=["bubblewrap", "nsjail", "namespaces", "none"])
-def tool(request: pytest.FixtureRequest) -> str:
-    """Each tool that works here."""
-    name: str = request.param
-    try:
-        asyncio.run(find_walls(SandboxConfig(tool=name), SystemClock(), own_function=True))  # type: ignore[arg-type]
-    except ConfigError as error:
-        pytest.skip(str(error))
-    return name
-
-
 @asynccontextmanager
 async def running(
     function: str, tool: str, timeout_s: float = 20.0, workers: int = 1, **changes: Any

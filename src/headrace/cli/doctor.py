@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import platform
 import shutil
@@ -58,6 +59,7 @@ def _findings() -> Iterator[tuple[bool, str, str]]:
         found = find_spec(module) is not None
         yield True, module, "installed" if found else f"not installed; needed for {use}: pip install headrace[{extra}]"
     yield from _machine()
+    yield from _sandbox()
     yield from _torch()
 
 
@@ -71,6 +73,15 @@ def _machine() -> Iterator[tuple[bool, str, str]]:
         yield memory.available > _LOW_MEMORY_GIB * _GIB, "memory", text
     free = shutil.disk_usage(Path.cwd()).free / _GIB
     yield free > _LOW_DISK_GIB, "disk", f"{free:.0f} GiB free here; a checkpoint takes 14 bytes a parameter"
+
+
+def _sandbox() -> Iterator[tuple[bool, str, str]]:
+    with suppress(ImportError):  # a finding of its own, above
+        from headrace.rollout.rewards.promises import find_promises
+        from headrace.runtime.inline import SystemClock
+
+        for what, text in asyncio.run(find_promises(SystemClock())).words():
+            yield True, what, text
 
 
 def _torch() -> Iterator[tuple[bool, str, str]]:

@@ -48,6 +48,11 @@ class RemoteRewardConfig(Section):
         return (self.retries + 1) * self.timeout_s + self.backoff_s * (2**self.retries - 1)
 
 
+CODE_PATIENCE, CODE_TRIES = 6, 2
+"""`code`: on a slow host a program is waited for until so many times its time have passed, in so many tries. A program
+that never ends has a 0 wherever it gets a sixth of a processor; and beyond, the model could choose that its sample
+fails."""
+
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """What stands for a text in a judge's question, with its name as group 1."""
 _OF_THE_EPISODE = ("prompt", "response")
@@ -142,13 +147,16 @@ class RewardTerm(RewardFunction):
     """Only rows with one of these values in the column `reward.choose_by`; all rows unless given."""
 
 
+SandboxTool = Literal["auto", "bubblewrap", "nsjail", "namespaces", "none"]
+
+
 class SandboxConfig(Section):
-    tool: Literal["auto", "bubblewrap", "nsjail", "namespaces", "none"] = "auto"
+    tool: SandboxTool = "auto"
     """What walls code off from files, processes and the network: `bubblewrap` (the program `bwrap`), `nsjail`, or Linux
     `namespaces` of our own; `auto` takes the first that works here, or `none`: then only limits and the killing of
     processes remain."""
     memory_mib: int = Field(default=4096, ge=64)
-    """Address space of one process."""
+    """Memory of all processes of one sample together, and address space of each."""
     processes: int = Field(default=64, ge=1)
     """Processes and threads that one sample may start."""
     open_files: int = Field(default=256, ge=16)
@@ -156,13 +164,17 @@ class SandboxConfig(Section):
     """Largest file, and (unless the tool is `none`) size of the working folder."""
     network: bool = False
     """Whether your reward function reaches the network. Code of the model never does."""
+    read: tuple[str, ...] = ()
+    """Paths below `/run`, `/var/run`, `/tmp` and `/dev` that your reward function sees; the rest of these folders is
+    hidden, but for the folder of the function's own file. Code of the model sees none."""
     environment: tuple[str, ...] = ()
     """Names of the environment variables that your reward function sees. Code of the model sees none."""
 
 
 class RewardConfig(RewardFunction):
     timeout_s: float = Field(default=10.0, gt=0)
-    """A reward that takes longer fails its sample, and its process is killed."""
+    """A reward that takes longer fails its sample, and its process is killed. `code`: a program that takes longer is
+    wrong; what it waits for a processor is not its own time, so on a slow host up to twelve times as much may pass."""
     workers: int = Field(default=1, ge=1, le=256)
     """Child processes that score samples; twice as many, if some functions run in the sandbox and some do not."""
     trusted: bool = False
@@ -201,9 +213,16 @@ class RewardConfig(RewardFunction):
         return (RewardTerm.model_validate({**values, "function": self.function or "exact"}),)
 
     @property
+    def code_s(self) -> float:
+        """Seconds after which `code` has scored a sample, or failed it because the host is too slow."""
+        return self.timeout_s * CODE_PATIENCE * CODE_TRIES
+
+    @property
     def longest(self) -> tuple[float, str]:
         """Seconds after which any reward of a sample has failed, and the key that says so."""
         limits = [(self.timeout_s, "timeout_s")]
+        if any(term.function == "code" for term in self.all_terms):
+            limits.append((self.code_s, f"timeout_s (x{CODE_PATIENCE * CODE_TRIES} for code, on a slow host)"))
         limits += [(judge.timeout_s, "judge.timeout_s") for judge in self.judges]
         remote = [term.remote for term in self.all_terms if term.function == "remote"]
         limits += [(each.longest_s, "remote.timeout_s (with its retries)") for each in remote]

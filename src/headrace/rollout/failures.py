@@ -23,7 +23,7 @@ class FailureKind(StrEnum):
     REWARD_DIED = "reward_died"
     """The reward's process ended."""
     REWARD_LIMIT = "reward_limit"
-    """The code that was judged met a limit of its sandbox."""
+    """The reward function met a limit of its sandbox that does not raise."""
     REWARD_REMOTE = "reward_remote"
     """The remote reward gave none."""
     REWARD_JUDGE = "reward_judge"

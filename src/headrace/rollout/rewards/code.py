@@ -1,7 +1,8 @@
 """The reward `code`: the share of tests that a program passes.
 
 The program runs in a sandbox; what it should give stays in this process, which compares. So the program can say what
-it likes: it is right only if it says what the test wants.
+it likes: it is right only if it says what the test wants. And whatever it does to itself, limits included, is a wrong
+answer: only what is not its doing fails the sample.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from typing import Any, Literal
 from headrace.rollout.failures import FailureKind
 from headrace.rollout.rewards.outcome import FailedReward
 from headrace.rollout.sandbox.execute import Executor, Ran
-from headrace.rollout.sandbox.watch import now
+from headrace.rollout.sandbox.watch import Over, now
 
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _SPARE_BYTES = 1 << 16
-_SIGNALLED = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,32 +65,42 @@ def _read_test(test: object) -> CodeTest:
 
 
 class CodeReward:
-    def __init__(self, executor: Executor, timeout_s: float, tolerance: float, score: Literal["all", "share"]) -> None:
-        """`timeout_s` is for all tests together; numbers that are returned may differ by `tolerance`."""
+    def __init__(
+        self,
+        executor: Executor,
+        timeout_s: float,
+        tolerance: float,
+        score: Literal["all", "share"],
+        *,
+        patience: float,
+        tries: int,
+    ) -> None:
+        """`timeout_s` is of the program's own time, for all tests together, and `patience` times as much may pass on a
+        slow host; then the test at hand is tried again, in `tries` tries for all tests. Numbers that are returned may
+        differ by `tolerance`."""
         self._executor = executor
         self._timeout_s = timeout_s
         self._tolerance = tolerance
         self._all = score == "all"
+        self._patience_s = patience * timeout_s
+        self._tries = tries
 
     def __call__(self, response: str, answer: object) -> float:
-        """Raises FailedReward if the program met a limit, and ValueError if the tests are none."""
+        """Raises FailedReward if the host was too slow, or has no sandbox, and ValueError if the tests are none."""
         tests = read_tests(answer)
         code = program_of(response)
-        until = now() + self._timeout_s
+        time = _Time(self._timeout_s, now() + self._patience_s, self._tries)
         passed = 0
         for test in tests:
-            if self._passes(code, test, until):
+            if time.left_s > 0 and self._passes(code, test, time):
                 passed += 1
             elif self._all:
                 return 0.0
         return passed / len(tests)
 
-    def _passes(self, code: str, test: CodeTest, until: float) -> bool:
-        ran = self._executor.run(
-            code, stdin=test.stdin, call=test.call, arguments=test.arguments, most_bytes=test.most_bytes, until=until
-        )
-        self._refuse_failures(ran, test)
-        if ran.ending.code != 0:
+    def _passes(self, code: str, test: CodeTest, time: _Time) -> bool:
+        ran = self._run(code, test, time)
+        if ran.ending.code != 0 or ran.ending.over is not None:
             return False
         if test.output is not None:
             return _lines(ran.output.decode(errors="replace")) == _lines(test.output)
@@ -99,18 +109,42 @@ class CodeReward:
                 return equal(value, test.returns, self._tolerance)
         return False
 
-    def _refuse_failures(self, ran: Ran, test: CodeTest) -> None:
-        if ran.ending.overflowed:
-            raise FailedReward(FailureKind.REWARD_LIMIT, f"the program wrote more than {test.most_bytes} bytes")
-        if ran.ending.code is None:
-            raise FailedReward(FailureKind.REWARD_TIMEOUT, f"took longer than {self._timeout_s:g} s")
+    def _run(self, code: str, test: CodeTest, time: _Time) -> Ran:
+        while True:
+            ran = self._executor.run(
+                code,
+                stdin=test.stdin,
+                call=test.call,
+                arguments=test.arguments,
+                most_bytes=test.most_bytes,
+                allowed_s=time.left_s,
+                until=time.until,
+            )
+            if ran.ending.over is not Over.WAIT:
+                break
+            time.tries -= 1
+            if time.tries == 0:
+                raise FailedReward(
+                    FailureKind.REWARD_TIMEOUT,
+                    f"the host was too slow: in {self._patience_s:g} s the program had {ran.spent_s:.1f} s of its "
+                    f"{self._timeout_s:g} s, in the last of {self._tries} tries",
+                )
+            time.until = now() + self._patience_s
         if not ran.reports:
             raise FailedReward(FailureKind.REWARD_DIED, f"the sandbox {ran.ending.words}: {ran.errors}")
-        match ran.reports[-1]:
-            case ["limit", str(words)]:
-                raise FailedReward(FailureKind.REWARD_LIMIT, f"the sandbox stopped the program: {words}")
-        if ran.ending.code < 0 or ran.ending.code >= _SIGNALLED:
-            raise FailedReward(FailureKind.REWARD_DIED, f"the program {ran.ending.words}")
+        time.left_s -= ran.spent_s
+        return ran
+
+
+@dataclass(eq=False)
+class _Time:
+    """What is left for the tests of one response."""
+
+    left_s: float
+    """Of the program's own time."""
+    until: float
+    """To which the host is waited for, by `now`."""
+    tries: int
 
 
 def program_of(response: str) -> str:

@@ -6,15 +6,17 @@ import json
 import os
 import sys
 import tempfile
-from typing import Any
+from typing import Any, Literal
 
 from headrace.rollout.failures import FailureKind, describe
 from headrace.rollout.rewards.outcome import Verdict
 from headrace.rollout.rewards.scorer import Scorer
 from headrace.rollout.sandbox import linux
 from headrace.rollout.sandbox.limits import Limits
+from headrace.rollout.sandbox.meters import MemoryMeter
+from headrace.rollout.sandbox.places import HIDDEN
 from headrace.rollout.sandbox.remove import remove
-from headrace.rollout.sandbox.watch import Ending, Stream, kill_descendants, now, watch
+from headrace.rollout.sandbox.watch import Ending, Over, Stream, kill_descendants, now, watch
 
 _MOST_VERDICT = 1 << 16
 _MOST_OUTPUT = 1 << 16
@@ -27,8 +29,14 @@ _SIGNS_OF_WALLS = (
     "No space left on device",
     "Operation not permitted",
     "MemoryError",
+    *(f"No such file or directory: '{place}/" for place in HIDDEN),
 )
 _HINT = "[in the sandbox; see reward.sandbox and reward.trusted] "
+
+
+def hint_of(words: str) -> str:
+    """What to put before the words of an error that the sandbox may have caused; else nothing."""
+    return _HINT if any(sign in words for sign in _SIGNS_OF_WALLS) else ""
 
 
 class ForkedScorer:
@@ -37,13 +45,23 @@ class ForkedScorer:
     This process adopts orphans, and does nothing else at the time.
     """
 
-    def __init__(self, scorer: Scorer, limits: Limits, timeout_s: float, folder: str, closes: list[int]) -> None:
-        """`folder` is an empty one, for working folders; the descriptors `closes` are not for the fork."""
+    def __init__(
+        self,
+        scorer: Scorer,
+        limits: Limits,
+        timeout_s: float,
+        folder: str,
+        closes: list[int],
+        network: Literal["host", "this"],
+    ) -> None:
+        """`folder` is an empty one, for working folders; the descriptors `closes` are not for the fork. `network` is
+        that of this process, or the host's."""
         self._scorer = scorer
         self._limits = limits
         self._timeout_s = timeout_s
         self._folder = folder
         self._closes = closes
+        self._network = network
 
     def score(self, arguments: list[Any]) -> Verdict:
         """See `Scorer.score`."""
@@ -60,7 +78,8 @@ class ForkedScorer:
             os.close(printed)
             verdict = Stream(telling, _MOST_VERDICT, ends_at_most=True)
             output = Stream(printing, _MOST_OUTPUT, ends_at_most=False)
-            ending = watch(child, (verdict, output), until)
+            memory = MemoryMeter(self._limits.memory_bytes, self._network) if linux.IS_LINUX else None
+            ending = watch(child, (verdict, output), until, memory=memory)
             self._log(output.data[:_MOST_OUTPUT])
             return self._verdict(ending, bytes(verdict.data))
         finally:
@@ -78,9 +97,10 @@ class ForkedScorer:
             os.chdir(work)
             os.dup2(printed, 1)
             os.dup2(printed, 2)
-            self._limits.apply(reads_all=True)
+            self._limits.apply(reads_all=True, is_program=False)
             if linux.IS_LINUX:
                 linux.die_with_parent()
+                linux.show_memory()
             value, failure = self._scorer.score(arguments)
             if isinstance(failure, str):
                 failure = failure.encode(errors="replace").decode()
@@ -94,10 +114,15 @@ class ForkedScorer:
         os._exit(0)
 
     def _verdict(self, ending: Ending, data: bytes) -> Verdict:
-        if ending.overflowed:
-            return None, describe(FailureKind.REWARD_DIED, "the process broke the protocol: it wrote a huge verdict")
-        if ending.code is None:
-            return None, describe(FailureKind.REWARD_TIMEOUT, f"took longer than {self._timeout_s:g} s")
+        match ending.over:
+            case Over.OUTPUT:
+                words = "the process broke the protocol: it wrote a huge verdict"
+                return None, describe(FailureKind.REWARD_DIED, words)
+            case Over.MEMORY:
+                most = f"{self._limits.memory_bytes >> 20} MiB (reward.sandbox.memory_mib)"
+                return None, describe(FailureKind.REWARD_LIMIT, f"its processes had more than {most} together")
+            case Over.WAIT:
+                return None, describe(FailureKind.REWARD_TIMEOUT, f"took longer than {self._timeout_s:g} s")
         try:
             told = json.loads(data)
         except (ValueError, RecursionError):
@@ -109,8 +134,7 @@ class ForkedScorer:
             case [None, str(failure)]:
                 kind, _, detail = failure.partition(": ")
                 if kind in set(FailureKind):
-                    hint = _HINT if any(sign in detail for sign in _SIGNS_OF_WALLS) else ""
-                    return None, describe(FailureKind(kind), hint + detail)
+                    return None, describe(FailureKind(kind), hint_of(detail) + detail)
         return None, describe(FailureKind.REWARD_DIED, "the process broke the protocol: that is no verdict")
 
     @staticmethod

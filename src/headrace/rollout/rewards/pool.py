@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from headrace.config.data import RewardConfig, RewardTerm
+from headrace.config.data import CODE_PATIENCE, CODE_TRIES, RewardConfig, RewardTerm
 from headrace.config.errors import ConfigError
 from headrace.rollout.conversation import Messages
 from headrace.rollout.failures import FailureKind, describe
@@ -120,7 +120,7 @@ class RewardPool:
     """Judges samples and groups as `config` says.
 
     A reward that raises, hangs, ends its process, meets a limit or gives no finite number fails its own sample, with a
-    reason; nothing that it does reaches another sample.
+    reason; nothing that it does reaches another sample. Of `code`, whatever the program does to itself is a 0.
     """
 
     def __init__(
@@ -220,21 +220,25 @@ class RewardPool:
     async def _add_pool(self, kind: Kind, places: Sequence[int], group: str | None) -> None:
         terms = [self._terms[place] for place in places]
         functions = [f"reward.function {term.function!r}" for term in terms]
+        own = [term.function for term in terms] + ([] if group is None else [group])
         setup = {**self._setup(forks=kind == "walled"), "terms": [term.model_dump(mode="json") for term in terms]}
         if kind == "code":
-            setup["walls"] = asdict(await self._walls(own_function=False))
-        count = self._config.workers
+            setup["walls"] = asdict(await self._walls())
+            setup["host"] = {"patience": CODE_PATIENCE, "tries": CODE_TRIES}
+        count, longest_s = self._config.workers, self._config.code_s if kind == "code" else self._config.timeout_s
         users = [NOBODY] * count if kind == "plain" else self._open.enter_context(own_users(count))
+        walls = await self._walls(own) if kind == "walled" else _NO_WALLS
+        setup["network"] = "host" if walls.network else "this"
         pool = WorkerPool(
             Launch(
                 what=", ".join([*functions, *([] if group is None else [f"reward.group {group!r}"])]),
                 setup={**setup, "group": group},
-                walls=await self._walls(own_function=True) if kind == "walled" else _NO_WALLS,
+                walls=walls,
                 environment=self._environment() if kind == "walled" else None,
                 log_path=self._log_path,
             ),
             users=users,
-            timeout_s=self._config.timeout_s + (0.0 if kind == "plain" else _GRACE_S),
+            timeout_s=longest_s + (0.0 if kind == "plain" else _GRACE_S),
             clock=self._clock,
         )
         self._open.push_async_callback(pool.close)
@@ -259,8 +263,9 @@ class RewardPool:
         )
         return {"forks": forks, "limits": asdict(limits), "timeout_s": self._config.timeout_s, "walls": None}
 
-    async def _walls(self, *, own_function: bool) -> Walls:
-        walls = await find_walls(self._config.sandbox, self._clock, own_function=own_function)
+    async def _walls(self, functions: Sequence[str] = ()) -> Walls:
+        """Around the user's `functions`, or around programs of the model if there are none."""
+        walls = await find_walls(self._config.sandbox, self._clock, own_function=bool(functions), functions=functions)
         if not walls.stand and self._config.sandbox.tool == "auto":
             logger.warning(
                 "neither bubblewrap nor nsjail nor namespaces work here: code that is judged has limits, but it reads "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from headrace.rollout.rewards.clearing import Clearing
 from headrace.rollout.rewards.frames import FrameBuffer, FrameError, encode_frame
 from headrace.rollout.sandbox.guardian import guarded
 from headrace.rollout.sandbox.walls import Walls
+from headrace.rollout.sandbox.watch import signal_name
 from headrace.runtime.protocol import Clock, WaitTimeout
 
 _MAX_REPLY_BYTES = 1 << 16
@@ -161,7 +161,7 @@ class RewardProcess(asyncio.Protocol):
             return f"broke the protocol ({self._garbage})"
         if status >= 0:
             return f"ended with exit status {status}"
-        return f"was killed by {signal.Signals(-status).name}"
+        return f"was killed by {signal_name(-status)}"
 
     async def _notice_exit(self, clock: Clock) -> None:
         """Hang up once the child has exited, whoever else holds the other end."""

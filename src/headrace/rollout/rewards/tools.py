@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Sequence
 
 from headrace.config.data import SandboxConfig
 from headrace.config.errors import ConfigError
+from headrace.rollout.sandbox.places import own_places
 from headrace.rollout.sandbox.walls import Walls, python_files
 from headrace.runtime.protocol import Clock, WaitTimeout
 
@@ -16,18 +19,30 @@ _TRY_S = 10.0
 _MIB = 2**20
 
 
-async def find_walls(config: SandboxConfig, clock: Clock, *, own_function: bool) -> Walls:
-    """For the user's own function, which sees all files, or for programs of the model, which see Python's alone.
+async def find_walls(
+    config: SandboxConfig, clock: Clock, *, own_function: bool, functions: Sequence[str] = ()
+) -> Walls:
+    """For the user's own `functions`, which see files, or for programs of the model, which see Python's alone.
 
-    Raises ConfigError if `sandbox.tool` names one that does not work here.
+    Raises ConfigError if `sandbox.tool` names one that does not work here, or `sandbox.read` what is not there.
     """
+    for path in config.read:
+        if not os.path.lexists(path):
+            raise ConfigError(
+                f"reward.sandbox.read has {path!r}, and there is no such file or folder; correct it, or leave it out "
+                f"(relative paths begin in {os.getcwd()})"
+            )
+    network = config.network and own_function
+    hides, shows = own_places(functions, config.read, network=network) if own_function else ((), ())
     tools = ("bubblewrap", "nsjail", "namespaces") if config.tool == "auto" else (config.tool,)
     for tool in tools:
         walls = Walls(
             tool=tool,
             disk_bytes=config.disk_mib * _MIB,
-            network=config.network and own_function,
+            network=network,
             reads=None if own_function else python_files(),
+            hides=hides,
+            shows=shows,
         )
         fault = await _fault_of(walls, clock) if walls.stand else None
         if fault is None:
@@ -41,11 +56,15 @@ async def find_walls(config: SandboxConfig, clock: Clock, *, own_function: bool)
 
 async def _fault_of(walls: Walls, clock: Clock) -> str | None:
     """Why nothing runs within `walls`; None if it does."""
+    return await run_within(walls, [sys.executable, "-I", "-S", "-c", "open('made', 'w').write('it')"], clock)
+
+
+async def run_within(walls: Walls, command: list[str], clock: Clock) -> str | None:
+    """What went wrong with `command` within `walls`; None if it ended well."""
     with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
         try:
-            command = walls.around([sys.executable, "-I", "-S", "-c", "open('made', 'w').write('it')"], folder)
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, start_new_session=True
+                *walls.around(command, folder), stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, start_new_session=True
             )
         except OSError as error:
             return str(error)

@@ -26,11 +26,14 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     messages = _messages(channel)
+    (setup,) = next(messages)
     try:
-        (setup,) = next(messages)
         scorers = _load(setup, [channel.fileno()])
     except Exception as error:
-        channel.sendall(encode_frame(["error", str(error)]))
+        from headrace.rollout.rewards.forked import hint_of
+
+        hint = hint_of(str(error)) if setup["forks"] else ""
+        channel.sendall(encode_frame(["error", f"{hint}{error}"]))
         return
     channel.sendall(encode_frame(["ready"]))
     for call, place, arguments in messages:
@@ -59,7 +62,8 @@ def _load_term(setup: dict[str, Any], term: dict[str, Any]) -> Scorer:
         linux.adopt_orphans()
         linux.hide_memory()
     executor = Executor(Walls(**setup["walls"]), Limits(**setup["limits"]), setup["folder"])
-    return FunctionScorer(term, CodeReward(executor, setup["timeout_s"], term["tolerance"], term["code_score"]))
+    judge = CodeReward(executor, setup["timeout_s"], term["tolerance"], term["code_score"], **setup["host"])
+    return FunctionScorer(term, judge)
 
 
 def _forked(setup: dict[str, Any], scorers: list[Scorer], closes: list[int]) -> list[Scorer]:
@@ -77,7 +81,8 @@ def _forked(setup: dict[str, Any], scorers: list[Scorer], closes: list[int]) -> 
             f"reward.sandbox.memory_mib is {limits.memory_bytes >> 20}, but once the reward is loaded "
             f"{used >> 20} MiB are mapped already; raise it"
         )
-    return [ForkedScorer(one, limits, setup["timeout_s"], setup["folder"], closes) for one in scorers]
+    timeout_s, folder, network = setup["timeout_s"], setup["folder"], setup["network"]
+    return [ForkedScorer(one, limits, timeout_s, folder, closes, network) for one in scorers]
 
 
 def _messages(channel: socket.socket) -> Iterator[list[Any]]:

@@ -1,10 +1,11 @@
 """Runs a command in namespaces of its own, where all files are read-only but those of one folder in memory.
 
 Run as `python -I -S enter.py SPEC COMMAND...`; SPEC is JSON: `folder` (an empty one), its size `disk_bytes`,
-`network`, `reads` (paths that stay visible; null for all), `stays`: the command begins in the present working
-folder and not in `folder`, and `is_first`: this process is the first one of namespaces that were made for it, and only
-the mounts are left to do. Exits as the command does (128 + N for signal N), or with 125 if there is no sandbox. Every
-process in it ends with the command, and the command with this process. Imports the standard library alone.
+`network`, `reads` (paths that stay visible; null for all), `hides` (of all, folders that are emptied, but for the paths
+`shows`), `stays`: the command begins in the present working folder and not in `folder`, and `is_first`: this process is
+the first one of namespaces that were made for it, and only the mounts are left to do. Exits as the command does
+(128 + N for signal N), or with 125 if there is no sandbox. Every process in it ends with the command, and the command
+with this process. Imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ else:
     del sys.path[0]
 
 NO_SANDBOX = 125
-_DEVICES = ("null", "zero", "full", "random", "urandom")
+_DEVICE_FOLDER, _DEVICES = "/dev", ("null", "full", "random", "urandom")
+"""Those that do nothing. What is mapped of `zero` to be shared would be memory that no process shows."""
 _MOST_FILES = 10_000
 
 
@@ -60,10 +62,12 @@ def _be_first(spec: dict[str, Any], command: list[str]) -> NoReturn:
         if spec["is_first"]:
             linux.unshare(linux.NEW_MOUNTS)
         linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+        mask = os.umask(0o022)  # samples of root's are another user's, who goes through the folders made here
         if spec["reads"] is None:
-            _hide_nothing(spec)
+            _hide_some(spec)
         else:
             _hide_all_but(spec)
+        os.umask(mask)
     except OSError as error:
         _fail(error)
     second = os.fork()
@@ -83,11 +87,22 @@ def _be_first(spec: dict[str, Any], command: list[str]) -> NoReturn:
             os._exit(_exit_code(status))
 
 
-def _hide_nothing(spec: dict[str, Any]) -> None:
-    here = os.getcwd()
+def _hide_some(spec: dict[str, Any]) -> None:
+    here, folder = os.getcwd(), spec["folder"]
+    devices = [f"{_DEVICE_FOLDER}/{name}" for name in _DEVICES] if _DEVICE_FOLDER in spec["hides"] else []
+    kept = {path: os.open(path, os.O_PATH) for path in (*devices, *spec["shows"])}  # to be found once it is hidden
+    for place in spec["hides"]:
+        _mount_memory(place, 1 << 20, mode="755")
+    for path, descriptor in kept.items():
+        _show(f"/proc/self/fd/{descriptor}", path)
+        os.close(descriptor)
+    if devices:
+        _link_streams(_DEVICE_FOLDER)
+    for path in (folder, here):
+        os.makedirs(path, exist_ok=True)
     linux.make_read_only("/")
-    linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
-    _mount_memory(spec["folder"], spec["disk_bytes"])
+    _mount_processes("/proc")
+    _mount_memory(folder, spec["disk_bytes"])
     os.chdir(here)
 
 
@@ -95,32 +110,43 @@ def _hide_all_but(spec: dict[str, Any]) -> None:
     root, folder = spec["folder"], spec["folder"]
     _mount_memory(root, 1 << 20)
     for path in spec["reads"]:
-        target = root + path
-        if not os.path.exists(path):
-            continue
-        os.makedirs(os.path.dirname(target), exist_ok=True)
         if os.path.islink(path):  # as /lib, which often is usr/lib
-            os.symlink(os.readlink(path), target)
-            continue
-        if os.path.isdir(path):
-            os.makedirs(target, exist_ok=True)
-        else:
-            Path(target).touch()
-        linux.mount(path, target, None, linux.MS_BIND | linux.MS_REC)
-    os.makedirs(f"{root}/dev")
+            os.makedirs(os.path.dirname(root + path), exist_ok=True)
+            os.symlink(os.readlink(path), root + path)
+        elif os.path.exists(path):
+            _show(path, root + path)
     for name in _DEVICES:
-        Path(f"{root}/dev/{name}").touch()
-        linux.mount(f"/dev/{name}", f"{root}/dev/{name}", None, linux.MS_BIND)
+        _show(f"{_DEVICE_FOLDER}/{name}", f"{root}{_DEVICE_FOLDER}/{name}")
+    _link_streams(root + _DEVICE_FOLDER)
     for place in (f"{root}/proc", root + folder):
         os.makedirs(place, exist_ok=True)
-    linux.mount("proc", f"{root}/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
+    _mount_processes(f"{root}/proc")
     linux.move_root(root)
     linux.make_read_only("/")
     _mount_memory(folder, spec["disk_bytes"])
 
 
-def _mount_memory(folder: str, size: int) -> None:
-    options = f"mode=1777,size={size},nr_inodes={_MOST_FILES}"
+def _show(path: str, target: str) -> None:
+    if os.path.isdir(path):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        Path(target).touch()
+    linux.mount(path, target, None, linux.MS_BIND | linux.MS_REC)
+
+
+def _link_streams(folder: str) -> None:
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        os.symlink(f"/proc/self/fd/{number}", f"{folder}/{name}")
+    os.symlink("/proc/self/fd", f"{folder}/fd")
+
+
+def _mount_processes(target: str) -> None:
+    linux.mount("proc", target, "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
+
+
+def _mount_memory(folder: str, size: int, mode: str = "1777") -> None:
+    options = f"mode={mode},size={size},nr_inodes={_MOST_FILES}"
     linux.mount("tmpfs", folder, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, options)
 
 

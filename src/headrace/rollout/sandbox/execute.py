@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
-import sys
 import tempfile
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
+from headrace.rollout.sandbox import linux
 from headrace.rollout.sandbox.limits import Limits
+from headrace.rollout.sandbox.meters import MemoryMeter, TimeMeter
 from headrace.rollout.sandbox.remove import remove
-from headrace.rollout.sandbox.walls import Walls
-from headrace.rollout.sandbox.watch import Ending, Stream, kill_descendants, watch
+from headrace.rollout.sandbox.walls import Walls, module_command
+from headrace.rollout.sandbox.watch import Ending, Stream, kill_descendants, now, watch
 
-_START = "import sys; sys.path.insert(0, {0!r}); from headrace.rollout.sandbox import program; del sys.path[0]"
-_PACKAGES = str(Path(__file__).parents[3])
 _MOST_ERRORS = 4096
 
 
@@ -29,7 +29,9 @@ class Ran:
     output: bytes
     errors: str
     reports: list[list[Any]]
-    """As `program` tells them; not to be believed."""
+    """As `program` tells them; not to be believed, but for the first: it is there if the program was begun."""
+    spent_s: float
+    """Its own time."""
 
 
 class Executor:
@@ -42,9 +44,18 @@ class Executor:
         self._folder = folder
 
     def run(
-        self, code: str, *, stdin: str = "", call: str | None = None, arguments: Any = (), most_bytes: int, until: float
+        self,
+        code: str,
+        *,
+        stdin: str = "",
+        call: str | None = None,
+        arguments: Any = (),
+        most_bytes: int,
+        allowed_s: float,
+        until: float,
     ) -> Ran:
-        """Run `code` with `stdin` until the time `until`, and then perhaps `call` a function of it.
+        """Run `code` with `stdin`, and then perhaps `call` a function of it, for `allowed_s` of its own time, but in
+        any case not beyond the time `until`.
 
         It may write `most_bytes` to standard output, and return as many.
         """
@@ -59,18 +70,19 @@ class Executor:
         self._limits.hand_over(work)
         try:
             with _file(json.dumps(spec), self._folder) as source, _file(stdin, self._folder) as given:
-                return self._watched(source, given, work, most_bytes, until)
+                return self._watched(source, given, work, most_bytes, TimeMeter(allowed_s), until)
         finally:
             kill_descendants()
             remove(work)
 
-    def _watched(self, source: IO[bytes], given: IO[bytes], work: str, most_bytes: int, until: float) -> Ran:
-        reading, report = os.pipe()
-        start = f"{_START.format(_PACKAGES)}; program.main()"
-        passed = (source.fileno(), report)
-        inner = [sys.executable, "-I", "-c", start, *map(str, passed)]
-        with os.fdopen(reading, "rb"):
-            try:
+    def _watched(
+        self, source: IO[bytes], given: IO[bytes], work: str, most_bytes: int, own_time: TimeMeter, until: float
+    ) -> Ran:
+        ours, report = socket.socketpair()  # of a pipe the program could take back what was told in its name
+        passed = (source.fileno(), report.fileno())
+        inner = module_command("program", *map(str, passed))
+        with ours:
+            with report:
                 child = subprocess.Popen(
                     self._walls.around(inner, work, passes=passed),
                     stdin=given,
@@ -81,17 +93,35 @@ class Executor:
                     env={},
                     start_new_session=True,
                 )
-            finally:
-                os.close(report)
             assert child.stdout is not None
             assert child.stderr is not None
             with child.stdout, child.stderr:
                 output = Stream(child.stdout.fileno(), most_bytes, ends_at_most=True)
                 errors = Stream(child.stderr.fileno(), _MOST_ERRORS, ends_at_most=False)
-                reports = Stream(reading, most_bytes, ends_at_most=True)
-                ending = watch(child.pid, (output, errors, reports), until)
+                reports = _Reports(ours.fileno(), most_bytes, ends_at_most=True, own_time=own_time)
+                network: Literal["host", "children"] = "children" if self._walls.stand else "host"
+                memory = MemoryMeter(self._limits.memory_bytes, network) if linux.IS_LINUX else None
+                ending = watch(child.pid, (output, errors, reports), until, memory=memory, own_time=own_time)
+                own_time.end(now())
                 child.returncode = ending.code if ending.code is not None else -9  # waited for already
-        return Ran(ending, bytes(output.data), errors.data.decode(errors="replace"), _lines(bytes(reports.data)))
+        told = _lines(bytes(reports.data))
+        return Ran(ending, bytes(output.data), errors.data.decode(errors="replace"), told, own_time.spent_s)
+
+
+@dataclass(eq=False, kw_only=True)
+class _Reports(Stream):
+    """Answers what comes first: from then on the time is the program's."""
+
+    own_time: TimeMeter
+
+    def read(self) -> bool:
+        """See `Stream`."""
+        goes_on = Stream.read(self)
+        if goes_on and b"\n" in self.data and not self.own_time.runs:
+            self.own_time.begin(now())
+            with contextlib.suppress(OSError):
+                os.write(self.fd, b"\n")
+        return goes_on
 
 
 def _file(text: str, folder: str) -> IO[bytes]:

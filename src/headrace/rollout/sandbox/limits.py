@@ -8,6 +8,7 @@ import resource
 from dataclasses import dataclass
 
 from headrace.rollout.sandbox import linux
+from headrace.rollout.sandbox.filter import refusals
 
 NOBODY = 65534
 """The user that samples run as where root has none of their own for them; see `users`."""
@@ -16,7 +17,7 @@ NOBODY = 65534
 @dataclass(frozen=True, slots=True)
 class Limits:
     memory_bytes: int
-    """Address space of each process."""
+    """Address space of each process; and what all of them may have together, which `watch` sees to."""
     processes: int
     """Processes and threads, beside those that the user has."""
     open_files: int
@@ -27,12 +28,17 @@ class Limits:
     user: int = NOBODY
     """Whom root becomes: the kernel does not limit the number of root's processes."""
 
-    def apply(self, *, reads_all: bool) -> None:
-        """To this process and its children, for good. Root becomes `user`; with `reads_all` it still reads as root."""
+    def apply(self, *, reads_all: bool, is_program: bool) -> None:
+        """To this process and its children, for good. Root becomes `user`; with `reads_all` it still reads as root.
+        To programs of the model `filter` allows less."""
         if linux.IS_LINUX:
             linux.gain_nothing()
             if os.geteuid() == 0:
                 linux.become(self.user, reads_all=reads_all)
+            program = refusals(is_program=is_program)
+            with contextlib.suppress(OSError):  # a kernel without filters; `headrace doctor` tells
+                if program is not None:
+                    linux.filter_calls(program)
         _limit(resource.RLIMIT_CORE, 0)
         _limit(resource.RLIMIT_AS, self.memory_bytes)
         _limit(resource.RLIMIT_NOFILE, self.open_files)

@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import signal
+import struct
 import sys
 from collections.abc import Iterable
 
@@ -21,9 +22,11 @@ ROOT_KEEPS = {
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER = 1, 4, 8, 36
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 38, 47, 2
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _CAP_DAC_READ_SEARCH = 2
 _CAPABILITY_VERSION_3 = 0x20080522
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_KCMP, _KCMP_VM = {"x86_64": 312, "aarch64": 272}, 1
 _MOUNT_SETATTR = 442
 _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = 0x8000, 1
 _MNT_DETACH = 2
@@ -73,6 +76,28 @@ def adopt_orphans() -> None:
 def hide_memory() -> None:
     """No other process of this user reads this one's memory, files or environment, nor traces it."""
     _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def show_memory() -> None:
+    """Takes `hide_memory` back: whoever may trace this process sees what it uses."""
+    _prctl(_PR_SET_DUMPABLE, 1)
+
+
+def filter_calls(program: bytes) -> None:
+    """System calls of this process and its children go through `program`, steps of 8 bytes (seccomp(2)), for good."""
+    steps = ctypes.create_string_buffer(program, len(program))
+    header = ctypes.create_string_buffer(struct.pack("HP", len(program) // 8, ctypes.addressof(steps)))
+    _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(header))
+
+
+def share_memory(one: int, other: int) -> bool:
+    """Whether two processes have one and the same address space, as between vfork and exec."""
+    number = _KCMP.get(platform.machine())
+    if number is None:
+        raise OSError(f"kcmp is not known for {platform.machine()}")
+    code = _libc().syscall(ctypes.c_long(number), one, other, _KCMP_VM, ctypes.c_ulong(0), ctypes.c_ulong(0))
+    _check(code, "kcmp")
+    return bool(code == 0)
 
 
 def gain_nothing() -> None:

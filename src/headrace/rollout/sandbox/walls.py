@@ -11,11 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.rollout.sandbox import linux
+from headrace.rollout.sandbox.places import DEVICES
 
 _ENTER, _TIED = Path(__file__).with_name("enter.py"), Path(__file__).with_name("tied.py")
 _PACKAGES = Path(__file__).parents[3]
 """The folder that holds the package headrace."""
+_DEVICES = ["--dev", DEVICES, "--ro-bind", "/dev/null", "/dev/zero"]
+"""What is mapped of `zero` to be shared is memory that no process shows, so it cannot be opened."""
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives")
+
+
+_START = "import sys; sys.path.insert(0, {0!r}); from headrace.rollout.sandbox import {1}; del sys.path[0]; {1}.main()"
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Runs `main` of a module of this room, with the arguments, in an interpreter that takes nothing from outside."""
+    return [sys.executable, "-I", "-c", _START.format(str(_PACKAGES), module), *arguments]
 
 
 def python_files() -> tuple[str, ...]:
@@ -31,7 +42,11 @@ class Walls:
     disk_bytes: int
     network: bool
     reads: tuple[str, ...] | None
-    """Paths that stay visible, read-only; None for all."""
+    """Paths that stay visible, read-only; None for all but `hides`."""
+    hides: tuple[str, ...] = ()
+    """Folders that are empty, but for the working folder and for `shows`; of devices, but for those that do nothing."""
+    shows: tuple[str, ...] = ()
+    """Paths in the folders that are hidden."""
 
     @property
     def stand(self) -> bool:
@@ -57,6 +72,8 @@ class Walls:
             "disk_bytes": self.disk_bytes,
             "network": self.network,
             "reads": self.reads,
+            "hides": self.hides,
+            "shows": self.shows,
             "stays": stays,
             "is_first": is_first,
         }
@@ -92,12 +109,33 @@ class Walls:
             line += ["--unshare-user"]
         if self.reads is None:
             line += ["--ro-bind", "/", "/"]
-        for path in self.reads or ():
-            for parent in reversed(Path(path).parents[:-1]):
-                line += ["--perms", "0755", "--dir", str(parent)]
+            return [*line, *self._hiding(folder, begins), *self._folder(folder), "--chdir", begins]
+        for path in self.reads:
+            line += _folders_above(path)
             if os.path.islink(path):
                 line += ["--symlink", os.readlink(path), path]
             elif os.path.exists(path):
                 line += ["--ro-bind", path, path]
-        line += ["--dev", "/dev", "--remount-ro", "/dev", "--proc", "/proc"]
-        return [*line, "--perms", "1777", "--size", str(self.disk_bytes), "--tmpfs", folder, "--chdir", begins]
+        line += [*_DEVICES, "--remount-ro", "/dev", "--proc", "/proc", "--remount-ro", "/proc"]
+        return [*line, *self._folder(folder), "--chdir", begins]
+
+    def _hiding(self, folder: str, begins: str) -> list[str]:
+        line = []
+        for place in self.hides:
+            line += _DEVICES if place == DEVICES else ["--perms", "0755", "--tmpfs", place]
+        for path in self.shows:
+            bind = "--dev-bind" if Path(path).is_relative_to(DEVICES) else "--ro-bind"
+            line += [*_folders_above(path), bind, path, path]
+        for path in (folder, begins):
+            if any(Path(path).is_relative_to(place) for place in self.hides):
+                line += [*_folders_above(path), "--perms", "0755", "--dir", path]
+        for place in self.hides:
+            line += ["--remount-ro", place]
+        return [*line, "--proc", "/proc"]
+
+    def _folder(self, folder: str) -> list[str]:
+        return ["--perms", "1777", "--size", str(self.disk_bytes), "--tmpfs", folder]
+
+
+def _folders_above(path: str) -> list[str]:
+    return [word for one in reversed(Path(path).parents[:-1]) for word in ("--perms", "0755", "--dir", str(one))]

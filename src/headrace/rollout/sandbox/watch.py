@@ -10,9 +10,15 @@ import signal
 import time  # noqa: TID251 (in a child, where there is no runtime)
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+
+from headrace.rollout.sandbox import linux
+from headrace.rollout.sandbox.meters import Meter
+from headrace.rollout.sandbox.tree import descendants
 
 _TICK_S = 0.01
 """How often a child is asked for where the kernel does not tell."""
+_FIRST_LOOK_S = 0.01
 _CHUNK = 1 << 16
 _KILLING_S = 0.5
 
@@ -31,7 +37,7 @@ class Stream:
         """Take what is there; False at its end, or where nothing is there now."""
         try:
             chunk = os.read(self.fd, _CHUNK)
-        except BlockingIOError:
+        except OSError:
             return False
         self.data += chunk[: max(self.most_bytes + 1 - len(self.data), 0)]
         return bool(chunk)
@@ -41,28 +47,47 @@ class Stream:
         return len(self.data) > self.most_bytes
 
 
+class Over(StrEnum):
+    """Why a child was not let go on."""
+
+    OUTPUT = "wrote more than it may"
+    MEMORY = "took more memory than it may"
+    TIME = "took longer than it may"
+    WAIT = "did not end"
+    """Until the time to which it is waited for, whoever is to blame."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     code: int | None
     """Exit code, or minus the signal; None of a child that was still running."""
-    overflowed: bool
-    """It wrote more than it may."""
+    over: Over | None = None
+    """Of a child that ended by itself, only that it wrote more than it may."""
 
     @property
     def words(self) -> str:
+        if self.over is not None:
+            return self.over.value
         if self.code is None:
             return "did not end"
         if self.code >= 0:
             return f"ended with exit status {self.code}"
-        return f"was killed by {signal.Signals(-self.code).name}"
+        return f"was killed by {signal_name(-self.code)}"
+
+
+def signal_name(number: int) -> str:
+    """As SIGKILL; some have a number alone."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def now() -> float:
     return time.monotonic()
 
 
-def watch(child: int, streams: Sequence[Stream], until: float) -> Ending:
-    """Wait for `child` to end, reading its `streams`, until `now()` is `until` or a stream overflows.
+def watch(
+    child: int, streams: Sequence[Stream], until: float, *, memory: Meter | None = None, own_time: Meter | None = None
+) -> Ending:
+    """Wait for `child` to end, reading its `streams`, until `now()` is `until`, a stream overflows or a meter is full.
 
     A child that still runs then is killed. What the child left running is not: see `kill_descendants`.
     """
@@ -70,28 +95,55 @@ def watch(child: int, streams: Sequence[Stream], until: float) -> Ending:
     for stream in streams:
         os.set_blocking(stream.fd, False)
         poll.register(stream.fd, select.POLLIN)
+    given = ((Over.MEMORY, memory), (Over.TIME, own_time))
+    looks = [_Looks(over, meter, now() + _FIRST_LOOK_S) for over, meter in given if meter is not None]
     with contextlib.ExitStack() as stack:
         handle = _handle_of(child)
         if handle is not None:
             stack.callback(os.close, handle)
             poll.register(handle, select.POLLIN)
         while True:
-            left = until - now()
-            if left <= 0:
-                return _kill(child, overflowed=False)
-            wait_s = left if handle is not None else min(left, _TICK_S)
-            for fd, _ in poll.poll(math.ceil(wait_s * 1000)):
+            moment = now()
+            if moment >= until:
+                return _kill(child, Over.WAIT)
+            for look in looks:
+                if look.finds_it_full(moment):
+                    return _kill(child, look.over)
+            wait_s = min([until, *(look.due for look in looks)]) - moment
+            if handle is None:
+                wait_s = min(wait_s, _TICK_S)
+            for fd, _ in poll.poll(max(math.ceil(wait_s * 1000), 0)):
                 if fd in by_fd and not by_fd[fd].read():
                     poll.unregister(fd)
-            if any(stream.is_over and stream.ends_at_most for stream in streams):
-                return _kill(child, overflowed=True)
+            if _overflow(streams):
+                return _kill(child, Over.OUTPUT)
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
                 for stream in streams:
                     while not stream.is_over and stream.read():
                         pass
-                over = any(stream.is_over and stream.ends_at_most for stream in streams)
-                return Ending(os.waitstatus_to_exitcode(status), over)
+                return Ending(os.waitstatus_to_exitcode(status), Over.OUTPUT if _overflow(streams) else None)
+
+
+@dataclass(eq=False)
+class _Looks:
+    """At a meter, each when it is due."""
+
+    over: Over
+    """What a full meter means."""
+    meter: Meter
+    due: float
+
+    def finds_it_full(self, moment: float) -> bool:
+        if moment < self.due:
+            return False
+        is_full, pause_s = self.meter.look(moment)
+        self.due = moment + pause_s
+        return is_full
+
+
+def _overflow(streams: Sequence[Stream]) -> bool:
+    return any(stream.is_over and stream.ends_at_most for stream in streams)
 
 
 def kill_descendants() -> None:
@@ -101,11 +153,9 @@ def kill_descendants() -> None:
     """
     end = now() + _KILLING_S
     while _has_children() and now() < end:
-        import psutil  # only where something was left behind
-
         stopped: set[int] = set()
         while now() < end:
-            found = {child.pid for child in psutil.Process().children(recursive=True)} - stopped
+            found = _descendants() - stopped
             if not found:
                 break
             for pid in found:
@@ -113,6 +163,14 @@ def kill_descendants() -> None:
             stopped |= found
         for pid in stopped:
             _signal(pid, signal.SIGKILL)
+
+
+def _descendants() -> set[int]:
+    if linux.IS_LINUX:
+        return set(descendants())
+    import psutil  # takes a while, and is needed only where something was left behind
+
+    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 def _has_children() -> bool:
@@ -126,10 +184,10 @@ def _has_children() -> bool:
             return True
 
 
-def _kill(child: int, *, overflowed: bool) -> Ending:
+def _kill(child: int, over: Over) -> Ending:
     _signal(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return Ending(None, overflowed)
+    return Ending(None, over)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
