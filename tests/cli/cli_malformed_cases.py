@@ -12,6 +12,9 @@ from typing import Any
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from transformers import MambaConfig, MambaForCausalLM
+
+from headrace.models.quiet import quiet_transformers
 
 ALL = ("check", "train", "eval", "serve")
 OF_CONFIG = ("check", "train", "eval")
@@ -157,6 +160,14 @@ def key(dotted: str, value: Any) -> Spoil:
     return spoil
 
 
+def mamba(job: Job) -> None:
+    """Another model, of another architecture, with the job's tokenizer."""
+    ids = {"vocab_size": 73, "eos_token_id": 0, "bos_token_id": 0, "pad_token_id": 1}
+    made = MambaForCausalLM(MambaConfig(hidden_size=32, num_hidden_layers=2, state_size=4, **ids))
+    with quiet_transformers():
+        made.save_pretrained(job.model)
+
+
 UP = "model.layers.0.mlp.up_proj.weight"
 ST, INDEX = "model/model.safetensors", "model/model.safetensors.index.json"
 TYPED = "'{}' expected int, got {}"
@@ -265,6 +276,12 @@ WEIGHTS = [
     Case("no output layer", config(tie_word_embeddings=False), "asks for (lm_head.weight)", LOADING),
 ]
 PLACES = [
+    Case(
+        "an architecture without attention",
+        several(mamba, key("engine.max_context", 64)),
+        "a model of type 'mamba' has none such; use another architecture",
+        OF_CONFIG,
+    ),
     Case("no model", without_model, "does not exist; give a folder in Hugging Face format"),
     Case("a file for a model", several(without_model, content("model", "x")), "is a file; give the folder"),
     Case(

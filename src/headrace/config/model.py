@@ -13,7 +13,8 @@ Dtype = Literal["float32", "bfloat16"]
 
 class ModelConfig(Section):
     path: str
-    """A folder in Hugging Face format, or the name of a model on the Hub."""
+    """A folder in Hugging Face format, or the name of a model on the Hub. The weights are safetensors of 16 bits or
+    more, and are just those that config.json describes."""
     dtype: Dtype = "float32"
     """Compute dtype of the trainer. Master weights and optimiser state are always float32."""
     gradient_checkpointing: bool = False

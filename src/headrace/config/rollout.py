@@ -19,7 +19,7 @@ OnDeadline = Literal["wait", "mask", "drop", "late"]
 
 class SamplingConfig(Section):
     max_new_tokens: int = Field(default=256, ge=1)
-    """Longest response in tokens (of one turn)."""
+    """Longest response in tokens (of one turn). At least one prompt must leave room for it in the context."""
     temperature: SamplingTemperature = 1.0
     """The lower it is, the more the rounding of logits counts in log-probs."""
     top_p: float = Field(default=1.0, gt=0, le=1)

@@ -40,12 +40,19 @@ class CacheShape:
 
 
 def cache_shape(model_config: Any) -> CacheShape:
-    """From a Hugging Face config."""
+    """From a Hugging Face config. Raises ConfigError for an architecture without attention, or with other heads in each
+    layer."""
     text = model_config.get_text_config()
-    heads = text.num_attention_heads
+    heads = getattr(text, "num_attention_heads", None)
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    if not isinstance(heads, int) or not isinstance(kv_heads, int):
+        raise ConfigError(
+            "the embedded engine keeps keys and values of the same attention heads in every layer, and a model of type "
+            f"{text.model_type!r} has none such; use another architecture"
+        )
     return CacheShape(
         layers=text.num_hidden_layers,
-        heads=getattr(text, "num_key_value_heads", None) or heads,
+        heads=kv_heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
     )
 
