@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 
 from headrace.config import TrainConfig, load_config
@@ -14,8 +13,9 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(TrainConfig, args.config, overrides)
     from headrace.controller.evaluate import evaluate
     from headrace.controller.plan import make_plan
+    from headrace.runtime.event_loop import run as run_loop
 
-    result = asyncio.run(evaluate(make_plan(config)))
+    result = run_loop(evaluate(make_plan(config)))
     if args.json:
         print(json.dumps(result, indent=2, ensure_ascii=False))
         return 0

@@ -15,6 +15,8 @@ from headrace import __version__
 from headrace.config.errors import ConfigError
 
 _BAD_INPUT, _FAILED = 2, 1
+_IDLE_S = 0.2
+"""A thread without a call has ended by then."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -155,10 +157,13 @@ def entry() -> NoReturn:
 
 
 def _is_held() -> bool:
-    """Whether a lane's call was left behind."""
+    """Whether a call on a thread was left behind."""
     from headrace.runtime.lane_thread import NAME_PREFIX
 
-    return any(thread.name.startswith(NAME_PREFIX) for thread in threading.enumerate())
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith(NAME_PREFIX)]
+    for thread in threads:
+        thread.join(_IDLE_S)
+    return any(thread.is_alive() for thread in threads)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 from pathlib import Path
 
 from headrace.cli.load import load_noted
@@ -25,9 +24,10 @@ def run(args: argparse.Namespace) -> int:
     from headrace.cli.show import print_end
     from headrace.controller.train import Begin, train
     from headrace.observe.watch import view_for
+    from headrace.runtime.event_loop import run as run_loop
 
     folder = Path(args.dir or Path("runs") / Path(args.config).stem)
     begin: Begin = "resume" if args.resume else "fresh" if args.fresh else "new"
-    ended = asyncio.run(train(plan, folder, begin, view_for(Console(force_terminal=False if args.plain else None))))
+    ended = run_loop(train(plan, folder, begin, view_for(Console(force_terminal=False if args.plain else None))))
     print_end(folder, ended)
     return 0
