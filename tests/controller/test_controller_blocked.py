@@ -78,3 +78,25 @@ def test_a_block_beyond_the_time_limit_of_all_waits_ends_the_run(tmp_path: Path)
     assert code == -signal.SIGKILL
     assert "(runtime.stall_timeout_s)" in out
     assert wait_for_event(tmp_path / "run", "ended_blocked").data["blocked_s"] >= 6
+
+
+LEAVES = """
+import asyncio, time
+from headrace.rollout.single_turn import SingleTurn
+
+class Think(SingleTurn):
+    async def run(self, prompt, policy):
+        if int(prompt.prompt_id) % 4 == 0:
+            await asyncio.to_thread(time.sleep, 86400)
+        return await super().run(prompt, policy)
+"""
+
+
+def test_calls_on_threads_that_never_return_do_not_hold_the_process_at_its_end(tmp_path: Path) -> None:
+    """More of them than asyncio has threads."""
+    job = blocking_job(tmp_path, "")
+    (tmp_path / "job" / "think.py").write_text(LEAVES)
+    limits = ["rollout.episode_timeout_s=2", "rollout.max_attempts=1", "trainer.batches=6"]
+    code, out = run("train", job, *limits, "--dir", tmp_path / "run")
+    assert code == 0, out
+    assert "finished: v6" in out

@@ -95,7 +95,8 @@ def test_a_block_is_told_at_once_then_ever_more_seldom_and_when_it_is_over() -> 
     assert "await asyncio.to_thread" in told[0][1].mend
     assert {notice.kind for _, notice in told} == {"blocked"}
     (over,) = watch.beat(152.0)
-    assert (over.words, over.kind, over.blocked_s) == ("the event loop goes on, after 52 s", "went_on", 52.0)
+    assert over.words == "the event loop goes on, which had been blocked for 52 s, at think.py"
+    assert (over.kind, over.blocked_s) == ("went_on", 52.0)
     assert watch.beat(153.0) == []
 
 

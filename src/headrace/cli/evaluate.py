@@ -15,7 +15,7 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(TrainConfig, args.config, overrides)
     from headrace.controller.evaluate import evaluate
     from headrace.controller.plan import make_plan
-    from headrace.runtime.blocking import run_to_end
+    from headrace.runtime.event_loop import run_to_end
 
     plan = make_plan(config)
     result = run_to_end(lambda: evaluate(plan), "headrace eval")

@@ -20,6 +20,8 @@ _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
 """What asking whether a path is there raises, wherever that is."""
 _BAD_INPUT, _FAILED, _UNREAD = 2, 1, 141
 """The last as of a program that SIGPIPE ends."""
+_IDLE_S = 0.2
+"""A thread without a call has ended by then."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -177,10 +179,13 @@ def entry() -> NoReturn:
 
 
 def _is_held() -> bool:
-    """Whether a lane's call was left behind."""
+    """Whether a call on a thread was left behind."""
     from headrace.runtime.lane_thread import NAME_PREFIX
 
-    return any(thread.name.startswith(NAME_PREFIX) for thread in threading.enumerate())
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith(NAME_PREFIX)]
+    for thread in threads:
+        thread.join(_IDLE_S)
+    return any(thread.is_alive() for thread in threads)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     config = _engine_config(args)
     from headrace.cli.piped import tell
     from headrace.controller.serve import serve_model
-    from headrace.runtime.blocking import run_to_end
+    from headrace.runtime.event_loop import run_to_end
 
     try:
         run_to_end(

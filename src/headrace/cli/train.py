@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.cli.show import print_end
     from headrace.controller.train import Begin, train
     from headrace.observe.watch import view_for
-    from headrace.runtime.blocking import run_to_end
+    from headrace.runtime.event_loop import run_to_end
 
     folder = Path("runs") / Path(args.config).stem if args.dir is None else Path(args.dir)
     begin: Begin = "resume" if args.resume else "fresh" if args.fresh else "new"

@@ -28,7 +28,7 @@ from headrace.rollout.plugins import load_function
 from headrace.rollout.rewards.pool import RewardPool, check_rows, required_columns
 from headrace.rollout.tokens import TextCodec
 from headrace.rollout.workflow import Workflow, load_workflow
-from headrace.runtime.blocking import run_to_end
+from headrace.runtime.event_loop import run_to_end
 from headrace.runtime.inline import SystemClock
 
 if TYPE_CHECKING:

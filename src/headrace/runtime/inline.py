@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from headrace.runtime.event_loop import on_own_thread
 from headrace.runtime.lane_thread import LaneThread
 from headrace.runtime.protocol import Clock, WaitTimeout
 
@@ -156,9 +157,9 @@ class InlineRuntime:
         for thread in threads:
             thread.close()
         for thread in threads:
-            if not await asyncio.to_thread(thread.join, _SOON_S):
+            if not await on_own_thread(thread.join, _SOON_S):
                 logger.warning("waiting up to %.0f s for the last call on lane %r to return", _CLOSING_S, thread.name)
-                if not await asyncio.to_thread(thread.join, _CLOSING_S):
+                if not await on_own_thread(thread.join, _CLOSING_S):
                     logger.warning("the last call on lane %r did not return; it is left behind", thread.name)
 
     def _begin(self, lane: str) -> str:

@@ -58,11 +58,12 @@ class LoopWatch:
 
     def beat(self, now: float) -> list[Notice]:
         """The loop went round."""
-        blocked, was_told = now - self._last_beat, self._told
+        blocked, place = now - self._last_beat, self._place if self._told else None
         self._last_beat, self._next_s, self._told, self._place, self._unanswered = now, BLOCKED_S, False, None, False
-        if not was_told:
+        if place is None:
             return []
-        return [Notice(f"the event loop goes on, after {blocked:.0f} s", kind="went_on", blocked_s=blocked)]
+        words = f"the event loop goes on, which had been blocked for {blocked:.0f} s, {place}"
+        return [Notice(words, kind="went_on", blocked_s=blocked)]
 
     def dumped(self, place: str | None, now: float) -> None:
         """A dump has come; `place` as of `blocked_at`."""

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+from headrace.runtime.event_loop import on_own_thread
 from headrace.runtime.loop_watch import BEAT_S, BLOCKED_S
 
 _END_S = 5.0
@@ -64,10 +65,10 @@ class LoopWatchdog:
         self._stop()
         if process is not None:
             try:
-                await asyncio.to_thread(process.wait, _END_S)
+                await on_own_thread(process.wait, _END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-                await asyncio.to_thread(process.wait)
+                await on_own_thread(process.wait)
 
     def _start(self) -> None:
         beats, self._beats = os.pipe()
