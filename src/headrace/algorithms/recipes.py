@@ -95,14 +95,21 @@ class OwnStage(Protocol):
 
 
 def compose(
-    settings: Settings, *, own_proximal: bool = False, reward_model: bool = False, sealed_critic: bool = False
+    settings: Settings,
+    *,
+    own_proximal: bool = False,
+    reward_model: bool = False,
+    sealed_critic: bool = False,
+    in_order: bool = False,
 ) -> Recipe:
     """The stages that these settings need, and no others. `check_dataflow` holds for them, but for the user's own.
 
     `own_proximal`: the proximal policy's log-probs are a column, and not computed by the actor. `reward_model`: what
     the rollout gives is not yet the reward, but is scored by a model first. `sealed_critic`: the critic makes several
-    steps on a batch.
+    steps on a batch. `in_order`: models score a row once it is in the batch that is composed, with the weights of that
+    time, though it may have been there before.
     """
+    forward = (*_FORWARD, "batch") if in_order else _FORWARD
     in_reward = settings.kl.coefficient > 0 and settings.kl.place == "reward"
     stages = [
         Stage("rollout", (), (*_OF_TOKENS, "scored" if reward_model else "reward", *_OF_GROUP), "group"),
@@ -114,15 +121,15 @@ def compose(
     compared, trained = ["reward", "keep", "episode", "tokens", "loss_mask", "logprobs"], []
     written = ["advantages"]
     if settings.needs_reference:
-        stages.append(Stage("reference", _FORWARD, ("reference",), "row"))
+        stages.append(Stage("reference", forward, ("reference",), "row"))
         # The actor reads it in either place: the KL is recorded with the batch.
         trained.append("reference")
         compared += ["reference"] if in_reward else []
     if settings.needs_teacher:
-        stages.append(Stage("teacher", _FORWARD, ("teacher",), "row"))
+        stages.append(Stage("teacher", forward, ("teacher",), "row"))
         trained += ["teacher"] if settings.distils else []
     if settings.needs_critic:
-        stages.append(Stage("critic.value", _FORWARD, ("values",), "row"))
+        stages.append(Stage("critic.value", forward, ("values",), "row"))
         compared.append("values")
         written.append("returns")
     if own_proximal:

@@ -78,7 +78,8 @@ class CriticConfig(Section):
     clip: float | None = Field(default=0.2, gt=0)
     """A value's update counts only within this distance of the value that advantages were estimated with."""
     updates_per_batch: int = Field(default=1, ge=1)
-    """Optimiser steps a batch. With more than one the batch is sealed first."""
+    """Optimiser steps in each of the `algorithm.epochs_per_batch` epochs over a batch. With more than one step the
+    batch is sealed first."""
     warmup_batches: int = Field(default=0, ge=0)
     """First batches in which only the critic learns."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
@@ -101,7 +102,8 @@ class RuntimeConfig(Section):
     threads: int | None = Field(default=None, ge=1)
     """CPU threads for all compute lanes together; the machine's cores unless given."""
     turns: bool = False
-    """Have everything that computes take turns, instead of sharing the CPU: to compare, and to debug."""
+    """Have everything that computes take turns, instead of sharing the CPU: to compare, and to debug. On a CPU
+    `async.mode: sync` always does, since results would depend on how many threads are free at the moment."""
     trace: bool = False
     """Write `trace.json`: what computed when, for Perfetto or chrome://tracing."""
     stall_timeout_s: float = Field(default=900.0, gt=0)
@@ -149,6 +151,11 @@ class TrainConfig(Section):
     def own_proximal(self) -> bool:
         """Whether the proximal policy's log-probs come by a stage of their own."""
         return self.algorithm.needs_proximal and self.proximal.placement == "own"
+
+    @property
+    def seals_critic(self) -> bool:
+        """Whether the critic waits for the sealed batch, for its several steps on it."""
+        return self.algorithm.epochs_per_batch * self.critic.updates_per_batch > 1
 
     @property
     def ahead(self) -> int:

@@ -35,7 +35,7 @@ def policy_columns(config: AlgorithmConfig, *, own_proximal: bool = False) -> tu
 
 def _interpolates(config: AlgorithmConfig) -> bool:
     """Whether the proximal policy's log-probs are worked out from the current and the behaviour policy's."""
-    return config.updates_per_batch > 1 and (config.proximal == "loglinear" or is_own(config.proximal))
+    return config.steps_per_batch > 1 and (config.proximal == "loglinear" or is_own(config.proximal))
 
 
 class PolicyObjective:
@@ -48,12 +48,14 @@ class PolicyObjective:
         """`outputs`: log-probs [N] of the policy that is being differentiated, or those and the entropy, [N, 2]."""
         columns = micro.columns
         logprobs, entropy = (outputs, None) if outputs.ndim == 1 else outputs.unbind(1)
-        proximal = columns.get("proximal")
+        proximal, left = columns.get("proximal"), {}
         if self._config.proximal == "behavior":
             proximal = columns["logprobs"]
-        elif _interpolates(self._config):
+        elif proximal is None and _interpolates(self._config):
             versions, batch = columns["versions"].long(), int(columns["batch"][0])
             proximal = self._interpolated(logprobs.detach(), columns["logprobs"], versions, batch)
+            # The first epoch's, when the policy is nearest to the one that the batch began with, are those of all.
+            left = {"proximal": proximal} if self._config.epochs_per_batch > 1 else {}
         kept = columns.get("kept")
         terms = self._loss(
             logprobs,
@@ -75,6 +77,7 @@ class PolicyObjective:
             denominator=terms.denominator,
             stats=dict(terms.stats),
             maxima=dict(terms.maxima),
+            columns=left,
         )
 
 
