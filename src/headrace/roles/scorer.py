@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.experience.index import Row
 from headrace.experience.loader import row_length
-from headrace.experience.samplers import token_budget
-from headrace.models.packing import MicroBatch, PackRow, pack
+from headrace.experience.samplers import token_budget, whole_groups
+from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
 from headrace.roles.context import RoleContext
 from headrace.runtime.signal import Signal
 from headrace.weights.plane import WeightReceiver
@@ -77,16 +78,19 @@ class ScorerRole:
         score: Score,
         max_tokens: int,
         follows: FollowedWeights | None = None,
+        by_group: bool = False,
     ) -> None:
         """`name`: of the stage. `max_tokens`: budget of one forward pass; a longer row is one of its own. `follows`:
-        the weights must be those that the batch begins with."""
+        the weights must be those that the batch begins with. `by_group`: rows of different groups never share a pass,
+        so that no score depends on which groups came together."""
         self._follows = follows
         self._context = context
         self._name = name
         self._column = column
         self._lane = lane
         self._score = score
-        self._sampler = token_budget(max_tokens, row_length)
+        self._max_tokens = max_tokens
+        self._sampler = whole_groups if by_group else token_budget(max_tokens, row_length)
 
     async def run(self) -> None:
         table = self._context.table
@@ -95,11 +99,17 @@ class ScorerRole:
             table.hold(lease)
             if self._follows is not None:
                 await self._follows.reach(self._context.flow.batch)
-            micro = pack([PackRow(row.columns["tokens"], row.columns["loss_mask"]) for row in rows])
-            values = await self._context.compute(self._lane, f"scores of {self._name}", self._score, micro)
-            parts = np.split(values.numpy(), np.cumsum([row_length(row) for row in rows])[:-1])
-            columns: dict[int, NDArray[np.float32]] = {row.row_id: part for row, part in zip(rows, parts, strict=True)}
+            columns: dict[int, NDArray[np.float32]] = {}
+            for places in plan_microbatches([row_length(row) for row in rows], self._max_tokens):
+                columns |= await self._scores([rows[place] for place in places])
             # Rows of a group that was dropped meanwhile have left the lease.
             there = [row.row_id for row in lease.rows]
             table.write(there, self._column, [columns[row_id] for row_id in there], lease)
             table.ack(lease)
+
+    async def _scores(self, rows: Sequence[Row]) -> dict[int, NDArray[np.float32]]:
+        """By row id, of one forward pass."""
+        micro = pack([PackRow(row.columns["tokens"], row.columns["loss_mask"]) for row in rows])
+        values = await self._context.compute(self._lane, f"scores of {self._name}", self._score, micro)
+        parts = np.split(values.numpy(), np.cumsum([row_length(row) for row in rows])[:-1])
+        return {row.row_id: part for row, part in zip(rows, parts, strict=True)}
