@@ -126,6 +126,10 @@ def test_one_sample_a_prompt_is_enough_for_ppo(tmp_path: Path) -> None:
         {"algorithm__recipe": "ppo", "algorithm__updates_per_batch": 2, "critic__warmup_batches": 1},
         {"algorithm__recipe": "ppo", "critic__updates_per_batch": 3},
         {"algorithm__recipe": "ppo", "algorithm__updates_per_batch": 2, "critic__updates_per_batch": 2},
+        {"algorithm__recipe": "ppo", "algorithm__epochs_per_batch": 2, "critic__updates_per_batch": 3},
+        {"algorithm__recipe": "m2po", "algorithm__epochs_per_batch": 2, "algorithm__updates_per_batch": 2},
+        {"algorithm__epochs_per_batch": 2, "algorithm__proximal": "behavior", "algorithm__stop_kl": 0.1},
+        {"algorithm__epochs_per_batch": 2, "proximal__placement": "own", "async__mode": "one_step_off"},
         {"algorithm__updates_per_batch": 2, "algorithm__proximal": "loglinear"},
         {"algorithm__updates_per_batch": 2, "algorithm__proximal": "behavior"},
         {"algorithm__updates_per_batch": 2, "algorithm__proximal": "current"},
@@ -206,15 +210,10 @@ def test_the_roles_of_ppo_compute_at_the_same_time(tmp_path: Path) -> None:
         assert any(lane in pair for pair in overlaps), f"{lane} always computed alone"
 
 
-def test_in_turns_nothing_that_computes_for_long_overlaps(tmp_path: Path) -> None:
-    run(
-        tmp_path,
-        algorithm__recipe="ppo",
-        trainer__batches=3,
-        rollout__filters=[],
-        runtime__trace=True,
-        runtime__turns=True,
-    )
+@pytest.mark.parametrize("changes", [{"runtime__turns": True}, {"async__mode": "sync"}], ids=["turns", "sync"])
+def test_in_turns_nothing_that_computes_for_long_overlaps(tmp_path: Path, changes: dict[str, object]) -> None:
+    """In `sync` never: how many threads a product has decides its last bits."""
+    run(tmp_path, algorithm__recipe="ppo", trainer__batches=3, rollout__filters=[], runtime__trace=True, **changes)
     events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
     heavy = ("engine", "trainer", "reference", "critic")
     spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and e["name"] in heavy)

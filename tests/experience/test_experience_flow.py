@@ -365,6 +365,22 @@ def test_a_restore_brings_back_more_groups_than_the_table_holds(tmp_path: Path) 
     with_bench(tmp_path, body, prompts=40, batches=20)
 
 
+def test_groups_come_back_in_the_order_in_which_they_finished(tmp_path: Path) -> None:
+    """Where more are ready than a batch takes, the same ones enter it as before."""
+
+    async def body(bench: Bench) -> None:
+        admissions = [bench.admit() for _ in range(3)]
+        for place in (2, 0, 1):
+            await bench.flow.finish(group(admissions[place]))
+        again, _ = reopen(bench)
+        lease = again.table.try_lease("filter", list)
+        assert lease is not None
+        assert [row.group.position for row in lease.rows] == [2, 0, 1]
+        await again.runtime.close()
+
+    with_bench(tmp_path, body)
+
+
 def test_a_filters_drop_is_not_taken_for_a_prompt_handed_back(tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:
         admission = bench.admit()
@@ -386,7 +402,7 @@ def test_the_loader_ends_when_the_last_groups_of_the_dataset_are_dropped(tmp_pat
         assert bench.flow.admit(0) is None
 
         async def consume() -> list[object]:
-            return [lease async for lease in loader.micro_batches(0)]
+            return [lease async for lease in loader.leases(0)]
 
         consuming = asyncio.create_task(consume())
         await bench.flow.finish(group(admission))
@@ -434,7 +450,7 @@ def loaded(bench: Bench, max_tokens: int) -> tuple[asyncio.Task[None], list[int]
     sizes: list[int] = []
 
     async def consume() -> None:
-        async for lease in loader.micro_batches(0):
+        async for lease in loader.leases(0):
             tokens = sum(len(row.columns["tokens"]) for row in lease.rows)
             sizes.append(tokens)
 
@@ -457,7 +473,24 @@ def test_the_loader_waits_for_a_full_micro_batch_and_no_longer_than_the_batch(tm
         await bench.flow.finish(group(second, tokens=4))
         bench.flow.keep(second.key)
         await asyncio.wait_for(consuming, 2)
-        assert sizes == [5, 4]
+        assert sizes == [9], "what is left when all is there is one lease"
+
+    with_bench(tmp_path, body)
+
+
+@pytest.mark.parametrize("max_tokens", [6, None])
+def test_a_batch_that_is_all_there_comes_in_order_of_its_keys(tmp_path: Path, max_tokens: int | None) -> None:
+    async def body(bench: Bench) -> None:
+        loader = StreamingLoader(
+            bench.table, bench.flow, consumer="actor", max_tokens=max_tokens, streaming=False, timeout_s=5.0
+        )
+        first, second = bench.admit(), bench.admit()
+        await bench.flow.finish(group(second, tokens=7))
+        bench.flow.keep(second.key)
+        await settle()
+        await bench.finish_and_keep(first)
+        leases = [lease async for lease in loader.leases(0)]
+        assert [[row.group for row in lease.rows] for lease in leases] == [[first.key, second.key]]
 
     with_bench(tmp_path, body)
 

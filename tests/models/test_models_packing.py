@@ -47,8 +47,10 @@ def test_what_does_not_fit_together_is_refused() -> None:
         pack([row([1], [True], a=1.0), row([1], [True], b=1.0)])
 
 
-def test_first_fit_fills_gaps_left_by_longer_samples() -> None:
-    assert plan_microbatches([6, 5, 4, 12, 5, 1], 10) == [[0, 2], [1, 4], [3], [5]]
+def test_micro_batches_are_as_few_as_the_order_allows_and_their_tokens_are_balanced() -> None:
+    assert plan_microbatches([10] * 9, 40) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]], "30 each, not 40, 40 and 10"
+    assert plan_microbatches([6, 5, 4, 12, 5, 1], 10) == [[0], [1, 2], [3], [4, 5]], "12 is one of its own"
+    assert plan_microbatches([3, 1, 1, 1, 3, 1], 4) == [[0, 1], [2, 3], [4, 5]], "4, 2 and 4"
     assert plan_microbatches([], 10) == []
     with pytest.raises(ValueError, match="max_tokens is 0"):
         plan_microbatches([1], 0)
@@ -57,10 +59,40 @@ def test_first_fit_fills_gaps_left_by_longer_samples() -> None:
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 60))
 def test_every_sample_is_in_one_micro_batch_within_the_budget(lengths: list[int], budget: int) -> None:
     plan = plan_microbatches(lengths, budget)
-    assert sorted(i for places in plan for i in places) == list(range(len(lengths)))
+    assert [i for places in plan for i in places] == list(range(len(lengths))), "neighbours stay together"
     for places in plan:
-        assert places == sorted(places)
         assert sum(lengths[i] for i in places) <= budget or len(places) == 1
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 20))
+def test_no_other_cut_in_that_order_is_better(lengths: list[int], budget: int) -> None:
+    """Against all 2^(n - 1) cuts."""
+
+    def worst(plan: list[list[int]]) -> int:
+        return max(sum(lengths[i] for i in places) for places in plan)
+
+    def allowed(plan: list[list[int]]) -> bool:
+        return all(sum(lengths[i] for i in places) <= budget or len(places) == 1 for places in plan)
+
+    cuts = []
+    for bits in range(2 ** (len(lengths) - 1)):
+        plan: list[list[int]] = [[0]]
+        for i in range(1, len(lengths)):
+            if bits >> (i - 1) & 1:
+                plan.append([])
+            plan[-1].append(i)
+        cuts.append(plan)
+    fewest = min(len(plan) for plan in cuts if allowed(plan))
+    best = min(worst(plan) for plan in cuts if allowed(plan) and len(plan) == fewest)
+    plan = plan_microbatches(lengths, budget)
+    assert (len(plan), worst(plan)) == (fewest, best)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=200))
+def test_parts_differ_by_less_than_their_longest_sample(lengths: list[int]) -> None:
+    """All but the last, which has the rest."""
+    loads = [sum(lengths[i] for i in places) for places in plan_microbatches(lengths, 200)]
+    assert max(loads) <= -(-sum(lengths) // len(loads)) + max(lengths)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40))

@@ -32,6 +32,7 @@ class LossTerms:
     stats: Stats
     """Sums over the tokens inside the mask; divide by `tokens` for means. `mismatch_abs`: |proximal - behaviour| in
     log-probs (the proximal policy is the current one unless given). `approx_kl`: k3 of KL(behaviour || current).
+    `step_kl`: k3 of KL(proximal || current), which is what the steps on this batch have moved.
     `clipped`: tokens whose gradient the clip took away. `behavior_weight`: the weights applied (1 each for `naive`),
     `behavior_weight_squared` their squares; `behavior_outside`: those outside their bounds. `reference_kl`: the
     estimate that the config names, with a reference. `entropy`, if there is a bonus. `own/NAME`: the stats of pieces
@@ -120,6 +121,7 @@ class PolicyLoss:
             "tokens": tokens,
             "mismatch_abs": mismatch.sum(),
             "approx_kl": keep(kl.estimate(data.behavior, current, kind="k3"), mask).sum(),
+            "step_kl": keep(kl.estimate(start, current, kind="k3"), mask).sum(),
             "clipped": loss.stats.get("clipped", torch.zeros_like(tokens)),
             "behavior_weight": weight_sum,
             "behavior_weight_squared": weight_squares,

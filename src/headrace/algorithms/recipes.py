@@ -107,16 +107,19 @@ def compose(
     reward_model: bool = False,
     sealed_critic: bool = False,
     kept_sets: bool = False,
+    in_order: bool = False,
 ) -> Recipe:
     """The stages that these settings need, and no others. `check_dataflow` holds for them, but for the user's own.
 
     `own_proximal`: the proximal policy's log-probs are a column, and not computed by the actor; so they must be where
     the KL in the reward is of that policy. `reward_model`: what the rollout gives is not yet the reward, but is scored
     by a model first. `sealed_critic`: the critic makes several steps on a batch. `kept_sets`: tokens are sampled under
-    top-k or top-p, and have them.
+    top-k or top-p, and have them. `in_order`: models score a row once it is in the batch that is composed, with the
+    weights of that time, though it may have been there before.
     """
     kept = ("kept_sets",) if kept_sets else ()
-    forward = (*_FORWARD, *kept)
+    placed = (*_FORWARD, "batch") if in_order else _FORWARD
+    forward = (*placed, *kept)
     in_reward = settings.kl.coefficient > 0 and settings.kl.place == "reward"
     stages = [
         Stage("rollout", (), (*_OF_TOKENS, *kept, "scored" if reward_model else "reward", *_OF_GROUP), "group"),
@@ -138,7 +141,7 @@ def compose(
     if settings.needs_critic:
         after = settings.truncated == "bootstrap"
         values = ("values", "last_value") if after else ("values",)
-        stages.append(Stage("critic.value", (*_FORWARD, "truncated") if after else _FORWARD, values, "row"))
+        stages.append(Stage("critic.value", (*placed, "truncated") if after else placed, values, "row"))
         compared += values
         written.append("returns")
     if own_proximal:

@@ -191,10 +191,11 @@ class AlgorithmConfig(Section):
     """`decoupled`: trust region around the proximal policy, corrected by behaviour weights. `naive`: the
     behaviour policy is taken for the proximal one."""
     proximal: Annotated[str, one_of(*PROXIMALS)] = "recompute"
-    """Whose log-probs the ratio is against, with several updates per batch. `recompute`: those that the batch begins
-    with, by a forward pass before the first; `loglinear`: the same, interpolated between behaviour and current policy
-    (AReaL); `behavior`: the behaviour policy's, so that no weights correct for staleness; `current`: the policy's own,
-    so that nothing is clipped; or a function of yours: `path.py:function`."""
+    """Whose log-probs the ratio is against, with several optimiser steps per batch. `recompute`: those that the batch
+    begins with, by a forward pass before the first; `loglinear`: the same, interpolated between behaviour and current
+    policy (AReaL) when a sample is first seen; `behavior`: the behaviour policy's, so that no weights correct for
+    staleness; `current`: the policy's own, so that nothing is clipped (not over several epochs); or a function of
+    yours: `path.py:function`."""
     clip_low: float = Field(default=0.2, ge=0)
     """The ratio is clipped below 1 - clip_low where the advantage is negative."""
     clip_high: float = Field(default=0.28, ge=0)
@@ -220,8 +221,16 @@ class AlgorithmConfig(Section):
     the critic, `reference` and `teacher` those models."""
     loss_reads: tuple[str, ...] = ()
     """Columns that your own `loss` is called with, as keywords; the same."""
+    epochs_per_batch: int = Field(default=1, ge=1)
+    """Passes over a batch, of the actor and of the critic. With more than one the batch is sealed first; what its
+    losses compare with (proximal log-probs, behaviour weights, advantages, returns, values) stays as it is when it
+    begins."""
     updates_per_batch: int = Field(default=1, ge=1)
-    """Optimiser steps a batch. With more than one the batch is sealed first."""
+    """Optimiser steps of the actor in each epoch over a batch. With more than one the batch is sealed first, and which
+    samples each step has is drawn from (`seed`, batch, epoch)."""
+    stop_kl: float | None = Field(default=None, gt=0)
+    """The actor's epochs over a batch end after one in which the mean KL (k3, per token, in nats) of the policy that
+    the batch began with to the one that was trained was above this. The critic goes on."""
 
     @model_validator(mode="before")
     @classmethod
@@ -261,7 +270,17 @@ class AlgorithmConfig(Section):
                 f"kl.of is proximal, which needs the log-probs of a pass under the weights that a batch begins with, "
                 f"but proximal is {self.proximal}, which does without; use proximal: recompute, or kl.of: behavior"
             )
+        if self.proximal == "current" and self.epochs_per_batch > 1:
+            raise ValueError(
+                f"proximal is current, which moves with every step, but epochs_per_batch is {self.epochs_per_batch}, "
+                "over which the proximal policy stays the one that the batch began with; use recompute"
+            )
         return self
+
+    @property
+    def steps_per_batch(self) -> int:
+        """Optimiser steps of the actor on a batch, unless `stop_kl` ends them."""
+        return self.epochs_per_batch * self.updates_per_batch
 
     @property
     def distils(self) -> bool:
@@ -302,9 +321,9 @@ class AlgorithmConfig(Section):
     @property
     def needs_proximal(self) -> bool:
         """Whether the loss reads log-probs under the weights that a batch begins with."""
-        return (self.updates_per_batch > 1 and self.proximal == "recompute") or self.loss == "m2po"
+        return (self.steps_per_batch > 1 and self.proximal == "recompute") or self.loss == "m2po"
 
     @property
     def seals_batch(self) -> bool:
         """Whether the actor waits for the sealed batch: for its several steps, or for M2PO's mask over all of it."""
-        return self.updates_per_batch > 1 or self.loss == "m2po"
+        return self.steps_per_batch > 1 or self.loss == "m2po"

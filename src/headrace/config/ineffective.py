@@ -104,10 +104,11 @@ def _of_algorithm(algorithm: AlgorithmConfig) -> Iterator[_Rule]:
         return _Rule(applies, "algorithm.", algorithm, usual, keys, reason)
 
     yield rule(
-        algorithm.updates_per_batch == 1 and algorithm.proximal != "behavior",
+        algorithm.steps_per_batch == 1 and algorithm.proximal != "behavior",
         ("proximal",),
-        "with one update per batch the current policy is the proximal one",
+        "with one optimiser step per batch the current policy is the proximal one",
     )
+    yield rule(algorithm.epochs_per_batch == 1, ("stop_kl",), "algorithm.epochs_per_batch is 1")
     yield rule(advantage != "gae", ("whiten", "lam"), f"algorithm.advantage is {advantage}")
     yield rule(advantage not in ("gae", "reinforce_plus_plus"), ("gamma",), f"algorithm.advantage is {advantage}")
     yield rule(loss not in _CLIPPED, ("clip_low", "clip_high"), f"algorithm.loss is {loss}")
@@ -117,7 +118,7 @@ def _of_algorithm(algorithm: AlgorithmConfig) -> Iterator[_Rule]:
 
     behavior, of_behavior = algorithm.behavior, usual.behavior
     naive, own = algorithm.objective == "naive", is_own(behavior.mode)
-    several = naive and algorithm.updates_per_batch > 1 and loss != "m2po"
+    several = naive and algorithm.steps_per_batch > 1 and loss != "m2po"
     yield rule(several, ("proximal",), "algorithm.objective is naive, whose ratio is against the behaviour policy")
     unweighted = naive or algorithm.proximal == "behavior"
     reason = "algorithm.objective is naive" if naive else "algorithm.proximal is behavior"

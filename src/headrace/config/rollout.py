@@ -135,3 +135,8 @@ class AsyncConfig(Section):
     def streaming(self) -> bool:
         """Whether the trainer begins a batch before all of it is there."""
         return self.mode == "async"
+
+    @property
+    def in_order(self) -> bool:
+        """Whether what is computed from rows does not depend on when they came, to the last bit."""
+        return self.mode == "sync"

@@ -81,7 +81,8 @@ class CriticConfig(Section):
     clip: float | None = Field(default=0.2, gt=0)
     """A value's update counts only within this distance of the value that advantages were estimated with."""
     updates_per_batch: int = Field(default=1, ge=1)
-    """Optimiser steps a batch. With more than one the batch is sealed first."""
+    """Optimiser steps in each of the `algorithm.epochs_per_batch` epochs over a batch. With more than one step the
+    batch is sealed first."""
     warmup_batches: int = Field(default=0, ge=0)
     """First batches in which only the critic learns."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
@@ -105,7 +106,8 @@ class RuntimeConfig(Section):
     threads: int | None = Field(default=None, ge=1)
     """CPU threads for all compute lanes together; the machine's cores unless given, and at most eight for each."""
     turns: bool = False
-    """Have everything that computes take turns, instead of sharing the CPU: to compare, and to debug."""
+    """Have everything that computes take turns, instead of sharing the CPU: to compare, and to debug. On a CPU
+    `async.mode: sync` always does, since results would depend on how many threads are free at the moment."""
     trace: bool = False
     """Write `trace.json`: what computed when, for Perfetto or chrome://tracing."""
     stall_timeout_s: float = Field(default=900.0, gt=0)
@@ -158,6 +160,11 @@ class TrainConfig(Section):
     def copies_proximal(self) -> bool:
         """Whether a copy of the policy on a lane of its own computes them."""
         return self.own_proximal and self.proximal.placement == "own"
+
+    @property
+    def seals_critic(self) -> bool:
+        """Whether the critic waits for the sealed batch, for its several steps on it."""
+        return self.algorithm.epochs_per_batch * self.critic.updates_per_batch > 1
 
     def ahead(self, slots: int) -> int:
         """`async.ahead`, or what it is unless given. `slots`: sequences that all engines of the policy decode at once.

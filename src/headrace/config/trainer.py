@@ -21,9 +21,12 @@ class OptimizerConfig(Section):
 
 
 class LRScheduleConfig(Section):
+    """Counted in optimiser steps, of which a batch may have several."""
+
     kind: Literal["constant", "linear", "cosine"] = "constant"
+    """Over all optimiser steps of the run."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Steps over which the learning rate rises linearly from 0."""
+    """Optimiser steps over which the learning rate rises linearly from 0."""
     min_ratio: float = Field(default=0.0, ge=0, le=1)
     """`linear`, `cosine`: the last learning rate, as a share of `lr`."""
 

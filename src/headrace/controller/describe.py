@@ -6,7 +6,7 @@ from headrace.algorithms.kept_sets import most_bytes
 from headrace.algorithms.recipes import check_dataflow
 from headrace.controller.memory import GIB, MIB
 from headrace.controller.plan import Plan
-from headrace.controller.threads import available_threads
+from headrace.controller.threads import available_threads, takes_turns
 from headrace.experience.schedule import reachable_staleness
 
 _LANE_OF = {"rollout": "engine", "actor": "trainer"}
@@ -31,7 +31,7 @@ def _run(plan: Plan) -> list[str]:
         f"data      {config.data.train}: {len(plan.prompts)} prompts; held out: {len(plan.eval_prompts)}"
         + (f"; {plan.cramped_prompts} leave no room for max_new_tokens" if plan.cramped_prompts else ""),
         f"batches   {plan.total_batches} of {rollout.prompts_per_batch} prompts x {rollout.samples_per_prompt} "
-        f"samples, {config.algorithm.updates_per_batch} optimiser step(s) each"
+        f"samples, {_steps(plan)} each"
         + (f"; {rollout.surplus} prompt(s) more are started" if rollout.surplus else ""),
         f"sampling  {_sampling(plan)}",
         f"schedule  {asynchrony.mode}: staleness at most {asynchrony.staleness_bound}, on deadline "
@@ -74,6 +74,14 @@ def _staleness(plan: Plan) -> list[str]:
     return lines
 
 
+def _steps(plan: Plan) -> str:
+    """As `8 optimiser step(s) in 2 epochs`."""
+    algorithm = plan.config.algorithm
+    epochs = f" in {algorithm.epochs_per_batch} epochs" if algorithm.epochs_per_batch > 1 else ""
+    early = f" (fewer after a KL above {algorithm.stop_kl:g})" if epochs and algorithm.stop_kl is not None else ""
+    return f"{algorithm.steps_per_batch} optimiser step(s){epochs}{early}"
+
+
 def _dataflow(plan: Plan) -> list[str]:
     stages = check_dataflow(plan.recipe.stages)
     lines = [f"dataflow  recipe {plan.recipe.name}"]
@@ -88,8 +96,6 @@ def _dataflow(plan: Plan) -> list[str]:
 def _streaming(plan: Plan) -> str:
     if plan.recipe.stops_streaming:
         return f"no: {', '.join(plan.recipe.stops_streaming)} wait for the whole batch"
-    if plan.config.algorithm.updates_per_batch > 1:
-        return "no: with several optimiser steps the batch is sealed first"
     if not plan.config.async_.streaming:
         return f"no: mode {plan.config.async_.mode} trains whole batches"
     return "yes: the trainer begins a batch with its first group"
@@ -97,6 +103,8 @@ def _streaming(plan: Plan) -> str:
 
 def _roles(plan: Plan) -> list[str]:
     threads = available_threads(plan.config.runtime.threads)
+    turns = plan.config.runtime.turns or takes_turns(plan.config)
+    share = f"{threads} CPU thread(s), in turn with the others" if turns else "1 CPU thread"
     names = [stage.name for stage in plan.recipe.stages if stage.name != "schedule"] + ["weight follower"]
     if plan.eval_prompts:
         names.append("evaluator")
@@ -106,8 +114,10 @@ def _roles(plan: Plan) -> list[str]:
         placements = {"reference": plan.config.reference.placement, "proximal": plan.config.proximal.placement}
         if placements.get(name) == "hybrid":
             place = "compute lane 'trainer', in turn with the actor"
+        elif turns and (turn := lane or _OWN_LANE.get(name)):
+            place = f"compute lane {turn!r}: {share}"
         elif name in _OWN_LANE:
-            place = f"compute lane {_OWN_LANE[name]!r}: 1 CPU thread"
+            place = f"compute lane {_OWN_LANE[name]!r}: {share}"
         elif any(name == stage.name for stage in plan.config.algorithm.stages):
             place = "compute lane 'stages'"
         elif lane:
@@ -121,7 +131,7 @@ def _roles(plan: Plan) -> list[str]:
         place = f"{reward.workers} child process(es)" if apart else "event loop"
         lines.append(f"  {'rewards':<16} {place}: {reward.description}")
     for judge in reward.judges:
-        place = "the policy's engine" if judge.model is None else "compute lane 'judge': 1 CPU thread, " + judge.model
+        place = "the policy's engine" if judge.model is None else f"compute lane 'judge': {share}, {judge.model}"
         lines.append(f"  {'judge':<16} {place}")
     return lines
 

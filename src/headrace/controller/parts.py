@@ -24,7 +24,7 @@ from headrace.experience.table import ExperienceTable
 from headrace.observe.tally import Tally
 from headrace.observe.waits import WaitMeter
 from headrace.roles import actor
-from headrace.roles.actor import TRAINER_LANE, ActorRole, SealedSteps, TrainedStep
+from headrace.roles.actor import TRAINER_LANE, ActorRole, TrainedStep, WholeBatches
 from headrace.roles.advantages import AdvantagesRole
 from headrace.roles.batch_stats import BatchStats, StalenessRule
 from headrace.roles.context import RoleContext
@@ -40,6 +40,7 @@ from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
 from headrace.store import RunStore
+from headrace.training.epochs import Epochs
 from headrace.training.protocol import StepReport
 from headrace.weights.version import Lineage, Version
 
@@ -156,28 +157,37 @@ def connect(
         masks_truncated=algorithm.truncated == "mask",
     )
 
-    def loader(consumer: str, max_tokens: int, *, sealed: bool) -> StreamingLoader:
+    def loader(consumer: str, max_tokens: int, epochs: Epochs | None) -> StreamingLoader:
         return StreamingLoader(
             table,
             flow,
             consumer=consumer,
-            max_tokens=max_tokens,
-            streaming=config.async_.streaming and not sealed,
+            max_tokens=max_tokens if epochs is None else None,
+            streaming=config.async_.streaming and epochs is None,
             timeout_s=config.runtime.stall_timeout_s,
             unfinished=context.unfinished,
         )
+
+    refresh = _refresh(plan, models, runtime)
 
     async def trained(batch: int, reports: Sequence[StepReport], stats: BatchStats) -> None:
         measured = [report.stats["reference_kl"] for report in reports if "reference_kl" in report.stats]
         if algorithm.kl.place == "loss" and algorithm.kl.moves and measured:
             await context.compute(LANE, "the KL's controller", kl.follow, batch, sum(measured), stats.samples)
+        await refresh(batch + 1)
         checkpointer.trained()
+
+    def epochs(updates: int, whole: bool) -> Epochs | None:
+        """Over batches that are all there before they are trained on, if they are."""
+        return Epochs(algorithm.epochs_per_batch, updates, config.seed) if whole or config.async_.in_order else None
 
     critic = None
     if models.critic is not None:
-        budget, updates = config.critic.max_tokens_per_microbatch, config.critic.updates_per_batch
-        rows = loader("critic.update", budget, sealed=updates > 1)
-        critic = CriticRole(context, rows, models.critic, rule, updates=updates, max_tokens=budget)
+        of_critic, budget = config.critic, config.critic.max_tokens_per_microbatch
+        over = epochs(of_critic.updates_per_batch, config.seals_critic)
+        rows = loader("critic.update", budget, over)
+        critic = CriticRole(context, rows, models.critic, rule, max_tokens=budget, epochs=over)
+    over = epochs(algorithm.updates_per_batch, algorithm.seals_batch)
     return Parts(
         branch=lineage.branch,
         ahead=ahead,
@@ -211,7 +221,7 @@ def connect(
         critic=critic,
         actor=ActorRole(
             context,
-            loader(actor.NAME, config.trainer.max_tokens_per_microbatch, sealed=algorithm.seals_batch),
+            loader(actor.NAME, config.trainer.max_tokens_per_microbatch, over),
             models.trainer,
             models.publisher,
             published,
@@ -219,23 +229,18 @@ def connect(
             rule,
             columns=policy_columns(algorithm, own_proximal=config.own_proximal),
             max_tokens_per_microbatch=config.trainer.max_tokens_per_microbatch,
-            sealed=SealedSteps(
-                algorithm.updates_per_batch,
+            whole=WholeBatches(
+                over,
                 recompute=algorithm.needs_proximal and not config.own_proximal,
                 prepare=prepare_batch(algorithm),
+                stop_kl=algorithm.stop_kl,
             )
-            if algorithm.seals_batch
+            if over is not None
             else None,
             critic=critic,
             warm_up_batches=plan.warm_up_batches,
             trained=trained,
-            after_step=_after_step(
-                recorder,
-                Divergence(masks_truncated=rule.masks_truncated),
-                checkpointer,
-                lineage,
-                _refresh(plan, models, runtime),
-            ),
+            after_step=_after_step(recorder, Divergence(masks_truncated=rule.masks_truncated), checkpointer, lineage),
         ),
         follower=WeightFollowerRole(
             context, models.engine, models.publisher.receiver(), published, SwapMode(config.async_.swap)
@@ -257,21 +262,20 @@ def _after_step(
     divergence: Divergence,
     checkpointer: Checkpointer,
     lineage: Lineage,
-    refresh: Callable[[int], Awaitable[None]],
 ) -> Callable[[TrainedStep], Awaitable[None]]:
     async def after_step(step: TrainedStep) -> None:
         recorder.batch(step)
         divergence.look_at(step)
-        await refresh(step.batch + 1)
         await checkpointer.after(Version(lineage.branch, step.batch + 1))
 
     return after_step
 
 
 def _refresh(plan: Plan, models: Models, runtime: Runtime) -> Callable[[int], Awaitable[None]]:
-    """Called with the number of each version that was published: makes every n-th the reference."""
+    """Called with the number of each version before a row of its batch can be scored: makes every n-th the
+    reference."""
     every = plan.config.reference.refresh_every
-    receiver, own = models.publisher.receiver(), models.reference
+    own = models.reference
 
     async def refresh(number: int) -> None:
         if models.refreshed is None or every is None or number % every:
@@ -279,7 +283,8 @@ def _refresh(plan: Plan, models: Models, runtime: Runtime) -> Callable[[int], Aw
         if own is None:
             await runtime.compute(TRAINER_LANE, models.trainer.keep_reference)
         else:
-            await runtime.compute("reference", lambda: own.take(receiver.receive()[1]))
+            # The trainer rests meanwhile: the actor waits for this.
+            await runtime.compute("reference", lambda: own.take(dict(models.trainer.tensors())))
 
     return refresh
 

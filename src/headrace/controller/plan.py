@@ -147,8 +147,9 @@ def _recipe(config: TrainConfig) -> Recipe:
         config.algorithm,
         own_proximal=config.own_proximal,
         reward_model=reward_model,
-        sealed_critic=config.critic.updates_per_batch > 1,
         kept_sets=config.rollout.sampling.truncates,
+        sealed_critic=config.seals_critic,
+        in_order=config.async_.in_order,
     )
     try:
         check_dataflow(recipe.stages)

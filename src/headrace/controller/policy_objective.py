@@ -35,7 +35,7 @@ def policy_columns(config: AlgorithmConfig, *, own_proximal: bool = False) -> tu
 
 def _interpolates(config: AlgorithmConfig) -> bool:
     """Whether the proximal policy's log-probs are worked out from the current and the behaviour policy's."""
-    return config.updates_per_batch > 1 and (config.proximal == "loglinear" or is_own(config.proximal))
+    return config.steps_per_batch > 1 and (config.proximal == "loglinear" or is_own(config.proximal))
 
 
 class PolicyObjective:
@@ -53,16 +53,18 @@ class PolicyObjective:
         self._interpolated = interpolated if pieces is None or pieces.proximal is None else pieces.proximal
 
     def __call__(self, outputs: Tensor, micro: MicroBatch) -> LossTerms:
-        """`outputs` [N, len(columns)]: of the policy that is being differentiated."""
+        """`outputs` [N, len(columns)], or [N] of one column: of the policy that is being differentiated."""
         columns = micro.columns
-        found: dict[str, Tensor] = dict(zip(self._columns, outputs.unbind(1), strict=True))
+        found: dict[str, Tensor] = dict(zip(self._columns, outputs.view(len(outputs), -1).unbind(1), strict=True))
         logprobs = found["logprob"]
-        proximal = columns.get("proximal")
+        proximal, left = columns.get("proximal"), {}
         if self._config.proximal == "behavior":
             proximal = columns["logprobs"]
-        elif _interpolates(self._config):
+        elif proximal is None and _interpolates(self._config):
             versions, batch = columns["versions"].long(), int(columns["batch"][0])
             proximal = self._interpolated(logprobs.detach(), columns["logprobs"], versions, batch)
+            # The first epoch's, when the policy is nearest to the one that the batch began with, are those of all.
+            left = {"proximal": proximal} if self._config.epochs_per_batch > 1 else {}
         kept = columns.get("kept")
         terms = self._loss(
             logprobs,
@@ -86,6 +88,7 @@ class PolicyObjective:
             denominator=terms.denominator,
             stats=dict(terms.stats),
             maxima=dict(terms.maxima),
+            columns=left,
         )
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from headrace.algorithms.policy_loss import OWN
 from headrace.engines.protocol import Engine
 from headrace.experience.flow import Flow
-from headrace.observe.record import BatchRecord, Totals
+from headrace.observe.record import BatchRecord, EpochRecord, Totals
 from headrace.observe.tally import Tally
 from headrace.observe.waits import WaitMeter
 from headrace.roles.actor import TrainedStep
 from headrace.runtime.protocol import Clock
 from headrace.store import RunStore
+from headrace.training.protocol import StepReport
 from headrace.weights.version import Version
 
 
@@ -98,7 +99,7 @@ class Recorder:
             samples=stats.samples,
             reward_mean=stats.reward / stats.samples,
             response_tokens_mean=stats.response_tokens / stats.samples,
-            trained_tokens=sum(report.trained_tokens for report in reports),
+            trained_tokens=sum(report.trained_tokens for report in step.epochs[0]),
             forwarded_tokens=sum(report.forwarded_tokens for report in reports),
             padding_tokens=sum(report.padding_tokens for report in reports),
             masked_tokens=stats.masked_tokens,
@@ -127,7 +128,17 @@ class Recorder:
             truncated_samples=stats.truncated_samples,
             own={name.removeprefix(OWN): total / tokens for name, total in sums.items() if name.startswith(OWN)},
             critic_loss=sum(report.loss for report in step.critic) / len(step.critic) if step.critic else None,
+            epochs=tuple(_epoch(reports) for reports in step.epochs if any(report.denominator for report in reports)),
         )
+
+
+def _epoch(reports: Sequence[StepReport]) -> EpochRecord:
+    tokens = max(sum(report.trained_tokens for report in reports), 1)
+
+    def mean(name: str) -> float:
+        return sum(report.stats.get(name, 0.0) for report in reports) / tokens
+
+    return EpochRecord(len(reports), mean("approx_kl"), mean("step_kl"), mean("clipped"))
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -26,15 +26,16 @@ def scorers(
 ) -> tuple[ScorerRole | RewardRole, ...]:
     """Those that the recipe has stages for."""
     config = plan.config
+    by_group = config.async_.in_order
     found: list[ScorerRole | RewardRole] = []
 
     def add(name: str, section: ScorerSettings, score: Score, **changes: Any) -> None:
         """A scorer that names its stage, its column and its lane alike, but for `changes`."""
-        named = {"name": name, "columns": (name,), "lane": name, **changes}
+        named = {"name": name, "columns": (name,), "lane": name, "by_group": by_group, **changes}
         found.append(ScorerRole(context, score=score, max_tokens=section.max_tokens_per_microbatch, **named))
 
     if models.reward is not None:
-        found.append(RewardRole(context, models.reward))
+        found.append(RewardRole(context, models.reward, by_group=by_group))
     if models.proximal is not None:
         follows = FollowedWeights(
             context,

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
-from headrace.config import ConfigError
+from headrace.config import ConfigError, TrainConfig
+from headrace.models.loading import resolve_device
 from headrace.runtime.inline import InlineRuntime, Span, SystemClock
 
 _ENGINE, _TRAINER = "engine", "trainer"
@@ -93,6 +94,13 @@ def _set_threads(count: int) -> None:
 
     if torch.get_num_threads() != count:
         torch.set_num_threads(count)
+
+
+def takes_turns(config: TrainConfig) -> bool:
+    """Whether all who compute for long take turns, whatever `runtime.turns` says: the sums of a parallel product depend
+    on how many threads it has, so that none may come and go where results are promised to the last bit. (On a device
+    the threads only hand out work.)"""
+    return config.async_.in_order and resolve_device(config.model.device).type == "cpu"
 
 
 def inline_runtime(

@@ -17,7 +17,7 @@ from headrace.controller.output import Begin
 from headrace.controller.parts import Parts, connect
 from headrace.controller.plan import Plan
 from headrace.controller.stopping import StopRequest
-from headrace.controller.threads import inline_runtime
+from headrace.controller.threads import inline_runtime, takes_turns
 from headrace.controller.watching import watchdog
 from headrace.engines.protocol import SwapMode
 from headrace.experience.sample import GroupKey
@@ -78,7 +78,8 @@ async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None
         return ended
     settings = plan.config.runtime
     spans: deque[Span] = deque(maxlen=_MOST_SPANS)
-    runtime = inline_runtime(settings.threads, turns=settings.turns, trace=spans.append if settings.trace else None)
+    turns = settings.turns or takes_turns(plan.config)
+    runtime = inline_runtime(settings.threads, turns=turns, trace=spans.append if settings.trace else None)
     store, restored = open_store(plan, folder, begin, runtime.clock.wall())
     status: Status = "failed"
     try:

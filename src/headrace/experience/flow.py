@@ -196,13 +196,17 @@ class Flow:
         return done
 
     def restore(self, batch: int, ready: Iterable[AttemptRow], running: Iterable[AttemptRow]) -> None:
-        """Continue from a commit: finished groups come from the journal, unfinished ones are issued again."""
-        ready = list(ready)
-        self._schedule.restore(batch, [(GroupKey(*row.key), row.deadline) for row in ready])
+        """Continue from a commit: finished groups come from the journal, in the order in which they once finished;
+        unfinished ones are issued again."""
+        finished = []
         for row in ready:
             if row.offset is None:
                 raise ValueError(f"group {row.key} is ready but has no place in the journal")
-            group = decode_group(self._store.journal.read(row.offset))
+            finished.append((row.offset, row))
+        finished.sort(key=lambda pair: pair[0])
+        self._schedule.restore(batch, [(GroupKey(*row.key), row.deadline) for _, row in finished])
+        for offset, _ in finished:
+            group = decode_group(self._store.journal.read(offset))
             self._table.reserve(group.key, beyond_capacity=True)
             self._put(group)
         self._reissue.extend(GroupKey(*row.key) for row in running)

@@ -40,6 +40,11 @@ class Row:
     group: GroupKey
     columns: dict[str, Any]
 
+    @property
+    def key(self) -> tuple[GroupKey, RowId]:
+        """Its place among other rows, whichever group came first: those of a group are in the order of its samples."""
+        return self.group, self.row_id
+
 
 @dataclass(slots=True)
 class Lease:

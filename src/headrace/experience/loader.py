@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 
 from headrace.experience.flow import Flow
 from headrace.experience.index import Row, RowId
-from headrace.experience.samplers import token_budget
+from headrace.experience.samplers import in_order, token_budget
 from headrace.experience.table import ExperienceTable, Lease
 
 
@@ -17,10 +18,11 @@ def row_length(row: Row) -> int:
 
 
 class StreamingLoader:
-    """Leases the batch's rows to the actor. The leases of a batch are acked together, after its step.
+    """Leases the batch's rows to whoever trains on them. The leases of a batch are acked together, after its step.
 
-    A micro-batch is handed out once its token budget is full, or no more rows of the batch are to come: for a few rows
-    at a time a pass costs up to twice as much, and a group that comes apart loses the pass over its shared prompt.
+    Rows are handed out once they fill a micro-batch: for a few rows at a time a pass costs up to twice as much, and a
+    group that comes apart loses the pass over its shared prompt. As soon as no more are to come, what is left is one
+    lease, in order of the rows' keys, for micro-batches of balanced size.
     """
 
     def __init__(
@@ -29,25 +31,25 @@ class StreamingLoader:
         flow: Flow,
         *,
         consumer: str,
-        max_tokens: int,
+        max_tokens: int | None,
         streaming: bool,
         timeout_s: float,
         unfinished: Callable[[], str] = str,
     ) -> None:
-        """`streaming` False: nothing is handed out until the batch is sealed. `unfinished`: what else there is to say
-        of a wait that is too long."""
+        """`max_tokens`: of a micro-batch; None: the whole batch is one lease. `streaming` False: nothing is handed out
+        until the batch is sealed. `unfinished`: what else there is to say of a wait that is too long."""
         self._unfinished = unfinished
         self._table = table
         self._flow = flow
         self._consumer = consumer
-        self._max_tokens = max_tokens
-        self._budget = token_budget(max_tokens, row_length)
+        self._max_tokens = sys.maxsize if max_tokens is None else max_tokens
+        self._budget = token_budget(self._max_tokens, row_length)
         self._streaming = streaming
         self._timeout_s = timeout_s
 
-    async def micro_batches(self, batch: int, until: Callable[[], bool] = lambda: False) -> AsyncGenerator[Lease]:
-        """Leases of at most the token budget (one row may exceed it), until every row of `batch` was handed out,
-        or `until()` holds (looked at when the consumer is woken).
+    async def leases(self, batch: int, until: Callable[[], bool] = lambda: False) -> AsyncGenerator[Lease]:
+        """Leases of at most the token budget (one row, and the last lease, may exceed it), until every row of `batch`
+        was handed out, or `until()` holds (looked at when the consumer is woken).
 
         Raises WaitTimeout if no row comes within the time limit.
         """
@@ -76,7 +78,8 @@ class StreamingLoader:
         if not (self._streaming or sealed):
             return []
         rows = {i: row for i, row in ready.items() if row.columns["batch"] == batch}
-        all_there = sealed and handed_out + len(rows) >= self._flow.rows_of_batch()
-        if not all_there and sum(map(row_length, rows.values())) < self._max_tokens:
+        if sealed and handed_out + len(rows) >= self._flow.rows_of_batch():
+            return in_order(rows.values())
+        if sum(map(row_length, rows.values())) < self._max_tokens:
             return []
         return list(self._budget(rows))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from headrace.experience.flow import Flow
 from headrace.experience.index import Row, RowId, Sampler
 
 
 def whole_groups(ready: Mapping[RowId, Row]) -> list[RowId]:
-    """All rows of the oldest ready group. For consumers of unit `group`."""
+    """All ready rows of the oldest ready group."""
     first = next(iter(ready.values()), None)
     return [] if first is None else [row.row_id for row in ready.values() if row.group == first.group]
 
@@ -20,15 +20,21 @@ def one_row(ready: Mapping[RowId, Row]) -> list[RowId]:
 
 
 def sealed_batch(flow: Flow) -> Sampler:
-    """All rows of the batch, once it is sealed and all are ready. For consumers of unit `batch`, which read `batch`."""
+    """All rows of the batch in order of their keys, once it is sealed and all are ready. For consumers of unit `batch`,
+    which read `batch`."""
 
     def sampler(ready: Mapping[RowId, Row]) -> list[RowId]:
         if not flow.is_sealed:
             return []
-        rows = [row_id for row_id, row in ready.items() if row.columns["batch"] == flow.batch]
-        return rows if len(rows) == flow.rows_of_batch() else []
+        rows = [row for row in ready.values() if row.columns["batch"] == flow.batch]
+        return in_order(rows) if len(rows) == flow.rows_of_batch() else []
 
     return sampler
+
+
+def in_order(rows: Iterable[Row]) -> list[RowId]:
+    """By key: so that no result depends on which group came first."""
+    return [row.row_id for row in sorted(rows, key=lambda row: row.key)]
 
 
 def token_budget(max_tokens: int, length: Callable[[Row], int]) -> Sampler:

@@ -6,7 +6,7 @@ predict it. So a sample's first token, which nothing predicts, is never trained.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -149,30 +149,34 @@ def _kept(rows: Sequence[PackRow]) -> KeptTokens | None:
 
 
 def plan_microbatches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Split samples of these lengths into micro-batches of at most `max_tokens` tokens, first fit in their order.
+    """Cut samples of these lengths, in their order, into micro-batches of at most `max_tokens` tokens: as few as their
+    order allows, and of all such cuts one whose largest part is as small as can be.
 
-    Every index is in exactly one micro-batch, ascending within it; a longer sample is a micro-batch of its own.
+    Every index is in exactly one micro-batch, and neighbours stay together, as the samples of a prompt, which share the
+    pass over it. A longer sample is a micro-batch of its own.
     """
     if max_tokens < 1:
         raise ValueError(f"max_tokens is {max_tokens}; use 1 or more")
-    bins: list[list[int]] = []
-    room: list[int] = []
-    for index, length in enumerate(lengths):
-        place = next((i for i, left in enumerate(room) if length <= left), None)
-        if place is None:
-            bins.append([index])
-            room.append(max_tokens - length)
+    fewest = len(_cut(lengths, max_tokens))
+    # A larger limit never needs more parts, so the smallest one that needs no more is found by halving.
+    low, high = 1, max_tokens
+    while low < high:
+        middle = (low + high) // 2
+        if len(_cut(lengths, middle)) <= fewest:
+            high = middle
         else:
-            bins[place].append(index)
-            room[place] -= length
-    return bins
+            low = middle + 1
+    return _cut(lengths, high)
 
 
-def pack_updates(rows: Sequence[PackRow], updates: int, max_tokens: int) -> Iterator[list[MicroBatch]]:
-    """The micro-batches of each of `updates` optimiser steps on `rows`: every step has its share, in their order.
-
-    Of fewer rows than steps each is a step.
-    """
-    for chunk in np.array_split(np.arange(len(rows)), min(updates, len(rows))):
-        plan = plan_microbatches([len(rows[i]) for i in chunk], max_tokens)
-        yield [pack([rows[chunk[place]] for place in places]) for places in plan]
+def _cut(lengths: Sequence[int], limit: int) -> list[list[int]]:
+    """Parts of at most `limit` tokens, each as long as it can be; or of one longer sample."""
+    parts: list[list[int]] = []
+    room = 0
+    for index, length in enumerate(lengths):
+        if not parts or length > room:
+            parts.append([])
+            room = limit
+        parts[-1].append(index)
+        room -= length
+    return parts

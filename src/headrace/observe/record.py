@@ -25,6 +25,20 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochRecord:
+    """One pass of the actor over a batch. Means are over trained tokens, each as it was before the step that it had a
+    part in."""
+
+    steps: int
+    """Optimiser steps."""
+    approx_kl: float
+    """k3 estimate of KL(behaviour || current)."""
+    step_kl: float
+    """k3 estimate of KL(proximal || current): how far the steps on this batch have moved the policy."""
+    clip_fraction: float
+
+
+@dataclass(frozen=True, slots=True)
 class BatchRecord:
     """One trained batch. Stored as JSON under the number of the version that it made."""
 
@@ -36,9 +50,9 @@ class BatchRecord:
     """Mean reward of the batch's samples, as scored."""
     response_tokens_mean: float
     trained_tokens: int
-    """Tokens that entered the loss."""
+    """Tokens that entered the loss, however many epochs there were."""
     forwarded_tokens: int
-    """Tokens of the packed rows that the trainer computed, prompts included."""
+    """Tokens of the packed rows that the trainer's steps computed, prompts included, in all epochs."""
     padding_tokens: int
     masked_tokens: int
     """Policy tokens left out of the loss because they were staler than the bound."""
@@ -59,7 +73,7 @@ class BatchRecord:
     clip_fraction: float
     behavior_weight_mean: float
     approx_kl: float
-    """k3 estimate of KL(behaviour || current), mean over trained tokens."""
+    """k3 estimate of KL(behaviour || current), mean over the trained tokens of all epochs."""
     step_s: float
     """From the end of the batch before to the end of this one."""
     queue_groups: int
@@ -85,6 +99,8 @@ class BatchRecord:
     """Samples that a limit on tokens, context or turns cut off."""
     own: dict[str, float] = field(default_factory=dict)
     """What the user's own loss and weights report, per trained token."""
+    epochs: tuple[EpochRecord, ...] = ()
+    """One for each pass over the batch; fewer than the config has where `algorithm.stop_kl` ended them."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -96,4 +112,5 @@ class BatchRecord:
         values = {key: value for key, value in record.items() if key in known}
         values["staleness"] = {int(key): count for key, count in record["staleness"].items()}
         values["totals"] = Totals(**record["totals"])
+        values["epochs"] = tuple(EpochRecord(**epoch) for epoch in record.get("epochs", ()))
         return BatchRecord(**values)

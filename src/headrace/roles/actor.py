@@ -9,17 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from headrace.experience.index import Row, StaleLease
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
-from headrace.models.packing import MicroBatch, PackRow, pack, pack_updates
+from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
 from headrace.roles.batch_stats import BatchStats, StalenessRule
 from headrace.roles.context import RoleContext
 from headrace.roles.critic import CriticRole
+from headrace.roles.whole_batch import WholeBatch
 from headrace.runtime.signal import Signal
+from headrace.training.epochs import Epochs
 from headrace.training.protocol import StepReport, Trainer
 from headrace.weights.plane import WeightPublisher
 from headrace.weights.version import Lineage, Version
@@ -38,24 +39,35 @@ class TrainedStep:
     groups: int
     late_groups: int
     stats: BatchStats
-    reports: tuple[StepReport, ...]
-    """One for each optimiser step."""
+    epochs: tuple[tuple[StepReport, ...], ...]
+    """Of each epoch over the batch what its optimiser steps report."""
     train_s: float
     """Seconds that the trainer computed for this batch."""
     critic: tuple[StepReport, ...] = ()
 
+    @property
+    def reports(self) -> tuple[StepReport, ...]:
+        """One for each optimiser step."""
+        return tuple(report for epoch in self.epochs for report in epoch)
+
 
 @dataclass(frozen=True, slots=True)
-class SealedSteps:
-    """How the actor trains on a sealed batch."""
+class WholeBatches:
+    """How the actor trains on batches that are all there before it begins."""
 
-    updates: int
-    """Optimiser steps."""
+    epochs: Epochs
     recompute: bool
-    """Whether each micro-batch first gets the column `proximal`: log-probs under the weights that the batch begins
-    with."""
+    """Whether each row first gets the column `proximal`: log-probs under the weights that the batch begins with."""
     prepare: Callable[[Sequence[MicroBatch]], None]
-    """Called with all micro-batches before the first step: adds columns that need the whole batch."""
+    """Called with the whole batch before the first step: adds columns that need all of it."""
+    stop_kl: float | None = None
+    """An epoch whose mean KL from the policy that the batch began with is above this is the last."""
+
+    def enough(self, reports: Sequence[StepReport]) -> bool:
+        """Whether an epoch with these reports is the batch's last."""
+        tokens = sum(report.trained_tokens for report in reports)
+        moved = sum(report.stats.get("step_kl", 0.0) for report in reports)
+        return self.stop_kl is not None and moved > self.stop_kl * tokens
 
 
 class ActorRole:
@@ -71,17 +83,17 @@ class ActorRole:
         *,
         columns: Sequence[str],
         max_tokens_per_microbatch: int,
-        sealed: SealedSteps | None,
+        whole: WholeBatches | None,
         critic: CriticRole | None = None,
         warm_up_batches: int = 0,
         trained: Callable[[int, Sequence[StepReport], BatchStats], Awaitable[None]] | None = None,
         after_step: Callable[[TrainedStep], Awaitable[None]],
     ) -> None:
-        """`columns`: of the table, beside tokens and mask, that the loss reads. `sealed`: how a whole batch is trained;
+        """`columns`: of the table, beside tokens and mask, that the loss reads. `whole`: how a whole batch is trained;
         None: one step, from micro-batches as they come. `critic`: steps along with every batch; in the first
-        `warm_up_batches` it alone does. `trained` is awaited after the steps on a batch, before the next one can be
-        sealed: what goes with the weights is as it was then. `after_step` is awaited once the new version is
-        published: the record and the checkpoint are made there."""
+        `warm_up_batches` it alone does. `trained` is awaited after the steps on a batch, with what those of its first
+        epoch report, before the next batch can be sealed: what goes with the weights is as it was then. `after_step` is
+        awaited once the new version is published: the record and the checkpoint are made there."""
         self._context = context
         self._loader = loader
         self._trainer = trainer
@@ -91,7 +103,7 @@ class ActorRole:
         self._rule = rule
         self._columns = tuple(columns)
         self._max_tokens = max_tokens_per_microbatch
-        self._sealed = sealed
+        self._whole = whole
         self._critic = critic
         self._warm_up = warm_up_batches
         self._trained = trained
@@ -129,12 +141,8 @@ class ActorRole:
                     work.stats.add(row, mask, batch, self._rule, self._lineage)
                 rows = [self._pack_row(row, mask) for row, mask in zip(lease.rows, masks, strict=True)]
                 self._context.table.hold(*work.leases)
-                if batch < self._warm_up:
-                    pass
-                elif self._sealed is None:
-                    await self._compute(lambda rows=rows: self._trainer.accumulate(pack(rows)))
-                else:
-                    work.rows.extend(rows)
+                if batch >= self._warm_up:
+                    await self._accumulate(work, rows)
                 self._context.table.renew(*work.leases)
         except StaleLease as lost:
             self._context.report("restarted_batch", {"batch": batch, "message": str(lost)})
@@ -144,16 +152,39 @@ class ActorRole:
             await self._give_up(work)
             return None
         self._context.table.hold(*work.leases)
-        critic, reports = await self._critics_steps(batch, self._steps(work))
+        critic, epochs = await self._critics_steps(batch, self._steps(work))
         self._context.table.ack(*work.leases)
         if self._trained is not None:
-            await self._trained(batch, reports, work.stats)
+            await self._trained(batch, epochs[0], work.stats)
         done = self._context.flow.step()
-        return TrainedStep(batch, done.groups, done.late_groups, work.stats, reports, self._train_s, critic)
+        return TrainedStep(batch, done.groups, done.late_groups, work.stats, epochs, self._train_s, critic)
+
+    async def _accumulate(self, work: _Batch, rows: list[PackRow]) -> None:
+        """Gradients of the first step, which can still be given up. With whole batches, `rows` are all of one."""
+        if self._whole is None:
+            for places in plan_microbatches([len(row) for row in rows], self._max_tokens):
+                if self._stopping:
+                    return
+                await self._compute(self._trainer.accumulate, pack([rows[place] for place in places]))
+            return
+        work.whole = WholeBatch(
+            rows,
+            work.number,
+            self._trainer,
+            self._compute,
+            self._whole.epochs,
+            max_tokens=self._max_tokens,
+            given_up=lambda: self._stopping,
+        )
+        if self._whole.recompute:
+            await work.whole.score("proximal", self._trainer.logprobs)
+        if not self._stopping:
+            work.whole.prepare(self._whole.prepare)
+            await work.whole.begin()
 
     async def _critics_steps(
-        self, batch: int, own: Coroutine[Any, Any, tuple[StepReport, ...]]
-    ) -> tuple[tuple[StepReport, ...], tuple[StepReport, ...]]:
+        self, batch: int, own: Coroutine[Any, Any, tuple[tuple[StepReport, ...], ...]]
+    ) -> tuple[tuple[StepReport, ...], tuple[tuple[StepReport, ...], ...]]:
         """The critic's steps on `batch`, if there is one, beside `own`."""
         if self._critic is None:
             return (), await own
@@ -165,27 +196,10 @@ class ActorRole:
             critic.cancel()  # which does nothing to one that is done
             await asyncio.gather(critic, return_exceptions=True)
 
-    async def _steps(self, work: _Batch) -> tuple[StepReport, ...]:
-        if self._sealed is None or work.number < self._warm_up:
-            return (await self._compute(self._trainer.step),)
-        return tuple(await self._sealed_steps(self._sealed, work))
-
-    async def _sealed_steps(self, sealed: SealedSteps, work: _Batch) -> list[StepReport]:
-        """Each step on its share of the samples, in the order of their arrival."""
-        batches = list(pack_updates(work.rows, sealed.updates, self._max_tokens))
-        whole = [micro for batch in batches for micro in batch]
-        if sealed.recompute:
-            for micro in whole:
-                micro.columns["proximal"] = await self._compute(self._trainer.logprobs, micro)
-        for micro in whole:
-            micro.columns["batch"] = torch.full(micro.mask.shape, float(work.number))
-        sealed.prepare(whole)
-        reports = []
-        for batch in batches:
-            for micro in batch:
-                await self._compute(self._trainer.accumulate, micro)
-            reports.append(await self._compute(self._trainer.step))
-        return reports
+    async def _steps(self, work: _Batch) -> tuple[tuple[StepReport, ...], ...]:
+        if self._whole is None or work.whole is None:
+            return ((await self._compute(self._trainer.step),),)
+        return await work.whole.finish(self._whole.enough)
 
     async def _give_up(self, work: _Batch) -> None:
         """Forget the gradients; rows that are still ours go back."""
@@ -199,7 +213,7 @@ class ActorRole:
         return PackRow(row.columns["tokens"], trained, columns, row.columns["kept_sets"])
 
     async def _leases(self, batch: int) -> AsyncGenerator[Lease]:
-        source = self._loader.micro_batches(batch, until=lambda: self._stopping)
+        source = self._loader.leases(batch, until=lambda: self._stopping)
         while True:
             with self._context.waits.waiting(NAME, "rows of the batch"):
                 lease = await anext(source, None)
@@ -222,6 +236,5 @@ class _Batch:
 
     number: int
     leases: list[Lease] = field(default_factory=list)
-    rows: list[PackRow] = field(default_factory=list)
-    """Kept only when several steps are made on them."""
+    whole: WholeBatch | None = None
     stats: BatchStats = field(default_factory=BatchStats)

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any, TypeVar
 
 from headrace.experience.index import StaleLease
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
-from headrace.models.packing import PackRow, pack, pack_updates
+from headrace.models.packing import PackRow, pack, plan_microbatches
 from headrace.roles.batch_stats import StalenessRule
 from headrace.roles.context import RoleContext
+from headrace.roles.whole_batch import WholeBatch
 from headrace.runtime.signal import Signal
+from headrace.training.epochs import Epochs
 from headrace.training.protocol import StepReport, Trainer
+
+T = TypeVar("T")
 
 NAME = "critic.update"
 CRITIC_LANE = "critic"
-_PASS = "a micro-batch of the critic"
 _COLUMNS = ("values", "returns")
 
 
 class CriticRole:
-    """Accumulates a batch as its rows become ready, and steps when the actor says so: the two commit it together."""
+    """Accumulates the first step on a batch as soon as it can, and steps when the actor says so: the two commit it
+    together."""
 
     def __init__(
         self,
@@ -29,23 +35,22 @@ class CriticRole:
         trainer: Trainer,
         rule: StalenessRule,
         *,
-        updates: int,
         max_tokens: int,
+        epochs: Epochs | None = None,
     ) -> None:
-        """`rule` says which samples are left out; tokens of any age teach the critic. `updates`: optimiser steps on a
-        batch; with more than one `loader` waits for all of it, and micro-batches of `max_tokens` are made anew for
-        each."""
+        """`rule` says which samples are left out; tokens of any age teach the critic. `max_tokens`: of a micro-batch.
+        `epochs`: over whole batches, each of which `loader` hands out in one lease; None: one step, from micro-batches
+        as they come."""
         self._context = context
         self._rule = rule
-        self._updates = updates
-        self._max_tokens = max_tokens
-        self._rows: list[PackRow] = []
-        """Kept only when several steps are made on them."""
         self._loader = loader
         self._trainer = trainer
+        self._max_tokens = max_tokens
+        self._epochs = epochs
         self._changed = Signal()
-        self._whole: int | None = None
-        """The batch that is accumulated whole."""
+        self._begun: int | None = None
+        """The batch of which all rows are there, and the first step is accumulated."""
+        self._whole: WholeBatch | None = None
         self._leases: list[Lease] = []
 
     async def run(self) -> None:
@@ -55,7 +60,7 @@ class CriticRole:
             batch = flow.batch
             if not await self._accumulate(batch):
                 continue
-            self._whole = batch
+            self._begun = batch
             self._changed.notify()
             while flow.batch == batch and not flow.is_finished:
                 await self._context.changed(NAME, "the actor's step")
@@ -64,42 +69,46 @@ class CriticRole:
         """The optimiser steps on `batch`, once all of it is there. Raises WaitTimeout."""
         clock, seconds = self._context.runtime.clock, self._context.stall_timeout_s
         await self._changed.wait_until(
-            lambda: self._whole == batch, clock, seconds, lambda: f"the critic to see all rows of batch {batch}"
+            lambda: self._begun == batch, clock, seconds, lambda: f"the critic to see all rows of batch {batch}"
         )
-        compute = self._context.compute
-        reports = []
-        if self._updates == 1:
-            reports.append(await compute(CRITIC_LANE, "the critic's step", self._trainer.step))
+        if self._whole is None:
+            reports = [await self._compute(self._trainer.step)]
         else:
-            for micros in pack_updates(self._rows, self._updates, self._max_tokens):
-                for micro in micros:
-                    await compute(CRITIC_LANE, _PASS, self._trainer.accumulate, micro)
-                reports.append(await compute(CRITIC_LANE, "the critic's step", self._trainer.step))
+            reports = [report for epoch in await self._whole.finish() for report in epoch]
         self._context.table.ack(*self._leases)
-        self._leases, self._rows, self._whole = [], [], None
+        self._leases, self._whole, self._begun = [], None, None
         return tuple(reports)
 
     async def _accumulate(self, batch: int) -> bool:
         """False if a row was lost, and the batch must begin again."""
-        table, compute = self._context.table, self._context.compute
+        table = self._context.table
         try:
-            async for lease in self._loader.micro_batches(batch):
+            async for lease in self._loader.leases(batch):
                 self._leases.append(lease)
                 table.hold(*self._leases)
                 rows = [
                     PackRow(row.columns["tokens"], self._rule.chosen(row), {c: row.columns[c] for c in _COLUMNS})
                     for row in lease.rows
                 ]
-                if self._updates == 1:
-                    await compute(CRITIC_LANE, _PASS, lambda rows=rows: self._trainer.accumulate(pack(rows)))
-                else:
-                    self._rows.extend(rows)
+                await self._begin(batch, rows)
         except StaleLease as lost:
             self._context.report("restarted_batch", {"role": NAME, "batch": batch, "message": str(lost)})
-            await compute(CRITIC_LANE, "the critic to forget", self._trainer.discard)
+            await self._compute(self._trainer.discard)
             for lease in self._leases:
                 with suppress(StaleLease):
                     table.give_back(lease)
-            self._leases, self._rows = [], []
+            self._leases, self._whole = [], None
             return False
         return bool(self._leases)
+
+    async def _begin(self, batch: int, rows: list[PackRow]) -> None:
+        """Gradients of the first step. With whole batches, `rows` are all of one."""
+        if self._epochs is None:
+            for places in plan_microbatches([len(row) for row in rows], self._max_tokens):
+                await self._compute(self._trainer.accumulate, pack([rows[place] for place in places]))
+            return
+        self._whole = WholeBatch(rows, batch, self._trainer, self._compute, self._epochs, max_tokens=self._max_tokens)
+        await self._whole.begin()
+
+    async def _compute(self, function: Callable[..., T], *args: Any) -> T:
+        return await self._context.compute(CRITIC_LANE, "the critic", function, *args)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from headrace.experience.loader import row_length
-from headrace.experience.samplers import token_budget
+from headrace.experience.samplers import token_budget, whole_groups
 from headrace.roles.context import RoleContext
 from headrace.rollout.failures import FailureKind
 from headrace.rollout.rewards.model import ModelReward
@@ -16,10 +16,11 @@ NAME = "reward"
 class RewardRole:
     """Scores rows as they arrive. The samples of an episode share the score of its last one."""
 
-    def __init__(self, context: RoleContext, model: ModelReward) -> None:
+    def __init__(self, context: RoleContext, model: ModelReward, *, by_group: bool = False) -> None:
+        """`by_group`: rows of different groups never share a pass, so that no score depends on which came together."""
         self._context = context
         self._model = model
-        self._sampler = token_budget(model.max_tokens, row_length)
+        self._sampler = whole_groups if by_group else token_budget(model.max_tokens, row_length)
 
     async def run(self) -> None:
         """Until the run is finished. A score that is not finite costs its group, never the run."""

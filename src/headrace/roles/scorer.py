@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.experience.index import Row
+from headrace.experience.index import Row, RowId
 from headrace.experience.loader import row_length
-from headrace.experience.samplers import token_budget
-from headrace.models.packing import MicroBatch, PackRow, pack
+from headrace.experience.samplers import token_budget, whole_groups
+from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
 from headrace.roles.context import RoleContext
 from headrace.runtime.signal import Signal
 from headrace.weights.plane import WeightReceiver
@@ -80,11 +80,13 @@ class ScorerRole:
         max_tokens: int,
         reads: Sequence[str] = (),
         follows: FollowedWeights | None = None,
+        by_group: bool = False,
     ) -> None:
         """`name`: of the stage. `columns`: that it writes, one of the tokens and with [N, 2] one of the sample.
         `reads`: columns that `score` finds in the micro-batch, beside tokens and mask. `max_tokens`: budget of one
         forward pass; a longer row is one of its own. `follows`: the weights must be those that the batch begins with.
-        """
+        `by_group`: rows of different groups never share a pass, so that no score depends on which groups came
+        together."""
         self._reads = tuple(reads)
         self._follows = follows
         self._context = context
@@ -92,7 +94,8 @@ class ScorerRole:
         self._columns = tuple(columns)
         self._lane = lane
         self._score = score
-        self._sampler = token_budget(max_tokens, row_length)
+        self._max_tokens = max_tokens
+        self._sampler = whole_groups if by_group else token_budget(max_tokens, row_length)
 
     async def run(self) -> None:
         table = self._context.table
@@ -101,15 +104,21 @@ class ScorerRole:
             table.hold(lease)
             if self._follows is not None:
                 await self._follows.reach(self._context.flow.batch)
-            micro = pack([self._pack_row(row) for row in rows])
-            values = await self._context.compute(self._lane, f"scores of {self._name}", self._score, micro)
-            parts = np.split(values.numpy(), np.cumsum([row_length(row) for row in rows])[:-1])
-            of_row = {row.row_id: _of_columns(part) for row, part in zip(rows, parts, strict=True)}
+            of_row: dict[RowId, tuple[Any, ...]] = {}
+            for places in plan_microbatches([row_length(row) for row in rows], self._max_tokens):
+                of_row |= await self._scores([rows[place] for place in places])
             # Rows of a group that was dropped meanwhile have left the lease.
             there = [row.row_id for row in lease.rows]
             for place, column in enumerate(self._columns):
                 table.write(there, column, [of_row[row_id][place] for row_id in there], lease)
             table.ack(lease)
+
+    async def _scores(self, rows: Sequence[Row]) -> dict[RowId, tuple[Any, ...]]:
+        """The columns of each, from one forward pass."""
+        micro = pack([self._pack_row(row) for row in rows])
+        values = await self._context.compute(self._lane, f"scores of {self._name}", self._score, micro)
+        parts = np.split(values.numpy(), np.cumsum([row_length(row) for row in rows])[:-1])
+        return {row.row_id: _of_columns(part) for row, part in zip(rows, parts, strict=True)}
 
     def _pack_row(self, row: Row) -> PackRow:
         given = {name: row.columns[name] for name in self._reads}

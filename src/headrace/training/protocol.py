@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -30,6 +30,8 @@ class LossTerms:
     """Sums, added up over the batch's micro-batches. Detached."""
     maxima: dict[str, Scalar] = field(default_factory=dict)
     """Maxima, of which the largest over the micro-batches is kept. Detached."""
+    columns: dict[str, Tensor] = field(default_factory=dict)
+    """[N] each: what the loss worked out and later passes over the same samples are to find as columns. Detached."""
 
 
 class Loss(Protocol):
@@ -72,8 +74,9 @@ class Trainer(Protocol):
     def step_count(self) -> int:
         """Optimiser steps so far, those included whose gradient was not finite; without those on nothing."""
 
-    def accumulate(self, micro: MicroBatch) -> None:
-        """Forward and backward of the loss's numerator; gradients add up in float32, nothing is stepped."""
+    def accumulate(self, micro: MicroBatch) -> Mapping[str, Tensor]:
+        """Forward and backward of the loss's numerator; gradients add up in float32, nothing is stepped. Returns the
+        loss's columns, on the micro-batch's device."""
 
     def step(self) -> StepReport:
         """Divide the gradients by the summed denominator, clip, and make one optimiser step."""

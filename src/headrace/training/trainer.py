@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -105,12 +105,13 @@ class HFTrainer:
         """In compute dtype; its parameters are views."""
         return self._model
 
-    def accumulate(self, micro: MicroBatch) -> None:
-        micro = micro.to(self._lm.device)
+    def accumulate(self, micro: MicroBatch) -> Mapping[str, Tensor]:
+        given, micro = micro, micro.to(self._lm.device)
         terms = self._loss(self._outputs(self._lm, micro), micro)
         if terms.numerator.requires_grad:
             terms.numerator.backward()
         self._sums.add(terms, micro)
+        return {name: column.to(given.tokens.device) for name, column in terms.columns.items()}
 
     def step(self) -> StepReport:
         sums, self._sums = self._sums, BatchSums()
