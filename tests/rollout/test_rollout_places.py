@@ -234,7 +234,8 @@ def test_what_is_shown(paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown("f.py:f", read=(f"{paper}/tmp",)) == (["run"], [])
     assert shown("f.py:f", read=("/",)) == ([], [])
     assert shown("f.py:f", read=(f"{job}/code",)) == (["run", "tmp"], ["tmp/job/code"])
-    monkeypatch.setattr(sys, "path", ["", f"{paper}/tmp/lib", f"{paper}/tmp"])
+    (paper / "tmp" / "dangling").symlink_to("absent")
+    monkeypatch.setattr(sys, "path", ["", f"{paper}/tmp/lib", f"{paper}/tmp", f"{paper}/tmp/dangling"])
     (paper / "tmp" / "lib").mkdir()
     assert shown("f.py:f")[1] == ["tmp/lib"], "but not all of a place because it is on the import path"
     monkeypatch.chdir(job)

@@ -27,7 +27,7 @@ async def find_walls(
     Raises ConfigError if `sandbox.tool` names one that does not work here, or `sandbox.read` what is not there.
     """
     for path in config.read:
-        if not os.path.lexists(path):
+        if not os.path.exists(path):
             raise ConfigError(
                 f"reward.sandbox.read has {path!r}, and there is no such file or folder; correct it, or leave it out "
                 f"(relative paths begin in {os.getcwd()})"

@@ -53,7 +53,7 @@ def _import_path() -> list[str]:
 
 def _both(paths: Iterable[str]) -> list[str]:
     """Each path as it is named and as it really is, of those that exist."""
-    named = [os.path.abspath(path) for path in paths if os.path.lexists(path)]
+    named = [os.path.abspath(path) for path in paths if os.path.exists(path)]
     return [one for path in named for one in (path, os.path.realpath(path))]
 
 
