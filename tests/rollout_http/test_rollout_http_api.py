@@ -122,6 +122,7 @@ def test_completion_whole() -> None:
         assert request.sampling.max_new_tokens == 16
         assert request.sampling.stop_token_ids == (EOS,)
         assert (request.sampling.temperature, request.sampling.top_p, request.sampling.top_k) == (1.0, 1.0, 0)
+        assert request.client == ("127.0.0.1 me", "1"), "whose turn it is among clients, then among requests"
 
     run(engine, test)
 

@@ -145,7 +145,8 @@ class Engine(Protocol):
         """End every request with ABORT and release what `start` took."""
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        """Sample until a stop condition. Raises RequestError before the first token for a bad request.
+        """Sample until a stop condition. Raises RequestError before the first token for a bad request, and EngineError
+        where the model's logits are not finite.
 
         Leaving the iterator early aborts the request.
         """
