@@ -51,6 +51,7 @@ class _Row(NamedTuple):
     reward: float | None
     failure: str | None
     metadata: dict[str, Any]
+    terms: dict[str, float]
 
 
 def encode_group(group: Group) -> bytes:
@@ -99,7 +100,9 @@ def _row(sample: Sample, key: GroupKey) -> _Row:
     check_metadata(sample.metadata)
     arrays = [_pack_array(getattr(sample, name), dtype) for name, dtype in _COLUMNS.items()]
     reward = None if sample.reward is None else float(sample.reward)
-    return _Row(sample.episode, sample.index, arrays, str(sample.status), reward, sample.failure, sample.metadata)
+    terms = {name: float(value) for name, value in sample.terms.items()}
+    status = str(sample.status)
+    return _Row(sample.episode, sample.index, arrays, status, reward, sample.failure, sample.metadata, terms)
 
 
 def _sample(packed: Any, key: GroupKey) -> Sample:
@@ -122,6 +125,10 @@ def _sample(packed: Any, key: GroupKey) -> Sample:
             reward=None if row.reward is None else _typed(row.reward, float, "reward"),
             failure=None if row.failure is None else _typed(row.failure, str, "failure"),
             metadata=row.metadata,
+            terms={
+                _typed(name, str, "a term's name"): _typed(value, float, f"the term {name}")
+                for name, value in _typed(row.terms, dict, "terms").items()
+            },
             **arrays,
         )
     except ValueError as error:

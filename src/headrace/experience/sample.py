@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -60,6 +61,8 @@ class Sample:
     """Why the sample failed, as `kind: detail`; None unless `status` is FAILED."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """Free, JSON-like values only."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Of a reward of several terms the value of each, by its name, before it was weighted."""
 
     def __post_init__(self) -> None:
         length = len(self.tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -37,6 +37,8 @@ class TrainedStep:
     batch: int
     groups: int
     late_groups: int
+    dropped: Mapping[str, int]
+    """Groups that were dropped while it was composed, by reason."""
     stats: BatchStats
     reports: tuple[StepReport, ...]
     """One for each optimiser step."""
@@ -149,7 +151,9 @@ class ActorRole:
         if self._trained is not None:
             await self._trained(batch, reports, work.stats)
         done = self._context.flow.step()
-        return TrainedStep(batch, done.groups, done.late_groups, work.stats, reports, self._train_s, critic)
+        return TrainedStep(
+            batch, done.groups, done.late_groups, done.dropped, work.stats, reports, self._train_s, critic
+        )
 
     async def _critics_steps(
         self, batch: int, own: Coroutine[Any, Any, tuple[StepReport, ...]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -146,7 +146,10 @@ class EpisodeRunner:
 
 
 def _with_final(played: _Played, final: RewardOutcome) -> _Played:
-    outcomes = [final if shares else own for own, shares in zip(played.outcomes, played.shares, strict=True)]
+    outcomes = [
+        replace(final, terms=own.terms) if shares else own
+        for own, shares in zip(played.outcomes, played.shares, strict=True)
+    ]
     return _Played(played.trajectories, outcomes, played.shares, played.response)
 
 
@@ -155,7 +158,9 @@ def _samples(key: GroupKey, episode: int, played: _Played | list[Sample]) -> lis
         return played
     try:
         return [
-            trajectory.to_sample(key, episode, index, reward=outcome.value, failure=outcome.failure)
+            trajectory.to_sample(
+                key, episode, index, reward=outcome.value, failure=outcome.failure, terms=outcome.terms
+            )
             for index, (trajectory, outcome) in enumerate(zip(played.trajectories, played.outcomes, strict=True))
         ]
     except Exception as error:  # arrays that do not fit each other

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,14 @@ class Trajectory:
         self._append(ids, False, np.zeros(len(ids), dtype=np.float32), none, none)
 
     def to_sample(
-        self, group: GroupKey, episode: int, index: int, *, reward: float | None = None, failure: str | None = None
+        self,
+        group: GroupKey,
+        episode: int,
+        index: int,
+        *,
+        reward: float | None = None,
+        failure: str | None = None,
+        terms: Mapping[str, float] = MappingProxyType({}),
     ) -> Sample:
         """The row of the experience table. With a `failure` its status is FAILED."""
         return Sample(
@@ -78,6 +86,7 @@ class Trajectory:
             reward=reward,
             failure=failure,
             metadata=self.metadata,
+            terms=dict(terms),
         )
 
     def _append(
