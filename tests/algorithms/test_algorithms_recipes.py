@@ -61,14 +61,16 @@ def test_a_reward_model_scores_what_the_rollout_gave_before_anybody_sees_the_rew
     recipe = compose(AlgorithmConfig(recipe=name), reward_model=True)
     stages = {stage.name: stage for stage in recipe.stages}
     assert stages["reward"] == Stage(
-        "reward", ("tokens", "loss_mask", "scored", "group", "episode"), ("reward",), "row"
+        "reward", ("tokens", "loss_mask", "scored", "group", "episode"), ("reward", "model_score"), "row"
     )
     assert "scored" in stages["rollout"].writes
     assert "reward" not in stages["rollout"].writes
     order = names(check_dataflow(recipe.stages))
     assert order.index("rollout") < order.index("reward") < order.index("filter")
     plain = compose(AlgorithmConfig(recipe=name))
-    assert [stage for stage in recipe.stages if stage.name not in ("rollout", "reward")] == list(plain.stages[1:])
+    others = [stage for stage in recipe.stages if stage.name not in ("rollout", "reward", "actor")]
+    assert others == list(plain.stages[1:-1])
+    assert set(stages["actor"].reads) == {*plain.stages[-1].reads, "model_score"}
 
 
 def test_a_reference_is_read_where_its_kl_goes() -> None:

@@ -113,7 +113,7 @@ def test_it_computes_beside_generation_and_training(tmp_path: Path) -> None:
 def test_a_judge_that_says_no_number_fails_every_sample_with_that_reason(tmp_path: Path) -> None:
     judge = make_judge(tmp_path / "judge", says_digits=False)
     job = job_with(tmp_path / "job", {"model": str(judge)}, rollout__max_drops_per_batch=4)
-    with pytest.raises(NothingToTrain, match="failed: reward_judge"):
+    with pytest.raises(NothingToTrain, match=r"samples failed, the last one with .reward_judge: no number"):
         go(job)
     assert not (tmp_path / "job" / "keep.py.seen").exists()
     result = asyncio.run(evaluate(make_plan(load_config(TrainConfig, job))))

@@ -251,16 +251,101 @@ def test_a_disk_that_fills_ends_the_run_with_one_clear_error(tmp_path: Path) -> 
     assert str(tmp_path / "run") in process.stderr
 
 
-def test_samples_that_all_fail_end_the_run_with_what_they_failed_of(tmp_path: Path) -> None:
-    job = make_job(tmp_path / "job", rollout__max_drops_per_batch=4, rollout__max_attempts=2)
-    (tmp_path / "job" / "reward.py").write_text("def score(response, row):\n    raise ValueError('no such answer')\n")
-    code, out = run("train", job, "--dir", tmp_path / "run")
-    assert code == 1
-    assert "samples fail, the last one with 'reward_raised: ValueError: no such answer (reward.py, line 2)'" in out
-    assert "Traceback" not in out
-    code, out = run("inspect", tmp_path / "run")
-    assert "failed_sample" in out
-    assert "ValueError: no such answer" in out
+ALL_FAIL = {
+    "raises": ("raise ValueError('no such answer')", "reward_raised: ValueError: no such answer (reward.py, line 2)"),
+    "hangs": ("__import__('time').sleep(86400)", "reward_timeout: took longer than 0.3 s"),
+}
+
+
+@pytest.mark.parametrize("does", ALL_FAIL)
+@pytest.mark.parametrize("held_out", [True, False])
+def test_samples_that_all_fail_end_the_run_after_a_batchs_worth(
+    does: str, held_out: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the evaluation before count as well: there are 4, and 6 samples are a batch."""
+    changes = {} if held_out else {"data__eval": None}
+    job = make_job(tmp_path / "job", reward__timeout_s=0.3, **changes)
+    body, words = ALL_FAIL[does]
+    (tmp_path / "job" / "reward.py").write_text(f"def score(response, row):\n    {body}\n")
+    folder = tmp_path / "run"
+    assert main(["train", str(job), "--dir", str(folder), "--plain"]) == 1
+    told = capsys.readouterr()
+    assert f"samples failed, the last one with {words!r}; mend that, and --resume the run" in told.err
+    assert "Traceback" not in told.err
+    assert "failed_sample  prompt " in told.out
+    assert words in told.out, "within a second of the first"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert summary["samples"]["generated"] <= 9, "a batch's worth, and a group that ended meanwhile"
+    kind, _, detail = words.partition(": ")
+    assert summary["samples"]["failure_words"] == {kind: detail}
+    assert main(["inspect", str(folder)]) == 0
+    assert detail[:20] in capsys.readouterr().out
+
+
+FILTER_FAULTS = {
+    "raises": ("raise KeyError('x')", "KeyError: 'x' (filters.py, line 2)"),
+    "says yes": (
+        "return 'yes'",
+        "the filter keep returned 'yes' (str); return True to keep the group, or False to drop it",
+    ),
+}
+
+
+@pytest.mark.parametrize("does", FILTER_FAULTS)
+def test_a_filter_that_always_fails_ends_the_run_with_its_words(
+    does: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job(tmp_path / "job", rollout__filters=[f"{tmp_path}/job/filters.py:keep"], data__eval=None)
+    body, words = FILTER_FAULTS[does]
+    (tmp_path / "job" / "filters.py").write_text(f"def keep(group):\n    {body}\n")
+    assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 1
+    told = capsys.readouterr()
+    assert f"groups were dropped (filter_error, the last one with {words!r}); mend that" in told.err
+    assert "too easy" not in told.err
+    assert f"filter_failed  {words}" in told.out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["groups"]["drop_words"] == {"filter_error": words}
+
+
+TERMS = [
+    {"function": "regex", "answer": "[a-m]", "weight": 1.0},
+    {"function": "exact", "weight": 0.0},
+    {"function": "regex", "answer": "[0-9]", "weight": 0.5},
+]
+
+
+def test_the_record_has_each_term_of_a_reward_and_the_times_of_its_calls(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    job = make_job(tmp_path / "job", reward={"terms": TERMS}, rollout__filters=[], data__eval=None)
+    summary = train(job, folder, "trainer.batches=2")
+    with RunReader(folder) as reader:
+        records = [row.record for row in reader.metrics.read("batch")]
+    for record in records:
+        terms = record["reward_terms"]
+        assert set(terms) == {"regex#1", "exact", "regex#3"}
+        assert terms["regex#1"] + 0.5 * terms["regex#3"] == pytest.approx(record["reward_mean"])
+        assert record["failed_samples"] == {}
+    assert 0 < records[0]["reward_call_p50_s"] <= records[0]["reward_call_p99_s"]
+    assert 0 < summary["reward"]["call_p50_s"] <= summary["reward"]["call_p99_s"]
+    for name, ends in summary["reward"]["terms"].items():
+        assert ends == {"first": records[0]["reward_terms"][name], "last": records[1]["reward_terms"][name]}
+    assert sum(records[-1]["totals"]["reward_calls"].values()) >= 3 * 2 * 6
+
+
+def test_a_batchs_record_has_what_failed_and_what_was_dropped_with_the_last_reason(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", rollout__prompts_per_batch=4, rollout__max_attempts=1, data__eval=None)
+    body = "if int(row['answer']) % 2:\n        raise ValueError('odd')\n    return len(response)"
+    (tmp_path / "job" / "reward.py").write_text(f"def score(response, row):\n    {body}\n")
+    folder = tmp_path / "run"
+    summary = train(job, folder, "trainer.batches=2", "rollout.filters=[]")
+    with RunReader(folder) as reader:
+        records = [row.record for row in reader.metrics.read("batch")]
+    failed = sum(record["failed_samples"].get("reward_raised", 0) for record in records)
+    assert 0 < failed <= summary["samples"]["failed"]["reward_raised"]
+    reason = "exhausted (failed: reward_raised)"
+    assert sum(record["dropped_groups"].get(reason, 0) for record in records) == failed // 3
+    assert summary["groups"]["drop_words"][reason] == "reward_raised: ValueError: odd (reward.py, line 3)"
 
 
 def test_nothing_to_learn_ends_with_a_reason_and_not_with_a_hang(tmp_path: Path) -> None:

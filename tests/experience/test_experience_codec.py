@@ -53,6 +53,7 @@ def groups(draw: st.DrawFn) -> Group:
                 failure=draw(st.none() | st.text()),
                 metadata=draw(st.dictionaries(st.text(), json_like, max_size=3)),
                 kept=kept,
+                terms=draw(st.dictionaries(st.text(), st.floats(allow_nan=False), max_size=3)),
                 **arrays,
             )
         )
@@ -94,7 +95,7 @@ def test_a_group_comes_back_as_it_was(group: Group) -> None:
             assert array.dtype == dtype
             assert array.flags.writeable
             assert array.tobytes() == getattr(other, name).tobytes()
-        for name in ("group", "episode", "index", "status", "reward", "failure", "metadata"):
+        for name in ("group", "episode", "index", "status", "reward", "failure", "metadata", "terms"):
             assert getattr(one, name) == getattr(other, name)
             assert type(getattr(one, name)) is type(getattr(other, name))
         assert (one.kept is None) == (other.kept is None)

@@ -327,6 +327,61 @@ def test_what_is_dropped_without_end_ends_the_run_with_the_reasons(tmp_path: Pat
     with_bench(tmp_path, body, max_drops=4)
 
 
+FAULT = "KeyError: 'x' (filters.py, line 3)"
+
+
+def test_a_filter_that_always_raises_ends_the_run_after_a_batchs_worth_with_its_words(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        for _ in range(8):
+            admission = bench.admit()
+            await bench.flow.finish(group(admission))
+            bench.flow.drop(admission.key, "filter_error", FAULT)
+        with pytest.raises(
+            NothingToTrain, match=r"all of the first 8 groups were dropped \(filter_error, the last one"
+        ):
+            bench.flow.admit(0)
+        assert bench.flow.drop_words == {"filter_error": FAULT}
+
+    with_bench(tmp_path, body, prompts=10)
+
+
+@pytest.mark.parametrize(("first", "faults"), [("kept", 4), ("dropped on purpose", 3)])
+def test_a_filter_that_sometimes_raises_is_told_with_its_words_when_too_many_are_dropped(
+    tmp_path: Path, first: str, faults: int
+) -> None:
+    async def body(bench: Bench) -> None:
+        admission = bench.admit()
+        await bench.flow.finish(group(admission))
+        if first == "kept":
+            bench.flow.keep(admission.key)
+        else:
+            bench.flow.drop(admission.key, "zero_spread")
+        for _ in range(faults):
+            admission = bench.admit()
+            await bench.flow.finish(group(admission))
+            bench.flow.drop(admission.key, "filter_error", FAULT)
+        with pytest.raises(NothingToTrain) as end:
+            bench.flow.admit(0)
+        assert f"filter_error {faults}, the last one with {FAULT!r}" in str(end.value)
+        assert "mend what fails" in str(end.value)
+        assert "too easy" not in str(end.value)
+
+    with_bench(tmp_path, body, max_drops=4)
+
+
+def test_a_batch_says_what_was_dropped_while_it_was_composed(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        bench.flow.drop(bench.admit().key, "zero_spread")
+        for _ in range(2):
+            await bench.finish_and_keep(bench.admit())
+        for consumer in ("filter", "actor"):
+            while (lease := bench.table.try_lease(consumer, list)) is not None:
+                bench.table.ack(lease)
+        assert bench.flow.step().dropped == {"zero_spread": 1}
+
+    with_bench(tmp_path, body)
+
+
 def test_drops_count_anew_in_each_batch_and_a_surplus_does_not_count(tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:
         for version in range(3):

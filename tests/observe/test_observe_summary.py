@@ -16,20 +16,52 @@ def test_names_and_values() -> None:
         batches=(
             samples.batch(0, reward_mean=0.2, staleness={0: 80}, mismatch_mean_abs=0.01, behavior_outside_share=0.1),
             samples.batch(
-                1, staleness={0: 20, 2: 60}, mismatch_max_abs=0.7, effective_token_share=0.9, truncated_samples=12
+                1,
+                staleness={0: 20, 2: 60},
+                mismatch_max_abs=0.7,
+                effective_token_share=0.9,
+                truncated_samples=12,
+                reward_terms={"math": 0.125, "regex": 0.5},
             ),
-            samples.batch(2, reward_mean=0.9, trained_tokens=40, staleness={1: 40}, padding_tokens=40),
+            samples.batch(
+                2,
+                reward_mean=0.9,
+                trained_tokens=40,
+                staleness={1: 40},
+                padding_tokens=40,
+                reward_terms={"math": 0.75},
+            ),
         ),
         number=3,
-        processes={0: samples.totals(3.5)},
+        processes={
+            0: samples.totals(
+                3.5,
+                failure_words={"timeout": "600 s"},
+                drop_words={"filter_error": "KeyError: 'x' (f.py, line 3)"},
+                reward_calls={"1": 1, "0.012": 98, "10": 1},
+            )
+        },
         evaluations=(samples.evaluation(0, 0.25), samples.evaluation(2, 0.5), samples.evaluation(3, 0.75)),
     )
     assert build_summary(run) == {
         "status": "running",
         "version": 3,
         "wall_s": 3.5,
-        "groups": {"issued": 20, "running": 5, "ready": 2, "trained": 12, "dropped": {"zero_spread": 1}},
-        "samples": {"generated": 70, "trained": 48, "truncated": 12, "failed": {"timeout": 1}},
+        "groups": {
+            "issued": 20,
+            "running": 5,
+            "ready": 2,
+            "trained": 12,
+            "dropped": {"zero_spread": 1},
+            "drop_words": {"filter_error": "KeyError: 'x' (f.py, line 3)"},
+        },
+        "samples": {
+            "generated": 70,
+            "trained": 48,
+            "truncated": 12,
+            "failed": {"timeout": 1},
+            "failure_words": {"timeout": "600 s"},
+        },
         "tokens": {
             "generated": 350,
             "trained": 200,
@@ -40,7 +72,14 @@ def test_names_and_values() -> None:
         },
         # 100 tokens of staleness 0, 40 of 1, 60 of 2.
         "staleness": {"max": 2, "mean": 160 / 200, "histogram": {"0": 100, "1": 40, "2": 60}},
-        "reward": {"first": 0.2, "last": 0.9},
+        "reward": {
+            "first": 0.2,
+            "last": 0.9,
+            "terms": {"math": {"first": 0.125, "last": 0.75}, "regex": {"first": 0.5, "last": 0.5}},
+            # Of 100 calls 98 took 12 ms, one 1 s and one 10 s.
+            "call_p50_s": 0.012,
+            "call_p99_s": 1.0,
+        },
         "eval": {"before": 0.25, "after": 0.75},
         "time": {
             "generate_s": pytest.approx(2.8),
@@ -67,7 +106,7 @@ def test_what_was_not_measured_is_null() -> None:
     assert summary["tokens"]["trained_per_s"] is None
     assert summary["tokens"]["nonpad_share"] is None
     assert summary["staleness"] == {"max": None, "mean": None, "histogram": {}}
-    assert summary["reward"] == {"first": None, "last": None}
+    assert summary["reward"] == {"first": None, "last": None, "terms": {}, "call_p50_s": None, "call_p99_s": None}
     assert summary["eval"] == {"before": 0.25, "after": None}
     assert summary["mismatch"] == {"mean_abs": None, "max_abs": None}
 
@@ -93,6 +132,14 @@ def test_totals_since_is_the_inverse_of_adding() -> None:
     )
     assert totals.add([totals.since(late, early), early]) == late
     assert totals.add([]) == Totals()
+
+
+def test_the_last_words_of_all_processes_stand_at_the_end() -> None:
+    first = Totals(failure_words={"timeout": "old", "engine": "gone"}, drop_words={"filter_error": "KeyError"})
+    second = Totals(failure_words={"timeout": "new"})
+    assert list(totals.add([first, second]).failure_words.items()) == [("engine", "gone"), ("timeout", "new")]
+    assert totals.add([first, second]).drop_words == {"filter_error": "KeyError"}
+    assert totals.since(second, first).failure_words["timeout"] == "new"
 
 
 def test_the_file_is_json_and_replaced_whole(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import io
 import re
 import threading
 from dataclasses import replace
+from typing import Any
 
 import observe_samples as samples
 import pytest
@@ -61,6 +62,57 @@ def test_panels_keep_their_height_while_the_run_goes() -> None:
 def test_a_run_that_has_not_said_how_far_ahead_it_goes() -> None:
     text = "\n".join(lines_of(samples.run(0, ahead=None)))
     assert re.search(r"ready 2  running 5 +trained", text)
+
+
+HANGS = "took longer than 10 s"
+BLOCKED = "the event loop has been blocked for 6 s, at /home/me/think.py, line 12, in run (rollout.workflow)"
+
+
+def troubled_run(batches: int, **changes: Any) -> RunRecord:
+    """A run whose samples fail, and whose event loop was blocked."""
+    run = samples.learning_run(batches)
+    events = (
+        EventRow(1, 0.0, "failed_sample", {"prompt": "old", "message": "of the process before"}),
+        EventRow(2, 0.0, "started", {"version": "v0"}),
+        EventRow(3, 0.0, "failed_sample", {"prompt": "7", "message": f"reward_timeout: {HANGS}"}),
+        EventRow(4, 0.0, "blocked", {"message": BLOCKED}),
+        EventRow(5, 0.0, "swap", {"version": "v1"}),
+    )
+    words = {"reward_raised": "KeyError", "reward_timeout": HANGS}
+    totals = replace(
+        run.processes[0],
+        failed_samples={"reward_raised": 3, "reward_timeout": 12},
+        failure_words=words,
+        reward_calls={"0.012": 98, "1": 2},
+        **changes,
+    )
+    return replace(run, processes={0: totals}, events=events)
+
+
+@pytest.mark.parametrize("size", [(80, 23), (64, 20), (100, 30), (120, 49), (200, 60)])
+@pytest.mark.parametrize("batches", [0, 37])
+def test_trouble_fits_its_terminal_and_is_told_whole_where_there_is_room(size: tuple[int, int], batches: int) -> None:
+    lines = [line for line in lines_of(troubled_run(batches), *size) if line]
+    assert len(lines) <= size[1]
+    assert max(map(cell_len, lines)) <= size[0]
+    text = " ".join(" ".join(lines).replace("│", " ").split())
+    assert "failed samples 15 (reward_raised 3, reward_timeout 12)" in text
+    assert f"last failure reward_timeout: {HANGS}" in text
+    assert f"blocked {BLOCKED}"[: 50 if size[1] < 23 else None] in text
+    assert "scoring 12 ms p50; p99 1.0 s" in text or size == (64, 20)
+
+
+def test_a_failure_of_an_evaluation_is_shown_before_anything_is_trained() -> None:
+    run = troubled_run(0)
+    run = replace(run, processes={}, events=run.events[:3])
+    assert f"last failure reward_timeout: {HANGS}" in "\n".join(lines_of(run))
+
+
+def test_terms_of_the_reward_are_shown() -> None:
+    batch = samples.batch(0, reward_terms={"math": 0.25, "a_name_that_is_long": 0.9})
+    text = "\n".join(lines_of(samples.run(1, batches=(batch,))))
+    assert re.search(r"math +0\.250 +reward term", text)
+    assert re.search(r"a_name_that_i… +0\.900 +reward term", text)
 
 
 def test_more_ages_than_lines_are_gathered() -> None:
@@ -122,6 +174,58 @@ def test_plain_lines_of_a_resumed_run_begin_with_where_it_stands() -> None:
     assert len(told) == 2
     assert told[0].startswith("demo goes on from v2: batch 2/10")
     assert told[1].startswith("batch 3/10")
+
+
+def test_plain_lines_tell_what_failed_and_what_was_dropped_and_why() -> None:
+    told: list[str] = []
+    view = PlainView(told.append)
+    view.show(take_snapshot(samples.run(0)))
+    words = samples.totals(1, failure_words={"a": "x", "b": "y"}, drop_words={"filter_error": "TypeError: no bool"})
+    batches = (
+        samples.batch(
+            0,
+            reward_terms={"math": 0.25, "form": 0.9},
+            failed_samples={"a": 2, "b": 1},
+            dropped_groups={"zero_spread": 4},
+            totals=words,
+        ),
+        samples.batch(1, failed_samples={"a": 2}, dropped_groups={"zero_spread": 4, "filter_error": 1}, totals=words),
+    )
+    view.show(take_snapshot(samples.run(2, batches=batches)))
+    assert "reward 0.250 (math 0.250, form 0.900)  " in told[0]
+    assert told[0].endswith("1.00 s  failed 3 (a 2, b 1), last b: y  dropped 4 (zero_spread 4)")
+    assert told[1].endswith(
+        "1.00 s  failed 2, last a: x  dropped 5 (filter_error 1, zero_spread 4), last filter_error: TypeError: no bool"
+    )
+
+
+def test_troubles_of_this_process_have_a_plain_line_each() -> None:
+    told: list[str] = []
+    view = PlainView(told.append)
+    view.show(take_snapshot(troubled_run(0)))
+    view.show(take_snapshot(troubled_run(0)))
+    assert told == [f"failed_sample  prompt 7: reward_timeout: {HANGS}", f"blocked  {BLOCKED}"]
+
+
+def test_failures_without_a_batch_are_told_ever_more_seldom() -> None:
+    """A sample more fails each second, from the first on; a batch is trained after 500 s."""
+    told: list[tuple[int, str]] = []
+    now = 0
+    view = PlainView(lambda line: told.append((now, line)))
+    for now in range(700):
+        run = samples.run(
+            int(now >= 500),
+            events=(),
+            processes={
+                0: samples.totals(
+                    now, generated_samples=now, failed_samples={"a": now}, failure_words={"a": f"sample {now}"}
+                )
+            },
+        )
+        view.show(take_snapshot(run))
+    lines = [(at, line) for at, line in told if "failed" in line]
+    assert [at for at, _ in lines] == [10, 30, 70, 150, 310, 510, 530, 570, 650]
+    assert lines[1][1] == "batch 0/10  failed 30 of 30 samples, last a: sample 30"
 
 
 def test_a_batch_without_trained_tokens_or_with_a_skipped_step_is_told() -> None:

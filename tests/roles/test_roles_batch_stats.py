@@ -28,6 +28,7 @@ def row(versions: list[int], branches: list[int] | None = None, *, truncated: bo
             "branches": np.array([-1, *(branches or [0] * len(versions))], dtype=np.int32),
             "reward": 0.5,
             "truncated": truncated,
+            "terms": {},
         },
     )
 
@@ -82,6 +83,15 @@ def test_counts_of_a_batch() -> None:
     assert stats.masked_tokens == 1
     assert dict(stats.staleness) == {0: 1, 1: 2, 2: 1}
     assert stats.lost_branch_tokens == 1, "version 4 of branch 0 was taken back; version 3 was not, but is masked"
+
+
+def test_terms_are_means_over_the_samples_that_have_them() -> None:
+    stats, items = BatchStats(), [row([5]) for _ in range(3)]
+    items[0].columns |= {"terms": {"math": 1.0, "format": 0.25}, "model_score": -2.0}
+    items[1].columns |= {"terms": {"math": 0.5}, "model_score": 3.0}
+    for item in items:
+        stats.add(item, WAIT.trained(item, batch=5), 5, WAIT, Lineage(0, {0: 2**62}))
+    assert stats.terms == {"math": 0.75, "format": 0.25, "model": 0.5}
 
 
 def test_lineage_knows_what_was_taken_back() -> None:

@@ -53,6 +53,26 @@ def test_a_filter_that_raises_drops_the_group_and_says_why(tmp_path: Path, does:
     assert words in told[0]
 
 
+@pytest.mark.parametrize(("returns", "kept"), [("True", True), ("numpy.bool_(0)", False), ("numpy.array(True)", True)])
+def test_a_filter_may_return_a_bool_of_any_kind(tmp_path: Path, returns: str, kept: bool) -> None:
+    (tmp_path / "f.py").write_text(f"import numpy\ndef keep(group): return {returns}")
+    filters = load_filters((f"{tmp_path}/f.py:keep",))
+    assert drop_reason(filters, group(0.0, 1.0), 0) == (None if kept else "keep")
+
+
+@pytest.mark.parametrize(
+    ("returns", "shown"), [("'yes'", "'yes' (str)"), ("None", "None (NoneType)"), ("1", "1 (int)"), ("[]", "[] (list)")]
+)
+def test_a_filter_that_returns_anything_else_is_a_fault(tmp_path: Path, returns: str, shown: str) -> None:
+    (tmp_path / "f.py").write_text(f"def keep(group): return {returns}")
+    told: list[str] = []
+    filters = load_filters((f"{tmp_path}/f.py:keep",))
+    assert drop_reason(filters, group(0.0, 1.0), 0, told.append) == "filter_error"
+    assert told == [
+        f"the filter keep returned {shown}; return True to keep the group, or False to drop it",
+    ]
+
+
 def test_a_filter_that_would_have_to_be_awaited_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f.py").write_text("async def keep(group): return False")
     with pytest.raises(ConfigError, match=r"f\.py:keep', which is async, and is called without waiting; write a plain"):

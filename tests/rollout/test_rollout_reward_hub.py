@@ -62,7 +62,20 @@ def test_terms_are_weighted_and_added(tmp_path: Path) -> None:
         {"function": f"{tmp_path}/mine.py:length", "weight": -0.125},
     ]
     outcomes = score([("<a> 7", {"answer": "7"}), ("8", {"answer": "7"})], terms=terms)
-    assert outcomes == [RewardOutcome(2.0 + 0.5 - 5 / 8), RewardOutcome(-1 / 8)]
+    assert outcomes == [
+        RewardOutcome(2.0 + 0.5 - 5 / 8, terms={"numeric": 1.0, "regex": 1.0, "length": 5.0}),
+        RewardOutcome(-1 / 8, terms={"numeric": 0.0, "regex": 0.0, "length": 1.0}),
+    ]
+
+
+def test_a_term_of_weight_0_is_told_and_terms_of_one_function_are_told_apart() -> None:
+    terms = [
+        {"function": "regex", "answer": "a"},
+        {"function": "numeric", "weight": 0.0},
+        {"function": "regex", "answer": "b", "weight": 0.0},
+    ]
+    (outcome,) = score([("b 7", {"answer": "7"})], terms=terms)
+    assert outcome == RewardOutcome(0.0, terms={"regex#1": 0.0, "numeric": 1.0, "regex#3": 1.0})
 
 
 def test_one_term_that_fails_fails_the_sum_under_its_name() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -18,10 +19,11 @@ import pytest
 
 from headrace.config import ConfigError
 from headrace.config.data import RewardConfig
+from headrace.observe.durations import quantile
 from headrace.rollout.failures import failure_kind
 from headrace.rollout.rewards.clearing import Clearing
 from headrace.rollout.rewards.outcome import RewardOutcome
-from headrace.rollout.rewards.pool import RewardPool
+from headrace.rollout.rewards.pool import RewardPool, worker_count
 from headrace.rollout.rewards.process import RewardProcess
 from headrace.runtime.inline import SystemClock
 from headrace.runtime.protocol import Clock
@@ -47,6 +49,8 @@ def reward(response, row):
         ctypes.string_at(0)
     if kind == "nan":
         return float("nan")
+    if kind == "vast":
+        return 1e308
     if kind == "text":
         return "1.0"
     if kind == "none":
@@ -108,7 +112,7 @@ def hostile(tmp_path: Path) -> str:
 
 @asynccontextmanager
 async def running(function: str, log_path: Path | None = None, **changes: Any) -> AsyncIterator[RewardPool]:
-    config = RewardConfig(function=function, **{"timeout_s": 20.0, "trusted": True, **changes})
+    config = RewardConfig(function=function, **{"timeout_s": 20.0, "trusted": True, "workers": 1, **changes})
     pool = RewardPool(config, clock=SystemClock(), log_path=log_path)
     await pool.start()
     try:
@@ -140,6 +144,7 @@ def score_all(function: str, rows: list[dict[str, Any]], **changes: Any) -> list
         ("forge", "reward_died: the process broke the protocol"),
         ("deaf", "reward_died: the process"),
         ("nan", "reward_nan: returned nan, which is not finite"),
+        ("vast", "reward_nan: returned 1e+308, which is beyond 1e+15; scale rewards to about 1"),
         ("text", "reward_nan: returned '1.0' (str), which is not a number"),
         ("none", "reward_nan: returned None"),
         ("huge", "reward_nan: returned 'xxxxx"),
@@ -173,6 +178,23 @@ def test_a_hanging_call_is_killed_and_the_place_is_free_within_a_second(hostile:
 def test_time_waited_behind_other_calls_does_not_count(hostile: str) -> None:
     outcomes = score_all(f"{hostile}:later", [{"s": 0.3}] * 5, timeout_s=0.8)
     assert outcomes == [RewardOutcome(6.0)] * 5, "1.5 s in all, 0.3 s each"
+
+
+def test_every_call_is_timed_one_that_fails_too(hostile: str) -> None:
+    async def play() -> dict[str, int]:
+        async with running(f"{hostile}:later", timeout_s=1.0) as pool:
+            await asyncio.gather(*(pool.score("four", {"s": seconds}, "p") for seconds in (0.3, 0.3, 60)))
+            return dict(pool.times.counts)
+
+    counts = asyncio.run(play())
+    assert sum(counts.values()) == 3
+    assert (quantile(counts, 0.5) or 0) >= 0.27
+    assert (quantile(counts, 1.0) or 0) >= 0.95
+
+
+def test_there_is_a_process_for_each_core_unless_it_is_said_how_many() -> None:
+    assert worker_count(RewardConfig()) == len(os.sched_getaffinity(0))
+    assert worker_count(RewardConfig(workers=3)) == 3
 
 
 def test_an_async_reward_gets_its_prompt(hostile: str) -> None:

@@ -127,7 +127,8 @@ def compose(
         Stage("schedule", ("keep",), ("batch",), "group"),
     ]
     if reward_model:
-        stages.insert(1, Stage("reward", ("tokens", "loss_mask", "scored", "group", "episode"), ("reward",), "row"))
+        scores = ("reward", "model_score")
+        stages.insert(1, Stage("reward", ("tokens", "loss_mask", "scored", "group", "episode"), scores, "row"))
     compared, trained = ["reward", "keep", "episode", "truncated", "tokens", "loss_mask", "logprobs"], []
     written = ["advantages"]
     if settings.needs_reference:
@@ -163,7 +164,8 @@ def compose(
         update = ("tokens", "loss_mask", "truncated", "values", "returns", "batch")
         stages.append(Stage("critic.update", update, (), "batch" if sealed_critic else "row"))
         loss["critic.update"] = "value_loss"
-    actor = _once([*_OF_TOKENS, *kept, "truncated", "reward", *trained, "batch"])
+    recorded = ["reward", "terms", *(["model_score"] if reward_model else [])]
+    actor = _once([*_OF_TOKENS, *kept, "truncated", *recorded, *trained, "batch"])
     stages.append(Stage("actor", actor, (), "batch" if settings.seals_batch else "row"))
     return Recipe(settings.recipe, tuple(stages), loss)
 
@@ -173,7 +175,7 @@ def _once(columns: Sequence[str]) -> tuple[str, ...]:
 
 
 _OF_TOKENS = ("tokens", "loss_mask", "logprobs", "versions", "branches")
-_OF_GROUP = ("group", "episode", "truncated", "metadata")
+_OF_GROUP = ("group", "episode", "truncated", "metadata", "terms")
 _FORWARD = ("tokens", "loss_mask", "keep")
 """What a model that only scores reads. Groups that a filter dropped cost it nothing."""
 

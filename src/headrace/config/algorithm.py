@@ -143,6 +143,7 @@ RESERVED = (
     "advantages",
     "kept",
     "kept_sets",
+    "model_score",
 )
 """Columns that mean something to a role, whoever writes them."""
 
@@ -244,7 +245,7 @@ class AlgorithmConfig(Section):
                 raise ValueError(
                     f"{key}_reads is given but {key} is {value}, which has its columns; name a function of yours"
                 )
-        if objects := sorted({"group", "metadata", "kept_sets"} & {*self.advantage_reads, *self.loss_reads}):
+        if objects := sorted({"group", "metadata", "terms", "kept_sets"} & {*self.advantage_reads, *self.loss_reads}):
             raise ValueError(
                 f"{objects[0]} is no column of numbers, which an advantage or a loss could read; have a stage of yours "
                 "read it and write what is needed of it"

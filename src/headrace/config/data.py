@@ -175,8 +175,9 @@ class RewardConfig(RewardFunction):
     timeout_s: float = Field(default=10.0, gt=0)
     """A reward that takes longer fails its sample, and its process is killed. `code`: a program that takes longer is
     wrong; what it waits for a processor is not its own time, so on a slow host up to twelve times as much may pass."""
-    workers: int = Field(default=1, ge=1, le=256)
-    """Child processes that score samples; twice as many, if some functions run in the sandbox and some do not."""
+    workers: int | None = Field(default=None, ge=1, le=256)
+    """Child processes that score samples; twice as many, if some functions run in the sandbox and some do not. The
+    machine's cores unless given."""
     trusted: bool = False
     """Your functions run outside of the sandbox: with the run's environment, files and network, and one call after
     another in the same process. It can still be killed."""
@@ -234,6 +235,15 @@ class RewardConfig(RewardFunction):
         terms = self.all_terms
         words = " + ".join(f"{term.weight:g} x {term.function}" if len(terms) > 1 else term.function for term in terms)
         return ", then ".join(part for part in (words, self.group) if part)
+
+    @property
+    def term_names(self) -> tuple[str, ...]:
+        """What each of `all_terms` is called in the record: its function, without the place of one of yours; with its
+        number (`regex#2`), where several have the same."""
+        names = [term.function.rpartition(":")[2] for term in self.all_terms]
+        return tuple(
+            f"{name}#{number}" if names.count(name) > 1 else name for number, name in enumerate(names, start=1)
+        )
 
     @property
     def judges(self) -> tuple[JudgeConfig, ...]:

@@ -8,6 +8,7 @@ from headrace.controller.memory import GIB, MIB
 from headrace.controller.plan import Plan
 from headrace.controller.threads import available_threads, takes_turns
 from headrace.experience.schedule import reachable_staleness
+from headrace.rollout.rewards.pool import worker_count
 
 _LANE_OF = {"rollout": "engine", "actor": "trainer"}
 _OWN_LANE = {name: name for name in ("reward", "reference", "proximal", "teacher")} | {
@@ -128,7 +129,7 @@ def _roles(plan: Plan) -> list[str]:
     reward = plan.config.reward
     apart = reward.group or any(term.function not in ("remote", "judge") for term in reward.all_terms)
     if reward.description:
-        place = f"{reward.workers} child process(es)" if apart else "event loop"
+        place = f"{worker_count(reward)} child process(es)" if apart else "event loop"
         lines.append(f"  {'rewards':<16} {place}: {reward.description}")
     for judge in reward.judges:
         place = "the policy's engine" if judge.model is None else f"compute lane 'judge': {share}, {judge.model}"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headrace.config import ConfigError
 from headrace.controller.plan import Plan
 from headrace.engines.protocol import Engine, SamplingParams
+from headrace.experience.sample import Group
 from headrace.rollout.episodes import EpisodeRunner
 from headrace.rollout.evaluation import Evaluation
 from headrace.rollout.policy import PolicySettings
@@ -60,9 +63,14 @@ def episode_runner(plan: Plan, engine: Engine, clock: Clock, rewards: RewardPool
 
 
 def held_out_evaluation(
-    plan: Plan, engine: Engine, clock: Clock, rewards: RewardPool, model_reward: ModelReward | None
+    plan: Plan,
+    engine: Engine,
+    clock: Clock,
+    rewards: RewardPool,
+    model_reward: ModelReward | None,
+    ended: Callable[[Group], None] = lambda group: None,
 ) -> Evaluation:
-    """Of the plan's held-out prompts."""
+    """Of the plan's held-out prompts; `ended` is called with each answer."""
     return Evaluation(
         engine,
         episode_runner(plan, engine, clock, rewards, evaluation=True),
@@ -72,4 +80,5 @@ def held_out_evaluation(
         concurrency=2 * plan.config.engine.max_concurrent_sequences,
         timeout_s=plan.config.evaluation.timeout_s,
         model_reward=model_reward,
+        ended=ended,
     )

@@ -30,6 +30,7 @@ from headrace.roles.batch_stats import BatchStats, StalenessRule
 from headrace.roles.context import RoleContext
 from headrace.roles.critic import CriticRole
 from headrace.roles.evaluator import EvaluatorRole
+from headrace.roles.failures import FailureWatch
 from headrace.roles.filter import FilterRole
 from headrace.roles.function_stage import LANE, FunctionStageRole
 from headrace.roles.reward import RewardRole
@@ -136,9 +137,11 @@ def connect(
         flow,
         tally,
         waits,
+        rewards.times,
         branch=lineage.branch,
         kl_coefficient=lambda batch: kl.of(batch) if algorithm.kl.moves else None,
     )
+    failures = FailureWatch(recorder.event, worth=rollout.prompts_per_batch * rollout.samples_per_prompt)
     context = RoleContext(runtime, flow, table, waits, recorder.event, config.runtime.stall_timeout_s)
     checkpointer = Checkpointer(
         store,
@@ -201,6 +204,7 @@ def connect(
             models.engine,
             episode_runner(plan, models.engine, clock, rewards, evaluation=False),
             tally,
+            failures,
             judges=tuple(models.judges.values()),
             counted=recorder.progress,
             min_samples=rollout.min_samples or min(2, rollout.samples_per_prompt),
@@ -248,7 +252,7 @@ def connect(
         evaluator=EvaluatorRole(
             context,
             models.engine,
-            held_out_evaluation(plan, models.engine, clock, rewards, models.reward),
+            held_out_evaluation(plan, models.engine, clock, rewards, models.reward, failures.look_at),
             recorder.evaluation,
             every=config.evaluation.every,
         )

@@ -182,8 +182,8 @@ def _check_others(config: TrainConfig, vocab_size: int) -> None:
 
 
 async def _check_reward(config: TrainConfig) -> None:
-    """Load the reward function where it will run: in a process of its own."""
-    pool = RewardPool(config.reward, clock=SystemClock())
+    """Load the reward function where it will run: in a process of its own, of which one will do."""
+    pool = RewardPool(config.reward.model_copy(update={"workers": 1}), clock=SystemClock())
     try:
         await pool.start()
     finally:

@@ -10,8 +10,10 @@ from typing import Any
 from headrace.algorithms.policy_loss import OWN
 from headrace.engines.protocol import Engine
 from headrace.experience.flow import Flow
+from headrace.observe.durations import Durations, quantile
 from headrace.observe.record import BatchRecord, EpochRecord, Totals
 from headrace.observe.tally import Tally
+from headrace.observe.totals import since
 from headrace.observe.waits import WaitMeter
 from headrace.roles.actor import TrainedStep
 from headrace.runtime.protocol import Clock
@@ -29,6 +31,7 @@ class Recorder:
         flow: Flow,
         tally: Tally,
         waits: WaitMeter,
+        reward_times: Durations,
         *,
         branch: int,
         kl_coefficient: Callable[[int], float | None] = lambda batch: None,
@@ -41,6 +44,9 @@ class Recorder:
         self._flow = flow
         self._tally = tally
         self._waits = waits
+        self._reward_times = reward_times
+        self._before = Totals()
+        """At the batch before."""
         self._branch = branch
         self._began = clock.now()
         self._last_step = self._began
@@ -80,6 +86,9 @@ class Recorder:
             train_s=self._train_s,
             swap_stall_s=engine.swap_stall_s,
             wait_s=self._waits.totals(),
+            failure_words=dict(self._tally.failure_words),
+            drop_words=dict(self._flow.drop_words),
+            reward_calls=dict(self._reward_times.counts),
         )
 
     def _record(self, step: TrainedStep) -> BatchRecord:
@@ -87,6 +96,8 @@ class Recorder:
         step_s, self._last_step = now - self._last_step, now
         self._train_s += step.train_s
         stats, reports = step.stats, step.reports
+        before, self._before = self._before, self.totals()
+        lately = since(self._before, before)
         tokens = max(sum(report.trained_tokens for report in reports), 1)
         # A batch in which only the critic learns has none.
         sums = Counter[str]()
@@ -118,7 +129,7 @@ class Recorder:
             step_s=step_s,
             queue_groups=self._flow.ready_groups,
             running_groups=self._flow.running_groups,
-            totals=self.totals(),
+            totals=self._before,
             behavior_outside_share=sums["behavior_outside"] / tokens,
             effective_token_share=_share(sums["behavior_weight"] ** 2, sums["behavior_weight_squared"] * tokens),
             kl_coefficient=self._kl_coefficient(step.batch),
@@ -126,6 +137,11 @@ class Recorder:
             entropy=sums["whole_entropy"] / tokens if "whole_entropy" in sums else None,
             kept_mass=sums["kept_mass"] / tokens if "kept_mass" in sums else None,
             truncated_samples=stats.truncated_samples,
+            reward_terms=stats.terms,
+            reward_call_p50_s=quantile(lately.reward_calls, 0.5),
+            reward_call_p99_s=quantile(lately.reward_calls, 0.99),
+            failed_samples={kind: count for kind, count in lately.failed_samples.items() if count},
+            dropped_groups=dict(step.dropped),
             own={name.removeprefix(OWN): total / tokens for name, total in sums.items() if name.startswith(OWN)},
             critic_loss=sum(report.loss for report in step.critic) / len(step.critic) if step.critic else None,
             epochs=tuple(_epoch(reports) for reports in step.epochs if any(report.denominator for report in reports)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from headrace.config import ConfigError, TrainConfig
 from headrace.models.loading import resolve_device
 from headrace.runtime.inline import InlineRuntime, Span, SystemClock
+from headrace.runtime.processors import available_processors
 
 _ENGINE, _TRAINER = "engine", "trainer"
 _BESIDE = (_ENGINE, "reference", "proximal", "teacher", "critic", "reward", "judge")
@@ -22,11 +22,7 @@ _REST_S = 0.02
 
 def available_threads(configured: int | None) -> int:
     """The threads that a run may use: as configured, else the processors that this process may run on."""
-    if configured is not None:
-        return configured
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return available_processors() if configured is None else configured
 
 
 def check_threads(configured: int | None) -> None:

@@ -55,6 +55,7 @@ class _Row(NamedTuple):
     metadata: dict[str, Any]
     kept: list[Any] | None
     """[vocabulary, sizes of the sets, the sets], as `KeptSets` has them."""
+    terms: dict[str, float]
 
 
 def encode_group(group: Group) -> bytes:
@@ -103,6 +104,7 @@ def _row(sample: Sample, key: GroupKey) -> _Row:
     check_metadata(sample.metadata)
     arrays = [_pack_array(getattr(sample, name), dtype) for name, dtype in _COLUMNS.items()]
     reward = None if sample.reward is None else float(sample.reward)
+    terms = {name: float(value) for name, value in sample.terms.items()}
     return _Row(
         sample.episode,
         sample.index,
@@ -112,6 +114,7 @@ def _row(sample: Sample, key: GroupKey) -> _Row:
         sample.failure,
         sample.metadata,
         None if sample.kept is None else _pack_kept(sample.kept),
+        terms,
     )
 
 
@@ -136,6 +139,10 @@ def _sample(packed: Any, key: GroupKey) -> Sample:
             failure=None if row.failure is None else _typed(row.failure, str, "failure"),
             metadata=row.metadata,
             kept=None if row.kept is None else _unpack_kept(row.kept),
+            terms={
+                _typed(name, str, "a term's name"): _typed(value, float, f"the term {name}")
+                for name, value in _typed(row.terms, dict, "terms").items()
+            },
             **arrays,
         )
     except ValueError as error:

@@ -25,6 +25,8 @@ SURPLUS = "surplus"
 EXHAUSTED = "exhausted"
 HANDED_BACK = "again: "
 """Begins the reason of a drop after which the prompt is tried again; no filter's name can begin so."""
+_LEAST_FAULTS = 8
+"""Groups; fewer may come to one fault by chance."""
 _SURPLUS_REASONS = (f"{HANDED_BACK}{SURPLUS}", f"{EXHAUSTED} ({SURPLUS})")
 
 
@@ -45,6 +47,8 @@ class TrainedBatch:
     batch: int
     groups: int
     late_groups: int
+    dropped: dict[str, int]
+    """Groups that were dropped while it was composed, by reason."""
 
 
 class NothingToTrain(RuntimeError):
@@ -78,8 +82,11 @@ class Flow:
         self._placements: list[Placement] = []
         self._dropped: Counter[str] = Counter()
         """Since the last step."""
-        self._last_failure: str | None = None
-        """Of a sample that was handed back since then."""
+        self._faults: Counter[str] = Counter()
+        """Of these, those that nobody wanted."""
+        self._has_kept = False
+        self.drop_words: dict[str, str] = {}
+        """What went wrong, by reason of the drop; the last time that it did."""
         self.changed = Signal()
 
     @property
@@ -156,17 +163,19 @@ class Flow:
     def hand_back(self, key: GroupKey, reason: str, failure: str | None = None) -> None:
         """The attempt came to nothing: try its prompt again, unless its attempts are exhausted. `failure`: of a sample,
         in words."""
-        self._last_failure = failure or self._last_failure
-        self._hand_back(key, reason)
+        self._hand_back(key, reason, failure)
         self._advance()
 
-    def drop(self, key: GroupKey, reason: str) -> None:
-        """The finished group is not worth training on."""
-        self._remove(key, reason)
+    def drop(self, key: GroupKey, reason: str, fault: str | None = None) -> None:
+        """The finished group is not worth training on; or a `fault`, in words, keeps it from being judged."""
+        if fault is not None:
+            self._faults[reason] += 1
+        self._remove(key, reason, fault)
         self._advance()
 
     def keep(self, key: GroupKey) -> None:
         """The finished group may be trained on: it is a candidate for the batch."""
+        self._has_kept = True
         self._table.write_group(key, "keep", True)
         self._schedule.ready(key)
         self._advance()
@@ -183,13 +192,14 @@ class Flow:
     def step(self) -> TrainedBatch:
         """The batch was trained: its groups are done, and the next batch is composed."""
         keys = self._schedule.taken
-        done = TrainedBatch(self._schedule.batch, len(keys), sum(placement.is_late for placement in self._placements))
+        late = sum(placement.is_late for placement in self._placements)
+        done = TrainedBatch(self._schedule.batch, len(keys), late, dict(self._dropped))
         self._store.ledger.train(keys, batch=self._schedule.batch)
         for key in keys:
             del self._rows[key]
         self._placements.clear()
         self._dropped.clear()
-        self._last_failure = None
+        self._faults.clear()
         # All that are overdue go before anything enters the new batch: none of them may be taken.
         self._shed(self._schedule.step())
         self._advance()
@@ -220,20 +230,36 @@ class Flow:
         drops = Counter(self._dropped)
         for reason in _SURPLUS_REASONS:
             del drops[reason]
+        self._check_first_drops(drops)
         if self._max_drops is None or drops.total() < self._max_drops:
             return
-        reasons = ", ".join(f"{reason} {count}" for reason, count in drops.most_common())
+        reasons = ", ".join(f"{reason} {count}{self._last_fault(reason)}" for reason, count in drops.most_common())
         why = (
-            "the prompts may be too easy or too hard for the policy, or its rewards too much alike; change the data, "
-            "the reward or rollout.filters"
-            if self._last_failure is None or "failed:" not in drops.most_common(1)[0][0]
-            else f"samples fail, the last one with {self._last_failure!r}; mend that"
+            "mend what fails"
+            if drops.most_common(1)[0][0] in self.drop_words
+            else "the prompts may be too easy or too hard for the policy, or its rewards too much alike; change the "
+            "data, the reward or rollout.filters"
         )
         raise NothingToTrain(
             f"{drops.total()} groups were dropped while batch {self._schedule.batch} was composed ({reasons}), and it "
             f"has {len(self._schedule.taken)} of {self._schedule.prompts_per_batch}: {why}, or raise "
             "rollout.max_drops_per_batch, and --resume the run"
         )
+
+    def _check_first_drops(self, drops: Counter[str]) -> None:
+        """Raises NothingToTrain if a batch's worth of groups, and so all of this process, have come to one fault."""
+        reason, count = next(iter(drops.most_common(1)), ("", 0))
+        worth = max(self._schedule.prompts_per_batch, _LEAST_FAULTS)
+        if self._has_kept or count < worth or self._faults[reason] < drops.total():
+            return
+        raise NothingToTrain(
+            f"all of the first {count} groups were dropped ({reason}{self._last_fault(reason)}); mend that, and "
+            "--resume the run, or begin again with --fresh"
+        )
+
+    def _last_fault(self, reason: str) -> str:
+        words = self.drop_words.get(reason)
+        return "" if words is None else f", the last one with {words!r}"
 
     def _shed(self, overdue: Iterable[GroupKey]) -> None:
         """Hand back what is finished of these; whoever runs the others ends them first."""
@@ -243,10 +269,10 @@ class Flow:
             else:
                 self._overdue[key] = None
 
-    def _hand_back(self, key: GroupKey, reason: str) -> None:
+    def _hand_back(self, key: GroupKey, reason: str, words: str | None = None) -> None:
         self._overdue.pop(key, None)
         again = self._source.returned(key)
-        self._remove(key, f"{HANDED_BACK}{reason}" if again else f"{EXHAUSTED} ({reason})")
+        self._remove(key, f"{HANDED_BACK}{reason}" if again else f"{EXHAUSTED} ({reason})", words)
         if again:
             self._schedule.dataset_refilled()
 
@@ -256,7 +282,9 @@ class Flow:
         self._table.put(group.key, [self._columns(group, sample) for sample in samples])
         self.changed.notify()
 
-    def _remove(self, key: GroupKey, reason: str) -> None:
+    def _remove(self, key: GroupKey, reason: str, words: str | None) -> None:
+        if words is not None:
+            self.drop_words[reason] = words
         self._schedule.drop(key)
         self._store.ledger.drop(key, reason)
         self._table.remove(key)
@@ -286,4 +314,5 @@ class Flow:
             "episode": sample.episode,
             "truncated": sample.status is SampleStatus.TRUNCATED,
             "metadata": sample.metadata,
+            "terms": sample.terms,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -64,6 +65,8 @@ class Sample:
     """Free, JSON-like values only."""
     kept: KeptSets | None = None
     """The kept set of each token that was sampled under top-k or top-p; None if none was."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Of a reward of several terms the value of each, by its name, before it was weighted."""
 
     def __post_init__(self) -> None:
         length = len(self.tokens)

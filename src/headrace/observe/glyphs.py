@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _EIGHTHS_ACROSS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 _EIGHTHS_UP = " ▁▂▃▄▅▆▇█"
@@ -34,6 +34,15 @@ def duration(seconds: float | None) -> str:
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
 
 
+def brief(seconds: float | None) -> str:
+    """`0.3 ms`, `12 ms`, `1.4 s`; `-` for None."""
+    if seconds is None:
+        return "-"
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.1f} ms" if seconds < 0.00995 else f"{1000 * seconds:.0f} ms"
+    return f"{seconds:.1f} s"
+
+
 def decimal(number: float | None, places: int = 3) -> str:
     """`0.812`, `1.2e-05` where so many places would show nothing; `-` for None."""
     if number is None:
@@ -41,6 +50,11 @@ def decimal(number: float | None, places: int = 3) -> str:
     if number and abs(number) < 10**-places:
         return f"{number:.1e}"
     return f"{number:.{places}f}"
+
+
+def by_name(counts: Mapping[str, int]) -> str:
+    """As `reward_raised 2, timeout 1`."""
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
 
 
 def percent(share: float) -> str:

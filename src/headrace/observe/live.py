@@ -13,16 +13,20 @@ from headrace.observe.snapshot import Snapshot
 
 _SMALLEST = (64, 20)
 """Columns and lines below which there is no room for panels."""
+_ROOMY = 23
+"""Lines from which on a trouble may have two of them."""
 _FRAME_LINES = 4 + 4
-"""Lines of the panels whose height does not change: header and groups."""
+"""Lines of the header and of the groups where there is no trouble."""
 
 
 def render(snapshot: Snapshot, width: int, height: int) -> RenderableType:
     """The whole view, at most `height` lines."""
     if width < _SMALLEST[0] or height < _SMALLEST[1]:
         return Text(describe(snapshot), overflow="ellipsis")
-    lower = min((height - _FRAME_LINES) // 2, 9)
-    upper = min(height - _FRAME_LINES - lower, 14)
+    troubles = panels.troubles(snapshot, width, most=1 if height < _ROOMY else 2)
+    frame = _FRAME_LINES + len(troubles)
+    lower = min((height - frame) // 2, 9)
+    upper = min(height - frame - lower, 14)
     left = width * 2 // 5
     right = width - left
     body = Table.grid()
@@ -30,7 +34,7 @@ def render(snapshot: Snapshot, width: int, height: int) -> RenderableType:
     body.add_column(width=right)
     body.add_row(panels.reward(snapshot, left, upper), panels.speed(snapshot, upper))
     body.add_row(panels.staleness(snapshot, left, lower), panels.waits(snapshot, right, lower))
-    return Group(panels.header(snapshot, width), body, panels.groups(snapshot, width))
+    return Group(panels.header(snapshot, width), body, panels.groups(snapshot, width, troubles))
 
 
 class LiveView:

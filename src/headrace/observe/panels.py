@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from headrace.observe.glyphs import amount, bar, curve, decimal, duration, percent
+from headrace.observe.glyphs import amount, bar, brief, by_name, curve, decimal, duration, percent
 from headrace.observe.snapshot import Snapshot
 
+_WIDEST_NAME = 14
+"""Of a number; a reward's term can have any name."""
+_SAMPLE_FAILED = "failed_sample"
 _STATUS_STYLES = {"running": "green", "finished": "bold green", "stopped": "yellow", "failed": "bold red"}
 
 
@@ -69,6 +75,8 @@ def speed(snapshot: Snapshot, height: int) -> Panel:
         ("generated", amount(snapshot.generated_per_s), "tok/s"),
         ("trained", amount(snapshot.trained_per_s), "tok/s"),
         ("response", decimal(last.response_tokens_mean, 1) if last else "-", "tokens, mean"),
+        *((name, decimal(value), "reward term, mean") for name, value in (last.reward_terms if last else {}).items()),
+        ("scoring", brief(snapshot.reward_call_p50_s), f"p50; p99 {brief(snapshot.reward_call_p99_s)}"),
         ("mismatch", decimal(last.mismatch_mean_abs, 4) if last else "-", "|Δ log-prob|, mean"),
         ("clipped", percent(last.clip_fraction) if last else "-", "of tokens"),
         ("swaps", decimal(snapshot.swap_stall_s, 2), "s stalled, all"),
@@ -80,7 +88,7 @@ def speed(snapshot: Snapshot, height: int) -> Panel:
     if last is not None and last.kept_mass is not None:
         rows.insert(4, ("kept mass", decimal(last.kept_mass), "on what top-p and top-k keep"))
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
+    table.add_column(style="dim", no_wrap=True, max_width=_WIDEST_NAME)
     table.add_column(justify="right", style="bold", no_wrap=True)
     table.add_column(style="dim", no_wrap=True)
     for row in rows[: height - 2]:
@@ -130,7 +138,7 @@ def waits(snapshot: Snapshot, width: int, height: int) -> Panel:
     return _panel(table, title=Text("who works, who waits"), height=height)
 
 
-def groups(snapshot: Snapshot, width: int) -> Panel:
+def groups(snapshot: Snapshot, width: int, troubles: Sequence[Text] = ()) -> Panel:
     """The queue between generation and training, against the most that it may hold; what was lost, and why."""
     cells = max(width // 5, 8)
     most = snapshot.ahead or max(snapshot.running + snapshot.ready, 1)
@@ -145,14 +153,36 @@ def groups(snapshot: Snapshot, width: int) -> Panel:
     queue.append("   trained ", "dim").append(str(snapshot.trained), "bold")
     lost = Text.assemble(("failed samples ", "dim"), (_by_reason(snapshot.failed), "red" if snapshot.failed else ""))
     lost.append("   dropped ", "dim").append(_by_reason(snapshot.dropped))
-    return _panel(queue, lost, title=Text("groups"))
+    return _panel(queue, lost, *troubles, title=Text("groups"))
+
+
+def troubles(snapshot: Snapshot, width: int, most: int) -> list[Text]:
+    """Lines of `groups`: why the last sample failed, and the last event that tells of trouble, where there is one; each
+    on `most` lines at most."""
+    of_samples = [event for event in snapshot.troubles if event.kind == _SAMPLE_FAILED]
+    others = [event for event in snapshot.troubles if event.kind != _SAMPLE_FAILED]
+    failure = snapshot.last_failure or (of_samples[-1].data["message"] if of_samples else None)
+    told = [] if failure is None else [("last failure ", str(failure), "red")]
+    if others:
+        told.append((f"{others[-1].kind} ", str(others[-1].data["message"]), "yellow"))
+    return [line for name, words, style in told for line in _lines(name, words, style, width - 4, most)]
+
+
+def _lines(name: str, words: str, style: str, width: int, most: int) -> list[Text]:
+    """What there is no room for is left for the last of them."""
+    lines = textwrap.wrap(words, width, initial_indent=name, break_on_hyphens=False)
+    first, *others = [*lines[: most - 1], " ".join(lines[most - 1 :])]
+    return [
+        Text.assemble((name, "dim"), (first.removeprefix(name), style)),
+        *(Text(line, style) for line in others if line),
+    ]
 
 
 def _by_reason(counted: dict[str, int]) -> str:
     total = sum(counted.values())
     if not total:
         return "0"
-    return f"{total} ({', '.join(f'{reason} {count}' for reason, count in sorted(counted.items()))})"
+    return f"{total} ({by_name(counted)})"
 
 
 def _panel(*lines: RenderableType, title: Text, height: int | None = None, corner: Text | None = None) -> Panel:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from headrace.observe.glyphs import amount, decimal, duration, percent
+from headrace.observe.glyphs import amount, by_name, decimal, duration, percent
 from headrace.observe.record import BatchRecord
 from headrace.observe.run_record import Evaluation
 from headrace.observe.snapshot import Snapshot
+from headrace.store import EventRow
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 300.0
 
 
 def describe(snapshot: Snapshot) -> str:
@@ -20,11 +23,19 @@ def describe(snapshot: Snapshot) -> str:
         f"trained {amount(snapshot.trained_per_s)} tok/s",
         f"running {snapshot.running}",
         f"ready {snapshot.ready}",
+        *([failures(snapshot)] if snapshot.failed else []),
     ]
     waits = [share for share in snapshot.shares if share.is_wait and share.share >= 0.01]
     parts += [f"{wait.side} waits {percent(wait.share)} for {wait.what}" for wait in waits[:2]]
     parts.append(f"ETA {duration(snapshot.eta_s)}")
     return "  ".join(parts)
+
+
+def failures(snapshot: Snapshot) -> str:
+    """How many samples of the run failed, of what, and why the last one did."""
+    told = f"failed {sum(snapshot.failed.values())} of {snapshot.generated_samples} samples"
+    names = "" if snapshot.last_failure and len(snapshot.failed) == 1 else f" ({by_name(snapshot.failed)})"
+    return told + names + (f", last {snapshot.last_failure}" if snapshot.last_failure else "")
 
 
 def batch_line(batch: BatchRecord, planned: int | None) -> str:
@@ -33,7 +44,7 @@ def batch_line(batch: BatchRecord, planned: int | None) -> str:
     left_out = batch.masked_tokens / max(batch.masked_tokens + batch.trained_tokens, 1)
     parts = [
         f"batch {_of(batch.batch + 1, planned)}",
-        f"reward {decimal(batch.reward_mean)}",
+        f"reward {decimal(batch.reward_mean)}" + _terms(batch),
         f"response {decimal(batch.response_tokens_mean, 1)} tok"
         + (f" cut off {percent(batch.truncated_samples / batch.samples)}" if batch.truncated_samples else ""),
         f"loss {decimal(batch.loss)}",
@@ -47,8 +58,24 @@ def batch_line(batch: BatchRecord, planned: int | None) -> str:
         f"mismatch {decimal(batch.mismatch_mean_abs, 4)}",
         f"running {batch.running_groups} ready {batch.queue_groups}",
         f"{batch.step_s:.2f} s",
+        *_lost("failed", batch.failed_samples, batch.totals.failure_words),
+        *_lost("dropped", batch.dropped_groups, batch.totals.drop_words),
     ]
     return "  ".join(parts)
+
+
+def _terms(batch: BatchRecord) -> str:
+    terms = ", ".join(f"{name} {decimal(value)}" for name, value in batch.reward_terms.items())
+    return f" ({terms})" if terms else ""
+
+
+def _lost(what: str, counts: Mapping[str, int], words: Mapping[str, str]) -> list[str]:
+    """As `failed 3 (reward_raised 2, timeout 1), last timeout: ...`; nothing if there were none."""
+    if not counts:
+        return []
+    known = [f", last {name}: {why}" for name, why in words.items() if name in counts]
+    names = "" if known and len(counts) == 1 else f" ({by_name(counts)})"
+    return [f"{what} {sum(counts.values())}{names}{known[-1] if known else ''}"]
 
 
 def evaluation_line(evaluation: Evaluation) -> str:
@@ -56,6 +83,34 @@ def evaluation_line(evaluation: Evaluation) -> str:
         f"eval v{evaluation.number}  score {decimal(evaluation.score)}  "
         f"response {decimal(evaluation.response_tokens_mean, 1)} tok  prompts {evaluation.prompts}"
     )
+
+
+def trouble_line(event: EventRow) -> str:
+    role = f"{event.data['role']}: " if "role" in event.data else ""
+    prompt = f"prompt {event.data['prompt']}: " if "prompt" in event.data else ""
+    return f"{event.kind}  {role}{prompt}{event.data['message']}"
+
+
+class _FailureLines:
+    """When samples that fail get a line of their own, since no batch comes that would tell of them: ever more
+    seldom."""
+
+    def __init__(self) -> None:
+        self._told: int | None = None
+        """Failed samples that lines have told of."""
+        self._pause_s = self._due_s = 0.0
+
+    def is_due(self, snapshot: Snapshot, *, has_told: bool) -> bool:
+        """`has_told`: a batch's line was written just now."""
+        failed, now = sum(snapshot.failed.values()), snapshot.elapsed_s
+        if self._told is None or has_told:
+            self._told, self._pause_s, self._due_s = failed, _FIRST_PAUSE_S, now + _FIRST_PAUSE_S
+            return False
+        if failed <= self._told or now < self._due_s:
+            return False
+        self._told, self._pause_s = failed, min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        self._due_s = now + self._pause_s
+        return True
 
 
 class PlainView:
@@ -66,15 +121,22 @@ class PlainView:
         self._write = write
         self._told: dict[str, int] | None = None
         self._alarms: tuple[str, ...] = ()
+        self._failures = _FailureLines()
 
     def open(self) -> None:
         pass
 
     def show(self, snapshot: Snapshot) -> None:
         if self._told is None:
-            self._told = {"batches": len(snapshot.batches), "evaluations": len(snapshot.evaluations)}
+            self._told = {
+                "batches": len(snapshot.batches),
+                "evaluations": len(snapshot.evaluations),
+                "troubles": 0,
+            }
             if snapshot.batches:
                 self._write(f"{snapshot.name} goes on from {snapshot.version}: {describe(snapshot)}")
+        for event in snapshot.troubles[self._told["troubles"] :]:
+            self._write(trouble_line(event))
         # By version: that of an evaluation, and the one that a batch made.
         lines = [
             (evaluation.number, evaluation_line(evaluation))
@@ -90,7 +152,13 @@ class PlainView:
             for alarm in snapshot.alarms:
                 self._write(f"ALARM {alarm}")
             self._alarms = snapshot.alarms
-        self._told = {"batches": len(snapshot.batches), "evaluations": len(snapshot.evaluations)}
+        if self._failures.is_due(snapshot, has_told=len(snapshot.batches) > self._told["batches"]):
+            self._write(f"batch {_of(len(snapshot.batches), snapshot.planned_batches)}  {failures(snapshot)}")
+        self._told = {
+            "batches": len(snapshot.batches),
+            "evaluations": len(snapshot.evaluations),
+            "troubles": len(snapshot.troubles),
+        }
 
     def close(self) -> None:
         pass

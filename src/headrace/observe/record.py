@@ -22,6 +22,12 @@ class Totals:
     swap_stall_s: float = 0.0
     wait_s: dict[str, float] = field(default_factory=dict)
     """Seconds waited, by `side: what`, as `actor: rows of the batch`."""
+    failure_words: dict[str, str] = field(default_factory=dict)
+    """Why the last sample of each kind of failure failed; the last of all is at the end."""
+    drop_words: dict[str, str] = field(default_factory=dict)
+    """What went wrong with the last group that was dropped, by reason; only where something did."""
+    reward_calls: dict[str, int] = field(default_factory=dict)
+    """Calls of reward functions by their seconds, as text; see `headrace.observe.durations`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,16 @@ class BatchRecord:
     """None without a critic."""
     truncated_samples: int = 0
     """Samples that a limit on tokens, context or turns cut off."""
+    reward_terms: dict[str, float] = field(default_factory=dict)
+    """Of a reward of several terms: the mean of each over the samples that have it, before it is weighted, by name. The
+    reward model's score is `model`."""
+    reward_call_p50_s: float | None = None
+    """Half of the calls of reward functions since the batch before took no longer; None if there were none."""
+    reward_call_p99_s: float | None = None
+    failed_samples: dict[str, int] = field(default_factory=dict)
+    """Samples that failed since the batch before, by kind; `totals.failure_words` says why."""
+    dropped_groups: dict[str, int] = field(default_factory=dict)
+    """Groups that were dropped while this batch was composed, by reason; see `totals.drop_words`."""
     own: dict[str, float] = field(default_factory=dict)
     """What the user's own loss and weights report, per trained token."""
     epochs: tuple[EpochRecord, ...] = ()

@@ -8,9 +8,11 @@ from statistics import median
 
 from headrace.observe import totals
 from headrace.observe.alarms import alarms
+from headrace.observe.durations import quantile
 from headrace.observe.record import BatchRecord, Totals
 from headrace.observe.run_record import Evaluation, RunRecord
 from headrace.observe.summary import staleness_histogram
+from headrace.store import EventRow
 
 WINDOW = 10
 """Batches over which rates, shares and the ETA are taken."""
@@ -62,8 +64,16 @@ class Snapshot:
     """Most groups running or waiting; None if the run has not said."""
     trained: int
     dropped: dict[str, int]
+    generated_samples: int
     failed: dict[str, int]
     """Failed samples by kind."""
+    last_failure: str | None
+    """Why the last one failed, as `kind: detail`."""
+    reward_call_p50_s: float | None
+    """Of the calls of reward functions lately."""
+    reward_call_p99_s: float | None
+    troubles: tuple[EventRow, ...]
+    """Events since the process began that say that something is not as it should be, each with a `message`."""
     swap_stall_s: float
     shares: tuple[Share, ...]
     """Trainer and engines first; of one side, the largest first."""
@@ -111,11 +121,26 @@ def take_snapshot(run: RunRecord) -> Snapshot:
         ahead=run.ahead,
         trained=run.counts.trained,
         dropped=dict(run.counts.dropped),
+        generated_samples=total.generated_samples,
         failed=dict(total.failed_samples),
+        last_failure=_last_failure(total),
+        reward_call_p50_s=quantile(lately.reward_calls, 0.5),
+        reward_call_p99_s=quantile(lately.reward_calls, 0.99),
+        troubles=_troubles(run.events),
         swap_stall_s=total.swap_stall_s,
         shares=_shares(lately),
         alarms=alarms(run.batches),
     )
+
+
+def _last_failure(total: Totals) -> str | None:
+    last = next(reversed(total.failure_words.items()), None)
+    return None if last is None else ": ".join(last)
+
+
+def _troubles(events: Sequence[EventRow]) -> tuple[EventRow, ...]:
+    begun = max((place for place, event in enumerate(events) if event.kind == "started"), default=0)
+    return tuple(event for event in events[begun:] if "message" in event.data)
 
 
 def _recent(batches: Sequence[BatchRecord], branch: int) -> Sequence[BatchRecord]:

@@ -10,9 +10,11 @@
 | `groups.ready` | finished, waiting for a batch |
 | `groups.trained` | trained |
 | `groups.dropped` | never to be trained, by reason |
+| `groups.drop_words` | what went wrong with the last of these, by reason; only where something did |
 | `samples.generated` | samples that ended, failed ones included |
 | `samples.trained` | samples of the trained batches |
 | `samples.failed` | by kind of failure |
+| `samples.failure_words` | why the last of these failed, by kind |
 | `tokens.generated` | tokens that engines sampled, whatever became of them |
 | `tokens.trained` | tokens that entered the loss of the trained batches |
 | `tokens.generated_per_s`, `tokens.trained_per_s` | the two above per second of `wall_s` |
@@ -21,6 +23,8 @@
 | `staleness.max`, `staleness.mean` | over trained tokens: batch minus version that sampled the token |
 | `staleness.histogram` | trained tokens by staleness (a number, as a string) |
 | `reward.first`, `reward.last` | mean reward of the first and of the last trained batch, as scored |
+| `reward.terms` | of a reward of several terms, `first` and `last` as above for each, before it is weighted |
+| `reward.call_p50_s`, `reward.call_p99_s` | seconds that half, and 99 %, of the reward functions' calls took at most |
 | `eval.before`, `eval.after` | held-out accuracy (or mean reward) of the first and of the last evaluated version |
 | `time.generate_s` | seconds in which the engines computed |
 | `time.train_s` | seconds in which the trainer computed |
@@ -45,6 +49,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.observe.durations import quantile
 from headrace.observe.record import BatchRecord
 from headrace.observe.run_record import RunRecord
 from headrace.store.files import write_whole
@@ -64,12 +69,14 @@ def build_summary(run: RunRecord) -> dict[str, Any]:
             "ready": counts.ready,
             "trained": counts.trained,
             "dropped": dict(counts.dropped),
+            "drop_words": dict(total.drop_words),
         },
         "samples": {
             "generated": total.generated_samples,
             "trained": sum(batch.samples for batch in batches),
             "truncated": sum(batch.truncated_samples for batch in batches),
             "failed": dict(total.failed_samples),
+            "failure_words": dict(total.failure_words),
         },
         "tokens": {
             "generated": total.generated_tokens,
@@ -83,6 +90,9 @@ def build_summary(run: RunRecord) -> dict[str, Any]:
         "reward": {
             "first": batches[0].reward_mean if batches else None,
             "last": batches[-1].reward_mean if batches else None,
+            "terms": _terms(batches),
+            "call_p50_s": quantile(total.reward_calls, 0.5),
+            "call_p99_s": quantile(total.reward_calls, 0.99),
         },
         "eval": _evaluations(run),
         "time": {
@@ -128,6 +138,13 @@ def _staleness(batches: Sequence[BatchRecord]) -> dict[str, Any]:
         "mean": _ratio(sum(value * tokens for value, tokens in histogram.items()), sum(histogram.values())),
         "histogram": {str(value): tokens for value, tokens in histogram.items()},
     }
+
+
+def _terms(batches: Sequence[BatchRecord]) -> dict[str, dict[str, float]]:
+    """Each by its first and its last batch that has it."""
+    first = {name: value for batch in reversed(batches) for name, value in batch.reward_terms.items()}
+    last = {name: value for batch in batches for name, value in batch.reward_terms.items()}
+    return {name: {"first": first[name], "last": last[name]} for name in first}
 
 
 def _evaluations(run: RunRecord) -> dict[str, float | None]:

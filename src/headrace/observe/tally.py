@@ -13,6 +13,8 @@ class Tally:
         """Tokens that the policy chose, in samples that have ended."""
         self.failures: Counter[str] = Counter()
         """Failed samples by kind."""
+        self.failure_words: dict[str, str] = {}
+        """Why the last one of each kind failed; the last of all is at the end."""
 
     def count(self, samples: Iterable[tuple[int, str | None]]) -> None:
         """Add ended samples: (tokens that the policy chose, failure as `kind: detail` or None)."""
@@ -20,4 +22,7 @@ class Tally:
             self.samples += 1
             self.tokens += tokens
             if failure is not None:
-                self.failures[failure.partition(":")[0]] += 1
+                kind, _, words = failure.partition(": ")
+                self.failures[kind] += 1
+                self.failure_words.pop(kind, None)
+                self.failure_words[kind] = words

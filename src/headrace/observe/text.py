@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headrace.observe.glyphs import amount, bar, curve, decimal, duration, percent
+from headrace.observe.glyphs import amount, bar, brief, curve, decimal, duration, percent
 from headrace.observe.panels import status_style
 from headrace.observe.run_record import RunRecord
 
@@ -67,9 +67,14 @@ def _curve(run: RunRecord, width: int) -> RenderableType:
 def _facts(run: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     groups, samples, tokens = summary["groups"], summary["samples"], summary["tokens"]
     law = "" if run.counts.law_holds else f"  BROKEN: these add up to {run.counts.accounted}"
+    reward = summary["reward"]
     facts = [
         ("ran", duration(summary["wall_s"])),
-        ("reward", f"{decimal(summary['reward']['first'])} → {decimal(summary['reward']['last'])}"),
+        ("reward", f"{decimal(reward['first'])} → {decimal(reward['last'])}"),
+        *(
+            (f"  {name}", f"{decimal(term['first'])} → {decimal(term['last'])}")
+            for name, term in reward["terms"].items()
+        ),
         ("evaluation", f"{decimal(summary['eval']['before'])} → {decimal(summary['eval']['after'])}"),
         (
             "groups",
@@ -78,10 +83,12 @@ def _facts(run: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
     ]
     if groups["dropped"]:
-        facts.append(("dropped", _counted(groups["dropped"])))
+        facts.append(("dropped", _counted(groups["dropped"], groups["drop_words"])))
     facts.append(("samples", f"{samples['generated']} generated, {samples['trained']} trained"))
+    if reward["call_p50_s"] is not None:
+        facts.append(("reward calls", f"p50 {brief(reward['call_p50_s'])}, p99 {brief(reward['call_p99_s'])}"))
     if samples["failed"]:
-        facts.append(("failed samples", _counted(samples["failed"])))
+        facts.append(("failed samples", _counted(samples["failed"], samples["failure_words"])))
     facts += [
         (
             "tokens",
@@ -128,5 +135,9 @@ def _time(summary: Mapping[str, Any]) -> RenderableType:
     return Group(Text("time", "bold"), table)
 
 
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+def _counted(counts: Mapping[str, int], words: Mapping[str, str]) -> str:
+    """A line for each name, with its words."""
+    return "\n".join(
+        f"{name} {count}" + (f", the last one: {words[name]}" if name in words else "")
+        for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    )

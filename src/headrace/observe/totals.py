@@ -28,8 +28,16 @@ def _combine(left: Totals, right: Totals, sign: int) -> Totals:
     values: dict[str, Any] = {}
     for field in fields(Totals):
         one, other = getattr(left, field.name), getattr(right, field.name)
-        values[field.name] = _by_name(one, other, sign) if isinstance(one, Mapping) else one + sign * other
+        values[field.name] = _combined(one, other, sign) if isinstance(one, Mapping) else one + sign * other
     return Totals(**values)
+
+
+def _combined(left: Mapping[str, Any], right: Mapping[str, Any], sign: int) -> dict[str, Any]:
+    """Numbers are added up or subtracted; of words the later ones stand, at the end."""
+    if any(isinstance(value, str) for value in (*left.values(), *right.values())):
+        before, after = (left, right) if sign > 0 else (right, left)
+        return {name: words for name, words in before.items() if name not in after} | dict(after)
+    return _by_name(left, right, sign)
 
 
 def _by_name(left: Mapping[str, Number], right: Mapping[str, Number], sign: int) -> dict[str, Number]:

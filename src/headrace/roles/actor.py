@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -38,6 +38,8 @@ class TrainedStep:
     batch: int
     groups: int
     late_groups: int
+    dropped: Mapping[str, int]
+    """Groups that were dropped while it was composed, by reason."""
     stats: BatchStats
     epochs: tuple[tuple[StepReport, ...], ...]
     """Of each epoch over the batch what its optimiser steps report."""
@@ -157,7 +159,9 @@ class ActorRole:
         if self._trained is not None:
             await self._trained(batch, epochs[0], work.stats)
         done = self._context.flow.step()
-        return TrainedStep(batch, done.groups, done.late_groups, work.stats, epochs, self._train_s, critic)
+        return TrainedStep(
+            batch, done.groups, done.late_groups, done.dropped, work.stats, epochs, self._train_s, critic
+        )
 
     async def _accumulate(self, work: _Batch, rows: list[PackRow]) -> None:
         """Gradients of the first step, which can still be given up. With whole batches, `rows` are all of one."""

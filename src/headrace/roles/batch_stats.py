@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -63,12 +63,24 @@ class BatchStats:
     masked_tokens: int = 0
     lost_branch_tokens: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
+    term_sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Of a reward of several terms, by name; the reward model's score is `model`."""
+    term_samples: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """Means over the samples that have the term."""
+        return {name: total / self.term_samples[name] for name, total in self.term_sums.items()}
 
     def add(self, row: Row, trained: NDArray[np.bool_], batch: int, rule: StalenessRule, lineage: Lineage) -> None:
         columns = row.columns
         self.samples += 1
         self.truncated_samples += bool(columns["truncated"])
         self.reward += columns["reward"]
+        scored = {"model": columns["model_score"]} if "model_score" in columns else {}
+        for name, value in {**columns["terms"], **scored}.items():
+            self.term_sums[name] += value
+            self.term_samples[name] += 1
         self.response_tokens += int(columns["loss_mask"].sum())
         self.masked_tokens += int((rule.chosen(row) & ~trained).sum())
         self.lost_branch_tokens += int((lineage.lost(columns["branches"], columns["versions"]) & trained).sum())

@@ -26,18 +26,21 @@ class FilterRole:
         """Judge each group as it arrives: `keep` is written, or the group is dropped with the first reason."""
         async for lease in self._context.leases(NAME, whole_groups, "finished groups"):
             group = _group_of(lease.rows)
-            reason = drop_reason(self._filters, group, self._context.flow.batch, self._failed)
+            faults: list[str] = []
+            reason = drop_reason(self._filters, group, self._context.flow.batch, faults.append)
             self._context.table.ack(lease)
             if reason is None:
                 self._context.flow.keep(group.key)
-            else:
-                self._context.flow.drop(group.key, reason)
+                continue
+            self._tell(faults)
+            self._context.flow.drop(group.key, reason, next(iter(faults), None))
 
-    def _failed(self, words: str) -> None:
+    def _tell(self, faults: Sequence[str]) -> None:
         """Each is an event once, as long as they are few."""
-        if words not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add(words)
-            self._context.report("filter_failed", {"message": words})
+        for words in faults:
+            if words not in self._told and len(self._told) < _MOST_TOLD:
+                self._told.add(words)
+                self._context.report("filter_failed", {"message": words})
 
 
 def _group_of(rows: Sequence[Row]) -> Group:

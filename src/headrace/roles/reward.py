@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from headrace.experience.loader import row_length
 from headrace.experience.samplers import token_budget, whole_groups
 from headrace.roles.context import RoleContext
@@ -28,14 +26,14 @@ class RewardRole:
         async for lease in self._context.leases(NAME, self._sampler, "finished groups"):
             rows = list(lease.rows)
             table.hold(lease)
-            totals = await self._model.totals(
-                [row.columns["group"].last_of(row.columns["episode"]) for row in rows],
-                [row.columns["scored"] for row in rows],
-            )
-            rewards = {row.row_id: total for row, total in zip(rows, totals, strict=True)}
+            scored = await self._model.scores([row.columns["group"].last_of(row.columns["episode"]) for row in rows])
+            scores = {row.row_id: score for row, score in zip(rows, scored, strict=True)}
+            rewards = {row.row_id: self._model.total(row.columns["scored"], scores[row.row_id]) for row in rows}
             # Rows of a group that was dropped, meanwhile or here, have left the lease.
-            while bad := [row for row in lease.rows if not math.isfinite(rewards[row.row_id])]:
-                flow.drop(bad[0].group, FailureKind.REWARD_NAN.value)
+            while bad := [row for row in lease.rows if rewards[row.row_id] is None]:
+                words = f"the reward model scored {scores[bad[0].row_id]}, which gives no reward"
+                flow.drop(bad[0].group, FailureKind.REWARD_NAN.value, words)
             there = [row.row_id for row in lease.rows]
+            table.write(there, "model_score", [scores[row_id] for row_id in there], lease)
             table.write(there, "reward", [rewards[row_id] for row_id in there], lease)
             table.ack(lease)

@@ -11,6 +11,7 @@ from headrace.experience.flow import Admission, Flow
 from headrace.experience.sample import Group, GroupKey
 from headrace.observe.tally import Tally
 from headrace.roles.context import RoleContext
+from headrace.roles.failures import FailureWatch
 from headrace.rollout.episodes import EpisodeRunner
 from headrace.weights.version import Version
 
@@ -24,6 +25,7 @@ class RolloutRole:
         engine: Engine,
         runner: EpisodeRunner,
         tally: Tally,
+        failures: FailureWatch,
         *,
         min_samples: int,
         judges: Sequence[Engine] = (),
@@ -37,16 +39,15 @@ class RolloutRole:
         self._engines = (engine, *judges)
         self._runner = runner
         self._tally = tally
+        self._failures = failures
         self._min_samples = min_samples
         self._counted = counted
         self._groups: dict[GroupKey, asyncio.Task[None]] = {}
-        self._told: set[str] = set()
-        """Kinds of failure of which there is an event."""
 
     async def run(self) -> None:
         """Until the run is finished. Leaving early (cancelled) ends every group that runs.
 
-        Raises EngineError if an engine has died, and NothingToTrain: no prompt would come to anything any more.
+        Raises EngineError if an engine has died, and NothingToTrain: no prompt would come to anything (any more).
         """
         try:
             while not self._flow.is_finished:
@@ -69,8 +70,8 @@ class RolloutRole:
         try:
             group = await self._runner.run_group(admission.key, admission.prompt, version, admission.deadline)
             self._tally.count((sample.response_tokens, sample.failure) for sample in group.samples)
-            self._tell_failures(group)
             self._counted()
+            self._failures.look_at(group)
             if len(group.trainable) >= self._min_samples:
                 await self._flow.finish(group)
             elif self._failure() is None and admission.key not in self._flow.overdue():
@@ -78,13 +79,6 @@ class RolloutRole:
                 self._flow.hand_back(admission.key, f"failed: {_commonest_failure(group)}", failure)
         finally:
             self._flow.changed.notify()
-
-    def _tell_failures(self, group: Group) -> None:
-        """The first of each kind is an event, in words."""
-        for sample in group.samples:
-            if sample.failure is not None and (kind := sample.failure.partition(":")[0]) not in self._told:
-                self._told.add(kind)
-                self._context.report("failed_sample", {"prompt": group.prompt_id, "message": sample.failure})
 
     def _failure(self) -> str | None:
         """Which engine died of what."""

@@ -161,7 +161,10 @@ class EpisodeRunner:
 
 
 def _with_final(played: _Played, final: RewardOutcome) -> _Played:
-    outcomes = [final if shares else own for own, shares in zip(played.outcomes, played.shares, strict=True)]
+    outcomes = [
+        replace(final, terms=own.terms) if shares else own
+        for own, shares in zip(played.outcomes, played.shares, strict=True)
+    ]
     return replace(played, outcomes=outcomes)
 
 
@@ -171,7 +174,13 @@ def _samples(key: GroupKey, episode: int, played: _Played | list[Sample], max_co
     try:
         return [
             trajectory.to_sample(
-                key, episode, index, reward=outcome.value, failure=outcome.failure, max_context=max_context
+                key,
+                episode,
+                index,
+                reward=outcome.value,
+                failure=outcome.failure,
+                terms=outcome.terms,
+                max_context=max_context,
             )
             for index, (trajectory, outcome) in enumerate(zip(played.trajectories, played.outcomes, strict=True))
         ]

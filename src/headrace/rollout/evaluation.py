@@ -36,8 +36,11 @@ class Evaluation:
         concurrency: int,
         timeout_s: float,
         model_reward: ModelReward | None = None,
+        ended: Callable[[Group], None] = lambda group: None,
     ) -> None:
-        """`runner` draws one episode a prompt; `concurrency` prompts are answered at a time."""
+        """`runner` draws one episode a prompt; `concurrency` prompts are answered at a time. `ended` is called with
+        each answer, and may end the evaluation with an error."""
+        self._ended = ended
         self._model_reward = model_reward
         self._engine = engine
         self._runner = runner
@@ -68,10 +71,15 @@ class Evaluation:
 
         async def answer(position: int, prompt: Prompt) -> Group:
             async with places:
-                return await self._runner.run_group(GroupKey(_EPOCH, position, 0), prompt, version, version.number)
+                group = await self._runner.run_group(GroupKey(_EPOCH, position, 0), prompt, version, version.number)
+                self._ended(group)
+                return group
 
-        async with asyncio.TaskGroup() as tasks:
-            answers = [tasks.create_task(answer(*place)) for place in enumerate(self._prompts)]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                answers = [tasks.create_task(answer(*place)) for place in enumerate(self._prompts)]
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from None
         groups = [task.result() for task in answers]
         return groups if self._model_reward is None else await self._model_reward.scored(groups)
 

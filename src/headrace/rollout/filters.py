@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +24,10 @@ from headrace.rollout.plugins import load_function
 
 BUILTIN_FILTERS = ("zero_spread",)
 """Those that have no parameters."""
+
+
+class _NoVerdict(TypeError):
+    """What a filter of the user's own returned is neither True nor False."""
 
 
 class Filter(Protocol):
@@ -96,7 +101,18 @@ class UserFilter:
     keep: Callable[[Group], object]
 
     def __call__(self, group: Group, batch: int) -> str | None:
-        return None if self.keep(group) else self.name
+        return None if self._is_kept(self.keep(group)) else self.name
+
+    def _is_kept(self, verdict: object) -> bool:
+        """Raises an error unless it is a bool, also one of numpy's or torch's."""
+        item = getattr(verdict, "item", None)
+        plain = item() if callable(item) else verdict
+        if isinstance(plain, bool):
+            return plain
+        raise _NoVerdict(
+            f"the filter {self.name} returned {reprlib.repr(verdict)} ({type(verdict).__name__}); return True to keep "
+            "the group, or False to drop it"
+        )
 
 
 def repeated_share(sample: Sample, ngram: int) -> float:
@@ -126,7 +142,7 @@ def drop_reason(
         try:
             reason = rule(group, batch)
         except (Exception, SystemExit) as error:
-            failed(describe_exception(error))
+            failed(str(error) if isinstance(error, _NoVerdict) else describe_exception(error))
             return "filter_error"
         if reason is not None:
             return reason

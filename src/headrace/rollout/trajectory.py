@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,7 @@ class Trajectory:
         reward: float | None = None,
         failure: str | None = None,
         max_context: int | None = None,
+        terms: Mapping[str, float] = MappingProxyType({}),
     ) -> Sample:
         """The row of the experience table. With a `failure` its status is FAILED. What is longer than `max_context`
         tokens loses the end of its last observation, which no model could read."""
@@ -110,6 +112,7 @@ class Trajectory:
             failure=failure,
             metadata=self.metadata,
             kept=None if kept is None else kept[:length],
+            terms=dict(terms),
         )
 
     def _append(

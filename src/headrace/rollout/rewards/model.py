@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from headrace.experience.sample import Group, Sample
 from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
+from headrace.rollout.rewards.outcome import is_reward
 from headrace.runtime.protocol import Runtime
 
 LANE = "reward"
@@ -27,21 +27,26 @@ class ModelReward:
     """Budget of one forward pass; a longer sample is one of its own."""
     runtime: Runtime
 
-    async def totals(self, samples: Sequence[Sample], given: Sequence[float | None]) -> list[float]:
-        """For each sample what it was given, or 0, and weight x score. Not finite where the score is not."""
+    async def scores(self, samples: Sequence[Sample]) -> list[float]:
+        """The model's own, of each sample; some may not be finite."""
         rows = [_up_to_the_answer(sample) for sample in samples]
-        totals = [value or 0.0 for value in given]
+        scores = [0.0] * len(rows)
         for places in plan_microbatches([len(row) for row in rows], self.max_tokens):
-            scores = await self.runtime.compute(LANE, self.score, pack([rows[place] for place in places]))
-            for place, score in zip(places, scores.tolist(), strict=True):
-                totals[place] += self.weight * score
-        return totals
+            scored = await self.runtime.compute(LANE, self.score, pack([rows[place] for place in places]))
+            for place, score in zip(places, scored.tolist(), strict=True):
+                scores[place] = score
+        return scores
+
+    def total(self, given: float | None, score: float) -> float | None:
+        """The reward of a sample: what it was given, or 0, and weight x score; None if that is no reward."""
+        reward = (given or 0.0) + self.weight * score
+        return reward if is_reward(reward) else None
 
     async def scored(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups with the rewards of their trainable samples added to; None where the score is not finite."""
+        """The groups with the rewards of their trainable samples added to; None where the sum is no reward."""
         samples = [(group.last_of(sample.episode), sample) for group in groups for sample in group.trainable]
-        totals = await self.totals([last for last, _ in samples], [sample.reward for _, sample in samples])
-        rewards = iter(total if math.isfinite(total) else None for total in totals)
+        scores = await self.scores([last for last, _ in samples])
+        rewards = iter(self.total(sample.reward, score) for (_, sample), score in zip(samples, scores, strict=True))
         return [
             replace(
                 group,

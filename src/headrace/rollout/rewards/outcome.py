@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import reprlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from headrace.rollout.failures import FailureKind
 
@@ -19,6 +21,12 @@ class RewardOutcome:
     value: float | None
     failure: str | None = None
     """`kind: detail`, with a kind of `FailureKind`."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Of a reward of several terms the value of each, by its name, before it is weighted."""
+
+
+LARGEST = 1e15
+"""A reward is squared and summed over a batch in single precision, whose largest number is 3e38."""
 
 
 class FailedReward(Exception):
@@ -43,4 +51,11 @@ def as_reward(value: object) -> float:
         raise NotARewardError(f"returned {reprlib.repr(value)}, which is not a number: {error}") from error
     if not math.isfinite(reward):
         raise NotARewardError(f"returned {reward}, which is not finite")
+    if not is_reward(reward):
+        raise NotARewardError(f"returned {reward:g}, which is beyond {LARGEST:g}; scale rewards to about 1")
     return reward
+
+
+def is_reward(value: object) -> TypeGuard[float]:
+    """Whether a float can be trained on: finite, and of a size whose square is."""
+    return isinstance(value, float) and abs(value) <= LARGEST

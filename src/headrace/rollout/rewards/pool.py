@@ -8,19 +8,20 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from headrace.config.data import CODE_PATIENCE, CODE_TRIES, RewardConfig, RewardTerm
 from headrace.config.errors import ConfigError
+from headrace.observe.durations import Durations
 from headrace.rollout.conversation import Messages
 from headrace.rollout.failures import FailureKind, describe
 from headrace.rollout.rewards.answers import fault_of
 from headrace.rollout.rewards.builtin import BUILTIN_REWARDS
 from headrace.rollout.rewards.judge import Ask, JudgeReward
-from headrace.rollout.rewards.outcome import RewardOutcome, Verdict
+from headrace.rollout.rewards.outcome import LARGEST, RewardOutcome, Verdict, is_reward
 from headrace.rollout.rewards.process import Launch
 from headrace.rollout.rewards.remote import RemoteReward
 from headrace.rollout.rewards.tools import find_walls
@@ -28,11 +29,14 @@ from headrace.rollout.rewards.workers import WorkerPool
 from headrace.rollout.sandbox.limits import NOBODY, Limits
 from headrace.rollout.sandbox.users import own_users
 from headrace.rollout.sandbox.walls import Walls
+from headrace.runtime.processors import available_processors
 from headrace.runtime.protocol import Clock
 
 _GRACE_S = 0.5
 """A process that keeps the time of its calls itself is killed so much later, if it does not."""
 _MIB = 2**20
+_MOST_WORKERS = 256
+"""As many as may be configured."""
 _OURS = (*BUILTIN_REWARDS, "code")
 _NO_WALLS = Walls(tool="none", disk_bytes=0, network=True, reads=None)
 
@@ -42,6 +46,11 @@ Kind = Literal["plain", "code", "walled", "remote", "judge"]
 PromptContent = str | Messages
 
 logger = logging.getLogger(__name__)
+
+
+def worker_count(config: RewardConfig) -> int:
+    """Child processes for functions of one kind."""
+    return config.workers or min(available_processors(), _MOST_WORKERS)
 
 
 def required_columns(config: RewardConfig) -> tuple[str, ...]:
@@ -128,12 +137,14 @@ class RewardPool:
     ) -> None:
         """`log_path` takes what the reward functions print; it is thrown away unless given. `ask` answers the questions
         of judges; without it they fail every sample."""
+        self.times = Durations()
+        """Of the calls that have ended, those that failed included; without the wait for a free process."""
         self._config = config
         self._clock = clock
         self._log_path = log_path
         self._ask = ask
         self._is_open = False
-        self._terms = config.all_terms
+        self._terms, self._names = config.all_terms, config.term_names
         self._open = AsyncExitStack()
         self._judges: dict[int, Judge] = {}
         """By the term's place."""
@@ -168,7 +179,10 @@ class RewardPool:
         verdicts = await asyncio.gather(*(self._judges[place]([response, row, prompt, messages]) for place in places))
         if len(self._terms) == 1 and self._terms[0].weight == 1.0:
             return _outcome(verdicts[0])
-        return _sum([(self._terms[place], verdict) for place, verdict in zip(places, verdicts, strict=True)])
+        judged = [
+            (self._names[place], self._terms[place], verdict) for place, verdict in zip(places, verdicts, strict=True)
+        ]
+        return _sum(judged)
 
     async def score_group(
         self,
@@ -184,7 +198,7 @@ class RewardPool:
             raise RuntimeError("no reward.group is given, or the pool is not started, or closed")
         each = [None] * len(responses) if messages is None else list(messages)
         value, failure = await self._group([list(responses), row, prompt, list(rewards), each])
-        if isinstance(value, list) and len(value) == len(responses) and all(map(_is_reward, value)):
+        if isinstance(value, list) and len(value) == len(responses) and all(map(is_reward, value)):
             return [RewardOutcome(reward) for reward in value]
         failure = failure or describe(FailureKind.REWARD_NAN, "the group's rewards are no list of finite numbers")
         return [RewardOutcome(None, failure)] * len(responses)
@@ -207,9 +221,18 @@ class RewardPool:
             remote = RemoteReward(self._terms[place].remote, self._clock)
             self._open.push_async_callback(remote.close)
             await remote.start()
-            self._judges[place] = remote.judge
+            self._judges[place] = self._timed(remote.judge)
         for place in places["judge"]:
-            self._judges[place] = JudgeReward(self._terms[place].judge, self._ask, self._clock).judge
+            self._judges[place] = self._timed(JudgeReward(self._terms[place].judge, self._ask, self._clock).judge)
+
+    def _timed(self, judge: Judge) -> Judge:
+        async def timed(arguments: list[Any]) -> Verdict:
+            began = self._clock.now()
+            verdict = await judge(arguments)
+            self.times.add(self._clock.now() - began)
+            return verdict
+
+        return timed
 
     def _kind_of(self, function: str) -> Kind:
         match function:
@@ -225,7 +248,7 @@ class RewardPool:
         if kind == "code":
             setup["walls"] = asdict(await self._walls())
             setup["host"] = {"patience": CODE_PATIENCE, "tries": CODE_TRIES}
-        count, longest_s = self._config.workers, self._config.code_s if kind == "code" else self._config.timeout_s
+        count, longest_s = worker_count(self._config), self._config.code_s if kind == "code" else self._config.timeout_s
         users = [NOBODY] * count if kind == "plain" else self._open.enter_context(own_users(count))
         walls = await self._walls(own) if kind == "walled" else _NO_WALLS
         setup["network"] = "host" if walls.network else "this"
@@ -240,6 +263,7 @@ class RewardPool:
             users=users,
             timeout_s=longest_s + (0.0 if kind == "plain" else _GRACE_S),
             clock=self._clock,
+            times=self.times,
         )
         self._open.push_async_callback(pool.close)
         await pool.start()
@@ -276,21 +300,25 @@ class RewardPool:
 
 def _outcome(verdict: Verdict) -> RewardOutcome:
     value, failure = verdict
-    if failure is None and not _is_reward(value):
-        return RewardOutcome(None, describe(FailureKind.REWARD_NAN, "the reward is no finite number"))
+    if failure is None and not is_reward(value):
+        return RewardOutcome(None, describe(FailureKind.REWARD_NAN, _not_a_reward(value)))
     return RewardOutcome(value if isinstance(value, float) else None, failure)
 
 
-def _is_reward(value: object) -> bool:
-    return isinstance(value, float) and math.isfinite(value)
+def _not_a_reward(value: object) -> str:
+    if not isinstance(value, float) or not math.isfinite(value):
+        return "the reward is no finite number"
+    return f"the reward is {value:g}, which is beyond {LARGEST:g}; scale it"
 
 
-def _sum(verdicts: Sequence[tuple[RewardTerm, Verdict]]) -> RewardOutcome:
-    total = 0.0
-    for term, verdict in verdicts:
+def _sum(judged: Sequence[tuple[str, RewardTerm, Verdict]]) -> RewardOutcome:
+    """Of (name, term, its verdict)."""
+    total, values = 0.0, {}
+    for name, term, verdict in judged:
         outcome = _outcome(verdict)
         if outcome.value is None:
             kind, _, detail = (outcome.failure or "").partition(": ")
             return RewardOutcome(None, describe(FailureKind(kind), f"{term.function}: {detail}"))
         total += term.weight * outcome.value
-    return _outcome((total, None))
+        values[name] = outcome.value
+    return replace(_outcome((total, None)), terms=values)

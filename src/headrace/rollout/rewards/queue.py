@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headrace.rollout.failures import FailureKind, describe
@@ -19,8 +19,12 @@ class Call:
     id: int
     message: list[Any]
     outcome: asyncio.Future[Verdict]
-    began: float = field(default=0.0)
+    began: float | None = None
     """When it became the oldest of its process."""
+
+    def age(self, now: float) -> float:
+        """Seconds since then."""
+        return 0.0 if self.began is None else now - self.began
 
     def settle(self, outcome: Verdict) -> None:
         if not self.outcome.done():

@@ -105,7 +105,7 @@ class Slot:
                 await self._stirred.wait()
                 continue
             oldest = self._in_flight[0]
-            left = oldest.began + self._timeout_s - self._clock.now()
+            left = self._timeout_s - oldest.age(self._clock.now())
             if left <= 0:
                 return oldest
             try:
@@ -136,7 +136,7 @@ class Slot:
                 return
         call.settle((value, failure))
         now = self._clock.now()
-        self._depth = _DEPTH if now - call.began <= _QUICK_S else 1
+        self._depth = _DEPTH if call.age(now) <= _QUICK_S else 1
         if self._in_flight:
             self._in_flight[0].began = now
         self.feed()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
+from headrace.observe.durations import Durations
 from headrace.rollout.rewards.clearing import Clearing
 from headrace.rollout.rewards.outcome import Verdict
 from headrace.rollout.rewards.process import Launch
@@ -22,8 +23,13 @@ class WorkerPool:
     process that is killed or dies is replaced. A call can run twice: when the process died of the call before it.
     """
 
-    def __init__(self, launch: Launch, *, users: Sequence[int], timeout_s: float, clock: Clock) -> None:
-        """A process for each of `users`, whom its samples run as if the run is root's."""
+    def __init__(
+        self, launch: Launch, *, users: Sequence[int], timeout_s: float, clock: Clock, times: Durations
+    ) -> None:
+        """A process for each of `users`, whom its samples run as if the run is root's. `times` is told how long calls
+        took, from when a process began them."""
+        self._clock = clock
+        self._times = times
         self._queue = CallQueue()
         self._clearing = Clearing(clock)
         self._slots = [Slot(self._queue, launch.as_user(user), timeout_s, clock, self._clearing) for user in users]
@@ -47,7 +53,10 @@ class WorkerPool:
         call_id = next(self._ids)
         call = Call(call_id, [call_id, place, arguments], asyncio.get_running_loop().create_future())
         self._queue.put(call)
-        return await call.outcome
+        verdict = await call.outcome
+        if call.began is not None:
+            self._times.add(call.age(self._clock.now()))
+        return verdict
 
     async def close(self) -> None:
         """Kill every process and cancel every call, as if its caller had been cancelled. Idempotent."""
