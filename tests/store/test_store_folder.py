@@ -248,7 +248,7 @@ def test_another_format_is_told(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "run" / "run.db") as database:
         database.execute("PRAGMA user_version = 99")
     database.close()
-    with pytest.raises(StoreError, match="has format 99, this headrace reads format 1"):
+    with pytest.raises(StoreError, match="has format 99, this headrace reads format 2"):
         reopen(tmp_path / "run")
 
 

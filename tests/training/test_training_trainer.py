@@ -42,7 +42,7 @@ def test_any_split_into_micro_batches_gives_the_whole_batch(assignment: list[int
     expected = master_gradients(whole)
     for name, grad in master_gradients(split).items():
         scale = float(expected[name].abs().max())
-        torch.testing.assert_close(grad, expected[name], rtol=1e-6, atol=1e-6 * (scale + 1))
+        torch.testing.assert_close(grad, expected[name], rtol=1e-6, atol=3e-6 * (scale + 1))
     a, b = whole.step(), split.step()
     assert b.loss == pytest.approx(a.loss, rel=1e-6)
     assert b.grad_norm == pytest.approx(a.grad_norm, rel=1e-5)

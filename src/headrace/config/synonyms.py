@@ -82,6 +82,10 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "num_mini_batches": ("algorithm.updates_per_batch",),
     "ppo_n_minibatches": ("algorithm.updates_per_batch",),
     "steps_per_generation": ("algorithm.updates_per_batch",),
+    "num_iterations": ("algorithm.epochs_per_batch",),
+    "ppo_epochs": ("algorithm.epochs_per_batch",),
+    "max_epochs": ("algorithm.epochs_per_batch",),
+    "update_epochs": ("algorithm.epochs_per_batch",),
     # Lengths of training.
     "max_steps": _STEPS,
     "num_steps": _STEPS,

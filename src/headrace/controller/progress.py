@@ -11,7 +11,7 @@ from headrace.store import ConfigMismatch, RunDamaged
 from headrace.training.protocol import StepReport
 
 _FILE = "progress.json"
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)

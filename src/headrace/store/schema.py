@@ -4,7 +4,7 @@ from __future__ import annotations
 
 APPLICATION_ID = 0x48445243
 """"HDRC", in SQLite's file header."""
-VERSION = 1
+VERSION = 2
 
 STATUSES = ("running", "finished", "stopped", "failed")
 
