@@ -82,6 +82,18 @@ def test_a_reference_is_read_where_its_kl_goes() -> None:
     assert readers("reward") == ["advantages", "actor"]
 
 
+def test_in_order_models_score_a_row_only_once_it_is_in_the_batch() -> None:
+    """A restore brings back rows of later batches, which later weights are to score."""
+    settings = AlgorithmConfig(recipe="ppo")
+    for in_order in (False, True):
+        recipe = compose(settings, in_order=in_order)
+        assert sorted(names(check_dataflow(recipe.stages))) == sorted(names(recipe.stages))
+        for name in ("reference", "critic.value"):
+            assert ("batch" in recipe.stage(name).reads) is in_order
+    teacher = compose(AlgorithmConfig(recipe="opd"), in_order=True).stage("teacher")
+    assert "batch" in teacher.reads
+
+
 def test_a_stage_of_a_whole_batch_stops_streaming() -> None:
     whiten = Stage("whiten", ("advantages",), ("whitened",), "batch")
     assert Recipe("x", (*GRPO.stages, whiten), {}).stops_streaming == ("whiten",)

@@ -19,6 +19,7 @@ from headrace.experience.codec import decode_group
 from headrace.experience.sample import Group
 from headrace.store import RunReader, RunStore
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 LAST = 3
 """Number of the last batch."""
 LOSS = """
@@ -166,14 +167,12 @@ def batches(folder: Path) -> list[dict]:
         return [row.record for row in reader.metrics.read("batch")]
 
 
-@pytest.mark.slow
 def test_one_step_a_batch(tmp_path: Path) -> None:
     """Killed between two micro-batches; on several threads."""
     job = make_held_job(tmp_path / "job", runtime__threads=2)
     check_kills(job, tmp_path, (LAST, 2), (LAST, 3), (LAST, 1))
 
 
-@pytest.mark.slow
 def test_epochs_and_updates_of_actor_and_critic(tmp_path: Path) -> None:
     """Killed in the middle of the epochs over the last batch, and of one whose groups are all journalled, far from the
     last commit: with a moving KL coefficient, a reference that follows the policy, and whitening over the batch."""
@@ -196,7 +195,6 @@ def test_epochs_and_updates_of_actor_and_critic(tmp_path: Path) -> None:
     assert len(batches(tmp_path / "killed")[-1]["epochs"]) == 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -215,7 +213,71 @@ def test_other_ways_to_train(tmp_path: Path, changes: dict[str, object]) -> None
     check_kills(job, tmp_path, (LAST, 2), (LAST, 3))
 
 
-@pytest.mark.slow
+def test_killed_again_and_again_at_moments_of_all_kinds(tmp_path: Path) -> None:
+    """Wherever these kills fall: while the models are loaded, in a pass, between two steps, or as a version or a
+    checkpoint is made."""
+    job = make_held_job(tmp_path / "job", algorithm={"epochs_per_batch": 2, "updates_per_batch": 2})
+    whole, copy = tmp_path / "whole", tmp_path / "killed"
+    hold(job, LAST, 1)
+    process = start("train", job, "checkpoint.every=1000", "--dir", whole)
+    wait_until_held(process, job)
+    shutil.copytree(whole, copy)
+    (job.parent / "hold").unlink()
+    out, _ = process.communicate(timeout=180)
+    assert process.returncode == 0, out
+    delays = np.random.default_rng(0).random(5)
+    for place, delay in enumerate(delays):
+        process = start("train", job, f"checkpoint.every={1 if place else 1000}", "--dir", copy, "--resume")
+        begun = len(started(copy))
+        while process.poll() is None and len(started(copy)) == begun:
+            time.sleep(0.005)
+        time.sleep(delay)
+        process.kill()
+        process.communicate()
+    code, out = run("train", job, "--dir", copy, "--resume", timeout=240)
+    assert code == 0, out
+    assert different(committed(job, whole), committed(job, copy)) == []
+
+
+def started(folder: Path) -> list[object]:
+    with RunReader(folder) as reader:
+        return [event for event in reader.events.read() if event.kind == "started"]
+
+
+@pytest.mark.parametrize(("call", "version"), [(2, LAST), (7, LAST + 1)], ids=["first step", "later epoch"])
+def test_told_to_stop_in_the_middle_of_a_batch(tmp_path: Path, call: int, version: int) -> None:
+    """Before its first step the batch is given up, without a trace; after it, it is trained to its end."""
+    job = make_held_job(
+        tmp_path / "job",
+        algorithm={"epochs_per_batch": 3},
+        trainer__max_tokens_per_microbatch=100,
+        checkpoint__every=1000,
+    )
+    whole, copy = tmp_path / "whole", tmp_path / "stopped"
+    hold(job, LAST, call)
+    process = start("train", job, "--dir", whole)
+    wait_until_held(process, job)
+    shutil.copytree(whole, copy)
+    (job.parent / "hold").unlink()
+    out, _ = process.communicate(timeout=180)
+    assert process.returncode == 0, out
+    hold(job, LAST, call)
+    process = start("train", job, "--dir", copy, "--resume")
+    wait_until_held(process, job)
+    process.send_signal(signal.SIGTERM)
+    end = time.monotonic() + 60
+    while "told to stop" not in (line := process.stdout.readline()):  # type: ignore[union-attr]
+        assert time.monotonic() < end, line
+    (job.parent / "hold").unlink()
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    with RunReader(copy) as reader:
+        assert (reader.version() or (0, 0))[1] == version
+    code, out = run("train", job, "--dir", copy, "--resume", timeout=240)
+    assert code == 0, out
+    assert different(committed(job, whole), committed(job, copy)) == []
+
+
 def test_groups_that_are_generated_again_are_the_same_within_rounding(tmp_path: Path) -> None:
     """A kill while some groups of the batch still run: what is in the journal stays as it is; the others get the same
     tokens and, within 1e-5, the same log-probs."""

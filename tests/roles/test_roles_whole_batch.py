@@ -156,7 +156,7 @@ def test_a_batch_can_be_given_up_between_two_passes_of_its_first_step() -> None:
 
 def test_an_epoch_that_moved_the_policy_too_far_is_the_last() -> None:
     """KL per token of the epochs: 1/4, then (3 + 1) / 4 = 1."""
-    settings_ = WholeBatches(Epochs(5, 2), recompute=True, prepare=lambda micros: None, stop_kl=0.9)
+    settings_ = WholeBatches(Epochs(5, 2), recompute=True, stop_kl=0.9)
     assert not settings_.enough([report(stats={"step_kl": 1.0}, trained_tokens=4)])
     assert settings_.enough(
         [report(stats={"step_kl": 3.0}, trained_tokens=1), report(stats={"step_kl": 1.0}, trained_tokens=3)]

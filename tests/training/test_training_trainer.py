@@ -11,7 +11,7 @@ from training_helpers import CONFIGS, SETTINGS, make_rows, make_trainer, tiny_mo
 
 from headrace.config import ConfigError
 from headrace.config.trainer import OptimizerConfig, TrainerConfig
-from headrace.models.packing import PackRow, pack
+from headrace.models.packing import PackRow, pack, plan_microbatches
 from headrace.training.protocol import LossTerms, StepReport
 from headrace.training.trainer import HFTrainer
 
@@ -52,6 +52,22 @@ def test_any_split_into_micro_batches_gives_the_whole_batch(assignment: list[int
     assert b.maxima == pytest.approx(a.maxima, rel=1e-6)
     assert a.maxima["length"] == 17
     assert (a.forwarded_tokens, a.padding_tokens) == (b.forwarded_tokens, b.padding_tokens) == (sum(LENGTHS), 0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.permutations(range(len(LENGTHS))), st.integers(1, 60))
+def test_the_gradient_does_not_depend_on_the_order_of_arrival(order: list[int], budget: int) -> None:
+    """Within 1e-5 of its norm; in the same order, to the last bit."""
+
+    def gradient(order: list[int], budget: int) -> torch.Tensor:
+        trainer = make_trainer()
+        for places in plan_microbatches([LENGTHS[i] for i in order], budget):
+            trainer.accumulate(pack([ROWS[order[place]] for place in places]))
+        return trainer._flat.grads.clone()
+
+    expected, actual = gradient(list(range(len(LENGTHS))), 1000), gradient(order, budget)
+    assert float((actual - expected).norm()) <= 1e-5 * float(expected.norm())
+    assert torch.equal(actual, gradient(order, budget))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -92,8 +92,8 @@ class PolicyObjective:
         )
 
 
-def prepare_batch(config: AlgorithmConfig) -> Callable[[Sequence[MicroBatch]], None]:
-    """Adds what the loss needs to know of the whole batch: M2PO's mask."""
+def prepare_batch(config: AlgorithmConfig) -> Callable[[Sequence[MicroBatch]], None] | None:
+    """Adds what the loss needs to know of the whole batch: M2PO's mask. None for the other losses."""
 
     def prepare(micros: Sequence[MicroBatch]) -> None:
         def whole(name: str) -> Tensor:
@@ -109,7 +109,7 @@ def prepare_batch(config: AlgorithmConfig) -> Callable[[Sequence[MicroBatch]], N
         for micro, part in zip(micros, kept.split([micro.num_tokens for micro in micros]), strict=True):
             micro.columns["kept"] = part.float()
 
-    return prepare if config.loss == "m2po" else lambda micros: None
+    return prepare if config.loss == "m2po" else None
 
 
 def output_columns(config: AlgorithmConfig, *, truncated: bool, record_entropy: bool) -> tuple[Column, ...]:

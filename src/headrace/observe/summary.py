@@ -16,7 +16,7 @@
 | `samples.failed` | by kind of failure |
 | `samples.failure_words` | why the last of these failed, by kind |
 | `tokens.generated` | tokens that engines sampled, whatever became of them |
-| `tokens.trained` | tokens that entered the loss of the trained batches |
+| `tokens.trained` | tokens that entered the loss of the trained batches, each once, however many epochs there were |
 | `tokens.generated_per_s`, `tokens.trained_per_s` | the two above per second of `wall_s` |
 | `tokens.masked` | tokens of the trained batches that were left out of the loss, staler than the bound |
 | `tokens.nonpad_share` | share of the positions computed by the trainer that were not padding |

@@ -60,7 +60,7 @@ class WholeBatches:
     epochs: Epochs
     recompute: bool
     """Whether each row first gets the column `proximal`: log-probs under the weights that the batch begins with."""
-    prepare: Callable[[Sequence[MicroBatch]], None]
+    prepare: Callable[[Sequence[MicroBatch]], None] | None = None
     """Called with the whole batch before the first step: adds columns that need all of it."""
     stop_kl: float | None = None
     """An epoch whose mean KL from the policy that the batch began with is above this is the last."""
@@ -182,9 +182,9 @@ class ActorRole:
         )
         if self._whole.recompute:
             await work.whole.score("proximal", self._trainer.logprobs)
-        if not self._stopping:
+        if self._whole.prepare is not None and not self._stopping:
             work.whole.prepare(self._whole.prepare)
-            await work.whole.begin()
+        await work.whole.begin()
 
     async def _critics_steps(
         self, batch: int, own: Coroutine[Any, Any, tuple[tuple[StepReport, ...], ...]]
