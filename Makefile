@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: quickstart test lint bench gpu-check clean
+.PHONY: quickstart test test-slow lint bench gpu-check clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -15,8 +15,13 @@ $(READY): pyproject.toml constraints.txt
 quickstart: $(READY)
 	$(BIN)/headrace quickstart --dir quickstart --fresh $(ARGS)
 
+# On two quiet cores: 12 minutes at most.
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+# What takes more than about ten seconds: 20 minutes at most.
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples
