@@ -1,14 +1,15 @@
 """How far generation should run ahead of training: as far as the engine's slots have use for, or as the bound allows.
 
-    python -m benchmarks.ahead [--seeds 5] [--batches 80] [--etas 2 8] [--workloads even "heavy tail" tools]
+    python -m benchmarks.ahead [--seeds 3] [--batches 50] [--etas 2 8] [--workloads even "heavy tail" tools]
     python -m benchmarks.ahead --world
 
 Two rules for `async.ahead`: `slots`, min((eta + 1) B, max(2 B, B + slots / samples a prompt)); `bound`, (eta + 1) B.
-Three workloads with the model of `benchmarks.modes`: answers that are all equally long, answers of which one in eight
-is up to 512 tokens (the others about 13), and a tool of log-normal time before each answer, which is no work for the
-engine. The reward is the share of an answer's words that have an even number, which an answer of any length can learn.
-Runs go one at a time, since seconds are compared. The trainer's idle share is the actor's wait for rows, of the time
-between the first and the last batch.
+Three workloads with the model of `benchmarks.policy_model`: answers of 48 tokens, answers of log-normal length (mean
+about 48, sigma 1, at most 512), and 48 tokens after a tool that takes its time (log-normal, half a second in the
+middle), which is no work for the engine. The reward is the share of an answer's words that have an even number, which
+answers of any length can learn; the policy never ends an answer itself, so that lengths do not depend on what it
+learns. Runs go one at a time, since seconds are compared. The trainer's idle share is the actor's wait for rows, of the
+time between the first and the last batch.
 
 `--world` does the same in the discrete-event world of `benchmarks.schedule_world`, where trainer and engine have
 devices of their own and no figure depends on the machine.
@@ -25,51 +26,47 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import save, spread
-from benchmarks.modes import EASY_EOS, HARD_EOS, HARD_EVERY, HARD_MAX
 from benchmarks.policy_model import make_model, make_prompts
 from benchmarks.schedule_world import World, WorldRun
+from benchmarks.slow_workflow import LONGEST
 from benchmarks.staleness import rewards_in_time, run_config
 from headrace.observe.run_record import RunRecord
 
-B, SAMPLES, SLOTS, LR, EVEN_TOKENS = 8, 8, 64, 3e-4, 48
+B, SAMPLES, SLOTS, LR, TOKENS = 8, 8, 16, 1e-4, 48
+"""With so few slots, generation takes about as long as training, on a CPU."""
 RULES = ("slots", "bound")
+_WORKFLOWS = Path(__file__).parent / "slow_workflow.py"
 WORKLOADS: dict[str, dict[str, Any]] = {
-    "even": {"model": "even", "max_new_tokens": EVEN_TOKENS},
-    "heavy tail": {"model": "heavy", "max_new_tokens": HARD_MAX},
-    "tools": {
-        "model": "even",
-        "max_new_tokens": EVEN_TOKENS,
-        "workflow": f"{Path(__file__).parent / 'slow_workflow.py'}:SlowerTool",
-    },
+    "even": {},
+    "heavy tail": {"max_new_tokens": LONGEST, "workflow": f"{_WORKFLOWS}:DrawnLength"},
+    "tools": {"workflow": f"{_WORKFLOWS}:SlowerTool"},
 }
-WORLD_BATCH, WORLD_BATCHES, WORLD_SEEDS = 16, 80, range(5)
+WORLD_BATCH, WORLD_SLOTS, WORLD_BATCHES, WORLD_SEEDS = 16, 64, 80, range(5)
 TAILS = {"even": 0.0, "heavy tail": 1.0}
 """Sigma of the log-normal time of a sample."""
 STEPS = (0.8, 1.0, 1.25)
 """A step's time over that in which the engine, its slots full, decodes a batch."""
 
 
-def most_ahead(rule: str, eta: int, batch: int) -> int:
+def most_ahead(rule: str, eta: int, batch: int, slots: int) -> int:
     bound = (eta + 1) * batch
-    return bound if rule == "bound" else min(bound, max(2 * batch, batch + math.ceil(SLOTS / SAMPLES)))
+    return bound if rule == "bound" else min(bound, max(2 * batch, batch + math.ceil(slots / SAMPLES)))
 
 
 def prepare(folder: Path) -> None:
-    """Models and prompts."""
-    make_prompts(folder / "even.jsonl")
-    make_model(folder / "even", 0.0)
-    make_prompts(folder / "heavy.jsonl", HARD_EVERY)
-    make_model(folder / "heavy", EASY_EOS, HARD_EOS)
+    """Model and prompts."""
+    make_prompts(folder / "prompts.jsonl")
+    make_model(folder / "model", eos_chance=0.0)
 
 
 def write_config(folder: Path, workload: str, batches: int) -> Path:
     """The run's config. JSON, which YAML contains."""
     chosen = WORKLOADS[workload]
-    longest = chosen["max_new_tokens"]
+    longest = chosen.get("max_new_tokens", TOKENS)
     path = folder / f"{workload.replace(' ', '-')}.yaml"
     config = {
-        "model": {"path": str(folder / chosen["model"])},
-        "data": {"train": str(folder / f"{chosen['model']}.jsonl")},
+        "model": {"path": str(folder / "model")},
+        "data": {"train": str(folder / "prompts.jsonl")},
         "reward": {"function": "benchmarks.policy_model:even_share"},
         "rollout": {
             "prompts_per_batch": B,
@@ -120,7 +117,7 @@ def study(args: argparse.Namespace) -> None:
             "lengths": workload,
             "max_staleness": eta,
             "rule": rule,
-            "ahead": most_ahead(rule, eta, B),
+            "ahead": most_ahead(rule, eta, B, SLOTS),
             **{key: spread([row[key] for row in chosen]) for key in keys},
         }
         for workload in args.workloads
@@ -140,7 +137,7 @@ def rounds(config: Path, folder: Path, workload: str, eta: int, seed: int) -> li
             config,
             folder / f"{config.stem}-{eta}-{seed}-{rule}",
             f"async.max_staleness={eta}",
-            f"async.ahead={most_ahead(rule, eta, B)}",
+            f"async.ahead={most_ahead(rule, eta, B, SLOTS)}",
             f"seed={seed}",
         )
         for rule in RULES
@@ -166,7 +163,7 @@ def world() -> None:
     table = []
     for lengths, tail in TAILS.items():
         mean = math.exp(tail**2 / 2)
-        batch_time = WORLD_BATCH * SAMPLES / SLOTS * mean
+        batch_time = WORLD_BATCH * SAMPLES / WORLD_SLOTS * mean
         for eta in (2, 8):
             for step in STEPS:
                 for rule in RULES:
@@ -178,8 +175,8 @@ def world() -> None:
                             total_batches=WORLD_BATCHES,
                             on_deadline="wait",
                             prompts=100_000,
-                            ahead=most_ahead(rule, eta, WORLD_BATCH),
-                            slots=SLOTS,
+                            ahead=most_ahead(rule, eta, WORLD_BATCH, WORLD_SLOTS),
+                            slots=WORLD_SLOTS,
                             samples=SAMPLES,
                             tail=tail,
                             step_time=step * batch_time,
@@ -202,11 +199,11 @@ def world() -> None:
                             "max_staleness": eta,
                             "step": step,
                             "rule": rule,
-                            "ahead": most_ahead(rule, eta, WORLD_BATCH),
+                            "ahead": most_ahead(rule, eta, WORLD_BATCH, WORLD_SLOTS),
                             **{key: spread([run[key] for run in runs]) for key in runs[0]},
                         }
                     )
-    settings = {"prompts_per_batch": WORLD_BATCH, "samples_per_prompt": SAMPLES, "slots": SLOTS}
+    settings = {"prompts_per_batch": WORLD_BATCH, "samples_per_prompt": SAMPLES, "slots": WORLD_SLOTS}
     save("ahead_world", {**settings, "batches": WORLD_BATCHES, "seeds": len(WORLD_SEEDS), "table": table})
     print_table(table, {"idle_share": ".0%", "staleness_mean": ".1f", "staleness_max": ".0f", "speed": ".2f"})
 
@@ -225,8 +222,8 @@ def print_table(table: list[dict[str, Any]], keys: dict[str, str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--batches", type=int, default=80)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--batches", type=int, default=50)
     parser.add_argument("--etas", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--world", action="store_true")

@@ -90,7 +90,7 @@ def own(model: Path, dtype: str, overrides: list[str]) -> None:
                 "generate_share": (last.generate_s - first.generate_s) / seconds,
                 "masked_share": sum(batch.masked_tokens for batch in timed)
                 / sum(batch.masked_tokens + batch.trained_tokens for batch in timed),
-                "mismatch_max_abs": max(batch.mismatch_max_abs for batch in batches),
+                "mismatch_max_abs": max(batch.mismatch_max_abs or 0.0 for batch in batches),
                 "nonpad_share": 1
                 - sum(batch.padding_tokens for batch in batches) / sum(batch.forwarded_tokens for batch in batches),
             }

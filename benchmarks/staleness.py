@@ -160,12 +160,14 @@ def deadlines(args: argparse.Namespace) -> None:
 
 
 def rewards_in_time(records: dict[str, RunRecord]) -> dict[str, float]:
-    """The mean reward of each run's batches up to the time when the first of the runs ended."""
+    """The mean reward of each run's batches up to the time when the first of the runs ended, its first one at least."""
     first = min(_seconds(record) for record in records.values())
-    return {
-        name: statistics.mean(batch.reward_mean for batch in record.batches if batch.totals.elapsed_s <= first)
-        for name, record in records.items()
-    }
+
+    def in_time(record: RunRecord) -> float:
+        chosen = [batch.reward_mean for batch in record.batches if batch.totals.elapsed_s <= first]
+        return statistics.mean(chosen or [record.batches[0].reward_mean])
+
+    return {name: in_time(record) for name, record in records.items()}
 
 
 def _seconds(record: RunRecord) -> float:

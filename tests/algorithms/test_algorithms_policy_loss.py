@@ -84,11 +84,33 @@ def test_stats_and_maxima_by_hand() -> None:
     terms, _ = run(config())
     ratios = (3, 0.5, 5)  # current / behaviour
     assert terms.stats["tokens"].item() == 3
-    mismatch = (2, 0.5, 10)  # proximal / behaviour
-    assert terms.stats["mismatch_abs"].item() == pytest.approx(sum(abs(math.log(r)) for r in mismatch), abs=1e-10)
+    drift = sum(abs(math.log(r)) for r in (2, 0.5, 10))  # proximal / behaviour
+    assert terms.stats["drift_abs"].item() == terms.stats["mismatch_abs"].item() == pytest.approx(drift, abs=1e-10)
+    assert terms.stats["mismatch_tokens"].item() == 3
     assert terms.stats["approx_kl"].item() == pytest.approx(sum(r - 1 - math.log(r) for r in ratios), abs=1e-10)
+    assert terms.maxima["drift_abs"].item() == pytest.approx(math.log(10), abs=1e-10)
     assert terms.maxima["mismatch_abs"].item() == pytest.approx(math.log(10), abs=1e-10)
     assert not any(value.requires_grad for value in (*terms.stats.values(), *terms.maxima.values()))
+
+
+def test_the_mismatch_is_of_fresh_tokens_and_the_trainers_log_probs() -> None:
+    """The first and the last token are fresh, and the last is of the prompt."""
+    data = PolicyTokens(
+        mask=MASK,
+        sample_index=SAMPLES,
+        behavior=BEHAVIOR.log(),
+        advantages=ADVANTAGES,
+        proximal=PROXIMAL.log(),
+        trainer=(BEHAVIOR * tensor(3.0, 5.0, 7.0, 9.0)).log(),
+        fresh=torch.tensor([True, False, False, True]),
+    )
+    terms = PolicyLoss(config())(CURRENT.log(), data)
+    assert terms.stats["mismatch_tokens"].item() == 1
+    assert terms.stats["mismatch_abs"].item() == pytest.approx(math.log(3), abs=1e-10)
+    assert terms.maxima["mismatch_abs"].item() == pytest.approx(math.log(3), abs=1e-10)
+    assert terms.stats["drift_abs"].item() == pytest.approx(math.log(2 * 2 * 10), abs=1e-10)
+    plain, _ = run(config())
+    assert terms.numerator.item() == plain.numerator.item(), "what is measured changes no loss"
 
 
 def test_a_micro_batch_without_trained_tokens_adds_nothing() -> None:

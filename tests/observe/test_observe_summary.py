@@ -10,18 +10,26 @@ from headrace.observe.record import BatchRecord, Totals
 from headrace.observe.summary import build_summary, write_summary
 
 
+def gap(tokens: int, mean: int, most: int) -> dict[str, float]:
+    """In units of 1e-7."""
+    return {"mismatch_tokens": tokens, "mismatch_mean_abs": mean * 1e-7, "mismatch_max_abs": most * 1e-7}
+
+
 def test_names_and_values() -> None:
     """Three batches of 80 trained tokens; the process has run for 3.5 s, see `observe_samples.totals`."""
     run = samples.run(
         batches=(
-            samples.batch(0, reward_mean=0.2, staleness={0: 80}, mismatch_mean_abs=0.01, behavior_outside_share=0.1),
+            samples.batch(
+                0, reward_mean=0.2, staleness={0: 80}, drift_mean_abs=0.01, behavior_outside_share=0.1, **gap(80, 2, 5)
+            ),
             samples.batch(
                 1,
                 staleness={0: 20, 2: 60},
-                mismatch_max_abs=0.7,
+                drift_max_abs=0.7,
                 effective_token_share=0.9,
                 truncated_samples=12,
                 reward_terms={"math": 0.125, "regex": 0.5},
+                **gap(20, 7, 9),
             ),
             samples.batch(
                 2,
@@ -93,7 +101,9 @@ def test_names_and_values() -> None:
         # Of the one batch that has each.
         "correction": {"outside_share": pytest.approx(0.1), "effective_share": pytest.approx(0.9)},
         # Weighted by trained tokens: 80 at 0.01, 120 at 0.002.
-        "mismatch": {"mean_abs": pytest.approx((0.8 + 0.24) / 200), "max_abs": 0.7},
+        "drift": {"mean_abs": pytest.approx((0.8 + 0.24) / 200), "max_abs": 0.7},
+        # Weighted by the tokens that it was measured on: 80 at 2e-7, 20 at 7e-7.
+        "mismatch": {"mean_abs": pytest.approx(3e-7), "max_abs": pytest.approx(9e-7), "tokens": 100},
         "kept_mass": {"first": None, "last": None},
         "seed": 7,
         "config_sha256": "ab" * 32,
@@ -108,7 +118,14 @@ def test_what_was_not_measured_is_null() -> None:
     assert summary["staleness"] == {"max": None, "mean": None, "histogram": {}}
     assert summary["reward"] == {"first": None, "last": None, "terms": {}, "call_p50_s": None, "call_p99_s": None}
     assert summary["eval"] == {"before": 0.25, "after": None}
-    assert summary["mismatch"] == {"mean_abs": None, "max_abs": None}
+    assert summary["mismatch"] == {"mean_abs": None, "max_abs": None, "tokens": 0}
+    assert summary["drift"] == {"mean_abs": None, "max_abs": None}
+
+
+def test_a_run_whose_tokens_are_all_old_has_drift_and_no_mismatch() -> None:
+    summary = build_summary(samples.run(2))
+    assert summary["drift"] == {"mean_abs": pytest.approx(0.002), "max_abs": 0.3}
+    assert summary["mismatch"] == {"mean_abs": None, "max_abs": None, "tokens": 0}
 
 
 def test_processes_of_a_run_add_up() -> None:

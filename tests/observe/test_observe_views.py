@@ -16,6 +16,7 @@ from rich.console import Console
 
 from headrace.observe.live import LiveView, render
 from headrace.observe.plain import PlainView
+from headrace.observe.record import BatchRecord
 from headrace.observe.run_record import RunRecord
 from headrace.observe.snapshot import Snapshot, take_snapshot
 from headrace.observe.summary import build_summary
@@ -160,10 +161,27 @@ def test_plain_lines_tell_each_batch_and_evaluation_once() -> None:
         "eval v0  score 0.250  response 9.5 tok  prompts 64",
         *(
             f"batch {number}/10  reward 0.250  response 5.0 tok  loss 0.010  grad 0.50  stale 0:75% 1:25%  "
-            "mismatch 0.0020  running 4 ready 2  1.00 s"
+            "drift 0.0020  running 4 ready 2  1.00 s"
             for number in (1, 2)
         ),
     ]
+
+
+def measured(number: int, mean: float | None) -> BatchRecord:
+    return samples.batch(number, mismatch_tokens=32 if mean else 0, mismatch_mean_abs=mean, mismatch_max_abs=mean)
+
+
+def test_the_mismatch_is_told_where_it_was_measured_and_the_last_one_stays_in_the_live_view() -> None:
+    told: list[str] = []
+    view = PlainView(told.append)
+    view.show(take_snapshot(samples.run(0)))
+    run = samples.run(3, batches=(measured(0, 4e-7), measured(1, 5e-7), measured(2, None)))
+    view.show(take_snapshot(run))
+    assert ["mismatch" in line for line in told] == [True, True, False]
+    assert "drift 0.0020  mismatch 4.0e-07  running" in told[0]
+    assert take_snapshot(run).mismatch == 5e-7
+    assert "mismatch   5.0e-07  engine to trainer" in "\n".join(lines_of(run, 120, 49))
+    assert take_snapshot(samples.run(2)).mismatch is None
 
 
 def test_plain_lines_of_a_resumed_run_begin_with_where_it_stands() -> None:
@@ -317,6 +335,9 @@ def test_inspect_tells_the_law_the_reasons_and_the_waits() -> None:
         "zero_spread 26",
         "timeout 1",
         "0.250 → 0.880",
+        "log-prob mismatch",
+        "- mean, - largest, on 0 fresh tokens",
+        "0.0020 mean, 0.300 largest",
         "waited, actor: rows of the batch",
         "mean 0.49",
         "waiting  role rollout, message waited [long]",

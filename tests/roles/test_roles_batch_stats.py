@@ -7,7 +7,7 @@ import pytest
 
 from headrace.experience.index import Row
 from headrace.experience.sample import GroupKey
-from headrace.roles.batch_stats import BatchStats, StalenessError, StalenessRule
+from headrace.roles.batch_stats import BatchStats, FreshRule, StalenessError, StalenessRule
 from headrace.weights.version import Lineage
 
 WAIT = StalenessRule(bound=2, masks=False, allows_late=False)
@@ -99,3 +99,27 @@ def test_lineage_knows_what_was_taken_back() -> None:
     branches = np.array([0, 0, 1, 2, -1], dtype=np.int32)
     versions = np.array([4, 5, 1, 9, -1], dtype=np.int32)
     assert lineage.lost(branches, versions).tolist() == [False, True, True, False, False]
+
+
+def fresh(rule: FreshRule, versions: list[int], branches: list[int] | None = None, batch: int = 5) -> list[bool]:
+    columns = row(versions, branches).columns
+    return rule.tokens(batch, columns["versions"], columns["branches"]).tolist()
+
+
+def test_fresh_tokens_are_those_that_the_batchs_first_weights_sampled() -> None:
+    rule = FreshRule(Lineage(0, {0: 2**62}))
+    assert fresh(rule, [4, 5, 5]) == [False, False, True, True]
+    assert fresh(rule, [5, 6]) == [False, True, False], "a later version is none of them"
+
+
+def test_a_version_that_a_restore_kept_is_the_same_weights_on_both_branches() -> None:
+    rule = FreshRule(Lineage(1, {1: 2**62, 0: 5}))
+    assert fresh(rule, [5, 5], [0, 1]) == [False, True, True]
+    taken_back = FreshRule(Lineage(1, {1: 2**62, 0: 4}))
+    assert fresh(taken_back, [5, 5], [0, 1]) == [False, False, True]
+
+
+def test_where_keys_are_kept_over_a_swap_only_whole_samples_are_fresh() -> None:
+    rule = FreshRule(Lineage(0, {0: 2**62}), keeps_keys=True)
+    assert fresh(rule, [5, 5]) == [False, True, True]
+    assert fresh(rule, [4, 5]) == [False, False, False]

@@ -30,15 +30,16 @@ class LossTerms:
     denominator: Tensor
     """Scalar, detached."""
     stats: Stats
-    """Sums over the tokens inside the mask; divide by `tokens` for means. `mismatch_abs`: |proximal - behaviour| in
-    log-probs (the proximal policy is the current one unless given). `approx_kl`: k3 of KL(behaviour || current).
-    `step_kl`: k3 of KL(proximal || current), which is what the steps on this batch have moved.
+    """Sums over the tokens inside the mask; divide by `tokens` for means. `drift_abs`: |proximal - behaviour| in
+    log-probs (the proximal policy is the current one unless given). `mismatch_abs`: |trainer - behaviour| over the
+    `mismatch_tokens` that are fresh. `approx_kl`: k3 of KL(behaviour || current). `step_kl`: k3 of KL(proximal ||
+    current), which is what the steps on this batch have moved.
     `clipped`: tokens whose gradient the clip took away. `behavior_weight`: the weights applied (1 each for `naive`),
     `behavior_weight_squared` their squares; `behavior_outside`: those outside their bounds. `reference_kl`: the
     estimate that the config names, with a reference. `entropy`, if there is a bonus. `own/NAME`: the stats of pieces
     of the user's own. `whole_entropy` and `kept_mass` where they are given."""
     maxima: Stats
-    """Largest over the tokens inside the mask, 0 for none. `mismatch_abs`."""
+    """Largest over the tokens inside the mask, 0 for none. `drift_abs`, and `mismatch_abs` over the fresh ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,10 @@ class PolicyTokens:
     """Log-probs of the teacher, for `distillation`."""
     proximal: Tensor | None = None
     """None: the current policy is the proximal one (one step per batch)."""
+    trainer: Tensor | None = None
+    """Log-probs under the weights that the batch begins with; `proximal` unless given."""
+    fresh: Tensor | None = None
+    """Which tokens these weights sampled, so that trainer and engine should agree on them; all unless given."""
     reference: Tensor | None = None
     entropy: Tensor | None = None
     """Of the current policy cut to the kept sets, differentiable."""
@@ -115,11 +120,16 @@ class PolicyLoss:
                 extra[name] = keep(values, mask).sum()
         numerator, denominator = self._aggregate(per_token, mask, data.sample_index)
 
-        # Between engine and trainer; what earlier steps on the same batch changed is none of it.
-        mismatch = keep(kl.estimate(start, data.behavior, kind="abs"), mask)
+        # What earlier steps on the same batch changed is part of neither.
+        drift = keep(kl.estimate(start, data.behavior, kind="abs"), mask)
+        fresh = mask if data.fresh is None else mask & data.fresh
+        trainer = start if data.trainer is None else data.trainer
+        mismatch = keep(kl.estimate(trainer, data.behavior, kind="abs"), fresh)
         stats = {
             "tokens": tokens,
+            "drift_abs": drift.sum(),
             "mismatch_abs": mismatch.sum(),
+            "mismatch_tokens": fresh.sum().to(per_token.dtype),
             "approx_kl": keep(kl.estimate(data.behavior, current, kind="k3"), mask).sum(),
             "step_kl": keep(kl.estimate(start, current, kind="k3"), mask).sum(),
             "clipped": loss.stats.get("clipped", torch.zeros_like(tokens)),
@@ -128,8 +138,11 @@ class PolicyLoss:
             "behavior_outside": outside,
             **extra,
         }
-        largest = mismatch.max() if mismatch.numel() else torch.zeros_like(denominator)
-        return LossTerms(numerator, denominator, stats, {"mismatch_abs": largest})
+        maxima = {
+            name: apart.max() if apart.numel() else torch.zeros_like(denominator)
+            for name, apart in (("drift_abs", drift), ("mismatch_abs", mismatch))
+        }
+        return LossTerms(numerator, denominator, stats, maxima)
 
     def _behavior_weights(self, anchor: Tensor, data: PolicyTokens) -> corrections.Weights:
         limits = self._config.behavior

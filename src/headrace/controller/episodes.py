@@ -18,9 +18,9 @@ from headrace.rollout.tokens import TextCodec
 from headrace.runtime.protocol import Clock
 
 
-def episode_runner(plan: Plan, engine: Engine, clock: Clock, rewards: RewardPool, *, evaluation: bool) -> EpisodeRunner:
-    """The runner of training episodes, or that of evaluation. Raises ConfigError if the engine cannot give what
-    training needs."""
+def policy_settings(plan: Plan, engine: Engine, clock: Clock, *, evaluation: bool) -> PolicySettings:
+    """Of the policy that is trained, or of evaluation. Raises ConfigError if the engine cannot give what training
+    needs."""
     config, sampling = plan.config, plan.config.rollout.sampling
     if sampling.truncates and not (evaluation or engine.gives_kept_sets):
         raise ConfigError(
@@ -42,18 +42,24 @@ def episode_runner(plan: Plan, engine: Engine, clock: Clock, rewards: RewardPool
             top_k=sampling.top_k,
             stop_token_ids=plan.stop_token_ids,
         )
+    return PolicySettings(
+        router=Router([engine]),
+        text=TextCodec(plan.tokenizer),
+        sampling=params,
+        seed=config.seed,
+        clock=clock,
+        request_timeout_s=config.rollout.episode_timeout_s,
+        max_context=plan.max_context,
+        return_kept=not evaluation,
+    )
+
+
+def episode_runner(plan: Plan, engine: Engine, clock: Clock, rewards: RewardPool, *, evaluation: bool) -> EpisodeRunner:
+    """The runner of training episodes, or that of evaluation. Raises ConfigError as `policy_settings`."""
+    config = plan.config
     return EpisodeRunner(
         workflow=plan.workflow,
-        policy=PolicySettings(
-            router=Router([engine]),
-            text=TextCodec(plan.tokenizer),
-            sampling=params,
-            seed=config.seed,
-            clock=clock,
-            request_timeout_s=config.rollout.episode_timeout_s,
-            max_context=plan.max_context,
-            return_kept=not evaluation,
-        ),
+        policy=policy_settings(plan, engine, clock, evaluation=evaluation),
         rewards=rewards,
         group_rewards=rewards if config.reward.group else None,
         clock=clock,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headrace.algorithms.estimate import AdvantageEstimator
 from headrace.controller.checkpointer import Checkpointer
 from headrace.controller.divergence import Divergence
-from headrace.controller.episodes import episode_runner, held_out_evaluation
+from headrace.controller.episodes import episode_runner, held_out_evaluation, policy_settings
 from headrace.controller.models import Models
 from headrace.controller.plan import Plan
 from headrace.controller.policy_objective import policy_columns, prepare_batch
@@ -26,13 +26,14 @@ from headrace.observe.waits import WaitMeter
 from headrace.roles import actor
 from headrace.roles.actor import TRAINER_LANE, ActorRole, TrainedStep, WholeBatches
 from headrace.roles.advantages import AdvantagesRole
-from headrace.roles.batch_stats import BatchStats, StalenessRule
+from headrace.roles.batch_stats import BatchStats, FreshRule, StalenessRule
 from headrace.roles.context import RoleContext
 from headrace.roles.critic import CriticRole
 from headrace.roles.evaluator import EvaluatorRole
 from headrace.roles.failures import FailureWatch
 from headrace.roles.filter import FilterRole
 from headrace.roles.function_stage import LANE, FunctionStageRole
+from headrace.roles.gap_sample import GapSampler
 from headrace.roles.reward import RewardRole
 from headrace.roles.rollout import RolloutRole
 from headrace.roles.scorer import ScorerRole
@@ -74,6 +75,8 @@ class Parts:
     actor: ActorRole
     follower: WeightFollowerRole
     evaluator: EvaluatorRole | None
+    gap: GapSampler | None
+    """None on-policy, where every token shows the gap."""
 
 
 def connect(
@@ -191,6 +194,10 @@ def connect(
         rows = loader("critic.update", budget, over)
         critic = CriticRole(context, rows, models.critic, rule, max_tokens=budget, epochs=over)
     over = epochs(algorithm.updates_per_batch, algorithm.seals_batch)
+    gap, fresh = None, FreshRule(lineage, keeps_keys=config.async_.swap == "keep")
+    if eta:
+        policy = policy_settings(plan, models.engine, clock, evaluation=False)
+        gap = GapSampler(context, models.engine, policy, plan.prompts, fresh, measured=committed.number)
     return Parts(
         branch=lineage.branch,
         ahead=ahead,
@@ -231,6 +238,7 @@ def connect(
             published,
             lineage,
             rule,
+            fresh,
             columns=policy_columns(algorithm, own_proximal=config.own_proximal),
             max_tokens_per_microbatch=config.trainer.max_tokens_per_microbatch,
             whole=WholeBatches(
@@ -243,6 +251,7 @@ def connect(
             else None,
             critic=critic,
             warm_up_batches=plan.warm_up_batches,
+            gap_rows=gap.rows if gap is not None else lambda batch: (),
             trained=trained,
             after_step=_after_step(recorder, Divergence(masks_truncated=rule.masks_truncated), checkpointer, lineage),
         ),
@@ -258,6 +267,7 @@ def connect(
         )
         if plan.eval_prompts
         else None,
+        gap=gap,
     )
 
 

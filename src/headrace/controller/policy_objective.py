@@ -58,6 +58,7 @@ class PolicyObjective:
         found: dict[str, Tensor] = dict(zip(self._columns, outputs.view(len(outputs), -1).unbind(1), strict=True))
         logprobs = found["logprob"]
         proximal, left = columns.get("proximal"), {}
+        computed = proximal if self._config.needs_proximal or self._config.kl_of_proximal else None
         if self._config.proximal == "behavior":
             proximal = columns["logprobs"]
         elif proximal is None and _interpolates(self._config):
@@ -65,7 +66,7 @@ class PolicyObjective:
             proximal = self._interpolated(logprobs.detach(), columns["logprobs"], versions, batch)
             # The first epoch's, when the policy is nearest to the one that the batch began with, are those of all.
             left = {"proximal": proximal} if self._config.epochs_per_batch > 1 else {}
-        kept = columns.get("kept")
+        kept, fresh = columns.get("kept"), columns.get("fresh")
         terms = self._loss(
             logprobs,
             PolicyTokens(
@@ -75,6 +76,8 @@ class PolicyObjective:
                 advantages=columns.get("advantages"),
                 teacher=columns.get("teacher"),
                 proximal=proximal,
+                trainer=logprobs.detach() if computed is None else computed,
+                fresh=None if fresh is None else fresh > 0,
                 reference=columns.get("reference"),
                 entropy=found.get("entropy"),
                 whole_entropy=found.get("whole_entropy"),

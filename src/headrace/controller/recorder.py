@@ -16,6 +16,7 @@ from headrace.observe.tally import Tally
 from headrace.observe.totals import since
 from headrace.observe.waits import WaitMeter
 from headrace.roles.actor import TrainedStep
+from headrace.roles.gap_sample import Gap
 from headrace.runtime.protocol import Clock
 from headrace.store import RunStore
 from headrace.training.protocol import StepReport
@@ -103,6 +104,7 @@ class Recorder:
         sums = Counter[str]()
         for report in reports:
             sums.update(report.stats)
+        gap = _gap(step)
         return BatchRecord(
             batch=step.batch,
             branch=self._branch,
@@ -121,8 +123,8 @@ class Recorder:
             grad_norm=max(report.grad_norm for report in reports),
             lr=reports[-1].lr,
             skipped=any(report.skipped for report in reports),
-            mismatch_mean_abs=sums["mismatch_abs"] / tokens,
-            mismatch_max_abs=max(report.maxima.get("mismatch_abs", 0.0) for report in reports),
+            drift_mean_abs=sums["drift_abs"] / tokens,
+            drift_max_abs=max(report.maxima.get("drift_abs", 0.0) for report in reports),
             clip_fraction=sums["clipped"] / tokens,
             behavior_weight_mean=sums["behavior_weight"] / tokens,
             approx_kl=sums["approx_kl"] / tokens,
@@ -130,6 +132,9 @@ class Recorder:
             queue_groups=self._flow.ready_groups,
             running_groups=self._flow.running_groups,
             totals=self._before,
+            mismatch_tokens=gap.tokens,
+            mismatch_mean_abs=gap.sum_abs / gap.tokens if gap.tokens else None,
+            mismatch_max_abs=gap.max_abs if gap.tokens else None,
             behavior_outside_share=sums["behavior_outside"] / tokens,
             effective_token_share=_share(sums["behavior_weight"] ** 2, sums["behavior_weight_squared"] * tokens),
             kl_coefficient=self._kl_coefficient(step.batch),
@@ -155,6 +160,18 @@ def _epoch(reports: Sequence[StepReport]) -> EpochRecord:
         return sum(report.stats.get(name, 0.0) for report in reports) / tokens
 
     return EpochRecord(len(reports), mean("approx_kl"), mean("step_kl"), mean("clipped"))
+
+
+def _gap(step: TrainedStep) -> Gap:
+    """Over the fresh tokens of the batch, and those that were drawn for it."""
+    gap = step.gap or Gap(0, 0.0, 0.0)
+    for report in step.begun:
+        gap = Gap(
+            tokens=gap.tokens + round(report.stats.get("mismatch_tokens", 0.0)),
+            sum_abs=gap.sum_abs + report.stats.get("mismatch_abs", 0.0),
+            max_abs=max(gap.max_abs, report.maxima.get("mismatch_abs", 0.0)),
+        )
+    return gap
 
 
 def _share(part: float, whole: float) -> float | None:

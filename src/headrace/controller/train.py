@@ -215,6 +215,8 @@ async def _run_roles(parts: Parts, runtime: Runtime, stopping: asyncio.Task[Any]
         others.append(runtime.spawn(parts.critic.run(), "critic"))
     if parts.evaluator is not None:
         others.append(runtime.spawn(parts.evaluator.run(parts.flow.batch), "evaluator"))
+    if parts.gap is not None:
+        others.append(runtime.spawn(parts.gap.run(), "gap sample"))
     try:
         waiting: set[asyncio.Task[Any]] = {actor, stopping, *others}
         while not actor.done():

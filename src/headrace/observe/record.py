@@ -73,9 +73,10 @@ class BatchRecord:
     lr: float
     skipped: bool
     """True if the optimiser step was left out (gradient not finite)."""
-    mismatch_mean_abs: float
-    """Mean |trainer log-prob - behaviour log-prob| over trained tokens."""
-    mismatch_max_abs: float
+    drift_mean_abs: float
+    """Mean |proximal log-prob - behaviour log-prob| over trained tokens: how far the policy has moved since it sampled
+    them, and the mismatch."""
+    drift_max_abs: float
     clip_fraction: float
     behavior_weight_mean: float
     approx_kl: float
@@ -86,6 +87,11 @@ class BatchRecord:
     """Ready groups that wait for a batch."""
     running_groups: int
     totals: Totals
+    mismatch_tokens: int = 0
+    """Tokens sampled by the weights that the batch began with: trained ones, and those of the gap sample."""
+    mismatch_mean_abs: float | None = None
+    """Mean |trainer log-prob - engine log-prob| over these, by the same weights; None of none."""
+    mismatch_max_abs: float | None = None
     behavior_outside_share: float | None = None
     """Trained tokens whose weight was outside of its bounds."""
     effective_token_share: float | None = None

@@ -84,6 +84,12 @@ class Snapshot:
         return self.batches[-1] if self.batches else None
 
     @property
+    def mismatch(self) -> float | None:
+        """Of the last batch on which it was measured."""
+        known = (batch.mismatch_mean_abs for batch in reversed(self.batches))
+        return next((mean for mean in known if mean is not None), None)
+
+    @property
     def progress(self) -> float | None:
         """0 to 1."""
         return min(len(self.batches) / self.planned_batches, 1.0) if self.planned_batches else None

@@ -32,7 +32,9 @@
 | `time.wait_s` | seconds waited, by `side: what` |
 | `correction.outside_share` | share of the trained tokens whose behaviour weight was outside of its bounds |
 | `correction.effective_share` | effective number of tokens under those weights (Kish), as a share of the trained ones |
-| `mismatch.mean_abs`, `mismatch.max_abs` | absolute difference of the trainer's log-probs from the engines' |
+| `mismatch.mean_abs`, `mismatch.max_abs` | the engines' log-probs against the trainer's, by the same weights |
+| `mismatch.tokens` | tokens that it was measured on |
+| `drift.mean_abs`, `drift.max_abs` | the log-probs that trained tokens came with against those when their batch began |
 | `kept_mass.first`, `kept_mass.last` | the first and last batch: probability of what top-p and top-k keep |
 | `seed` | of the config |
 | `config_sha256` | digest of what decides the run's result: a resumed run must have the same |
@@ -106,8 +108,13 @@ def build_summary(run: RunRecord) -> dict[str, Any]:
             "effective_share": _mean(batches, "effective_token_share"),
         },
         "mismatch": {
-            "mean_abs": _mean(batches, "mismatch_mean_abs"),
-            "max_abs": max((batch.mismatch_max_abs for batch in batches), default=None),
+            "mean_abs": _mean(batches, "mismatch_mean_abs", per="mismatch_tokens"),
+            "max_abs": max((b.mismatch_max_abs for b in batches if b.mismatch_max_abs is not None), default=None),
+            "tokens": sum(batch.mismatch_tokens for batch in batches),
+        },
+        "drift": {
+            "mean_abs": _mean(batches, "drift_mean_abs"),
+            "max_abs": max((batch.drift_max_abs for batch in batches), default=None),
         },
         "kept_mass": {
             "first": batches[0].kept_mass if batches else None,
@@ -161,9 +168,9 @@ def _nonpad_share(batches: Sequence[BatchRecord]) -> float | None:
     return _ratio(computed, computed + padding)
 
 
-def _mean(batches: Sequence[BatchRecord], field: str) -> float | None:
-    """Over the trained tokens of the batches that have one."""
-    known = [(value, batch.trained_tokens) for batch in batches if (value := getattr(batch, field)) is not None]
+def _mean(batches: Sequence[BatchRecord], field: str, *, per: str = "trained_tokens") -> float | None:
+    """Over the tokens that `per` counts, of the batches that have a value."""
+    known = [(value, getattr(batch, per)) for batch in batches if (value := getattr(batch, field)) is not None]
     return _ratio(sum(value * tokens for value, tokens in known), sum(tokens for _, tokens in known))
 
 

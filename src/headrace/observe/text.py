@@ -66,6 +66,7 @@ def _curve(run: RunRecord, width: int) -> RenderableType:
 
 def _facts(run: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     groups, samples, tokens = summary["groups"], summary["samples"], summary["tokens"]
+    mismatch, drift = summary["mismatch"], summary["drift"]
     law = "" if run.counts.law_holds else f"  BROKEN: these add up to {run.counts.accounted}"
     reward = summary["reward"]
     facts = [
@@ -99,8 +100,10 @@ def _facts(run: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("not padding", "-" if tokens["nonpad_share"] is None else f"{tokens['nonpad_share']:.1%}"),
         (
             "log-prob mismatch",
-            f"{decimal(summary['mismatch']['mean_abs'], 5)} mean, {decimal(summary['mismatch']['max_abs'])} largest",
+            f"{decimal(mismatch['mean_abs'], 5)} mean, {decimal(mismatch['max_abs'])} largest, on "
+            f"{amount(mismatch['tokens'])} fresh tokens",
         ),
+        ("log-prob drift", f"{decimal(drift['mean_abs'], 4)} mean, {decimal(drift['max_abs'])} largest"),
         ("seed", str(summary["seed"])),
     ]
     return facts

@@ -15,9 +15,10 @@ from headrace.experience.index import Row, StaleLease
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
 from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
-from headrace.roles.batch_stats import BatchStats, StalenessRule
+from headrace.roles.batch_stats import BatchStats, FreshRule, StalenessRule
 from headrace.roles.context import RoleContext
 from headrace.roles.critic import CriticRole
+from headrace.roles.gap_sample import Gap, measure
 from headrace.roles.whole_batch import WholeBatch
 from headrace.runtime.signal import Signal
 from headrace.training.epochs import Epochs
@@ -45,7 +46,11 @@ class TrainedStep:
     """Of each epoch over the batch what its optimiser steps report."""
     train_s: float
     """Seconds that the trainer computed for this batch."""
+    begun: tuple[StepReport, ...] = ()
+    """Of these, those that compare the engine with the weights that the batch began with."""
     critic: tuple[StepReport, ...] = ()
+    gap: Gap | None = None
+    """Of the tokens that were drawn only to measure it; None if none were."""
 
     @property
     def reports(self) -> tuple[StepReport, ...]:
@@ -82,20 +87,23 @@ class ActorRole:
         published: Signal,
         lineage: Lineage,
         rule: StalenessRule,
+        fresh: FreshRule,
         *,
         columns: Sequence[str],
         max_tokens_per_microbatch: int,
         whole: WholeBatches | None,
         critic: CriticRole | None = None,
         warm_up_batches: int = 0,
+        gap_rows: Callable[[int], Sequence[PackRow]] = lambda batch: (),
         trained: Callable[[int, Sequence[StepReport], BatchStats], Awaitable[None]] | None = None,
         after_step: Callable[[TrainedStep], Awaitable[None]],
     ) -> None:
         """`columns`: of the table, beside tokens and mask, that the loss reads. `whole`: how a whole batch is trained;
         None: one step, from micro-batches as they come. `critic`: steps along with every batch; in the first
-        `warm_up_batches` it alone does. `trained` is awaited after the steps on a batch, with what those of its first
-        epoch report, before the next batch can be sealed: what goes with the weights is as it was then. `after_step` is
-        awaited once the new version is published: the record and the checkpoint are made there."""
+        `warm_up_batches` it alone does. `gap_rows`: see `GapSampler.rows`. `trained` is awaited after the steps on a
+        batch, with what those of its first epoch report, before the next batch can be sealed: what goes with the
+        weights is as it was then. `after_step` is awaited once the new version is published: the record and the
+        checkpoint are made there."""
         self._context = context
         self._loader = loader
         self._trainer = trainer
@@ -103,11 +111,14 @@ class ActorRole:
         self._published = published
         self._lineage = lineage
         self._rule = rule
+        self._fresh = fresh
         self._columns = tuple(columns)
         self._max_tokens = max_tokens_per_microbatch
         self._whole = whole
+        self._recomputes = "proximal" in self._columns or (whole is not None and whole.recompute)
         self._critic = critic
         self._warm_up = warm_up_batches
+        self._gap_rows = gap_rows
         self._trained = trained
         self._after_step = after_step
         self._stopping = False
@@ -141,7 +152,7 @@ class ActorRole:
                 masks = [self._rule.trained(row, batch) for row in lease.rows]
                 for row, mask in zip(lease.rows, masks, strict=True):
                     work.stats.add(row, mask, batch, self._rule, self._lineage)
-                rows = [self._pack_row(row, mask) for row, mask in zip(lease.rows, masks, strict=True)]
+                rows = [self._pack_row(row, mask, batch) for row, mask in zip(lease.rows, masks, strict=True)]
                 self._context.table.hold(*work.leases)
                 if batch >= self._warm_up:
                     await self._accumulate(work, rows)
@@ -160,7 +171,16 @@ class ActorRole:
             await self._trained(batch, epochs[0], work.stats)
         done = self._context.flow.step()
         return TrainedStep(
-            batch, done.groups, done.late_groups, done.dropped, work.stats, epochs, self._train_s, critic
+            batch,
+            done.groups,
+            done.late_groups,
+            done.dropped,
+            work.stats,
+            epochs,
+            self._train_s,
+            begun=epochs[0] if self._recomputes else epochs[0][:1],
+            critic=critic,
+            gap=work.gap,
         )
 
     async def _accumulate(self, work: _Batch, rows: list[PackRow]) -> None:
@@ -201,6 +221,8 @@ class ActorRole:
             await asyncio.gather(critic, return_exceptions=True)
 
     async def _steps(self, work: _Batch) -> tuple[tuple[StepReport, ...], ...]:
+        rows = self._gap_rows(work.number)
+        work.gap = await measure(rows, self._max_tokens, lambda micro: self._compute(self._trainer.logprobs, micro))
         if self._whole is None or work.whole is None:
             return ((await self._compute(self._trainer.step),),)
         return await work.whole.finish(self._whole.enough)
@@ -212,8 +234,10 @@ class ActorRole:
             with suppress(StaleLease):
                 self._context.table.give_back(lease)
 
-    def _pack_row(self, row: Row, trained: NDArray[np.bool_]) -> PackRow:
+    def _pack_row(self, row: Row, trained: NDArray[np.bool_], batch: int) -> PackRow:
         columns = {name: row.columns[name] for name in self._columns}
+        fresh = self._fresh.tokens(batch, row.columns["versions"], row.columns["branches"])
+        columns["fresh"] = fresh.astype(np.float32)
         return PackRow(row.columns["tokens"], trained, columns, row.columns["kept_sets"])
 
     async def _leases(self, batch: int) -> AsyncGenerator[Lease]:
@@ -242,3 +266,4 @@ class _Batch:
     leases: list[Lease] = field(default_factory=list)
     whole: WholeBatch | None = None
     stats: BatchStats = field(default_factory=BatchStats)
+    gap: Gap | None = None

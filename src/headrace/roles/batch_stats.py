@@ -52,6 +52,24 @@ class StalenessRule:
         return mask & fresh
 
 
+@dataclass(frozen=True, slots=True)
+class FreshRule:
+    """Which tokens show the engine's mismatch: those whose log-prob the trainer works out by the weights that sampled
+    them."""
+
+    lineage: Lineage
+    keeps_keys: bool = False
+    """Whether the engine goes on with the keys and values of before a swap (`swap: keep`). A sample that it swapped in
+    the midst of then shows more than the mismatch, and none of its tokens count."""
+
+    def tokens(self, batch: int, versions: NDArray[np.int32], branches: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """[T]: True where the weights that `batch` begins with sampled the token."""
+        fresh: NDArray[np.bool_] = (versions == batch) & ~self.lineage.lost(branches, versions)
+        if self.keeps_keys and not np.array_equal(fresh, branches >= 0):
+            return np.zeros_like(fresh)
+        return fresh
+
+
 @dataclass(slots=True)
 class BatchStats:
     """Sums over the rows of one batch."""

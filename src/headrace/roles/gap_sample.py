@@ -1,0 +1,147 @@
+"""The gap sample: now and then a few tokens are drawn only to compare the engine's log-probs with the trainer's.
+
+Where generation runs ahead, a batch may hold no token that the trainer's present weights sampled, and what its old
+tokens show is mostly how far the policy has moved since. So after each `EVERY`th version the engine is asked for a few
+tokens, as for any completion, and the trainer scores them while it still has the weights that sampled them.
+
+It is no group: the ledger does not know it, none of it is trained, and its noise is that of an epoch which no run comes
+to. It holds up nobody: the engine swaps in the midst of it, the actor takes what is there before its step, and what
+came too late is drawn again at the next version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.engines.protocol import Engine, EngineError, RequestError
+from headrace.experience.dataset import PromptDataset
+from headrace.experience.sample import GroupKey, Sample
+from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
+from headrace.roles.batch_stats import FreshRule
+from headrace.roles.context import RoleContext
+from headrace.rollout.policy import GenerationAborted, Policy, PolicySettings
+from headrace.rollout.trajectory import Trajectory
+from headrace.runtime.protocol import WaitTimeout
+from headrace.weights.version import Version
+
+EVERY = 20
+"""Batches."""
+PROMPTS, TOKENS = 4, 8
+"""Of one sample: prompts, and tokens after each at most."""
+_EPOCH = 2**31 - 2
+"""Its noise must not be training noise, nor evaluation's: no training epoch has this number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """|trainer's log-prob - engine's log-prob| of tokens that both computed with the same weights."""
+
+    tokens: int
+    sum_abs: float
+    max_abs: float
+
+
+class GapSampler:
+    def __init__(
+        self,
+        context: RoleContext,
+        engine: Engine,
+        policy: PolicySettings,
+        prompts: PromptDataset,
+        fresh: FreshRule,
+        *,
+        measured: int = 0,
+    ) -> None:
+        """`policy`: as of training episodes; its `request_timeout_s` is the sample's deadline. `measured`: the batch up
+        to which nothing is due."""
+        self._context = context
+        self._engine = engine
+        self._policy = policy
+        self._prompts = prompts
+        self._fresh = fresh
+        self._measured = measured
+        self._asked: Version | None = None
+        """The newest version that a sample was asked of; one is asked of each at most."""
+        self._drawn: list[Sample] = []
+        """What the trainer has not been offered yet."""
+        self._told = False
+        """Whether there is an event of the misses since the last sample that came in time."""
+
+    async def run(self) -> None:
+        """Draw a sample whenever one is due, until the run is finished."""
+        flow, clock = self._context.flow, self._context.runtime.clock
+        while not flow.is_finished:
+            version = self._engine.version
+            if self._is_due(version):
+                self._asked = version
+                self._drawn = await self._draw(version)
+            else:
+                with suppress(WaitTimeout):  # nobody waits for this role
+                    await flow.changed.wait(clock, self._context.stall_timeout_s, "a version to sample")
+
+    def rows(self, batch: int) -> list[PackRow]:
+        """To be scored by the weights that `batch` begins with: what was drawn, with those tokens in the mask that they
+        sampled. Empty if there are none. Every sample is offered once."""
+        drawn, self._drawn = self._drawn, []
+        if not drawn:
+            return []
+        masks = [self._fresh.tokens(batch, sample.versions, sample.branches) for sample in drawn]
+        rows = [
+            PackRow(sample.tokens, mask, {"logprobs": sample.logprobs}, sample.kept)
+            for sample, mask in zip(drawn, masks, strict=True)
+            if mask.any()
+        ]
+        if rows:
+            self._measured, self._told = batch, False
+        else:
+            self._missed(f"it came when batch {batch} was trained, whose weights sampled none of it")
+        return rows
+
+    def _is_due(self, version: Version) -> bool:
+        return not self._drawn and version != self._asked and version.number // EVERY > self._measured // EVERY
+
+    async def _draw(self, version: Version) -> list[Sample]:
+        first = version.number // EVERY * PROMPTS
+        positions = dict.fromkeys((first + place) % len(self._prompts) for place in range(PROMPTS))
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(self._sample(position, version)) for position in positions]
+        return [sample for task in asked if (sample := task.result()) is not None]
+
+    async def _sample(self, position: int, version: Version) -> Sample | None:
+        """None if the engine did not serve it, which is the rollouts' business to end the run for."""
+        key = GroupKey(_EPOCH, position, 0)
+        policy = Policy(self._policy, group=key, episode=0, min_version=version)
+        trajectory = Trajectory(policy.encode(self._prompts[position].content))
+        limit = min(TOKENS, self._policy.sampling.max_new_tokens)
+        try:
+            trajectory.add_completion(await policy.generate(trajectory.tokens, max_new_tokens=limit))
+        except (EngineError, RequestError, GenerationAborted, WaitTimeout) as error:
+            self._missed(str(error))
+            return None
+        return trajectory.to_sample(key, 0, 0)
+
+    def _missed(self, why: str) -> None:
+        if not self._told:
+            self._told = True
+            self._context.report("gap_sample_missed", {"version": str(self._asked), "message": why})
+
+
+async def measure(
+    rows: Sequence[PackRow], max_tokens: int, score: Callable[[MicroBatch], Awaitable[Tensor]]
+) -> Gap | None:
+    """The gap of `rows`, whose column `logprobs` is the engine's. `score`: the trainer's log-probs [N] of a
+    micro-batch of at most `max_tokens` tokens (or one longer sample). None of no rows."""
+    if not rows:
+        return None
+    apart = []
+    for places in plan_microbatches([len(row) for row in rows], max_tokens):
+        micro = pack([rows[place] for place in places])
+        apart.append((await score(micro) - micro.columns["logprobs"])[micro.mask].abs())
+    every = torch.cat(apart)
+    return Gap(every.numel(), float(every.sum()), float(every.max())) if every.numel() else None
