@@ -36,7 +36,7 @@ def passes(*, by_group: bool, max_tokens: int) -> list[list[int]]:
         role = ScorerRole(
             context,
             name="reference",
-            column="reference",
+            columns=("reference",),
             lane="reference",
             score=score,
             max_tokens=max_tokens,
@@ -45,7 +45,10 @@ def passes(*, by_group: bool, max_tokens: int) -> list[list[int]]:
         for position in (1, 0):
             key = GroupKey(0, position, 0)
             table.reserve(key)
-            table.put(key, [{"tokens": np.full(n, n), "loss_mask": np.ones(n, np.bool_)} for n in (2, 3, 4)])
+            table.put(
+                key,
+                [{"tokens": np.full(n, n), "loss_mask": np.ones(n, np.bool_), "kept_sets": None} for n in (2, 3, 4)],
+            )
         running = runtime.spawn(role.run(), "scorer")
         lease = await table.lease("actor", lambda ready: list(ready) if len(ready) == 6 else [], seconds=5, what=str)
         assert lease is not None
