@@ -73,7 +73,7 @@ def make_job(folder: Path, **changes: object) -> Path:
     config = {
         "model": {"path": str(folder / "model")},
         "data": {"train": str(folder / "train.jsonl"), "eval": str(folder / "eval.jsonl")},
-        "reward": {"function": f"{folder}/reward.py:score"},
+        "reward": {"function": f"{folder}/reward.py:score", "workers": 1},  # in order
         "rollout": {
             "prompts_per_batch": 2,
             "samples_per_prompt": 3,

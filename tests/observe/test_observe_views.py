@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from headrace.observe.live import LiveView, render
-from headrace.observe.plain import PlainView
+from headrace.observe.plain import PlainView, evaluation_line
 from headrace.observe.record import BatchRecord
 from headrace.observe.run_record import RunRecord
 from headrace.observe.snapshot import Snapshot, take_snapshot
@@ -214,6 +214,13 @@ def test_plain_lines_tell_what_failed_and_what_was_dropped_and_why() -> None:
     assert told[0].endswith("1.00 s  failed 3 (a 2, b 1), last b: y  dropped 4 (zero_spread 4)")
     assert told[1].endswith(
         "1.00 s  failed 2, last a: x  dropped 5 (filter_error 1, zero_spread 4), last filter_error: TypeError: no bool"
+    )
+
+
+def test_an_evaluation_says_how_many_answers_have_no_score() -> None:
+    assert evaluation_line(samples.evaluation(3, 0.5)).endswith("prompts 64")
+    assert evaluation_line(replace(samples.evaluation(3, None), failed=64)).endswith(
+        "score -  response 9.5 tok  prompts 64  failed 64"
     )
 
 

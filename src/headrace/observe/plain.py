@@ -83,6 +83,7 @@ def evaluation_line(evaluation: Evaluation) -> str:
     return (
         f"eval v{evaluation.number}  score {decimal(evaluation.score)}  "
         f"response {decimal(evaluation.response_tokens_mean, 1)} tok  prompts {evaluation.prompts}"
+        + (f"  failed {evaluation.failed}" if evaluation.failed else "")
     )
 
 

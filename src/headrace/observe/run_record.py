@@ -26,6 +26,8 @@ class Evaluation:
     prompts: int
     samples: tuple[Mapping[str, Any], ...] = ()
     """The first few: prompt, response, reward."""
+    failed: int = 0
+    """Answers without a score."""
 
     @staticmethod
     def of(row: MetricRow) -> Evaluation:
@@ -37,6 +39,7 @@ class Evaluation:
             response_tokens_mean=record["response_tokens_mean"],
             prompts=record["prompts"],
             samples=tuple(record.get("samples", ())),
+            failed=record.get("failed", 0),
         )
 
 
