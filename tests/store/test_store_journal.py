@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from store_helpers import checkpoint, create, finish, issue, payload, reopen, train
 
@@ -237,6 +237,7 @@ def damaged_run(folder: Path, flipped: int | None) -> tuple[RunStore, Restored, 
 
 
 @settings(max_examples=60, deadline=None)
+@example(flipped=MAGIC + 2 * (HEADER + 100) + 4)  # the length of the last record that the ledger knows
 @given(flipped=st.integers(0, MAGIC + 5 * (HEADER + 100) - 1))
 def test_a_flipped_byte_costs_the_group_that_it_is_in_and_no_other(flipped: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -62,8 +62,8 @@ class Journal:
     def recover(self, known: Mapping[int, Collection[int]]) -> list[tuple[AttemptKey, JournalOffset]]:
         """Read every record, cut what a crash left half written, and be ready to append. All on disk is fsynced.
 
-        `known`: for each segment, offsets at which the ledger knows records. A record that is damaged is left out of
-        what is returned.
+        `known`: for each segment, offsets at which the ledger knows that records begin or end. A record that is
+        damaged is left out of what is returned.
         """
         found: list[tuple[AttemptKey, JournalOffset]] = []
         for segment in self.segments():

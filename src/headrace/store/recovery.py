@@ -21,7 +21,7 @@ def recover(database: Database, journal: Journal) -> frozenset[AttemptKey]:
     }
     known: dict[int, list[int]] = {}
     for record in needed.values():
-        known.setdefault(record.segment, []).append(record.offset)
+        known.setdefault(record.segment, []).extend((record.offset, record.end[1]))
     finished = journal.recover(known)
     with database.transaction():
         since: dict[AttemptKey, tuple[int, int]] = {
