@@ -52,7 +52,7 @@ HOARDS = {
     "grandchildren": "children(3, lambda: children(2, lambda: touch(bytearray(100 * M))))",
     "daemons": """
 def daemon():
-    if os.fork(): time.sleep(0.5)
+    if os.fork(): time.sleep(1.5)
     else: os.setsid(); touch(bytearray(120 * M)); time.sleep(60)
 children(4, daemon)
 """,
