@@ -14,7 +14,7 @@ import pytest
 import torch
 from controller_jobs import make_job, make_model, run, start
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from headrace.cli.main import main
 from headrace.config import ConfigError, RMConfig, TrainConfig, load_config
@@ -221,11 +221,10 @@ def test_a_model_that_cannot_score_is_refused(tmp_path: Path, reward_model: Path
     job = job_with(tmp_path, {"model": {"path": str(tmp_path / "model")}})
     with pytest.raises(ConfigError, match="has 2 classes, and a reward model has one"):
         make_plan(load_config(TrainConfig, job))
-    config = json.loads((reward_model / "config.json").read_text())
+    config = AutoConfig.from_pretrained(reward_model)
+    config.vocab_size = 99
     other = tmp_path / "other"
-    other.mkdir()
-    (other / "config.json").write_text(json.dumps({**config, "vocab_size": 99}))
-    (other / "model.safetensors").touch()
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(other)
     job = job_with(tmp_path / "b", {"model": {"path": str(other)}})
     with pytest.raises(ConfigError, match=r"reward\.model\.path is .*vocabulary of 99 tokens, and the policy's has"):
         make_plan(load_config(TrainConfig, job))

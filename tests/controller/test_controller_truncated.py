@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from controller_jobs import EOS, make_job, make_model
 from controller_notes import Note, model_values, note_stage, notes
 from safetensors.torch import load_file
+from torch import Tensor
 
 from headrace.config import TrainConfig, load_config
 from headrace.controller.divergence import Divergence, TrainingDiverged
@@ -131,10 +133,10 @@ def test_a_left_out_sample_is_in_no_loss_and_stays_in_its_groups_baseline(
     trained: dict[tuple[int, ...], list[bool]] = defaultdict(list)
     accumulate = HFTrainer.accumulate
 
-    def spy(self: HFTrainer, micro: MicroBatch) -> None:
+    def spy(self: HFTrainer, micro: MicroBatch) -> Mapping[str, Tensor]:
         for tokens, mask in zip(micro.tokens.split(micro.lengths), micro.mask.split(micro.lengths), strict=True):
             trained[tuple(tokens.tolist())].append(bool(mask.any()))
-        accumulate(self, micro)
+        return accumulate(self, micro)
 
     monkeypatch.setattr(HFTrainer, "accumulate", spy)
     algorithm = dict(GAE) if advantage == "gae" else {"advantage": advantage}
@@ -162,7 +164,7 @@ def test_a_left_out_sample_is_in_no_loss_and_stays_in_its_groups_baseline(
 
 
 def step(samples: int, truncated: int) -> TrainedStep:
-    return TrainedStep(0, 1, 0, BatchStats(samples=samples, truncated_samples=truncated), (), 0.0)
+    return TrainedStep(0, 1, 0, {}, BatchStats(samples=samples, truncated_samples=truncated), (), 0.0)
 
 
 def test_a_run_that_leaves_everything_out_ends_with_what_to_change() -> None:
