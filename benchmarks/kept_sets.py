@@ -151,7 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--scale", type=float, default=9.0, help="of the head's weights")
+    parser.add_argument("--scale", type=float, default=16.0, help="of the head's weights")
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--micro-tokens", type=int, default=4096)
