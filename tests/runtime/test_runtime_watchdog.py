@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.runtime.dumps import Frame, blocked_at, stacks
-from headrace.runtime.loop_watch import BLOCKED_S, SETTLE_S, LoopWatch
+from headrace.runtime.loop_watch import BEAT_S, BLOCKED_S, SETTLE_S, LoopWatch
 
 STANDARD = os.path.dirname(os.__file__)
 ASYNCIO = f"{STANDARD}/asyncio/base_events.py"
@@ -87,16 +87,16 @@ def test_a_block_is_told_at_once_then_ever_more_seldom_and_when_it_is_over() -> 
         if half_seconds % 10 == 0:  # `faulthandler` repeats itself every BLOCKED_S
             watch.dumped("at think.py", now)
         told += [(now - 100.0, notice) for notice in watch.notices(now)]
-    assert [second for second, _ in told] == [5.5, 10.5, 20.5, 40.5], "half a second after a dump"
+    assert [second for second, _ in told] == [7.0, 12.0, 22.0, 42.0], "two seconds after a dump"
     assert [notice.words for _, notice in told][:2] == [
-        "the event loop has been blocked for 6 s, at think.py",
-        "the event loop has been blocked for 10 s, at think.py",
+        "the event loop has been blocked for 7 s, at think.py",
+        "the event loop has been blocked for 12 s, at think.py",
     ]
     assert "await asyncio.to_thread" in told[0][1].mend
     assert {notice.kind for _, notice in told} == {"blocked"}
-    (over,) = watch.beat(152.0)
-    assert over.words == "the event loop goes on, which had been blocked for 52 s, at think.py"
-    assert (over.kind, over.blocked_s) == ("went_on", 52.0)
+    (over,) = watch.beat(149.0)
+    assert over.words == "the event loop goes on, which had been blocked for 49 s, at think.py"
+    assert (over.kind, over.blocked_s) == ("went_on", 49.0)
     assert watch.beat(153.0) == []
 
 
@@ -106,8 +106,19 @@ def test_a_process_that_was_stopped_and_goes_on_was_not_blocked() -> None:
     watch.dumped("at think.py", 60.0)
     assert watch.notices(60.0) == []
     assert watch.must_end(60.0) is None
-    assert watch.beat(60.1) == []
-    assert watch.notices(61.0) == []
+    assert watch.beat(61.9) == []
+    assert watch.notices(63.0) == []
+
+
+def test_a_process_that_was_stopped_for_long_is_not_ended_where_it_beats_late() -> None:
+    """Its dump is one, and bears out ten seconds."""
+    watch = LoopWatch(0.0, ends_after_s=30)
+    watch.dumped("at think.py", 1200.0)
+    (told,) = watch.notices(1203.0)
+    assert told.blocked_s == 10.0
+    assert watch.must_end(1203.0) is None
+    (over,) = watch.beat(1204.0)
+    assert over.blocked_s == 10.0
 
 
 def test_a_signal_that_the_loop_does_not_answer_is_told_and_the_second_one_ends_the_process() -> None:
@@ -132,9 +143,10 @@ def test_a_signal_that_the_loop_answers_is_not_spoken_of() -> None:
 
 def test_a_block_ends_the_process_in_the_end() -> None:
     watch = LoopWatch(0.0, ends_after_s=30)
-    watch.dumped("at think.py", 29.0)
+    for second in range(5, 30, 5):
+        watch.dumped("at think.py", float(second))
     assert watch.must_end(30.0) is None, "it has not been told"
-    assert len(watch.notices(29.5)) == 1
+    assert len(watch.notices(27.0)) == 1
     assert watch.must_end(29.9) is None
     end = watch.must_end(30.0)
     assert end is not None
@@ -143,22 +155,23 @@ def test_a_block_ends_the_process_in_the_end() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["beat", "dump", "rest", "look"]), st.floats(0.01, 4.0)), max_size=80))
 def test_nothing_is_told_of_a_loop_that_beats_in_time_or_is_never_seen_in_anything(events: list) -> None:
-    watch, now, last_beat, dumped = LoopWatch(0.0, ends_after_s=20), 0.0, 0.0, False
+    watch, now, last_beat, dumped, dumps = LoopWatch(0.0, ends_after_s=20), 0.0, 0.0, False, 0
     for what, passed in events:
         now += passed
         if what == "beat":
             watch.beat(now)
-            last_beat, dumped = now, False
+            last_beat, dumped, dumps = now, False, 0
         elif what == "look":
             told = watch.notices(now)
             assert not told or (dumped and now - last_beat >= BLOCKED_S)
             if watch.must_end(now) is not None:
                 assert dumped
                 assert now - last_beat >= 20
+                assert dumps >= 3
         else:
             watch.dumped("at f.py" if what == "dump" else None, now)
-            dumped = what == "dump"
-    assert SETTLE_S < BLOCKED_S < 10
+            dumped, dumps = what == "dump", dumps + 1
+    assert BEAT_S + BLOCKED_S + SETTLE_S < 10, "seconds in which it is told"
 
 
 CHILD = """

@@ -13,8 +13,10 @@ BEAT_S = 1.0
 """Between two beats."""
 BLOCKED_S = 5.0
 """A loop that did not beat for so long is blocked."""
-SETTLE_S = 0.5
+SETTLE_S = 2.0
 """A process that was stopped or swapped out dumps and beats at once when it goes on: that is no block."""
+LOOK_S = 0.5
+"""Between two looks at what is to be told."""
 _ANSWER_S = 2 * BEAT_S
 """A loop that turns has beaten by then."""
 _GRACE_S = 2.0
@@ -48,6 +50,8 @@ class LoopWatch:
         self._place: str | None = None
         """Where the loop is blocked, by the last dump."""
         self._dumped_at = now
+        self._dumps = 0
+        """Since the last beat."""
         self._next_s = BLOCKED_S
         """Of a block's length: when it is told again."""
         self._told = False
@@ -58,8 +62,9 @@ class LoopWatch:
 
     def beat(self, now: float) -> list[Notice]:
         """The loop went round."""
-        blocked, place = now - self._last_beat, self._place if self._told else None
-        self._last_beat, self._next_s, self._told, self._place, self._unanswered = now, BLOCKED_S, False, None, False
+        blocked, place = self._blocked_s(now), self._place if self._told else None
+        self._last_beat, self._next_s, self._dumps = now, BLOCKED_S, 0
+        self._told, self._place, self._unanswered = False, None, False
         if place is None:
             return []
         words = f"the event loop goes on, which had been blocked for {blocked:.0f} s, {place}"
@@ -68,6 +73,7 @@ class LoopWatch:
     def dumped(self, place: str | None, now: float) -> None:
         """A dump has come; `place` as of `blocked_at`."""
         self._place, self._dumped_at = place, now
+        self._dumps += 1
 
     def signalled(self, number: int, now: float) -> None:
         """The run's process got this signal."""
@@ -77,9 +83,9 @@ class LoopWatch:
         self._unanswered = self._signals == 1
 
     def notices(self, now: float) -> list[Notice]:
-        """What is to be told by now. Call about every `SETTLE_S`."""
+        """What is to be told by now. Call about every `LOOK_S`."""
         told = []
-        blocked = now - self._last_beat
+        blocked = self._blocked_s(now)
         where = "" if self._place is None else f", {self._place}"
         if self._place is not None and now - self._dumped_at >= SETTLE_S and blocked >= self._next_s:
             while self._next_s <= blocked:
@@ -97,8 +103,13 @@ class LoopWatch:
         """That the process has to be killed now, if it has to."""
         if self._signals > 1 and now - self._signalled_at >= _GRACE_S:
             return Notice(f"ended by {self._signal}")
-        blocked = now - self._last_beat
+        blocked = self._blocked_s(now)
         if self._told and self._place is not None and blocked >= self._ends_after_s:
             words = f"the event loop has been blocked for {blocked:.0f} s (runtime.stall_timeout_s), {self._place}"
             return Notice(words, "the run is ended; mend that, and --resume it", "ended_blocked", blocked)
         return None
+
+    def _blocked_s(self, now: float) -> float:
+        """How long the loop has not beaten, as far as dumps bear it out, one every `BLOCKED_S`: none are made while the
+        process is stopped."""
+        return min(now - self._last_beat, BLOCKED_S * (self._dumps + 1))

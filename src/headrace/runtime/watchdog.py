@@ -73,7 +73,8 @@ class LoopWatchdog:
     def _start(self) -> None:
         beats, self._beats = os.pipe()
         dumps, self._dumps = os.pipe()
-        os.set_blocking(self._beats, False)
+        for written in (self._beats, self._dumps):  # whatever becomes of the reader, nobody here waits for it
+            os.set_blocking(written, False)
         spec = {
             "pid": os.getpid(),
             "thread": threading.get_ident(),

@@ -18,7 +18,7 @@ from threading import Thread
 from typing import Any
 
 from headrace.runtime.dumps import blocked_at, stacks
-from headrace.runtime.loop_watch import SETTLE_S, LoopWatch, Notice
+from headrace.runtime.loop_watch import LOOK_S, LoopWatch, Notice
 from headrace.runtime.terminal import show_cursor
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
@@ -50,7 +50,7 @@ def _watch(spec: dict[str, Any], watch: LoopWatch, record: _Record) -> Notice | 
     poll.register(dumps, select.POLLIN)
     text, written_at = "", 0.0
     while os.getppid() == spec["pid"]:
-        ready = [descriptor for descriptor, _ in poll.poll((_QUIET_S if text else SETTLE_S) * 1000)]
+        ready = [descriptor for descriptor, _ in poll.poll((_QUIET_S if text else LOOK_S) * 1000)]
         now = time.monotonic()
         notices = []
         if dumps in ready:
