@@ -188,6 +188,11 @@ def test_a_reward_may_not_outlast_the_wait_for_it(tmp_path: Path, overrides: lis
     (["critic.updates_per_batch=129"], r"critic\.updates_per_batch is 129, and a batch has 128 samples"),
     (["algorithm.epochs_per_batch=2", "algorithm.proximal=current"],
      r"proximal is current, which moves with every step, but epochs_per_batch is 2.*use recompute"),
+    (
+        ["algorithm.stop_kl=1", "algorithm.epochs_per_batch=2", "algorithm.updates_per_batch=2",
+         "algorithm.proximal=behavior"],
+        r"algorithm.*stop_kl needs the log-probs that a batch begins with, but proximal is behavior",
+    ),
     (["algorithm.stop_kl=0"], r"algorithm\.stop_kl.*greater than 0"),
     (["algorithm.stages=[{name: s, function: m.py:s, reads: [reward], writes: [proximal]}]"],
      r"stage s writes proximal, a column of Headrace's own; choose another name"),

@@ -14,6 +14,7 @@ from headrace.config.rollout import SamplingConfig
         ({"top_p": 1.0}, 0, False),
         ({"top_p": 0.9}, 512, True),
         ({"top_p": 0.9, "top_k": None}, 512, True),
+        ({"top_p": "0.9"}, 512, True),
         ({"top_p": 0.9, "top_k": 0}, 0, True),
         ({"top_p": 0.9, "top_k": 20}, 20, True),
         ({"top_k": 20}, 20, True),

@@ -92,6 +92,7 @@ class Think(SingleTurn):
 """
 
 
+@pytest.mark.slow
 def test_calls_on_threads_that_never_return_do_not_hold_the_process_at_its_end(tmp_path: Path) -> None:
     """More of them than asyncio has threads."""
     job = blocking_job(tmp_path, "")

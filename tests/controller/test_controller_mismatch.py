@@ -50,6 +50,38 @@ def test_an_asynchronous_run_tells_the_mismatch_apart_from_the_drift(
         assert (batch.mismatch_mean_abs is None) == (batch.mismatch_tokens == 0)
 
 
+def test_a_warm_up_of_the_critic_leaves_no_run_without_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batches that fresh tokens come in are the critic's."""
+    asked = []
+    real = gap_sample.GapSampler._sample
+
+    async def seen(self, position, version):  # type: ignore[no-untyped-def]
+        asked.append(version.number)
+        return await real(self, position, version)
+
+    monkeypatch.setattr(gap_sample.GapSampler, "_sample", seen)
+    job = make_job(tmp_path / "job", algorithm={"recipe": "ppo"}, critic={"warmup_batches": 2})
+    train(job, tmp_path / "run")
+    assert asked
+    assert min(asked) >= 2
+
+
+@pytest.mark.parametrize("proximal", ["behavior", "loglinear", "recompute"])
+def test_drift_does_not_depend_on_what_the_ratio_is_against(proximal: str, tmp_path: Path) -> None:
+    """With two epochs of one step, of which the first begins with the batch's weights."""
+    job, folder = make_job(tmp_path / "job"), tmp_path / "run"
+    changes = [f"algorithm.proximal={proximal}", "algorithm.epochs_per_batch=2", "async.ahead=6"]
+    summary = train(job, folder, *changes, "trainer.optimizer.lr=1e-2")
+    assert summary["staleness"]["mean"] > 0.5
+    assert summary["drift"]["mean_abs"] > 1e-3
+    with RunReader(folder) as reader:
+        batches = RunWatcher(reader).read().batches
+    for batch in batches:
+        first, second = batch.epochs
+        assert first.step_kl == pytest.approx(0, abs=1e-8)
+        assert second.step_kl > 0
+
+
 @pytest.mark.parametrize("overrides", [
     ["algorithm.updates_per_batch=3", "algorithm.epochs_per_batch=2"],
     ["algorithm.updates_per_batch=3", "proximal.placement=own"],

@@ -82,6 +82,7 @@ def fails_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(HFTrainer, "step", failing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_a_run_that_was_killed_goes_on_to_the_same_model(tmp_path: Path, model: Path, name: str) -> None:
     config = write(tmp_path, settings(tmp_path, model, name))

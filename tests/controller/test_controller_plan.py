@@ -1,5 +1,6 @@
 """What a plan checks and says before anything starts."""
 
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,9 +13,12 @@ from controller_jobs import CONFIGS, make_job
 from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.controller import memory
 from headrace.controller.describe import describe_plan
+from headrace.controller.episodes import policy_settings
 from headrace.controller.memory import estimate_memory, plan_kv_cache
 from headrace.controller.plan import make_plan
+from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.models.loading import count_parameters
+from headrace.runtime.inline import SystemClock
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 SLOT = 96 * 2 * 2 * 2 * 8
@@ -48,6 +52,41 @@ def test_memory_by_use_in_float32(job: Path) -> None:
     }
     assert estimate.total == 28 * numbers + 32 * SLOT
     assert estimate.place == "this host"
+
+
+@pytest.mark.parametrize(("overrides", "tokens"), [
+    ([], 8),
+    (["rollout.workflow=multi_turn", "rollout.environment=e.py:E", "rollout.max_turns=3"], 24),
+    (["rollout.workflow=multi_turn", "rollout.environment=e.py:E", "rollout.max_turns=99"], 96),
+    (["rollout.workflow=w.py:W"], 96),
+])  # fmt: skip
+def test_kept_sets_are_counted(job: Path, overrides: list[str], tokens: int) -> None:
+    """Of the groups that the table holds, 3 samples each; a set of 74 ids as a bitmap, and its count."""
+    config = load_config(TrainConfig, job, ["rollout.sampling.top_p=0.9", *overrides])
+    uses = estimate_memory(config, CONFIGS["qwen3"](), CPU).uses
+    bitmap = math.ceil(CONFIGS["qwen3"]().vocab_size / 8)
+    assert uses["experience table: kept sets, at most"] == config.table_groups(8) * 3 * tokens * (bitmap + 4)
+
+
+def test_check_says_what_truncation_keeps(job: Path) -> None:
+    said = describe_plan(make_plan(load_config(TrainConfig, job, ["rollout.sampling.top_p=0.9"])))
+    assert "top_p 0.9, top_k 512: what these keep travels with each token" in said
+    assert "experience table: kept sets, at most" in said
+
+
+def test_an_engine_that_cannot_say_what_it_kept_is_refused(job: Path) -> None:
+    class Forgetful(EmbeddedEngine):
+        @property
+        def gives_kept_sets(self) -> bool:
+            return False
+
+    plan = make_plan(load_config(TrainConfig, job, ["rollout.sampling.top_k=9"]))
+    engine = Forgetful.__new__(Forgetful)
+    with pytest.raises(ConfigError, match=r"top_p 1 and top_k 9, but the engine cannot say which tokens they keep"):
+        policy_settings(plan, engine, SystemClock(), evaluation=False)
+    assert not policy_settings(plan, engine, SystemClock(), evaluation=True).return_kept
+    plain = make_plan(load_config(TrainConfig, job))
+    policy_settings(plain, engine, SystemClock(), evaluation=False)
 
 
 def test_memory_in_bfloat16_and_weights_by_disk(job: Path) -> None:

@@ -60,6 +60,7 @@ def check_record(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_sigterm_checkpoints_and_resume_goes_on_from_there(job: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start("train", job, "--dir", folder)
@@ -138,6 +139,7 @@ def test_a_kill_long_after_the_last_commit_can_be_resumed(tmp_path: Path) -> Non
     assert generated >= 3 * (groups["trained"] + groups["ready"]), "every finished group was counted, killed or not"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_change_where_it_runs_but_not_what_it_computes(job: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code, out = run("train", job, "trainer.batches=2", "--dir", folder)
@@ -191,6 +193,7 @@ def test_a_stop_right_after_a_resume_shows_the_version_that_was_restored(job: Pa
         assert reader.version() == (restored.branch, restored.number)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused_by_name(job: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start("train", job, "trainer.batches=100000", "--dir", folder)
@@ -234,6 +237,7 @@ def test_a_flipped_byte_in_the_journal_costs_its_group_and_not_the_run(tmp_path:
     assert told == {"prompt": row.prompt_id, "message": message}
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_while_the_first_runs(job: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start("train", job, "trainer.batches=100000", "--dir", folder)
@@ -320,6 +324,7 @@ def committed(job: Path, folder: Path) -> tuple[int, dict[str, float], dict[str,
     return restored.number, restored.state, tensors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "steps"), [("reward", 1), ("loss", 2)])
 def test_ppo_goes_on_from_the_commit_as_if_nothing_had_been(tmp_path: Path, place: str, steps: int) -> None:
     """Weights and optimisers of policy and critic, and the KL coefficient, come back together; `inspect` has all of the
@@ -355,6 +360,7 @@ def test_ppo_goes_on_from_the_commit_as_if_nothing_had_been(tmp_path: Path, plac
     assert batches[-1]["kl_coefficient"] == pytest.approx(state["kl_coefficient"] / (1 - 0.2 * 4 / 40))
 
 
+@pytest.mark.slow
 def test_columns_that_models_fill_are_filled_again_after_a_kill(tmp_path: Path) -> None:
     """A batch that was trained after the commit comes from the journal, which has no column of a critic or a proximal
     policy: the restored weights give the values, also those of where samples were cut off, that they gave before."""

@@ -111,6 +111,10 @@ def test_beside_a_rule_its_score_is_weighted_and_added(tmp_path: Path, reward_mo
         response = tokenizer.decode(chosen, skip_special_tokens=True)
         rule = sum(map(ord, response)) % 7 / 7
         assert sample["reward"] == pytest.approx(rule - 0.5 * score, abs=1e-4)
+    for batch in ended.record.batches:
+        terms = batch.reward_terms
+        assert set(terms) == {"score", "model"}
+        assert terms["score"] - 0.5 * terms["model"] == pytest.approx(batch.reward_mean, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +178,7 @@ def test_a_score_that_is_no_number_costs_its_group_and_not_the_run(
     assert reasons["reward_nan"] > 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_scores_what_the_journal_holds_and_goes_on(tmp_path: Path, reward_model: Path) -> None:
     job = job_with(
         tmp_path,

@@ -136,6 +136,7 @@ def test_a_stage_that_breaks_its_word_ends_the_run_by_name(tmp_path: Path, name:
         run(tmp_path, algorithm=algorithm, trainer__batches=2, rollout__filters=[])
 
 
+@pytest.mark.slow
 def test_a_stage_that_never_returns_ends_the_run_by_name(tmp_path: Path) -> None:
     algorithm = {
         "stages": [stage(tmp_path, "hangs", ["tokens"], ["x"])],
@@ -151,6 +152,7 @@ def test_a_stage_that_never_returns_ends_the_run_by_name(tmp_path: Path) -> None
     assert "the last call on lane 'stages' did not return; it is left behind" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", ["loss", "advantage"])
 def test_a_piece_that_never_returns_ends_the_run_by_name(tmp_path: Path, piece: str) -> None:
     """On one thread, which the engine cannot have back either."""

@@ -208,6 +208,7 @@ def test_an_environment_of_several_turns(tmp_path: Path) -> None:
     assert summary["samples"]["failed"] == {}
 
 
+@pytest.mark.slow
 def test_a_dataset_whose_last_prompts_are_dropped_ends_the_run(tmp_path: Path) -> None:
     """One epoch, and a filter that drops the groups of all prompts but a few."""
     job = make_job(tmp_path / "job", trainer__batches=None)
@@ -348,6 +349,7 @@ def test_a_batchs_record_has_what_failed_and_what_was_dropped_with_the_last_reas
     assert summary["groups"]["drop_words"][reason] == "reward_raised: ValueError: odd (reward.py, line 3)"
 
 
+@pytest.mark.slow
 def test_nothing_to_learn_ends_with_a_reason_and_not_with_a_hang(tmp_path: Path) -> None:
     many = {"rollout__max_drops_per_batch": 1_000_000}
     job = make_job(

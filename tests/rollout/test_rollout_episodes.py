@@ -3,12 +3,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from rollout_helpers import EOS, PaperRewards, ScriptedEngine, chunk, dead, hangs, ids, says, settings
 
-from headrace.engines.protocol import FinishReason, RequestError
+from headrace.algorithms.kept_sets import KeptSets
+from headrace.engines.protocol import FinishReason, GenerateRequest, RequestError, SamplingParams, TokenChunk
 from headrace.experience.codec import decode_group, encode_group
 from headrace.experience.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
@@ -239,3 +242,58 @@ def test_an_episode_does_not_depend_on_its_siblings_failures() -> None:
     run(alone)
     run(beside)
     assert [request.noise_key for request in alone.requests] == [request.noise_key for request in beside.requests]
+
+
+CUT = SamplingParams(max_new_tokens=16, stop_token_ids=(EOS,), top_k=3)
+
+
+def with_kept(request: GenerateRequest) -> TokenChunk:
+    """Each token with the one after it in the vocabulary."""
+    tokens = chunk([*ids("72"), EOS])
+    sets = np.stack([tokens.tokens, tokens.tokens + 1], axis=1).ravel()
+    return replace(tokens, kept=KeptSets.of(sets, np.full(3, 2), 200))
+
+
+class Shortens:
+    """Takes a part of the completion, by `cut`."""
+
+    def __init__(self, cut: Callable[[Completion], Completion]) -> None:
+        self._cut = cut
+
+    async def run(self, prompt: Prompt, policy: Policy) -> Trajectory:
+        trajectory = Trajectory(policy.encode(prompt.content))
+        trajectory.add_completion(self._cut(await policy.generate(trajectory.tokens)))
+        return trajectory
+
+
+def test_a_part_of_a_completion_keeps_its_kept_sets() -> None:
+    group = run(ScriptedEngine(with_kept), Shortens(lambda whole: whole.first(1)), sampling=CUT, return_kept=True)
+    for sample in group.samples:
+        assert (sample.status, sample.reward, sample.response_tokens) == (SampleStatus.COMPLETED, 1.0, 1)
+        assert sample.kept is not None
+        assert sample.kept.counts.tolist() == [0] * (len(sample) - 1) + [2]
+
+
+def test_tokens_of_a_cut_distribution_without_their_kept_sets_fail_their_sample() -> None:
+    def forgets(whole: Completion) -> Completion:
+        return Completion(whole.tokens, whole.logprobs, whole.versions, whole.branches, whole.finish_reason)
+
+    group = run(ScriptedEngine(with_kept), Shortens(forgets), sampling=CUT, return_kept=True)
+    for sample in group.samples:
+        assert sample.status is SampleStatus.FAILED
+        assert "3 tokens that were sampled with top_p or top_k have no kept set" in str(sample.failure)
+    group = run(ScriptedEngine(with_kept), Shortens(forgets), sampling=CUT)
+    assert group.samples[0].status is SampleStatus.COMPLETED, "an evaluation, which does not train on them"
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        (None, "tokens of a cut distribution came without kept sets"),
+        (KeptSets.of(np.array([5, 6, 7]), np.ones(3), 200), "a token is outside its kept set"),
+    ],
+)
+def test_an_engine_that_leaves_out_kept_sets_fails_the_sample(kept: KeptSets | None, words: str) -> None:
+    engine = ScriptedEngine(lambda request: replace(with_kept(request), kept=kept))
+    group = run(engine, sampling=CUT, return_kept=True)
+    assert words in str(group.samples[0].failure)

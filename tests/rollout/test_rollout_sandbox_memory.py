@@ -149,7 +149,7 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["processes", "no process"])
+@pytest.mark.parametrize("kind", ["processes", pytest.param("no process", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("patient")
 def test_a_sample_never_has_more_memory_than_it_may(tool: str, kind: str) -> None:
     names = [name for name in HOARDS if tool != "none" or name not in NEED_WALLS]

@@ -35,16 +35,16 @@ class Compared:
     reference: Tensor | None = None
     values: Tensor | None = None
     """[N]: the critic's."""
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    """[N] each: those of `algorithm.advantage_reads`."""
+    shaped: Tensor | None = None
+    """[E]: `rewards` after `algorithm.shaping` and the KL penalty, for the user's own advantage."""
     truncated: Tensor | None = None
     """[S] bool: a limit on tokens, context or turns cut the sample off. None: not known, none did."""
     last_values: Tensor | None = None
     """[S]: the critic's, of the state at which a sample was cut off; 0 for one that ended."""
     proximal: Tensor | None = None
     """[N] log-probs of the policy that the batch begins with."""
-    columns: Mapping[str, Tensor] = field(default_factory=dict)
-    """[N] each: those of `algorithm.advantage_reads`."""
-    shaped: Tensor | None = None
-    """[E]: `rewards` after `algorithm.shaping` and the KL penalty, for the user's own advantage."""
 
     @property
     def ended(self) -> Tensor:

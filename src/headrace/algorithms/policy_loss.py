@@ -30,9 +30,9 @@ class LossTerms:
     denominator: Tensor
     """Scalar, detached."""
     stats: Stats
-    """Sums over the tokens inside the mask; divide by `tokens` for means. `drift_abs`: |proximal - behaviour| in
-    log-probs (the proximal policy is the current one unless given). `mismatch_abs`: |trainer - behaviour| over the
-    `mismatch_tokens` that are fresh. `approx_kl`: k3 of KL(behaviour || current). `step_kl`: k3 of KL(proximal ||
+    """Sums over the tokens inside the mask; divide by `tokens` for means. `drift_abs`: |trainer - behaviour| in
+    log-probs, `trainer` being the weights that the batch begins with. `mismatch_abs`: the same over the
+    `mismatch_tokens` that are fresh. `approx_kl`: k3 of KL(behaviour || current). `step_kl`: k3 of KL(trainer ||
     current), which is what the steps on this batch have moved.
     `clipped`: tokens whose gradient the clip took away. `behavior_weight`: the weights applied (1 each for `naive`),
     `behavior_weight_squared` their squares; `behavior_outside`: those outside their bounds. `reference_kl`: the
@@ -55,21 +55,21 @@ class PolicyTokens:
     """Log-probs of the teacher, for `distillation`."""
     proximal: Tensor | None = None
     """None: the current policy is the proximal one (one step per batch)."""
-    trainer: Tensor | None = None
-    """Log-probs under the weights that the batch begins with; `proximal` unless given."""
-    fresh: Tensor | None = None
-    """Which tokens these weights sampled, so that trainer and engine should agree on them; all unless given."""
     reference: Tensor | None = None
     entropy: Tensor | None = None
     """Of the current policy cut to the kept sets, differentiable."""
-    whole_entropy: Tensor | None = None
-    """Of the current policy over the whole vocabulary."""
-    kept_mass: Tensor | None = None
-    """Of the current policy on the kept sets."""
     kept: Tensor | None = None
     """`m2po`: which tokens its mask keeps; all unless given."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """What a user's own loss is called with beside."""
+    trainer: Tensor | None = None
+    """Log-probs under the weights that the batch begins with; `proximal` unless given."""
+    fresh: Tensor | None = None
+    """Which tokens these weights sampled, so that trainer and engine should agree on them; all unless given."""
+    whole_entropy: Tensor | None = None
+    """Of the current policy over the whole vocabulary."""
+    kept_mass: Tensor | None = None
+    """Of the current policy on the kept sets."""
 
 
 class PolicyLoss:
@@ -121,17 +121,17 @@ class PolicyLoss:
         numerator, denominator = self._aggregate(per_token, mask, data.sample_index)
 
         # What earlier steps on the same batch changed is part of neither.
-        drift = keep(kl.estimate(start, data.behavior, kind="abs"), mask)
-        fresh = mask if data.fresh is None else mask & data.fresh
         trainer = start if data.trainer is None else data.trainer
-        mismatch = keep(kl.estimate(trainer, data.behavior, kind="abs"), fresh)
+        drift = keep(kl.estimate(trainer, data.behavior, kind="abs"), mask)
+        fresh = mask if data.fresh is None else mask & data.fresh
+        mismatch = keep(drift, fresh)
         stats = {
             "tokens": tokens,
             "drift_abs": drift.sum(),
             "mismatch_abs": mismatch.sum(),
             "mismatch_tokens": fresh.sum().to(per_token.dtype),
             "approx_kl": keep(kl.estimate(data.behavior, current, kind="k3"), mask).sum(),
-            "step_kl": keep(kl.estimate(start, current, kind="k3"), mask).sum(),
+            "step_kl": keep(kl.estimate(trainer, current, kind="k3"), mask).sum(),
             "clipped": loss.stats.get("clipped", torch.zeros_like(tokens)),
             "behavior_weight": weight_sum,
             "behavior_weight_squared": weight_squares,

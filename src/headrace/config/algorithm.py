@@ -267,6 +267,12 @@ class AlgorithmConfig(Section):
                 f"proximal is current, which moves with every step, but epochs_per_batch is {self.epochs_per_batch}, "
                 "over which the proximal policy stays the one that the batch began with; use recompute"
             )
+        if self.stop_kl is not None and self.steps_per_batch > self.epochs_per_batch > 1 and not self.needs_proximal:
+            raise ValueError(
+                f"stop_kl needs the log-probs that a batch begins with, but proximal is {self.proximal}, which does "
+                f"without, and updates_per_batch is {self.updates_per_batch}, so that the policy has moved when most "
+                "samples are first seen; use proximal: recompute, or updates_per_batch: 1"
+            )
         return self
 
     @property

@@ -239,10 +239,11 @@ class RewardConfig(RewardFunction):
     @property
     def term_names(self) -> tuple[str, ...]:
         """What each of `all_terms` is called in the record: its function, without the place of one of yours; with its
-        number (`regex#2`), where several have the same."""
+        number (`regex#2`), where several have the same. `model` is the reward model's."""
         names = [term.function.rpartition(":")[2] for term in self.all_terms]
+        taken = names if self.model.path is None else [*names, "model"]
         return tuple(
-            f"{name}#{number}" if names.count(name) > 1 else name for number, name in enumerate(names, start=1)
+            f"{name}#{number}" if taken.count(name) > 1 else name for number, name in enumerate(names, start=1)
         )
 
     @property

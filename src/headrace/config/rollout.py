@@ -34,8 +34,10 @@ class SamplingConfig(Section):
     def _few_are_kept(cls, given: Any) -> Any:
         if not isinstance(given, Mapping) or given.get("top_k") is not None:
             return given
-        top_p = given.get("top_p")
-        limited = isinstance(top_p, float) and top_p < 1
+        try:
+            limited = float(given.get("top_p", 1.0)) < 1
+        except (TypeError, ValueError):  # which its own check tells
+            limited = False
         return {**given, "top_k": TOP_K_OF_TOP_P} if limited else given
 
     @property

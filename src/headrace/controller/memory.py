@@ -62,7 +62,7 @@ def estimate_memory(config: TrainConfig, model_config: Any, device: torch.device
         uses["weight plane: newest version"] = trainer_bytes * parameters
     if config.rollout.sampling.truncates:
         uses["experience table: kept sets, at most"] = _kept_sets(
-            config, cache.slots, int(model_config.get_text_config().vocab_size)
+            config, cache, int(model_config.get_text_config().vocab_size)
         )
     algorithm = config.algorithm
     if algorithm.needs_reference:
@@ -84,13 +84,15 @@ def estimate_memory(config: TrainConfig, model_config: Any, device: torch.device
     return MemoryEstimate(parameters, uses, place, free_bytes(device), cache.slots)
 
 
-def _kept_sets(config: TrainConfig, slots: int, vocab_size: int) -> int:
-    """Bytes of the kept sets of as many groups as the table holds, each set as large as it can be."""
-    rollout = config.rollout
-    tokens = config.table_groups(slots) * rollout.samples_per_prompt * rollout.sampling.max_new_tokens
-    if rollout.environment is not None:
-        tokens *= rollout.max_turns
-    return tokens * most_bytes(vocab_size, rollout.sampling.top_k)
+def _kept_sets(config: TrainConfig, cache: CachePlan, vocab_size: int) -> int:
+    """Bytes of the kept sets of as many groups as the table holds, each sample as long and each set as large as it can
+    be."""
+    rollout, longest = config.rollout, cache.max_context
+    if rollout.workflow in ("single_turn", "multi_turn"):
+        turns = rollout.max_turns if rollout.workflow == "multi_turn" else 1
+        longest = min(longest, turns * rollout.sampling.max_new_tokens)
+    samples = config.table_groups(cache.slots) * rollout.samples_per_prompt
+    return samples * longest * most_bytes(vocab_size, rollout.sampling.top_k)
 
 
 def plan_kv_cache(model_config: Any, engine_config: EngineConfig, dtype: str, device: torch.device) -> CachePlan:

@@ -33,7 +33,7 @@ from headrace.roles.evaluator import EvaluatorRole
 from headrace.roles.failures import FailureWatch
 from headrace.roles.filter import FilterRole
 from headrace.roles.function_stage import LANE, FunctionStageRole
-from headrace.roles.gap_sample import GapSampler
+from headrace.roles.gap_sample import GapSampler, due_after
 from headrace.roles.reward import RewardRole
 from headrace.roles.rollout import RolloutRole
 from headrace.roles.scorer import ScorerRole
@@ -178,8 +178,9 @@ def connect(
 
     async def trained(batch: int, reports: Sequence[StepReport], stats: BatchStats) -> None:
         measured = [report.stats["reference_kl"] for report in reports if "reference_kl" in report.stats]
-        if algorithm.kl.place == "loss" and algorithm.kl.moves and measured:
-            await context.compute(LANE, "the KL's controller", kl.follow, batch, sum(measured), stats.samples)
+        if algorithm.kl.place == "loss" and algorithm.kl.moves and measured and stats.trained_samples:
+            samples = stats.trained_samples
+            await context.compute(LANE, "the KL's controller", kl.follow, batch, sum(measured), samples)
         await refresh(batch + 1)
         checkpointer.trained()
 
@@ -197,7 +198,10 @@ def connect(
     gap, fresh = None, FreshRule(lineage, keeps_keys=config.async_.swap == "keep")
     if eta:
         policy = policy_settings(plan, models.engine, clock, evaluation=False)
-        gap = GapSampler(context, models.engine, policy, plan.prompts, fresh, measured=committed.number)
+        # The first batch that the actor looks at shows the gap, unless it comes after others, when it may be stale.
+        warms_up = plan.warm_up_batches > committed.number
+        first = plan.warm_up_batches if warms_up else due_after(committed.number)
+        gap = GapSampler(context, models.engine, policy, plan.prompts, fresh, first=first)
     return Parts(
         branch=lineage.branch,
         ahead=ahead,

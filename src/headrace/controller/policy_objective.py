@@ -57,15 +57,16 @@ class PolicyObjective:
         columns = micro.columns
         found: dict[str, Tensor] = dict(zip(self._columns, outputs.view(len(outputs), -1).unbind(1), strict=True))
         logprobs = found["logprob"]
-        proximal, left = columns.get("proximal"), {}
-        computed = proximal if self._config.needs_proximal or self._config.kl_of_proximal else None
+        proximal = columns.get("proximal")
+        interpolates, left = _interpolates(self._config), {}
+        began = columns.get("began") if proximal is None or interpolates else proximal
+        if began is None:
+            began = left["began"] = logprobs.detach()
         if self._config.proximal == "behavior":
             proximal = columns["logprobs"]
-        elif proximal is None and _interpolates(self._config):
+        elif proximal is None and interpolates:
             versions, batch = columns["versions"].long(), int(columns["batch"][0])
-            proximal = self._interpolated(logprobs.detach(), columns["logprobs"], versions, batch)
-            # The first epoch's, when the policy is nearest to the one that the batch began with, are those of all.
-            left = {"proximal": proximal} if self._config.epochs_per_batch > 1 else {}
+            proximal = left["proximal"] = self._interpolated(began, columns["logprobs"], versions, batch)
         kept, fresh = columns.get("kept"), columns.get("fresh")
         terms = self._loss(
             logprobs,
@@ -76,7 +77,7 @@ class PolicyObjective:
                 advantages=columns.get("advantages"),
                 teacher=columns.get("teacher"),
                 proximal=proximal,
-                trainer=logprobs.detach() if computed is None else computed,
+                trainer=began,
                 fresh=None if fresh is None else fresh > 0,
                 reference=columns.get("reference"),
                 entropy=found.get("entropy"),
@@ -91,7 +92,8 @@ class PolicyObjective:
             denominator=terms.denominator,
             stats=dict(terms.stats),
             maxima=dict(terms.maxima),
-            columns=left,
+            # The first epoch's, when the policy is nearest to the one that the batch began with, are those of all.
+            columns=left if self._config.epochs_per_batch > 1 else {},
         )
 
 

@@ -99,8 +99,9 @@ class Recorder:
         stats, reports = step.stats, step.reports
         before, self._before = self._before, self.totals()
         lately = since(self._before, before)
-        tokens = max(sum(report.trained_tokens for report in reports), 1)
+        tokens, begun_tokens = _tokens(reports), _tokens(step.begun)
         # A batch in which only the critic learns has none.
+        made = [report for report in reports if report.denominator] or reports
         sums = Counter[str]()
         for report in reports:
             sums.update(report.stats)
@@ -119,12 +120,12 @@ class Recorder:
             lost_branch_tokens=stats.lost_branch_tokens,
             late_groups=step.late_groups,
             staleness=dict(sorted(stats.staleness.items())),
-            loss=sum(report.loss for report in reports) / len(reports),
+            loss=sum(report.loss for report in made) / len(made),
             grad_norm=max(report.grad_norm for report in reports),
             lr=reports[-1].lr,
-            skipped=any(report.skipped for report in reports),
-            drift_mean_abs=sums["drift_abs"] / tokens,
-            drift_max_abs=max(report.maxima.get("drift_abs", 0.0) for report in reports),
+            skipped=any(report.skipped for report in made),
+            drift_mean_abs=sum(report.stats.get("drift_abs", 0.0) for report in step.begun) / begun_tokens,
+            drift_max_abs=max((report.maxima.get("drift_abs", 0.0) for report in step.begun), default=0.0),
             clip_fraction=sums["clipped"] / tokens,
             behavior_weight_mean=sums["behavior_weight"] / tokens,
             approx_kl=sums["approx_kl"] / tokens,
@@ -149,17 +150,22 @@ class Recorder:
             dropped_groups=dict(step.dropped),
             own={name.removeprefix(OWN): total / tokens for name, total in sums.items() if name.startswith(OWN)},
             critic_loss=sum(report.loss for report in step.critic) / len(step.critic) if step.critic else None,
-            epochs=tuple(_epoch(reports) for reports in step.epochs if any(report.denominator for report in reports)),
+            epochs=tuple(_epoch(made) for epoch in step.epochs if (made := [one for one in epoch if one.denominator])),
         )
 
 
 def _epoch(reports: Sequence[StepReport]) -> EpochRecord:
-    tokens = max(sum(report.trained_tokens for report in reports), 1)
+    tokens = _tokens(reports)
 
     def mean(name: str) -> float:
         return sum(report.stats.get(name, 0.0) for report in reports) / tokens
 
     return EpochRecord(len(reports), mean("approx_kl"), mean("step_kl"), mean("clipped"))
+
+
+def _tokens(reports: Sequence[StepReport]) -> int:
+    """To divide sums by."""
+    return max(sum(report.trained_tokens for report in reports), 1)
 
 
 def _gap(step: TrainedStep) -> Gap:

@@ -39,6 +39,14 @@ def token_logprobs(
     return token_columns(lm, micro, ("logprob",), temperature, max_logits=max_logits)[:, 0]
 
 
+def token_logprobs_and_entropy(
+    lm: PackedLM, micro: MicroBatch, temperature: float = 1.0, *, max_logits: int = _MAX_LOGITS
+) -> tuple[Tensor, Tensor]:
+    """`token_logprobs`, and the entropy in nats of the distribution that each is of; [N] float32, differentiable."""
+    logprobs, entropy = token_columns(lm, micro, ("logprob", "entropy"), temperature, max_logits=max_logits).unbind(1)
+    return logprobs, entropy
+
+
 def token_columns(
     lm: PackedLM,
     micro: MicroBatch,
@@ -55,27 +63,25 @@ def token_columns(
     if trained.numel() == 0:
         return result
     row = (micro.tokens, micro.positions, micro.lengths)
-    inputs = [micro.tokens[trained], *(() if micro.kept is None else micro.kept.padded(trained))]
 
-    def of_logits(logits: Tensor, targets: Tensor, *kept: Tensor) -> Tensor:
+    def of_logits(logits: Tensor, at: Tensor) -> Tensor:
         logits = logits.float() if temperature == 1.0 else logits.float() / temperature
-        if not kept:
-            return _uncut(logits, targets, columns)
-        return _cut(logits, targets, kept[0], kept[1], columns)
+        if micro.kept is None:
+            return _uncut(logits, micro.tokens[at], columns)
+        return _cut(logits, micro.tokens[at], *micro.kept.padded(at), columns)
 
     if not lm.has_plain_head:
         logits = lm.all_logits(*row).index_select(0, trained - 1)
-        return result.index_put((trained,), of_logits(logits, *inputs))
+        return result.index_put((trained,), of_logits(logits, trained))
     hidden = lm.hidden_states(*row, trained - 1)
-    wide = [lm.model.config.get_text_config().vocab_size, *(part.shape[1] for part in inputs[1:])]
-    piece = max(1, max_logits // max(wide))
+    piece = max(1, max_logits // lm.model.config.get_text_config().vocab_size)
 
-    def of_hidden(hidden: Tensor, *inputs: Tensor) -> Tensor:
-        return of_logits(lm.head(hidden), *inputs)
+    def of_hidden(hidden: Tensor, at: Tensor) -> Tensor:
+        return of_logits(lm.head(hidden), at)
 
     if hidden.shape[0] <= piece:
-        return result.index_put((trained,), of_hidden(hidden, *inputs))
-    pieces = zip(*(part.split(piece) for part in (hidden, *inputs)), strict=True)
+        return result.index_put((trained,), of_hidden(hidden, trained))
+    pieces = zip(hidden.split(piece), trained.split(piece), strict=True)
     chosen = [checkpoint(of_hidden, *part, use_reentrant=False, preserve_rng_state=False) for part in pieces]
     return result.index_put((trained,), torch.cat(chosen))
 

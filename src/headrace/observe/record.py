@@ -74,8 +74,9 @@ class BatchRecord:
     skipped: bool
     """True if the optimiser step was left out (gradient not finite)."""
     drift_mean_abs: float
-    """Mean |proximal log-prob - behaviour log-prob| over trained tokens: how far the policy has moved since it sampled
-    them, and the mismatch."""
+    """Mean over trained tokens of |log-prob under the weights that the batch began with - behaviour log-prob|: how far
+    the policy has moved since it sampled them, and the mismatch. With several steps and no recomputed log-probs, over
+    those of the first step."""
     drift_max_abs: float
     clip_fraction: float
     behavior_weight_mean: float

@@ -75,6 +75,8 @@ class BatchStats:
     """Sums over the rows of one batch."""
 
     samples: int = 0
+    trained_samples: int = 0
+    """Those of which a token enters the loss."""
     truncated_samples: int = 0
     reward: float = 0.0
     response_tokens: int = 0
@@ -93,6 +95,7 @@ class BatchStats:
     def add(self, row: Row, trained: NDArray[np.bool_], batch: int, rule: StalenessRule, lineage: Lineage) -> None:
         columns = row.columns
         self.samples += 1
+        self.trained_samples += bool(trained.any())
         self.truncated_samples += bool(columns["truncated"])
         self.reward += columns["reward"]
         scored = {"model": columns["model_score"]} if "model_score" in columns else {}

@@ -38,6 +38,11 @@ _EPOCH = 2**31 - 2
 """Its noise must not be training noise, nor evaluation's: no training epoch has this number."""
 
 
+def due_after(batch: int) -> int:
+    """The number of the first version of which a sample is due after one in `batch`."""
+    return (batch // EVERY + 1) * EVERY
+
+
 @dataclass(frozen=True, slots=True)
 class Gap:
     """|trainer's log-prob - engine's log-prob| of tokens that both computed with the same weights."""
@@ -56,16 +61,16 @@ class GapSampler:
         prompts: PromptDataset,
         fresh: FreshRule,
         *,
-        measured: int = 0,
+        first: int = EVERY,
     ) -> None:
-        """`policy`: as of training episodes; its `request_timeout_s` is the sample's deadline. `measured`: the batch up
-        to which nothing is due."""
+        """`policy`: as of training episodes; its `request_timeout_s` is the sample's deadline. `first`: the number of
+        the version from which on a sample is due."""
         self._context = context
         self._engine = engine
         self._policy = policy
         self._prompts = prompts
         self._fresh = fresh
-        self._measured = measured
+        self._due = first
         self._asked: Version | None = None
         """The newest version that a sample was asked of; one is asked of each at most."""
         self._drawn: list[Sample] = []
@@ -98,13 +103,13 @@ class GapSampler:
             if mask.any()
         ]
         if rows:
-            self._measured, self._told = batch, False
+            self._due, self._told = due_after(batch), False
         else:
             self._missed(f"it came when batch {batch} was trained, whose weights sampled none of it")
         return rows
 
     def _is_due(self, version: Version) -> bool:
-        return not self._drawn and version != self._asked and version.number // EVERY > self._measured // EVERY
+        return not self._drawn and version != self._asked and version.number >= self._due
 
     async def _draw(self, version: Version) -> list[Sample]:
         first = version.number // EVERY * PROMPTS

@@ -77,8 +77,7 @@ class EpisodeRunner:
         played = [episode.result() for episode in episodes]
         if self._group_rewards is not None:
             played = await self._judge_together(played, prompt, self._group_rewards)
-        context = self._policy.max_context
-        samples = [sample for episode, one in enumerate(played) for sample in _samples(key, episode, one, context)]
+        samples = [sample for episode, one in enumerate(played) for sample in _samples(key, episode, one, self._policy)]
         return Group(key, prompt.prompt_id, start_version.number, deadline, tuple(samples))
 
     async def _episode(
@@ -168,11 +167,11 @@ def _with_final(played: _Played, final: RewardOutcome) -> _Played:
     return replace(played, outcomes=outcomes)
 
 
-def _samples(key: GroupKey, episode: int, played: _Played | list[Sample], max_context: int | None) -> list[Sample]:
+def _samples(key: GroupKey, episode: int, played: _Played | list[Sample], policy: PolicySettings) -> list[Sample]:
     if not isinstance(played, _Played):
         return played
     try:
-        return [
+        samples = [
             trajectory.to_sample(
                 key,
                 episode,
@@ -180,12 +179,26 @@ def _samples(key: GroupKey, episode: int, played: _Played | list[Sample], max_co
                 reward=outcome.value,
                 failure=outcome.failure,
                 terms=outcome.terms,
-                max_context=max_context,
+                max_context=policy.max_context,
             )
             for index, (trajectory, outcome) in enumerate(zip(played.trajectories, played.outcomes, strict=True))
         ]
+        if policy.return_kept and policy.sampling.truncates:
+            for sample in samples:
+                _check_kept(sample)
+        return samples
     except Exception as error:  # arrays that do not fit each other
         return [_empty(key, episode, SampleStatus.FAILED, _failure_of(error))]
+
+
+def _check_kept(sample: Sample) -> None:
+    """Raises unless each token that the policy chose has its kept set: its log-prob is over that."""
+    sets = np.zeros(len(sample), np.int32) if sample.kept is None else sample.kept.counts
+    if missing := int((sample.loss_mask & (sets == 0)).sum()):
+        raise ValueError(
+            f"{missing} tokens that were sampled with top_p or top_k have no kept set; add what `generate` gave, or "
+            "`completion.first(n)` of it"
+        )
 
 
 def _own_outcome(trajectory: Trajectory) -> RewardOutcome | None:

@@ -41,6 +41,19 @@ class Completion:
     kept: KeptSets | None = None
     """Where they were asked for and the sampling truncates."""
 
+    def first(self, tokens: int) -> Completion:
+        """Its first so many tokens (all, if it has no more), ended there, as at a text that stops it."""
+        if tokens >= len(self.tokens):
+            return self
+        return Completion(
+            tokens=self.tokens[:tokens],
+            logprobs=self.logprobs[:tokens],
+            versions=self.versions[:tokens],
+            branches=self.branches[:tokens],
+            finish_reason=FinishReason.STOP,
+            kept=None if self.kept is None else self.kept[:tokens],
+        )
+
 
 @dataclass(frozen=True)
 class PolicySettings:

@@ -177,7 +177,7 @@ class RewardPool:
             detail = f"no term of reward.terms is for {column} {row.get(column)!r}"
             return RewardOutcome(None, describe(FailureKind.REWARD_RAISED, detail))
         verdicts = await asyncio.gather(*(self._judges[place]([response, row, prompt, messages]) for place in places))
-        if len(self._terms) == 1 and self._terms[0].weight == 1.0:
+        if len(self._terms) == 1 and self._terms[0].weight == 1.0 and self._config.model.path is None:
             return _outcome(verdicts[0])
         judged = [
             (self._names[place], self._terms[place], verdict) for place, verdict in zip(places, verdicts, strict=True)

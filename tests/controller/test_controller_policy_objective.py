@@ -1,0 +1,54 @@
+"""What the policy's loss is told of the weights that a batch begins with, whatever its ratio is against."""
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.algorithms.policy_loss import PolicyLoss
+from headrace.config.algorithm import AlgorithmConfig
+from headrace.controller.policy_objective import PolicyObjective
+from headrace.models.packing import MicroBatch, PackRow, pack
+
+BEHAVIOR = np.array([0.0, -1.0, -2.0, -0.5], np.float32)
+
+
+def micro(**columns: np.ndarray) -> MicroBatch:
+    """One sample of 4 tokens, three of which the policy chose, one step staler than batch 5."""
+    own = {
+        "logprobs": BEHAVIOR,
+        "advantages": np.ones(4, np.float32),
+        "versions": np.array([-1, 4, 4, 4], np.float32),
+        "batch": np.full(4, 5.0, np.float32),
+    }
+    return pack([PackRow(np.arange(4, dtype=np.int32), np.array([False, True, True, True]), {**own, **columns})])
+
+
+@pytest.mark.parametrize("proximal", ["behavior", "loglinear", "recompute"])
+def test_drift_and_the_steps_kl_are_against_the_weights_that_the_batch_begins_with(proximal: str) -> None:
+    """By hand: the policy was 0.3 away from the behaviour when the batch began, and is 0.5 away after a step."""
+    config = AlgorithmConfig(proximal=proximal, epochs_per_batch=2)
+    objective = PolicyObjective(config, PolicyLoss(config))
+    started = torch.tensor(BEHAVIOR) + torch.tensor([0.0, 0.3, 0.3, 0.3])
+    given = {"proximal": started.numpy()} if proximal == "recompute" else {}
+    first = objective(started, micro(**given))
+    assert float(first.stats["drift_abs"]) == pytest.approx(0.9)
+    assert float(first.stats["mismatch_abs"]) == pytest.approx(0.9)
+    assert float(first.stats["step_kl"]) == pytest.approx(0.0, abs=1e-6)
+
+    left = {name: column.numpy() for name, column in first.columns.items()}
+    moved = torch.tensor(BEHAVIOR) + torch.tensor([0.0, 0.5, 0.5, 0.5])
+    later = objective(moved, micro(**given, **left))
+    k3 = np.exp(0.2) - 1 - 0.2  # of log current / started = 0.2
+    assert float(later.stats["step_kl"]) == pytest.approx(3 * k3, rel=1e-5)
+    assert float(later.stats["drift_abs"]) == pytest.approx(0.9)
+    if proximal == "loglinear":
+        # A step stale, at the end of which the policy is that of version 6: half of the way.
+        np.testing.assert_allclose(left["proximal"][1:], BEHAVIOR[1:] + 0.15, atol=1e-6)
+        assert later.columns.get("proximal") is None, "the first epoch's are those of all"
+
+
+def test_one_step_leaves_no_columns() -> None:
+    config = AlgorithmConfig()
+    terms = PolicyObjective(config, PolicyLoss(config))(torch.tensor(BEHAVIOR), micro())
+    assert terms.columns == {}
+    assert float(terms.stats["drift_abs"]) == 0.0
