@@ -4,6 +4,7 @@ and nothing begun. (Malformed models are another table.)"""
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,22 @@ def test_a_malformed_dataset_gets_one_message(
 ) -> None:
     (tmp_path / "data.jsonl").write_bytes(content(command, lines))
     assert words in refused(command, config_of(command, folder, tmp_path), *overrides)
+
+
+@pytest.mark.parametrize("command", ["check", "train", "eval", "sft", "dpo"])
+@pytest.mark.parametrize(("template", "words"), [
+    ("{{ raise_exception('only tools speak here') }}", "TemplateError: only tools speak here"),
+    ("{% for m in messages %}", "TemplateSyntaxError: "),
+    ("{{ messages[0]['content'] + 1 }}", "TypeError: "),
+])  # fmt: skip
+def test_a_chat_template_that_refuses_is_told_in_one_message(
+    refused: Any, folder: Path, tmp_path: Path, command: str, template: str, words: str
+) -> None:
+    shutil.copytree(folder / "model", tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    (tmp_path / "data.jsonl").write_bytes(content(command, ["CHAT"]))
+    said = refused(command, config_of(command, folder, tmp_path), f"model.path={tmp_path}/model")
+    assert f"the tokenizer's chat template refuses the messages: {words}" in said
 
 
 def content(command: str, lines: list[Any]) -> bytes:

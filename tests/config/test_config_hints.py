@@ -98,12 +98,27 @@ def test_every_word_of_other_trainers_leads_to_keys_that_exist(name: str, keys: 
     ("train", "max_head_offpolicyness", "async.max_staleness"),
     # the same name elsewhere goes before another one, and the nearest section before a far one
     ("train", "temperature", "rollout.sampling.temperature or evaluation.temperature"),
-    ("train", "evaluation.max_tokens", "rollout.sampling.max_new_tokens"),
+    ("train", "evaluation.max_tokens", "evaluation.max_new_tokens"),
+    ("train", "reward.judge.max_tokens", "reward.judge.max_new_tokens"),
+    ("train", "reward.judge.engine.max_model_len", "reward.judge.engine.max_context"),
+    ("train", "critic.learning_rate", "critic.optimizer.lr"),
+    ("train", "critic.grad_clip", "critic.max_grad_norm"),
+    ("train", "critic.ppo_mini_batch_size", "critic.updates_per_batch"),
+    ("train", "critic.ppo_micro_batch_size_per_gpu", "critic.max_tokens_per_microbatch"),
+    ("train", "critic.optim.lr_warmup_steps_ratio", "critic.lr_schedule.warmup_steps"),
+    ("train", "critic.optimizer.epsilon", "critic.optimizer.eps"),
+    ("train", "trainer.optimizer.epsilon", "trainer.optimizer.eps"),
+    ("train", "clip_ratio", "algorithm.clip_low or algorithm.clip_high"),
     ("train", "rollout.temperature", "rollout.sampling.temperature or evaluation.temperature"),
     ("train", "async.max_stalenes", "async.max_staleness"),
 ])  # fmt: skip
 def test_a_key_of_another_trainer_gets_the_one_that_is_meant(says: Says, command: str, key: str, meant: str) -> None:
     assert f"unknown key {key}; did you mean {meant}" in says(f"{key}=1", command=command)
+
+
+@pytest.mark.parametrize("key", ["max_length", "max_prompt_length", "trainer.max_seq_length", "kl_coef"])
+def test_a_setting_of_other_trainers_that_a_command_does_not_have_is_told_so(says: Says, key: str) -> None:
+    assert f"unknown key {key}; this command has no such setting" in says(f"{key}=1", command="dpo")
 
 
 def test_an_unknown_section_is_told_key_by_key(says: Says) -> None:

@@ -17,7 +17,7 @@ from headrace.config import SFTConfig
 from headrace.controller.output import OutputFolder
 from headrace.controller.progress import Made, Progress, read_progress, write_progress
 from headrace.controller.sft import run_sft
-from headrace.store import RunDamaged
+from headrace.store import RunDamaged, RunMissing
 from headrace.training.protocol import StepReport
 from headrace.training.trainer import HFTrainer
 
@@ -149,6 +149,9 @@ def test_a_fault_costs_the_steps_since_the_last_checkpoint(
     resumed = train(config, tmp_path / "out", "resume")
     assert (resumed.steps, resumed.first_loss, resumed.last_loss) == (STEPS, whole.first_loss, whole.last_loss)
     assert train(config, tmp_path / "out", "resume") == resumed, "a finished run stays as it is"
+    other = settings(tmp_path, model, steps=9)
+    with pytest.raises(RunMissing, match="holds a run that is finished, of another config or other data"):
+        train(other, tmp_path / "out", "resume")
 
 
 def test_what_cannot_be_resumed_is_refused_by_name(

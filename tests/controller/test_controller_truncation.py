@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 import pytest
 from controller_jobs import make_job, run, start
 
+from headrace.cli.main import main
+from headrace.observe.record import BatchRecord
+from headrace.observe.run_record import RunWatcher
+from headrace.store import RunReader
+
 SAMPLING = {"max_new_tokens": 12, "temperature": 0.7, "top_p": 0.8, "top_k": 20}
 
 
-def _batches(folder: Path) -> list[dict[str, object]]:
-    code, out = run("inspect", folder, "--batches")
-    assert code == 0, out
-    return [json.loads(line) for line in out.splitlines()]
+def batches(folder: Path) -> tuple[BatchRecord, ...]:
+    with RunReader(folder) as reader:
+        return tuple(RunWatcher(reader).read().batches)
+
+
+def train(job: Path, folder: Path) -> tuple[BatchRecord, ...]:
+    assert main(["train", str(job), "--dir", str(folder), "--plain"]) == 0
+    return batches(folder)
 
 
 @pytest.mark.parametrize(
@@ -32,12 +40,13 @@ def test_in_sync_the_trainers_logprobs_are_the_engines(tmp_path: Path, changes: 
     if changes.get("algorithm__recipe") == "opd":
         changes = {**changes, "teacher__model": str(tmp_path / "model")}
     job = make_job(tmp_path, rollout__sampling=SAMPLING, async__mode="sync", trainer__batches=3, **changes)
-    code, out = run("train", job, "--dir", tmp_path / "run")
-    assert code == 0, out
-    for batch in _batches(tmp_path / "run"):
-        assert batch["mismatch_max_abs"] < 1e-5
-        assert 0 < batch["kept_mass"] < 1
-        assert batch["entropy"] > 0
+    for batch in train(job, tmp_path / "run"):
+        assert batch.mismatch_max_abs is not None
+        assert batch.mismatch_max_abs < 1e-5
+        assert batch.kept_mass is not None
+        assert 0 < batch.kept_mass < 1
+        assert batch.entropy is not None
+        assert batch.entropy > 0
 
 
 @pytest.mark.parametrize(
@@ -56,15 +65,14 @@ def test_whoever_is_the_policy_agrees_with_it(tmp_path: Path, changes: dict[str,
     if distils:
         changes = {**changes, "teacher__model": str(tmp_path / "model")}
     job = make_job(tmp_path, rollout__sampling=SAMPLING, async__mode="sync", trainer__batches=1, **changes)
-    code, out = run("train", job, "--dir", tmp_path / "run")
-    assert code == 0, out
-    (batch,) = _batches(tmp_path / "run")
-    assert batch["kept_mass"] < 0.95
+    (batch,) = train(job, tmp_path / "run")
+    assert batch.kept_mass is not None
+    assert batch.kept_mass < 0.95
     if distils:
-        assert abs(batch["loss"]) < 1e-5, "the teacher finds no token likelier than the policy does"
-        assert batch["grad_norm"] < 1e-4
+        assert abs(batch.loss) < 1e-5, "the teacher finds no token likelier than the policy does"
+        assert batch.grad_norm < 1e-4
     else:
-        assert abs(batch["reference_kl"]) < 1e-5
+        assert batch.reference_kl == pytest.approx(0, abs=1e-5)
 
 
 @pytest.mark.slow
@@ -82,6 +90,7 @@ def test_kept_sets_survive_a_kill(tmp_path: Path) -> None:
     process.communicate()
     code, out = run("train", job, "--dir", tmp_path / "run", "--resume", "trainer.batches=60")
     assert code == 0, out
-    for batch in _batches(tmp_path / "run"):
-        assert 0 < batch["kept_mass"] < 1
-        assert batch["drift_max_abs"] < 0.01
+    for batch in batches(tmp_path / "run"):
+        assert batch.kept_mass is not None
+        assert 0 < batch.kept_mass < 1
+        assert batch.drift_max_abs < 0.01

@@ -73,7 +73,8 @@ def random_request(rng: np.random.Generator, number: int) -> tuple[GenerateReque
             fields[wrong] = one(INVALID[wrong])
     client = one([(), ("a", "1"), ("a", "2"), ("b", "3")])
     params = SamplingParams(**fields)
-    return GenerateRequest(f"r{number}", tokens, params, key, floor, bool(rng.integers(2)), client), valid
+    stream, kept = bool(rng.integers(2)), bool(rng.integers(2))
+    return GenerateRequest(f"r{number}", tokens, params, key, floor, stream, kept, client), valid
 
 
 def test_five_thousand_requests_of_any_kind_leave_twenty_others_as_they_are_alone() -> None:

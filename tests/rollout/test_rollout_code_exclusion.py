@@ -175,6 +175,13 @@ def test_what_a_program_does_to_itself_is_a_wrong_answer(own_tool: str, kind: li
     assert outcomes[1::2] == [RewardOutcome(1.0)] * len(kind)
 
 
+@pytest.mark.slow
+def test_the_patience_of_a_quiet_machine_suffices_to_tell_whose_fault_it_is(own_tool: str) -> None:
+    """None is left out as if the host had been too slow."""
+    outcomes = score(*(HOSTILE[how] for how in NEVER_ENDS), tests=SIX, tool=own_tool, timeout_s=1.0)
+    assert dict(zip(NEVER_ENDS, outcomes, strict=True)) == dict.fromkeys(NEVER_ENDS, RewardOutcome(0.0))
+
+
 CALLS = {
     "returns what is nested": "def f():\n    x = []\n    for _ in range(10**5): x = [x]\n    return x",
     "returns what JSON does not have": "def f(): return {1, 2}",
@@ -266,13 +273,30 @@ def test_a_test_on_a_slow_host_is_tried_once_more_with_the_time_that_it_had() ->
     ) as failed:
         judge(ran(Over.WAIT), ran(Over.WAIT, spent_s=2.5))
     assert failed.value.kind == "reward_timeout"
-    with pytest.raises(FailedReward):
+    with pytest.raises(FailedReward, match=r"each of its 2 tests starts a sandbox: raise reward\.timeout_s"):
         judge(ran(Over.WAIT), ran(), ran(Over.WAIT), tests=2)
 
 
 @pytest.mark.parametrize("over", [Over.OUTPUT, Over.MEMORY, Over.TIME])
 def test_every_limit_of_its_own_is_a_wrong_answer(over: Over) -> None:
     assert judge(ran(over)) == (0.0, [10.0])
+
+
+def test_what_a_program_reads_is_no_place_to_write(tool: str) -> None:
+    """It is the host's, and would be room beside its own."""
+    tries = """
+import os
+for how in (os.O_WRONLY, os.O_RDWR):
+    try:
+        descriptor = os.open("/proc/self/fd/0", how); os.lseek(descriptor, 0, 2); os.write(descriptor, b"x" * 4096)
+        print("written")
+    except OSError: pass
+try: os.write(0, b"x"); print("written")
+except OSError: pass
+print(input())
+"""
+    (outcome,) = score(tries, tests=[{"input": "6\n", "output": "6"}], tool=tool)
+    assert outcome == RewardOutcome(1.0)
 
 
 def test_output_beyond_what_it_may_write_is_wrong_also_if_it_ends_well() -> None:

@@ -136,6 +136,14 @@ def fill():
         except BlockingIOError: pass
 children(8, lambda: [fill() for _ in range(60)])
 """,
+    "page tables": """
+def spread():
+    for i in range(20_000):
+        place = libc.mmap((4096 + i) << 30, 4096, 1, 0x100022, -1, 0)
+        if place == 2**64 - 1: raise OSError
+        ctypes.string_at(place, 1)
+children(2, spread)
+""",
 }  # fmt: skip
 NEED_WALLS = {"files", "files that have no name", "files of shared memory", "mappings of zeros", "sockets"}
 """Without walls files are on the host, and so is the list of sockets: docs/workflows.md says so."""

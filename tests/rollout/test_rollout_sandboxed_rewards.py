@@ -411,7 +411,7 @@ def test_bubblewrap_s_command_line(stub: Path) -> None:
     assert "--unshare-net" in line
     assert "--ro-bind /usr /usr" in words
     assert "--ro-bind / /" not in words
-    assert "--size 1024 --tmpfs /work-folder --chdir /work-folder -- /bin/true" in words
+    assert "--size 1024 --tmpfs /work-folder --remount-ro / --chdir /work-folder -- /bin/true" in words
 
 
 @pytest.mark.parametrize("user", [0, 1000])

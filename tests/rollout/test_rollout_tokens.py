@@ -53,6 +53,13 @@ def test_messages_without_a_chat_template_are_refused_with_the_mend() -> None:
         TextCodec(char_tokenizer()).encode([{"role": "user", "content": "hi"}])
 
 
+def test_a_chat_template_that_refuses_is_told_with_its_words() -> None:
+    tokenizer = char_tokenizer(chat=True)
+    tokenizer.chat_template = "{{ raise_exception('no system here') }}"
+    with pytest.raises(ValueError, match=r"chat template refuses the messages: TemplateError: no system here; give"):
+        TextCodec(tokenizer).encode([{"role": "system", "content": "hi"}])
+
+
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="no tokens"):
         TextCodec(char_tokenizer()).encode("")

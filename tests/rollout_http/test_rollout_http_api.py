@@ -393,6 +393,8 @@ def test_bad_request_is_a_400_that_names_the_field(body: Any, said: str) -> None
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "both text"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [1]}]}, "unknown field 'tool_calls'"),
         ({"messages": [{"role": r, "content": "a"} for r in ("user", "system")]}, "system must come first"),
+        ({"messages": [{"role": "u" * 10**6, "content": "a"}]}, "1000001 characters, far more than the context"),
+        ({"messages": [{"role": "user", "content": "a", "name": "n" * 9999}]}, "10004 characters, far more"),
         ({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 1}, "top_logprobs above 0"),
         ({"messages": [{"role": "user", "content": "a"}], "logprobs": 1}, "logprobs is 1; it must be true or false"),
         ({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}, "tools is a list"),
@@ -403,6 +405,23 @@ def test_bad_chat_is_a_400_that_names_the_field(body: Any, said: str) -> None:
         status, answer = await post("/v1/chat/completions", body)
         assert status == 400
         assert said in answer["error"]["message"]
+
+    run(ScriptedEngine([HELLO]), test)
+
+
+def test_a_large_request_is_read_as_a_small_one_is() -> None:
+    """On a thread, since the engine must go on meanwhile."""
+
+    async def test(post: Post) -> None:
+        small, large = [
+            await post("/v1/completions", {"prompt": "hi", "metadata": {"note": "x" * size}, "seed": 1})
+            for size in (1, 100_000)
+        ]
+        assert small[0] == large[0] == 200
+        assert small[1]["choices"] == large[1]["choices"]
+        status, answer = await post("/v1/completions", {"prompt": "x" * 100_000})
+        assert status == 400
+        assert "100000 characters, far more than the context" in answer["error"]["message"]
 
     run(ScriptedEngine([HELLO]), test)
 

@@ -57,7 +57,33 @@ def test_code_that_no_key_names_and_code_that_is_not_the_users() -> None:
         at(f'  File "/home/me/other.py", line 2 in f\n{LOOP}') == "at /home/me/other.py, line 2, in f (code of yours)"
     )
     installed = "/x/lib/python3.11/site-packages/torch/serialization.py"
-    assert at(f'  File "{installed}", line 2 in f\n{LOOP}') == f"at {installed}, line 2, in f (no code of yours)"
+    assert at(f'  File "{installed}", line 2 in f\n{LOOP}') == f"at {installed}, line 2, in f (installed code)"
+
+
+def test_a_call_that_waits_as_the_loop_does_is_not_the_loop() -> None:
+    waits = f'  File "{STANDARD}/selectors.py", line 468 in select\n  File "{STANDARD}/subprocess.py", line 9 in run\n'
+    place = at(f'{waits}  File "/home/me/think.py", line 7 in run\n{LOOP}')
+    assert place is not None
+    assert place.startswith("at /home/me/think.py, line 7, in run (rollout.workflow)")
+
+
+def test_code_that_goes_so_deep_that_the_dump_leaves_out_the_loop_is_told() -> None:
+    deep = "".join('  File "/home/me/think.py", line 7 in again\n' for _ in range(100))
+    assert at(f"{deep}  ...\n") == "at /home/me/think.py, line 7, in again (rollout.workflow)"
+
+
+def test_a_loop_behind_a_hundred_threads_is_told_without_its_place() -> None:
+    others = {thread: [] for thread in range(100)}
+    assert "more than 100 threads" in str(blocked_at(others, MAIN, {}))
+    assert blocked_at({1: []}, MAIN, {}) is None
+
+
+def test_code_that_the_config_names_is_the_users_wherever_it_is_installed() -> None:
+    installed = f"{STANDARD}/site-packages/agents/run.py"
+    dumped = stacks(dump(f'  File "{installed}", line 2 in f\n{LOOP}'))
+    assert (
+        blocked_at(dumped, MAIN, {installed: "rollout.workflow"}) == f"at {installed}, line 2, in f (rollout.workflow)"
+    )
 
 
 WAITS = f'  File "{STANDARD}/selectors.py", line 468 in select\n{LOOP}'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import platform
 import shutil
@@ -78,9 +77,11 @@ def _machine() -> Iterator[tuple[bool, str, str]]:
 def _sandbox() -> Iterator[tuple[bool, str, str]]:
     with suppress(ImportError):  # a finding of its own, above
         from headrace.rollout.rewards.promises import find_promises
+        from headrace.runtime.event_loop import run_to_end
         from headrace.runtime.inline import SystemClock
 
-        for what, text in asyncio.run(find_promises(SystemClock())).words():
+        promises = run_to_end(lambda: find_promises(SystemClock()), "headrace doctor")
+        for what, text in promises.words():
             yield True, what, text
 
 

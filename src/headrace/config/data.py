@@ -152,9 +152,9 @@ SandboxTool = Literal["auto", "bubblewrap", "nsjail", "namespaces", "none"]
 
 class SandboxConfig(Section):
     tool: SandboxTool = "auto"
-    """What walls code off from files, processes and the network: `bubblewrap` (the program `bwrap`), `nsjail`, or Linux
-    `namespaces` of our own; `auto` takes the first that works here, or `none`: then only limits and the killing of
-    processes remain."""
+    """What walls code off from files, processes and the network: Linux `namespaces` of our own, `nsjail`, or
+    `bubblewrap` (the program `bwrap`); `auto` takes the first that works here, or `none`: then only limits and the
+    killing of processes remain."""
     memory_mib: int = Field(default=4096, ge=64)
     """Memory of all processes of one sample together, and address space of each."""
     processes: int = Field(default=64, ge=1)

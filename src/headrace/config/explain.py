@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from headrace.config.base import Section
-from headrace.config.synonyms import meant_by
+from headrace.config.synonyms import is_of_others, meant_by
 
 _MOST_LEAVES = 5
 """Keys that are told of an unknown section."""
@@ -117,6 +117,8 @@ def _suggestion(location: list[str], known: list[str]) -> str:
         return f"; in a file write it in its section: {_nested([*parent, *name.split('.')])}"
     if meant := _meant(location, known):
         return meant
+    if is_of_others(location):
+        return "; this command has no such setting"
     siblings = [key.rsplit(".", 1)[-1] for key in known if key.split(".")[:-1] == parent]
     near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)
     if near:
@@ -137,10 +139,22 @@ def _meant(location: list[str], known: list[str]) -> str:
     """The same name elsewhere, or what others call it; what shares the most sections with it first."""
     name, parent = location[-1], [part for part in location[:-1] if not part.isdigit()]
     moved = tuple(key for key in known if key.rsplit(".", 1)[-1] == name)
-    found = meant_by([*parent, name], known, least=2) or moved or meant_by([name], known)
+    others = meant_by([*parent, name], known, least=2), meant_by([name], known)
+    found = _nearer(others[0], parent, known) or moved or _nearer(others[1], parent, known)
     # Terms and judges of a reward have keys of the same names as what is meant as a rule.
     ranked = sorted(found, key=lambda key: (-_shared(parent, key.split(".")), not _RARE.isdisjoint(key.split("."))))
     return f"; did you mean {' or '.join(ranked[:3])}?" if ranked else ""
+
+
+def _nearer(keys: tuple[str, ...], parent: list[str], known: list[str]) -> tuple[str, ...]:
+    """Of each of `keys` that which is called the same in the section at hand, if there is one."""
+
+    def nearest(key: str) -> str:
+        alike = [other for other in known if other.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+        best = max(alike, key=lambda other: _shared(parent, other.split(".")))
+        return best if _shared(parent, best.split(".")) > _shared(parent, key.split(".")) else key
+
+    return tuple(dict.fromkeys(map(nearest, keys)))
 
 
 def _shared(one: list[str], other: list[str]) -> int:

@@ -21,6 +21,7 @@ _LR = ("trainer.optimizer.lr",)
 _MICRO = ("trainer.max_tokens_per_microbatch",)
 _LOSS = ("algorithm.loss", "loss")
 _STALENESS = ("async.max_staleness",)
+_CLIPS = ("algorithm.clip_low", "algorithm.clip_high")
 
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
     # The model.
@@ -162,6 +163,8 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "adam_beta2": ("trainer.optimizer.betas",),
     "adam_betas": ("trainer.optimizer.betas",),
     "adam_epsilon": ("trainer.optimizer.eps",),
+    "optimizer.epsilon": ("trainer.optimizer.eps",),
+    "optim.epsilon": ("trainer.optimizer.eps",),
     "l2": ("trainer.optimizer.weight_decay",),
     "clip_grad": ("trainer.max_grad_norm",),
     "grad_clip": ("trainer.max_grad_norm",),
@@ -204,17 +207,17 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "kl_target": ("algorithm.kl.target",),
     "target_kl": ("algorithm.kl.target",),
     "kl_horizon": ("algorithm.kl.horizon",),
-    "epsilon": ("algorithm.clip_low",),
-    "eps_clip": ("algorithm.clip_low",),
-    "clip_eps": ("algorithm.clip_low",),
-    "clip_ratio": ("algorithm.clip_low",),
-    "clip_range": ("algorithm.clip_low",),
-    "cliprange": ("algorithm.clip_low",),
+    "epsilon": _CLIPS,
+    "eps_clip": _CLIPS,
+    "clip_eps": _CLIPS,
+    "clip_ratio": _CLIPS,
+    "clip_range": _CLIPS,
+    "cliprange": _CLIPS,
     "clip_ratio_low": ("algorithm.clip_low",),
     "epsilon_high": ("algorithm.clip_high",),
     "eps_clip_higher": ("algorithm.clip_high",),
     "clip_ratio_high": ("algorithm.clip_high",),
-    "eps_clip_low_high": ("algorithm.clip_low", "algorithm.clip_high"),
+    "eps_clip_low_high": _CLIPS,
     "delta": ("algorithm.dual_clip",),
     "clip_ratio_c": ("algorithm.dual_clip",),
     "sapo_temperature_pos": ("algorithm.tau_positive",),
@@ -290,3 +293,8 @@ def meant_by(path: Sequence[str], known: Sequence[str], *, least: int = 1) -> tu
         if (keys := SYNONYMS.get(".".join(path[start:]).lower().replace("-", "_"))) is not None:
             return tuple(key for key in keys if key in known)
     return ()
+
+
+def is_of_others(path: Sequence[str]) -> bool:
+    """Whether other trainers have a setting of this name, which some command here has too."""
+    return any(".".join(path[start:]).lower().replace("-", "_") in SYNONYMS for start in range(len(path)))

@@ -60,6 +60,11 @@ class OutputFolder:
                 f"{self._folder} holds a run that is not finished: continue it with --resume, erase it with --fresh, "
                 "or give another --dir"
             )
+        if begin == "resume" and not self.checkpoint.exists() and self.model.is_dir():
+            raise RunMissing(
+                f"{self._folder} holds a run that is finished, of another config or other data, and nothing to resume; "
+                "give another --dir, or begin without --resume, which replaces its model"
+            )
         if begin == "resume" and not self.checkpoint.exists():
             raise RunMissing(f"{self._folder} holds no checkpoint to resume; begin without --resume")
 

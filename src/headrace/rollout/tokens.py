@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from typing import Any, Protocol, cast
 
+import jinja2
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -40,10 +41,12 @@ class TextCodec:
         """Ids of a prompt, read-only. Text gets the tokenizer's own special tokens; messages are rendered by its
         chat template, up to where the policy's turn begins.
 
-        Raises ValueError if nothing comes out, or if messages are given but there is no chat template.
+        Raises ValueError if nothing comes out, or if messages are given but there is no chat template, or it refuses
+        them.
         """
-        if self._last is not None and self._last[0] == content:  # the episodes of a group ask one after another
-            return self._last[1]
+        last = self._last  # as one, since others may encode on other threads
+        if last is not None and last[0] == content:  # the episodes of a group ask one after another
+            return last[1]
         encoded = self._text(content) if isinstance(content, str) else self._plain(self._render(content))
         if not encoded:
             raise ValueError(f"the prompt {content!r} is encoded to no tokens")
@@ -87,9 +90,14 @@ class TextCodec:
                 "the prompt is a list of chat messages, but the model's tokenizer has no chat template; "
                 "give prompts as text, or use a tokenizer with a chat_template"
             )
-        return cast(
-            str, self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        )
+        try:
+            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except (jinja2.TemplateError, TypeError, LookupError, ArithmeticError) as error:
+            raise ValueError(
+                f"the tokenizer's chat template refuses the messages: {type(error).__name__}: {error}; give messages "
+                "that it takes (as to roles and their order), or mend the template"
+            ) from error
+        return cast(str, text)
 
 
 def stop_token_ids(

@@ -12,6 +12,8 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 _DEBUGGERS = ("bdb.py", "pdb.py", "pydevd.py", "pydevd_frame.py")
 _WAITING = ("threading.py", "selectors.py", "queue.py", "socket.py", "ssl.py", "subprocess.py", "connection.py")
 """A thread whose innermost call is in one of these waits, without the interpreter's lock."""
+_MOST_FRAMES, _MOST_THREADS = 100, 100
+"""That `faulthandler` tells: the innermost ones, and the youngest."""
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
@@ -29,8 +31,13 @@ class Frame:
     @property
     def is_yours(self) -> bool:
         """Whether it is code of the user's: neither Headrace's, nor Python's, nor installed."""
-        foreign = self.file.startswith((_OURS, _STANDARD, "<")) or any(part in self.file for part in _INSTALLED)
-        return not foreign
+        return not self.is_ours and not any(part in self.file for part in _INSTALLED)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is Headrace's code, or Python's own."""
+        of_python = self.file.startswith(_STANDARD) and not any(part in self.file for part in _INSTALLED)
+        return of_python or self.file.startswith((_OURS, "<"))
 
 
 Stack = Sequence[Frame]
@@ -58,6 +65,8 @@ def blocked_at(threads: Mapping[int, Stack], loop_thread: int, owners: Mapping[s
         return None
     if stack:
         return _place(stack, owners)
+    if loop_thread not in threads and len(threads) >= _MOST_THREADS:
+        return f"at a place that is not known, since the process has more than {_MOST_THREADS} threads"
     # The loop is at rest, but gets no turn: some thread holds the interpreter's lock, in C code.
     for ident, other in threads.items():
         waits = not other or os.path.basename(other[0].file) in _WAITING
@@ -71,14 +80,16 @@ def _inside_the_loop(stack: Stack) -> Stack:
     for place, frame in enumerate(stack):
         if frame.function == "_run_once" and os.path.basename(frame.file) == "base_events.py":
             inner = stack[:place]
-            return () if inner and os.path.basename(inner[0].file) == "selectors.py" else inner
-    return ()
+            waits = len(inner) == 1 and os.path.basename(inner[0].file) == "selectors.py"
+            return () if waits else inner
+    return stack if len(stack) >= _MOST_FRAMES else ()  # so deep within that the loop itself is not told
 
 
 def _place(stack: Stack, owners: Mapping[str, str]) -> str:
-    yours = next((place for place, frame in enumerate(stack) if frame.is_yours), None)
+    yours = next((place for place, frame in enumerate(stack) if frame.is_yours or frame.file in owners), None)
     if yours is None:
-        return f"at {stack[0]} (no code of yours)"
+        installed = next((frame for frame in stack if not frame.is_ours), None)
+        return f"at {installed or stack[0]} ({'installed code' if installed else 'no code of yours'})"
     owner = next((owners[frame.file] for frame in stack[yours:] if frame.file in owners), "code of yours")
     within = f", which is at {stack[0]}" if yours else ""
     return f"at {stack[yours]} ({owner}){within}"

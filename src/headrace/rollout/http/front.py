@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -16,7 +16,11 @@ from headrace.rollout.http.text import TextDelta, TextStream
 from headrace.rollout.http.token_events import token_event, token_events
 from headrace.rollout.http.wire import read_json, respond, stream_events
 from headrace.rollout.tokens import HFTokenizer, TextCodec
+from headrace.runtime.event_loop import on_own_thread
 from headrace.runtime.protocol import Clock
+
+_MUCH_TEXT = 2**16
+"""Bytes of a request."""
 
 
 class Front:
@@ -62,12 +66,12 @@ class Front:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         deadline = self._deadline()
-        job = parse_completion(await read_json(request, deadline), self._limits, self._codec)
+        job = await self._parsed(parse_completion, request, deadline)
         return await self._answer(request, job, CompletionShape(), deadline)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         deadline = self._deadline()
-        job = parse_chat(await read_json(request, deadline), self._limits, self._codec)
+        job = await self._parsed(parse_chat, request, deadline)
         return await self._answer(request, job, ChatShape(), deadline)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
@@ -84,6 +88,15 @@ class Front:
         async with aclosing(chunks):
             parts = [chunk async for chunk in chunks]
         return respond(token_event(parts, 0))
+
+    async def _parsed(
+        self, parse: Callable[[Any, ModelLimits, TextCodec], Job], request: web.Request, deadline: Deadline
+    ) -> Job:
+        """Much text is tokenized on a thread, since that holds up every other request and the engine."""
+        body = await read_json(request, deadline)
+        if (request.content_length or _MUCH_TEXT) < _MUCH_TEXT:
+            return parse(body, self._limits, self._codec)
+        return await deadline.wait(on_own_thread(parse, body, self._limits, self._codec), "the prompt to be tokenized")
 
     def _deadline(self) -> Deadline:
         return Deadline(self._clock, self._timeout_s)

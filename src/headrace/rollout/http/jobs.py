@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import jinja2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -222,15 +221,16 @@ def _ids(value: Any) -> NDArray[np.int32]:
 
 
 def _encode(content: Content, text: TextCodec, limits: ModelLimits) -> NDArray[np.int32]:
-    size = len(content) if isinstance(content, str) else sum(len(message["content"]) for message in content)
-    if size > _CHARACTERS_PER_TOKEN * limits.max_context:  # tokenizing holds up every other request
+    texts = [content] if isinstance(content, str) else [text for message in content for text in message.values()]
+    size = sum(map(len, texts))
+    if size > _CHARACTERS_PER_TOKEN * limits.max_context:
         raise ApiError(
             f"the prompt has {size} characters, far more than the context of {limits.max_context} tokens; shorten it",
             code="context_length_exceeded",
         )
     try:
         return text.encode(content)
-    except (ValueError, TypeError, jinja2.TemplateError) as error:  # what tokenizers and chat templates raise
+    except (ValueError, TypeError) as error:  # what tokenizers raise
         raise ApiError(str(error)) from error
 
 

@@ -92,14 +92,14 @@ class CodeReward:
         time = _Time(self._timeout_s, now() + self._patience_s, self._tries)
         passed = 0
         for test in tests:
-            if time.left_s > 0 and self._passes(code, test, time):
+            if time.left_s > 0 and self._passes(code, test, time, len(tests)):
                 passed += 1
             elif self._all:
                 return 0.0
         return passed / len(tests)
 
-    def _passes(self, code: str, test: CodeTest, time: _Time) -> bool:
-        ran = self._run(code, test, time)
+    def _passes(self, code: str, test: CodeTest, time: _Time, tests: int) -> bool:
+        ran = self._run(code, test, time, tests)
         if ran.ending.code != 0 or ran.ending.over is not None:
             return False
         if test.output is not None:
@@ -109,7 +109,7 @@ class CodeReward:
                 return equal(value, test.returns, self._tolerance)
         return False
 
-    def _run(self, code: str, test: CodeTest, time: _Time) -> Ran:
+    def _run(self, code: str, test: CodeTest, time: _Time, tests: int) -> Ran:
         while True:
             ran = self._executor.run(
                 code,
@@ -127,7 +127,8 @@ class CodeReward:
                 raise FailedReward(
                     FailureKind.REWARD_TIMEOUT,
                     f"the host was too slow: in {self._patience_s:g} s the program had {ran.spent_s:.1f} s of its "
-                    f"{self._timeout_s:g} s, in the last of {self._tries} tries",
+                    f"{self._timeout_s:g} s, in the last of {self._tries} tries"
+                    + (f"; each of its {tests} tests starts a sandbox: raise reward.timeout_s" if tests > 1 else ""),
                 )
             time.until = now() + self._patience_s
         if not ran.reports:

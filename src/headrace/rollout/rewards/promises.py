@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import get_args
 
-from headrace.config.data import SandboxConfig, SandboxTool
+from headrace.config.data import SandboxConfig
 from headrace.config.errors import ConfigError
-from headrace.rollout.rewards.tools import find_walls, run_within
+from headrace.rollout.rewards.tools import AUTO, find_walls, run_within
 from headrace.rollout.sandbox import linux
 from headrace.rollout.sandbox.tree import memory_of, threads_of
 from headrace.rollout.sandbox.walls import Walls, module_command
@@ -48,14 +47,16 @@ class Promises:
         else:
             memory = "limited for all processes of a sample together; memory of no process is refused (seccomp)"
         yield "sandbox:memory", memory
+        if self.tool == "bubblewrap":
+            yield "sandbox:files", "limited in size together, but not in number"
         slow = "is told from a slow program" if self.tells_time else "is not told from a slow program"
         yield "sandbox:time", f"a slow host {slow} (/proc/PID/schedstat)"
 
 
 async def find_promises(clock: Clock) -> Promises:
     found, faults = None, []
-    for tool in get_args(SandboxTool):
-        if tool not in ("auto", "none") and found is None:
+    for tool in AUTO:
+        if found is None:
             try:
                 found = await find_walls(SandboxConfig(tool=tool), clock, own_function=False)
             except ConfigError as error:

@@ -9,12 +9,14 @@ import tempfile
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Sequence
 
-from headrace.config.data import SandboxConfig
+from headrace.config.data import SandboxConfig, SandboxTool
 from headrace.config.errors import ConfigError
 from headrace.rollout.sandbox.places import own_places
 from headrace.rollout.sandbox.walls import Walls, python_files
 from headrace.runtime.protocol import Clock, WaitTimeout
 
+AUTO: Sequence[SandboxTool] = ("namespaces", "nsjail", "bubblewrap")
+"""The last one limits no number of files, whose names take memory of the kernel's."""
 _TRY_S = 10.0
 _MIB = 2**20
 
@@ -34,7 +36,7 @@ async def find_walls(
             )
     network = config.network and own_function
     hides, shows = own_places(functions, config.read, network=network) if own_function else ((), ())
-    tools = ("bubblewrap", "nsjail", "namespaces") if config.tool == "auto" else (config.tool,)
+    tools = AUTO if config.tool == "auto" else (config.tool,)
     for tool in tools:
         walls = Walls(
             tool=tool,

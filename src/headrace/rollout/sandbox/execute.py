@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -125,11 +126,17 @@ class _Reports(Stream):
 
 
 def _file(text: str, folder: str) -> IO[bytes]:
-    """A nameless file that holds `text`."""
-    file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (the caller closes it)
+    """A nameless file that holds `text`; on Linux in memory, and sealed, so that no program writes into it."""
+    file: IO[bytes]
+    if linux.IS_LINUX:
+        file = open(os.memfd_create("given", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "w+b")  # noqa: SIM115
+    else:
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (the caller closes it)
     file.write(text.encode(errors="surrogatepass"))
     file.flush()
     file.seek(0)
+    if linux.IS_LINUX:
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
     return file
 
 

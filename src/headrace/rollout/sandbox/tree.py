@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from headrace.rollout.sandbox import linux
 
-_OWN = ("RssAnon", "RssShmem", "VmSwap", "HugetlbPages")
+_OWN = ("RssAnon", "RssShmem", "VmSwap", "HugetlbPages", "VmPTE")
+"""With the page tables, which may be far larger than what they map."""
 _SHARED_OUT = ("Pss_Anon", "Pss_Shmem", "SwapPss", "Private_Hugetlb", "Shared_Hugetlb")
 _KIB = 1024
 _LONGEST_MESSAGE = 72 * _KIB
@@ -82,8 +83,9 @@ def exact_memory_of(tree: Mapping[int, int]) -> int:
         with contextlib.suppress(OSError):
             if parent in tree and linux.share_memory(pid, parent):
                 continue
-        fields = _fields(f"/proc/{pid}/smaps_rollup", _SHARED_OUT) or _fields(f"/proc/{pid}/status", _OWN)
-        used += sum((fields or {}).values())
+        own = _fields(f"/proc/{pid}/status", _OWN) or {}
+        shared_out = _fields(f"/proc/{pid}/smaps_rollup", _SHARED_OUT)
+        used += sum(shared_out.values()) + own.get("VmPTE", 0) if shared_out else sum(own.values())
     return used
 
 

@@ -117,7 +117,7 @@ class Walls:
             elif os.path.exists(path):
                 line += ["--ro-bind", path, path]
         line += [*_DEVICES, "--remount-ro", "/dev", "--proc", "/proc", "--remount-ro", "/proc"]
-        return [*line, *self._folder(folder), "--chdir", begins]
+        return [*line, *self._folder(folder), "--remount-ro", "/", "--chdir", begins]
 
     def _hiding(self, folder: str, begins: str) -> list[str]:
         line = []
