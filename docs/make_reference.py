@@ -11,6 +11,9 @@ Every key of the YAML files, with its type, bounds and default. A key is overrid
 name: `headrace train grpo.yaml trainer.optimizer.lr=1e-6`. This page is made from the models in `src/headrace/config/`
 by `python docs/make_reference.py`.
 
+Editors check a config while it is written, and complete its keys, from its JSON Schema: `headrace schema train >
+train.schema.json`, and in the config's first line `# yaml-language-server: $schema=train.schema.json`.
+
 """
 
 

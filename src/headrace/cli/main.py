@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from headrace import __version__
 from headrace.config.errors import ConfigError
+from headrace.config.kinds import KINDS
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
@@ -146,6 +147,16 @@ def _parser() -> argparse.ArgumentParser:
     as_json = inspect.add_mutually_exclusive_group()
     as_json.add_argument("--json", action="store_true", help="print the fields of summary.json")
     as_json.add_argument("--batches", action="store_true", help="print what was recorded of each batch, a JSON a line")
+
+    schema = command("schema", "schema", "print the JSON Schema of a config, for editors")
+    schema.add_argument(
+        "kind",
+        metavar="COMMAND",
+        nargs="?",
+        choices=tuple(KINDS),
+        default="train",
+        help="whose config: %(choices)s (default: train)",
+    )
 
     command("doctor", "doctor", "look at this machine and installation")
     return parser

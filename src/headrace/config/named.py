@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import AfterValidator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 
 def is_own(value: str) -> bool:
@@ -10,13 +14,28 @@ def is_own(value: str) -> bool:
     return ":" in value
 
 
-def one_of(*known: str) -> AfterValidator:
-    """To annotate a field with: `known`, or `path.py:function`."""
+@dataclass(frozen=True, slots=True)
+class NameOrOwn:
+    """To annotate a text with: one of `known`, or `path.py:function`."""
 
-    def check(value: str) -> str:
-        if value not in known and not is_own(value):
-            names = f"{', '.join(known)}, or a" if known else "a"
+    known: tuple[str, ...]
+
+    def check(self, value: str) -> str:
+        """Raises ValueError."""
+        if value not in self.known and not is_own(value):
+            names = f"{', '.join(self.known)}, or a" if self.known else "a"
             raise ValueError(f"{value!r} is not known; use {names} function of yours: path.py:function")
         return value
 
-    return AfterValidator(check)
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Editors complete the names."""
+        own = {"type": "string", "pattern": ":", "description": "path.py:function"}
+        return {"anyOf": [{"enum": list(self.known)}, own]} if self.known else own
+
+
+def one_of(*known: str) -> NameOrOwn:
+    """To annotate a field with: `known`, or `path.py:function`."""
+    return NameOrOwn(known)
