@@ -257,9 +257,26 @@ def test_a_batch_without_trained_tokens_or_with_a_skipped_step_is_told() -> None
     told: list[str] = []
     view = PlainView(told.append)
     view.show(take_snapshot(samples.run(0)))
-    odd = samples.batch(0, staleness={}, skipped=True, grad_norm=float("nan"))
+    odd = samples.batch(0, staleness={}, skipped=True, grad_norm=float("nan"), loss=-1.1e-08)
     view.show(take_snapshot(samples.run(1, batches=(odd,))))
-    assert "grad nan (step skipped)  stale -" in told[0]
+    assert "loss 0.000  grad nan (step skipped: not finite)  stale -" in told[0]
+
+
+@pytest.mark.parametrize(("changes", "why"), [
+    ({"critic_loss": 0.5}, "the critic learns alone"),
+    ({"critic_loss": 0.5, "truncated_samples": 16}, "the critic learns alone"),
+    ({"critic_loss": 0.0, "truncated_samples": 16}, "every sample was cut off"),
+    ({"truncated_samples": 16}, "every sample was cut off"),
+    ({}, "no token is trained"),
+])  # fmt: skip
+def test_a_batch_that_leaves_the_policy_as_it_is_says_why(changes: dict[str, Any], why: str) -> None:
+    told: list[str] = []
+    view = PlainView(told.append)
+    view.show(take_snapshot(samples.run(0)))
+    idle = samples.batch(0, trained_tokens=0, skipped=True, loss=0.0, grad_norm=0.0, staleness={}, **changes)
+    view.show(take_snapshot(samples.run(1, batches=(idle,))))
+    assert f"policy unchanged: {why}  stale -" in told[0]
+    assert "grad" not in told[0]
 
 
 def test_a_terminal_gets_the_live_view_and_a_file_plain_lines() -> None:

@@ -52,6 +52,11 @@ def decimal(number: float | None, places: int = 3) -> str:
     return f"{number:.{places}f}"
 
 
+def near_zero(number: float, places: int = 3) -> str:
+    """As `decimal`, where what rounds to 0 is 0: a loss of -1.1e-08 says no more."""
+    return f"{round(number, places) + 0.0:.{places}f}"
+
+
 def by_name(counts: Mapping[str, int]) -> str:
     """As `reward_raised 2, timeout 1`."""
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))

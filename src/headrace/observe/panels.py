@@ -11,7 +11,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from headrace.observe.glyphs import amount, bar, brief, by_name, curve, decimal, duration, percent
+from headrace.observe.glyphs import amount, bar, brief, by_name, curve, decimal, duration, near_zero, percent
+from headrace.observe.record import no_step
 from headrace.observe.snapshot import Snapshot
 
 _WIDEST_NAME = 14
@@ -37,8 +38,11 @@ def header(snapshot: Snapshot, width: int) -> Panel:
     last = snapshot.last
     if last is not None:
         facts.append("   batch ", "dim").append(f"{last.step_s:.2f} s")
-        facts.append("   loss ", "dim").append(decimal(last.loss))
-        facts.append("   grad norm ", "dim").append(decimal(last.grad_norm, 2), "red" if last.skipped else "")
+        if (why := no_step(last)) is not None:
+            facts.append("   policy unchanged: ", "dim").append(why)
+        else:
+            facts.append("   loss ", "dim").append(near_zero(last.loss))
+            facts.append("   grad norm ", "dim").append(decimal(last.grad_norm, 2), "red" if last.skipped else "")
     return _panel(
         line,
         Text.assemble(("ALARM ", "bold red"), snapshot.alarms[0]) if snapshot.alarms else facts,

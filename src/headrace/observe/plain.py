@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from headrace.observe.glyphs import amount, by_name, decimal, duration, percent
-from headrace.observe.record import BatchRecord
+from headrace.observe.glyphs import amount, by_name, decimal, duration, near_zero, percent
+from headrace.observe.record import BatchRecord, no_step
 from headrace.observe.run_record import Evaluation
 from headrace.observe.snapshot import Snapshot
 from headrace.store import EventRow
@@ -47,8 +47,7 @@ def batch_line(batch: BatchRecord, planned: int | None) -> str:
         f"reward {decimal(batch.reward_mean)}" + _terms(batch),
         f"response {decimal(batch.response_tokens_mean, 1)} tok"
         + (f" cut off {percent(batch.truncated_samples / batch.samples)}" if batch.truncated_samples else ""),
-        f"loss {decimal(batch.loss)}",
-        f"grad {decimal(batch.grad_norm, 2)}" + (" (step skipped)" if batch.skipped else ""),
+        *_step(batch),
         f"stale {ages or '-'}" + (f" left out {percent(left_out)}" if batch.masked_tokens else ""),
         *([f"weights outside {percent(batch.behavior_outside_share)}"] if batch.behavior_outside_share else []),
         *([] if batch.reference_kl is None else [f"kl {decimal(batch.reference_kl, 4)}{_coefficient(batch)}"]),
@@ -63,6 +62,13 @@ def batch_line(batch: BatchRecord, planned: int | None) -> str:
         *_lost("dropped", batch.dropped_groups, batch.totals.drop_words),
     ]
     return "  ".join(parts)
+
+
+def _step(batch: BatchRecord) -> list[str]:
+    if (why := no_step(batch)) is not None:
+        return [f"policy unchanged: {why}"]
+    skipped = " (step skipped: not finite)" if batch.skipped else ""
+    return [f"loss {near_zero(batch.loss)}", f"grad {decimal(batch.grad_norm, 2)}{skipped}"]
 
 
 def _terms(batch: BatchRecord) -> str:

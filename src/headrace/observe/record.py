@@ -137,3 +137,12 @@ class BatchRecord:
         values["totals"] = Totals(**record["totals"])
         values["epochs"] = tuple(EpochRecord(**epoch) for epoch in record.get("epochs", ()))
         return BatchRecord(**values)
+
+
+def no_step(batch: BatchRecord) -> str | None:
+    """Why the policy was not trained on the batch, in words; None if it was, or if its gradient was not finite."""
+    if batch.trained_tokens:
+        return None
+    if batch.critic_loss:
+        return "the critic learns alone"
+    return "every sample was cut off" if batch.truncated_samples == batch.samples else "no token is trained"
