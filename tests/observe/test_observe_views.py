@@ -48,7 +48,7 @@ def test_80_by_24_tells_everything() -> None:
         "generated    5.1k  tok/s", "trained     11.7k  tok/s",
         "η = 2", "61%", "28%", "11%",
         "trainer", "50% computes", "40% waits: rows of the batch", "80% computes", "10% waits: the gate",
-        "ready 4  running 18  of 32", "trained 592", "zero_spread 26", "timeout 1",
+        "ready 4  running 18  of 48", "trained 592", "zero_spread 26", "timeout 1",
     ):  # fmt: skip
         assert told in text, told
     assert "…" not in text.replace("0.25 … 0.91", "")

@@ -146,15 +146,15 @@ def waits(snapshot: Snapshot, width: int, height: int) -> Panel:
 def groups(snapshot: Snapshot, width: int, troubles: Sequence[Text] = ()) -> Panel:
     """The queue between generation and training, against the most that it may hold; what was lost, and why."""
     cells = max(width // 5, 8)
-    most = snapshot.ahead or max(snapshot.running + snapshot.ready, 1)
+    most = snapshot.most_groups or max(snapshot.running + snapshot.ready, 1)
     running = round(min(snapshot.running / most, 1.0) * cells)
     ready = round(min(snapshot.ready / most, 1.0) * cells)
     ready = min(max(ready, int(snapshot.ready > 0)), cells - running)
     queue = Text.assemble(("━" * ready, "green"), ("━" * running, "blue"), ("━" * (cells - ready - running), "grey37"))
     queue.append("  ready ", "dim").append(str(snapshot.ready), "bold green")
     queue.append("  running ", "dim").append(str(snapshot.running), "bold blue")
-    if snapshot.ahead is not None:
-        queue.append(f"  of {snapshot.ahead}", "dim")
+    if snapshot.most_groups is not None:
+        queue.append(f"  of {snapshot.most_groups}", "dim")
     queue.append("   trained ", "dim").append(str(snapshot.trained), "bold")
     lost = Text.assemble(("failed samples ", "dim"), (_by_reason(snapshot.failed), "red" if snapshot.failed else ""))
     lost.append("   dropped ", "dim").append(_by_reason(snapshot.dropped))

@@ -59,9 +59,9 @@ class Snapshot:
     running: int
     """Groups in generation."""
     ready: int
-    """Groups that wait for a batch."""
-    ahead: int | None
-    """Most groups running or waiting; None if the run has not said."""
+    """Groups that wait for a batch, or are in the one that is being composed."""
+    most_groups: int | None
+    """That run or are ready: `async.ahead`, and a batch; None if the run has not said."""
     trained: int
     dropped: dict[str, int]
     generated_samples: int
@@ -124,7 +124,7 @@ def take_snapshot(run: RunRecord) -> Snapshot:
         lost_branch_tokens=sum(batch.lost_branch_tokens for batch in run.batches),
         running=run.counts.running,
         ready=run.counts.ready,
-        ahead=run.ahead,
+        most_groups=None if run.ahead is None else run.ahead + run.config.rollout.prompts_per_batch,
         trained=run.counts.trained,
         dropped=dict(run.counts.dropped),
         generated_samples=total.generated_samples,
