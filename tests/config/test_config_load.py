@@ -193,6 +193,10 @@ def test_a_reward_may_not_outlast_the_wait_for_it(tmp_path: Path, overrides: lis
          "algorithm.proximal=behavior"],
         r"algorithm.*stop_kl needs the log-probs that a batch begins with, but proximal is behavior",
     ),
+    (
+        ["algorithm.epochs_per_batch=2", "algorithm.updates_per_batch=2", "algorithm.proximal=loglinear"],
+        r"epochs_per_batch above 1 needs the log-probs that a batch begins with, but proximal is loglinear",
+    ),
     (["algorithm.stop_kl=0"], r"algorithm\.stop_kl.*greater than 0"),
     (["algorithm.stages=[{name: s, function: m.py:s, reads: [reward], writes: [proximal]}]"],
      r"stage s writes proximal, a column of Headrace's own; choose another name"),

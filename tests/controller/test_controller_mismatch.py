@@ -30,6 +30,19 @@ def train(job: Path, folder: Path, *overrides: str) -> dict:
     return json.loads((folder / "summary.json").read_text())
 
 
+def versions_asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by the number of the version that each gap sample is asked of."""
+    asked: list[int] = []
+    real = gap_sample.GapSampler._sample
+
+    async def seen(self, position, version):  # type: ignore[no-untyped-def]
+        asked.append(version.number)
+        return await real(self, position, version)
+
+    monkeypatch.setattr(gap_sample.GapSampler, "_sample", seen)
+    return asked
+
+
 @pytest.mark.parametrize("swap", ["recompute", "keep"])
 def test_an_asynchronous_run_tells_the_mismatch_apart_from_the_drift(
     swap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -52,14 +65,7 @@ def test_an_asynchronous_run_tells_the_mismatch_apart_from_the_drift(
 
 def test_a_warm_up_of_the_critic_leaves_no_run_without_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batches that fresh tokens come in are the critic's."""
-    asked = []
-    real = gap_sample.GapSampler._sample
-
-    async def seen(self, position, version):  # type: ignore[no-untyped-def]
-        asked.append(version.number)
-        return await real(self, position, version)
-
-    monkeypatch.setattr(gap_sample.GapSampler, "_sample", seen)
+    asked = versions_asked(monkeypatch)
     job = make_job(tmp_path / "job", algorithm={"recipe": "ppo"}, critic={"warmup_batches": 2})
     train(job, tmp_path / "run")
     assert asked
@@ -85,7 +91,7 @@ def test_drift_does_not_depend_on_what_the_ratio_is_against(proximal: str, tmp_p
 @pytest.mark.parametrize("overrides", [
     ["algorithm.updates_per_batch=3", "algorithm.epochs_per_batch=2"],
     ["algorithm.updates_per_batch=3", "proximal.placement=own"],
-    ["algorithm.updates_per_batch=3", "algorithm.epochs_per_batch=2", "algorithm.proximal=loglinear"],
+    ["algorithm.updates_per_batch=3", "algorithm.proximal=loglinear"],
     ["algorithm.updates_per_batch=3", "algorithm.proximal=behavior"],
     ["rollout.sampling.top_p=0.8", "rollout.sampling.temperature=0.7"],
 ], ids=lambda overrides: ",".join(part.partition(".")[2] for part in overrides))  # fmt: skip
@@ -112,14 +118,7 @@ def test_gap_samples_are_outside_the_ledger_and_leave_the_training_samples_as_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a learning rate of next to nothing all versions are one, and a group's tokens follow from its noise."""
-    asked = []
-    real = gap_sample.GapSampler._sample
-
-    async def counted(self, position, version):  # type: ignore[no-untyped-def]
-        asked.append(version.number)
-        return await real(self, position, version)
-
-    monkeypatch.setattr(gap_sample.GapSampler, "_sample", counted)
+    asked = versions_asked(monkeypatch)
     job = make_job(tmp_path / "job", checkpoint__keep=100)
     runs = {}
     for name, every in (("with", 1), ("without", 1000)):

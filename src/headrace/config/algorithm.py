@@ -183,11 +183,11 @@ class AlgorithmConfig(Section):
     """`decoupled`: trust region around the proximal policy, corrected by behaviour weights. `naive`: the
     behaviour policy is taken for the proximal one."""
     proximal: Annotated[str, one_of(*PROXIMALS)] = "recompute"
-    """Whose log-probs the ratio is against, with several optimiser steps per batch. `recompute`: those that the batch
-    begins with, by a forward pass before the first; `loglinear`: the same, interpolated between behaviour and current
-    policy (AReaL) when a sample is first seen; `behavior`: the behaviour policy's, so that no weights correct for
-    staleness; `current`: the policy's own, so that nothing is clipped (not over several epochs); or a function of
-    yours: `path.py:function`."""
+    """Whose log-probs the ratio is against, with several optimiser steps per batch. `recompute`: those that the
+    batch begins with, by a forward pass before the first; `loglinear`: the same, interpolated between behaviour and
+    current policy (AReaL) when a sample is first seen (over several epochs: of one step each); `behavior`: the
+    behaviour policy's, so that no weights correct for staleness; `current`: the policy's own, so that nothing is
+    clipped (not over several epochs); or a function of yours: `path.py:function`."""
     clip_low: float = Field(default=0.2, ge=0)
     """The ratio is clipped below 1 - clip_low where the advantage is negative."""
     clip_high: float = Field(default=0.28, ge=0)
@@ -267,9 +267,12 @@ class AlgorithmConfig(Section):
                 f"proximal is current, which moves with every step, but epochs_per_batch is {self.epochs_per_batch}, "
                 "over which the proximal policy stays the one that the batch began with; use recompute"
             )
-        if self.stop_kl is not None and self.steps_per_batch > self.epochs_per_batch > 1 and not self.needs_proximal:
+        works_out = self.proximal == "loglinear" or is_own(self.proximal)
+        several = self.epochs_per_batch > 1 and self.updates_per_batch > 1
+        if several and (works_out or self.stop_kl is not None) and not self.needs_proximal:
+            what = "epochs_per_batch above 1" if self.stop_kl is None else "stop_kl"
             raise ValueError(
-                f"stop_kl needs the log-probs that a batch begins with, but proximal is {self.proximal}, which does "
+                f"{what} needs the log-probs that a batch begins with, but proximal is {self.proximal}, which does "
                 f"without, and updates_per_batch is {self.updates_per_batch}, so that the policy has moved when most "
                 "samples are first seen; use proximal: recompute, or updates_per_batch: 1"
             )

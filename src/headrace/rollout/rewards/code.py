@@ -89,17 +89,17 @@ class CodeReward:
         """Raises FailedReward if the host was too slow, or has no sandbox, and ValueError if the tests are none."""
         tests = read_tests(answer)
         code = program_of(response)
-        time = _Time(self._timeout_s, now() + self._patience_s, self._tries)
+        time = _Time(len(tests), self._timeout_s, now() + self._patience_s, self._tries)
         passed = 0
         for test in tests:
-            if time.left_s > 0 and self._passes(code, test, time, len(tests)):
+            if time.left_s > 0 and self._passes(code, test, time):
                 passed += 1
             elif self._all:
                 return 0.0
         return passed / len(tests)
 
-    def _passes(self, code: str, test: CodeTest, time: _Time, tests: int) -> bool:
-        ran = self._run(code, test, time, tests)
+    def _passes(self, code: str, test: CodeTest, time: _Time) -> bool:
+        ran = self._run(code, test, time)
         if ran.ending.code != 0 or ran.ending.over is not None:
             return False
         if test.output is not None:
@@ -109,7 +109,7 @@ class CodeReward:
                 return equal(value, test.returns, self._tolerance)
         return False
 
-    def _run(self, code: str, test: CodeTest, time: _Time, tests: int) -> Ran:
+    def _run(self, code: str, test: CodeTest, time: _Time) -> Ran:
         while True:
             ran = self._executor.run(
                 code,
@@ -128,7 +128,11 @@ class CodeReward:
                     FailureKind.REWARD_TIMEOUT,
                     f"the host was too slow: in {self._patience_s:g} s the program had {ran.spent_s:.1f} s of its "
                     f"{self._timeout_s:g} s, in the last of {self._tries} tries"
-                    + (f"; each of its {tests} tests starts a sandbox: raise reward.timeout_s" if tests > 1 else ""),
+                    + (
+                        f"; each of its {time.tests} tests starts a sandbox: raise reward.timeout_s"
+                        if time.tests > 1
+                        else ""
+                    ),
                 )
             time.until = now() + self._patience_s
         if not ran.reports:
@@ -141,6 +145,8 @@ class CodeReward:
 class _Time:
     """What is left for the tests of one response."""
 
+    tests: int
+    """How many there are."""
     left_s: float
     """Of the program's own time."""
     until: float
