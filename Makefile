@@ -4,12 +4,16 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: quickstart test test-slow lint bench gpu-check clean
+# Trackers' libraries, with pins of their own: theirs and those of constraints.txt need not agree.
+TRACKERS       := .venv-trackers
+TRACKERS_READY := $(TRACKERS)/.ready
+
+.PHONY: quickstart test test-slow trackers-env lint bench gpu-check clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,math,schema]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,math,plot,schema]'
 	touch $@
 
 quickstart: $(READY)
@@ -19,9 +23,19 @@ quickstart: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-# What takes more than about ten seconds: 20 minutes at most.
-test-slow: $(READY)
+$(TRACKERS_READY): pyproject.toml constraints-trackers.txt
+	test -x $(TRACKERS)/bin/python || $(PYTHON) -m venv $(TRACKERS)
+	$(TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints-trackers.txt torch
+	$(TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints-trackers.txt \
+		-e '.[tensorboard,wandb,mlflow,trackio]' pytest pytest-timeout
+	touch $@
+
+trackers-env: $(TRACKERS_READY)
+
+# What takes more than about ten seconds: 20 minutes at most, and 4 for the trackers, their environment included.
+test-slow: $(READY) $(TRACKERS_READY)
 	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(TRACKERS)/bin/python -m pytest -m slow tests/trackers
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples
@@ -32,10 +46,14 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# With the interpreter at hand, and its own torch: for a machine with a CUDA device. `make gpu-check PYTHON=python3`
+# With the interpreter at hand, and its own torch: for a machine with a CUDA device. All tests that compute, on it, then
+# the benchmarks, whose figures are added to benchmarks/results/gpu.json. Eight minutes each at most:
+# `make gpu-check PART=1/3 ARGS="-n 12"` (pytest-xdist), or a part of 12 without.
+PART ?= 1/1
+ON_DEVICE := $(addprefix tests/,controller engines exact training weights)
 gpu-check:
-	PYTHONPATH=src:. $(PYTHON) -m pytest -m gpu -p no:cacheprovider $(ARGS)
-	PYTHONPATH=src:. $(PYTHON) -m benchmarks.gpu
+	HEADRACE_TEST_DEVICE=cuda PYTHONPATH=src:.:$(PYTHONPATH) $(PYTHON) -m pytest -p no:cacheprovider --part $(PART) $(ON_DEVICE) $(ARGS)
+	PYTHONPATH=src:.:$(PYTHONPATH) $(PYTHON) -m benchmarks.gpu --part $(PART)
 
 clean:
-	rm -rf $(VENV) quickstart
+	rm -rf $(VENV) $(TRACKERS) quickstart

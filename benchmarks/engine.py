@@ -53,10 +53,10 @@ def make_prompts(count: int) -> np.ndarray:
 class HuggingFaceSide:
     """`generate` in batches of 64."""
 
-    def __init__(self, folder: Path, dtype: str, prompts: np.ndarray, device: str = "cpu") -> None:
+    def __init__(self, folder: Path, dtype: str, prompts: np.ndarray) -> None:
         torch.set_num_threads(THREADS)
         self._prompts = prompts
-        self._model: Any = load_causal_lm(folder, dtype=getattr(torch, dtype), device=device)
+        self._model: Any = load_causal_lm(folder, dtype=getattr(torch, dtype), device="cpu")
         self._config = GenerationConfig(
             max_new_tokens=MAX_NEW_TOKENS, do_sample=True, top_k=0, eos_token_id=EOS, pad_token_id=1
         )
@@ -75,11 +75,11 @@ class HuggingFaceSide:
 class OwnSide:
     """The engine behind its asyncio front, in a loop of its own."""
 
-    def __init__(self, folder: Path, dtype: str, prompts: np.ndarray, device: str = "cpu") -> None:
+    def __init__(self, folder: Path, dtype: str, prompts: np.ndarray) -> None:
         self._prompts = prompts
         self._loop = asyncio.Runner()
         self._runtime = inline_runtime(THREADS)
-        model = load_causal_lm(folder, dtype=getattr(torch, dtype), device=device)
+        model = load_causal_lm(folder, dtype=getattr(torch, dtype), device="cpu")
         self.parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
         config = EngineConfig(max_concurrent_sequences=CONCURRENT, max_context=CONTEXT)
         self.engine = EmbeddedEngine(model, config=config, runtime=self._runtime)

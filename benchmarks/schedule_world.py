@@ -7,6 +7,7 @@ property tests and the schedule's benchmark share it.
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Callable
@@ -48,6 +49,9 @@ class World:
     commit_every: int = 1
     surplus: int = 0
     """Groups started beyond what the batches hold (`drop` only)."""
+    room: float = math.inf
+    """Largest groups that the table has the bytes for. So much is reserved for each that runs; one that has finished
+    takes between nothing and all of that."""
     seed: int = 0
 
 
@@ -70,6 +74,8 @@ class Outcome:
     """Time that the trained samples took to decode, added up: their tokens."""
     aged: float = 0.0
     """The same, times the staleness of what was decoded then."""
+    fullest: float = 0.0
+    """Most that the table held, reserved bytes included, in largest groups."""
 
     @property
     def mean_staleness(self) -> float:
@@ -92,6 +98,8 @@ class _Group:
     decoding: float = 0.0
     versions: float = 0.0
     """The integral of the engine's version over the time that its samples were decoded."""
+    size: float = 1.0
+    """Of the largest group; once it has ended, as it was measured."""
 
 
 @dataclass
@@ -116,6 +124,7 @@ class WorldRun:
     def __init__(self, world: World, make: Callable[..., Schedule] = Schedule) -> None:
         self.world = world
         self.random = random.Random(world.seed)
+        self._sizes = random.Random(world.seed)
         self.make = make
         self.outcome = Outcome()
         self.time = 0.0
@@ -194,7 +203,7 @@ class WorldRun:
     def _start(self) -> None:
         engines = sorted(range(self.world.engines), key=lambda engine: -self._loaded[engine])
         for engine in engines:
-            while self.schedule.may_start(self._loaded[engine]):
+            while self.schedule.may_start(self._loaded[engine], has_bytes=self._held() + 1 <= self.world.room):
                 if self._again:
                     key = self._again.popleft()
                 elif self._position < self.world.prompts:
@@ -206,8 +215,14 @@ class WorldRun:
                 version = self._loaded[engine]
                 group = _Group(key, version, self.schedule.start(key, version), engine, self.world.samples)
                 self._running[key] = group
+                self.outcome.fullest = max(self.outcome.fullest, self._held())
                 self._waiting.extend([group] * self.world.samples)
                 self._decode()
+
+    def _held(self) -> float:
+        """Bytes in the table, in largest groups."""
+        taken = (self._trained[key][0] for key in self.schedule.taken)
+        return sum(group.size for group in (*self._running.values(), *self._ready.values(), *taken))
 
     def _decode(self) -> None:
         """Give the free slots to the samples that wait, first come first served."""
@@ -243,6 +258,7 @@ class WorldRun:
             self.outcome.filtered += 1
             self.schedule.drop(group.key)
             return
+        group.size = self._sizes.random()
         self._ready[group.key] = group
         self.schedule.ready(group.key)
 

@@ -58,6 +58,14 @@ def test_the_lengths_of_what_the_quickstart_trained_on_are_skewed(made: tuple[Pa
 
 
 @pytest.mark.slow
+def test_the_quickstart_ends_with_a_picture_that_it_names(made: tuple[Path, str]) -> None:
+    page = (made[0] / "made" / "plot.html").read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    assert all(f">{panel}</text>" in page for panel in ("reward", "evaluation", "staleness", "tokens/s"))
+    assert "\nmade/plot.html\n" in made[1].split("Where to look next")[1]
+
+
+@pytest.mark.slow
 def test_the_quickstart_prints_commands_that_repeat_its_steps(made: tuple[Path, str]) -> None:
     cwd, out = made
     program = ["headrace"] if shutil.which("headrace") else [sys.executable, "-m", "headrace.cli.main"]
@@ -66,6 +74,7 @@ def test_the_quickstart_prints_commands_that_repeat_its_steps(made: tuple[Path, 
         [*program, "quickstart", "--dir", "made", "--seed", "3", "--only-inputs", "--fresh"],
         [*program, "sft", "made/sft.yaml", "--dir", "made/sft"],
         [*program, "train", "made/grpo.yaml", "--dir", "made/run", "--fresh"],
+        [*program, "plot", "made/run", "-o", "made/plot.html"],
     ]
     for words in ("The learning curve", "Held out: 256 prompts", "before and after", "Where to look next"):
         assert words in out

@@ -163,7 +163,7 @@ def test_configs_made_in_a_relative_folder_work_from_anywhere(tmp_path: Path, mo
 def test_next_steps_are_commands_to_be_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     folder = tmp_path / "a [bold] folder of a name so long that no terminal has a line for it" / ("x" * 60)
-    text = render_next_steps(folder, folder / "run" / "model").plain
+    text = render_next_steps(folder, folder / "run" / "model", folder / "plot.html").plain
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("headrace")]
     assert [command[1] for command in commands] == ["inspect", "eval", "eval", "check", "serve"]
     assert commands[2] == ["headrace", "eval", f"{folder}/grpo.yaml", "--model", f"{folder}/run/model"]

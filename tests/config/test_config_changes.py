@@ -51,6 +51,7 @@ def test_what_a_resumed_run_may_change_is_not_told() -> None:
         "runtime": {"threads": 1},
         "engine": {"max_concurrent_sequences": 3},
         "rollout": {"max_drops_per_batch": 7},
+        "async": {"table_gib": 2.5},
     }
     assert config_sha256(config(**before)) == config_sha256(config(**now))
     assert told(dumped(**before), dumped(**now)) == []

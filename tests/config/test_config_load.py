@@ -92,6 +92,8 @@ def test_the_digest_tells_configs_apart(tmp_path: Path) -> None:
     assert config_sha256(load_config(TrainConfig, path, ["seed=1"])) != digest
     assert config_sha256(load_config(TrainConfig, path, ["rollout.min_samples=1"])) != digest
     assert config_sha256(load_config(TrainConfig, path, ["rollout.max_drops_per_batch=9"])) == digest
+    assert config_sha256(load_config(TrainConfig, path, ["async.ahead=99"])) != digest
+    assert config_sha256(load_config(TrainConfig, path, ["async.table_gib=9"])) == digest
 
 
 def test_a_judges_time_and_sizes_are_no_part_of_the_digest(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a run's rows held, written down by a stage of the user's own."""
+"""What a run gave to functions of the user's own, written down: rows to a stage, KLs to their controller."""
 
 import json
 from dataclasses import dataclass
@@ -19,6 +19,14 @@ def note(tokens, loss_mask, reward, truncated, batch, advantages, group, episode
     with open({path!r}, "a") as file:
         file.write(json.dumps(row) + "\\n")
     return {{"noted": 0.0}}
+"""
+_CONTROLLER = """
+import json
+
+def follow(coefficient, kl, samples):
+    with open({path!r}, "a") as file:
+        file.write(json.dumps([kl, samples]) + "\\n")
+    return coefficient
 """
 _ALWAYS = ["tokens", "loss_mask", "reward", "truncated", "batch", "advantages", "group", "episode"]
 
@@ -56,6 +64,18 @@ def note_stage(folder: Path, *columns: str) -> dict[str, object]:
 def notes(folder: Path) -> list[Note]:
     rows = [json.loads(line) for line in (folder / "notes.jsonl").read_text().splitlines()]
     return [Note(**{name: row.pop(name) for name in ("tokens", "loss_mask", *_ALWAYS[2:])}, others=row) for row in rows]
+
+
+def note_kl(folder: Path) -> str:
+    """For `algorithm.kl.controller`: writes what it is given to `folder`/kl.jsonl and changes nothing."""
+    (folder / "note_kl.py").write_text(_CONTROLLER.format(path=str(folder / "kl.jsonl")))
+    return f"{folder}/note_kl.py:follow"
+
+
+def noted_kl(folder: Path) -> list[tuple[float, int]]:
+    """Of each batch the mean KL and the samples that it is over."""
+    rows = [json.loads(line) for line in (folder / "kl.jsonl").read_text().splitlines()]
+    return [(kl, samples) for kl, samples in rows]
 
 
 @lru_cache(16)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from controller_jobs import make_job
+from controller_notes import note_kl, noted_kl
 
 from headrace.config import TrainConfig, load_config
 from headrace.controller.describe import describe_plan
@@ -77,16 +78,9 @@ def test_a_kl_that_is_too_large_ends_the_actors_epochs_and_not_the_critics(tmp_p
 
 def test_the_kls_controller_sees_each_sample_once(tmp_path: Path) -> None:
     """As the first epoch sees it: in the first batch the policy is the reference."""
-    (tmp_path / "mine.py").write_text(
-        "import json, os\n"
-        "def follow(coefficient, kl, samples):\n"
-        f"    with open({str(tmp_path / 'seen')!r}, 'a') as seen:\n"
-        "        seen.write(json.dumps([kl, samples]) + '\\n')\n"
-        "    return coefficient\n"
-    )
-    kl = {"coefficient": 0.1, "controller": f"{tmp_path}/mine.py:follow"}
+    kl = {"coefficient": 0.1, "controller": note_kl(tmp_path)}
     ended = run(tmp_path, algorithm={"epochs_per_batch": 2, "kl": kl}, trainer__optimizer__lr=1e-2)
-    seen = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
+    seen = noted_kl(tmp_path)
     assert [samples for _, samples in seen] == [6] * BATCHES
     assert seen[0][0] == pytest.approx(0, abs=1e-6)
     assert ended.record.batches[0].reference_kl > 1e-4  # type: ignore[operator]
@@ -96,6 +90,7 @@ def test_the_kls_controller_sees_each_sample_once(tmp_path: Path) -> None:
 def test_a_warm_up_batch_has_no_epochs_of_the_actor(tmp_path: Path) -> None:
     ended = run(tmp_path, algorithm=PPO, critic={"warmup_batches": 1})
     assert [len(batch.epochs) for batch in ended.record.batches] == [0, EPOCHS, EPOCHS]
+    assert [batch.warm_up for batch in ended.record.batches] == [True, False, False]
     assert steps_made(tmp_path) == ((BATCHES - 1) * EPOCHS * 2, BATCHES * EPOCHS)
 
 

@@ -1,6 +1,7 @@
 """Over-sampling and dynamic sampling in whole runs: every batch is full, or the run says why it cannot be."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,9 @@ def test_rewards_that_never_differ_end_the_run_with_the_reason_and_it_can_go_on(
     code, out = run("train", job, "--dir", folder)
     assert code == 1, out
     assert "groups were dropped while batch 0 was composed (zero_spread " in out
+    assert re.search(
+        r"The last one had the prompt '.+=', an answer of '.+', and the reward [\d.]+ for its \d+ samples", out
+    )
     assert "--resume" in out
     assert "Traceback" not in out
     assert "never retrieved" not in out

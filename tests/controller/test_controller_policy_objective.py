@@ -47,8 +47,9 @@ def test_drift_and_the_steps_kl_are_against_the_weights_that_the_batch_begins_wi
         assert later.columns.get("proximal") is None, "the first epoch's are those of all"
 
 
-def test_one_step_leaves_no_columns() -> None:
+def test_one_step_leaves_the_policys_own_logprobs() -> None:
     config = AlgorithmConfig()
     terms = PolicyObjective(config, PolicyLoss(config))(torch.tensor(BEHAVIOR), micro())
-    assert terms.columns == {}
+    assert list(terms.columns) == ["began"]
+    torch.testing.assert_close(terms.columns["began"], torch.tensor(BEHAVIOR))
     assert float(terms.stats["drift_abs"]) == 0.0

@@ -107,6 +107,8 @@ def test_every_mode_trains_to_the_end_within_its_bound(overrides: list[str], tmp
     bound = {"async.mode=sync": 0, "async.mode=one_step_off": 1, "async.mode=async": 3}.get(overrides[0], 2)
     if overrides != ["async.on_deadline=late"]:
         assert summary["staleness"]["max"] <= bound
+    for side in ("trainer_s", "engines_s"):
+        assert sum(summary["time"][side].values()) == pytest.approx(summary["wall_s"], rel=0.01)
     assert summary["eval"]["before"] is not None
     assert summary["eval"]["after"] is not None
 

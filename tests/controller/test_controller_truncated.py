@@ -1,7 +1,6 @@
 """Whole runs under each rule for samples that a limit cut off."""
 
 import asyncio
-import json
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from controller_jobs import EOS, make_job, make_model
-from controller_notes import Note, model_values, note_stage, notes
+from controller_notes import Note, model_values, note_kl, note_stage, noted_kl, notes
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -166,19 +165,12 @@ def test_a_left_out_sample_is_in_no_loss_and_stays_in_its_groups_baseline(
 
 def test_what_the_record_and_the_kls_controller_say_leaves_them_out(tmp_path: Path) -> None:
     """Each sample is a step: those on samples that were cut off are none, and no fault."""
-    (tmp_path / "mine.py").write_text(
-        "import json\n"
-        "def follow(coefficient, kl, samples):\n"
-        f"    with open({str(tmp_path / 'seen')!r}, 'a') as seen:\n"
-        "        seen.write(json.dumps(samples) + '\\n')\n"
-        "    return coefficient\n"
-    )
-    kl = {"coefficient": 0.1, "controller": f"{tmp_path}/mine.py:follow"}
+    kl = {"coefficient": 0.1, "controller": note_kl(tmp_path)}
     algorithm = {"advantage": "mean_only", "truncated": "mask", "updates_per_batch": 8, "kl": kl}
     ended = run(tmp_path, algorithm)
     left = [batch.samples - batch.truncated_samples for batch in ended.record.batches]
     assert any(0 < count < 8 for count in left)
-    assert [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()] == [n for n in left if n]
+    assert [samples for _, samples in noted_kl(tmp_path)] == [n for n in left if n]
     for batch, count in zip(ended.record.batches, left, strict=True):
         assert batch.skipped == (count == 0)
         assert [epoch.steps for epoch in batch.epochs] == ([count] if count else [])

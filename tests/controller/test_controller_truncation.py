@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from controller_jobs import make_job, run, start
 
+from headrace.algorithms.kept_sets import KeptSets
 from headrace.cli.main import main
+from headrace.controller import parts
+from headrace.experience.sample import GroupKey
+from headrace.experience.table import ExperienceTable, Lease
 from headrace.observe.record import BatchRecord
 from headrace.observe.run_record import RunWatcher
 from headrace.store import RunReader
@@ -47,6 +53,42 @@ def test_in_sync_the_trainers_logprobs_are_the_engines(tmp_path: Path, changes: 
         assert 0 < batch.kept_mass < 1
         assert batch.entropy is not None
         assert batch.entropy > 0
+
+
+@pytest.mark.parametrize("mode", ["async", "one_step_off"])
+def test_a_table_without_bytes_for_more_than_a_batch_holds_no_more_and_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    fullest: list[tuple[int, int]] = []
+
+    class Watched(ExperienceTable):
+        def __init__(self, *args: Any, group_bytes: int, **settings: Any) -> None:
+            super().__init__(*args, group_bytes=group_bytes, **settings)
+            self.largest = group_bytes
+
+        def reserve(self, key: GroupKey, *, beyond_capacity: bool = False) -> None:
+            super().reserve(key, beyond_capacity=beyond_capacity)
+            fullest.append((self.nbytes, self.largest))
+
+        def ack(self, *leases: Lease) -> None:
+            fullest.append((self.nbytes, self.largest))
+            columns = [value for lease in leases for row in lease.rows for value in row.columns.values()]
+            arrays = sum(value.nbytes for value in columns if isinstance(value, np.ndarray | KeptSets))
+            assert arrays <= self.nbytes, "what stages wrote is counted"
+            super().ack(*leases)
+
+    monkeypatch.setattr(parts, "ExperienceTable", Watched)
+    job = make_job(
+        tmp_path,
+        rollout__sampling=SAMPLING,
+        async__mode=mode,
+        async__table_gib=1e-9,
+        algorithm__kl={"coefficient": 0.1},
+    )
+    ended = train(job, tmp_path / "run")
+    assert [batch.groups for batch in ended] == [2] * 6
+    assert all(batch.kept_mass is not None for batch in ended)
+    assert all(nbytes <= 2 * largest for nbytes, largest in fullest)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import transformers
 
+from devices import DEVICE
 from headrace.algorithms.kept_sets import joined
 from headrace.config import EngineConfig
 from headrace.engines.embedded.engine import EmbeddedEngine
@@ -43,7 +44,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral_sliding": ("Mistral", {"sliding_window": 6}),
-    "gemma2": ("Gemma2", {"sliding_window": 6, "query_pre_attn_scalar": 8}),
+    "gemma2": ("Gemma2", {"sliding_window": 6, "query_pre_attn_scalar": 8, "attn_implementation": "eager"}),
     "gemma3": ("Gemma3", {"sliding_window": 6, "layer_types": _LAYER_TYPES, "query_pre_attn_scalar": 8}),
     "gpt2": (
         "GPT2",
@@ -53,7 +54,9 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 FUSED = ("qwen3", "qwen2", "llama", "mistral")
 
 
-def tiny_model(name: str = "qwen3", seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+def tiny_model(
+    name: str = "qwen3", seed: int = 0, dtype: torch.dtype = torch.float32, device: torch.device = DEVICE
+) -> Any:
     family, extra = CONFIGS[name]
     suffix = "TextConfig" if family == "Gemma3" else "Config"
     arguments = extra if family == "GPT2" else {**_COMMON, **extra}
@@ -64,7 +67,7 @@ def tiny_model(name: str = "qwen3", seed: int = 0, dtype: torch.dtype = torch.fl
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model.to(dtype).eval()
+    return model.to(device, dtype).eval()
 
 
 @asynccontextmanager
@@ -130,16 +133,16 @@ def joined_chunks(chunks: list[TokenChunk]) -> TokenChunk:
 @torch.no_grad()
 def reference_logprobs(model: Any, tokens: Any, response: Any, temperature: float = 1.0) -> Any:
     """Log-probs of the response by one plain Hugging Face forward pass."""
-    whole = torch.from_numpy(np.concatenate([tokens, response]).astype(np.int64))[None]
+    whole = torch.from_numpy(np.concatenate([tokens, response]).astype(np.int64))[None].to(model.device)
     logits = model(input_ids=whole, use_cache=False).logits.float()[0, len(tokens) - 1 : -1] / temperature
     chosen = torch.log_softmax(logits, dim=-1).gather(1, whole[0, len(tokens) :, None])
-    return chosen[:, 0].numpy()
+    return chosen[:, 0].cpu().numpy()
 
 
 @torch.no_grad()
 def greedy(model: Any, tokens: Any, count: int) -> list[int]:
     """Greedy continuation by `generate`."""
-    ids = torch.from_numpy(np.asarray(tokens, dtype=np.int64))[None]
+    ids = torch.from_numpy(np.asarray(tokens, dtype=np.int64))[None].to(model.device)
     out = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 from engines_helpers import collect, prompt, request, serving, tiny_model, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -95,6 +96,7 @@ def test_the_one_with_the_most_gives_way_with_its_shortest() -> None:
     assert to_give_way([Asked(("c", "1"))], [Asked(("a", "1")), Asked(("b", "1"))]) == []
 
 
+@pytest.mark.cpu  # a device takes other kernels for other numbers of rows: what differs in the last bits may be drawn
 def test_a_small_request_does_not_wait_for_the_end_of_a_great_one() -> None:
     """Of 40 continuations of 100 tokens on 4 slots, one gives way at once, and is right all the same."""
     model = tiny_model("qwen3")

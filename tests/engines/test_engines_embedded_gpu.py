@@ -10,6 +10,7 @@ import pytest
 import torch
 from engines_helpers import collect, greedy, prompt, published, reference_logprobs, request, serving, tiny_model
 
+from devices import CPU, CUDA
 from headrace.engines.protocol import SwapMode
 from headrace.weights.version import Version
 
@@ -22,10 +23,10 @@ PROMPTS = [prompt(1, 1), prompt(2, 5), prompt(3, 19), prompt(2, 5), prompt(5, 2)
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gemma3", "gpt2"])
 def test_greedy_tokens_and_logprobs_equal_the_cpu(name: str) -> None:
-    model = tiny_model(name)
+    model = tiny_model(name, device=CPU)
 
     async def run() -> list[Any]:
-        async with serving(tiny_model(name).cuda(), max_concurrent_sequences=3) as engine:
+        async with serving(tiny_model(name, device=CUDA), max_concurrent_sequences=3) as engine:
             wanted = [request(f"r{i}", p, 20, temperature=0) for i, p in enumerate(PROMPTS)]
             return await asyncio.gather(*(collect(engine, one) for one in wanted))
 
@@ -43,7 +44,7 @@ def test_noise_and_stops_are_those_of_the_cpu() -> None:
             ]
             return await asyncio.gather(*(collect(engine, one) for one in wanted))
 
-    on_cpu, on_gpu = asyncio.run(run(tiny_model())), asyncio.run(run(tiny_model().cuda()))
+    on_cpu, on_gpu = (asyncio.run(run(tiny_model(device=device))) for device in (CPU, CUDA))
     for one, other in zip(on_cpu, on_gpu, strict=True):
         assert one.tokens.tolist() == other.tokens.tolist()
         assert one.finish_reason == other.finish_reason
@@ -51,17 +52,17 @@ def test_noise_and_stops_are_those_of_the_cpu() -> None:
 
 @pytest.mark.parametrize("mode", [SwapMode.RECOMPUTE, SwapMode.KEEP])
 def test_captured_graphs_compute_with_the_new_weights_after_a_swap(mode: SwapMode) -> None:
-    old, new = tiny_model("qwen3", 0), tiny_model("qwen3", 1)
+    old, new = (tiny_model("qwen3", seed, device=CUDA) for seed in (0, 1))
 
     async def run() -> Any:
-        async with serving(old.cuda(), max_concurrent_sequences=4) as engine:
+        async with serving(old, max_concurrent_sequences=4) as engine:
             stream = engine.generate(request("first", PROMPTS[2], 100, stream=True))
             await anext(stream)
-            await engine.update(published(new.cuda(), Version(0, 1)), mode)
+            await engine.update(published(new, Version(0, 1)), mode)
             chunk = await collect(engine, request("r", PROMPTS[1], 20, temperature=0))
             await stream.aclose()
             return chunk
 
     chunk = asyncio.run(run())
-    expected = reference_logprobs(new.cpu(), PROMPTS[1], chunk.tokens)
+    expected = reference_logprobs(new.to(CPU), PROMPTS[1], chunk.tokens)
     np.testing.assert_allclose(chunk.logprobs, expected, atol=1e-3)

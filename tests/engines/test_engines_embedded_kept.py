@@ -12,6 +12,7 @@ from engines_helpers import collect, joined_chunks, prompt, published, request, 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devices import DEVICE
 from headrace.engines.embedded.batch import DecodeBatch
 from headrace.engines.embedded.largest import largest
 from headrace.engines.embedded.sampler import sample
@@ -90,7 +91,8 @@ def test_each_request_gets_the_sets_of_its_own_tokens() -> None:
             continue
         ids, counts = chunk.kept.ids()
         tokens, ends = np.concatenate([prompt(i, 5), chunk.tokens]), np.cumsum(counts)
-        logits = model(input_ids=torch.from_numpy(tokens.astype(np.int64))[None]).logits[0].detach()
+        whole = torch.from_numpy(tokens.astype(np.int64))[None].to(DEVICE)
+        logits = model(input_ids=whole).logits[0].detach().cpu()
         for place in range(30):
             expected = _kept_by_hand(logits[4 + place], 1.0, kind.get("top_k", 0), kind.get("top_p", 1.0))
             assert set(ids[ends[place] - counts[place] : ends[place]].tolist()) == set(expected)
@@ -114,8 +116,8 @@ def test_the_sets_of_a_swap_in_flight_are_each_of_the_version_that_sampled_the_t
 
     chunk = asyncio.run(run())
     assert set(chunk.versions.tolist()) == {0, 1}
-    tokens = torch.from_numpy(np.concatenate([prompt(1, 5), chunk.tokens]).astype(np.int64))[None]
-    logits = [model(input_ids=tokens).logits[0].detach() for model in (old, new)]
+    tokens = torch.from_numpy(np.concatenate([prompt(1, 5), chunk.tokens]).astype(np.int64))[None].to(DEVICE)
+    logits = [model(input_ids=tokens).logits[0].detach().cpu() for model in (old, new)]
     ids, counts = chunk.kept.ids()
     for place, part in enumerate(np.split(ids, np.cumsum(counts)[:-1])):
         assert set(part.tolist()) == set(_kept_by_hand(logits[chunk.versions[place]][4 + place], 1.0, 3, 1.0))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from engines_helpers import CONFIGS, FUSED, collect, greedy, prompt, reference_logprobs, request, serving, tiny_model
 
+from devices import DEVICE
 from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.memory import CachePlan, cache_shape
 from headrace.engines.embedded.probe import choose_runner
@@ -48,7 +49,7 @@ def test_sampled_logprobs_are_those_of_a_forward_pass_at_that_temperature(name: 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_fused_runner_is_chosen_where_it_applies(name: str) -> None:
     model = tiny_model(name)
-    cache = KeyValueCache(cache_shape(model.config), CachePlan(2, 32, 0), torch.float32, torch.device("cpu"))
+    cache = KeyValueCache(cache_shape(model.config), CachePlan(2, 32, 0), torch.float32, DEVICE)
     with torch.inference_mode():
         runner = choose_runner(model, cache)
     assert (type(runner).__name__ == "FusedRunner") == (name in FUSED)
@@ -57,7 +58,7 @@ def test_the_fused_runner_is_chosen_where_it_applies(name: str) -> None:
 def test_a_fused_runner_that_differs_from_the_model_is_not_used() -> None:
     model = tiny_model("llama")
     model.model.layers[1].mlp.act_fn = torch.nn.GELU()  # the config still says silu
-    cache = KeyValueCache(cache_shape(model.config), CachePlan(2, 32, 0), torch.float32, torch.device("cpu"))
+    cache = KeyValueCache(cache_shape(model.config), CachePlan(2, 32, 0), torch.float32, DEVICE)
     with torch.inference_mode():
         assert type(choose_runner(model, cache)).__name__ == "GenericRunner"
 

@@ -8,6 +8,8 @@ import transformers
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from devices import DEVICE
+
 VOCAB = 512
 _SHAPE = {
     "vocab_size": VOCAB,
@@ -50,10 +52,10 @@ def sentences(count: int, length: int, seed: int = 0) -> NDArray[np.int64]:
 def fine_tuned(architecture: str, steps: int = 300) -> PreTrainedModel:
     """After `steps` of SFT on such walks, in float32."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(ARCHITECTURES[architecture](), dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_config(ARCHITECTURES[architecture](), dtype=torch.float32).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(steps):
-        batch = torch.from_numpy(sentences(32, 24, seed=step + 1))
+        batch = torch.from_numpy(sentences(32, 24, seed=step + 1)).to(DEVICE)
         loss = model(input_ids=batch, labels=batch, use_cache=False).loss
         optimizer.zero_grad()
         loss.backward()

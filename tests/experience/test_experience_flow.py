@@ -1,17 +1,24 @@
 """The flow: ledger, journal, table and schedule move together, and a crash loses nothing."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
+from headrace.algorithms.kept_sets import KeptSets
 from headrace.experience.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
 from headrace.experience.flow import Admission, Flow, NothingToTrain
 from headrace.experience.index import Consumer
 from headrace.experience.loader import StreamingLoader
-from headrace.experience.sample import Group, Sample, SampleStatus
+from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.experience.schedule import Schedule
 from headrace.experience.table import ExperienceTable
 from headrace.runtime.inline import InlineRuntime
@@ -52,6 +59,10 @@ class Bench:
         surplus: int = 0,
         max_staleness: int = 1,
         max_drops: int | None = None,
+        table_bytes: float = math.inf,
+        group_bytes: int = 0,
+        column_bytes: int = 0,
+        ahead: int = 4,
     ) -> None:
         self.prompts, self.batches = prompts, batches
         self.folder = folder
@@ -66,16 +77,31 @@ class Bench:
             max_attempts=2,
             frontier=None if last is None else (last[0], last[1] + 1),
         )
-        self.table = ExperienceTable(CONSUMERS, capacity=20, lease_s=60.0, clock=self.runtime.clock)
+        self.table = ExperienceTable(
+            CONSUMERS,
+            capacity=20,
+            capacity_bytes=table_bytes,
+            group_bytes=group_bytes,
+            lease_s=60.0,
+            clock=self.runtime.clock,
+        )
         schedule = Schedule(
             prompts_per_batch=2,
             max_staleness=max_staleness,
             total_batches=batches,
             on_deadline=on_deadline,  # type: ignore[arg-type]
-            ahead=4,
+            ahead=ahead,
             surplus=surplus,
         )
-        self.flow = Flow(schedule, self.table, source, store, self.runtime, max_drops_per_batch=max_drops)
+        self.flow = Flow(
+            schedule,
+            self.table,
+            source,
+            store,
+            self.runtime,
+            max_drops_per_batch=max_drops,
+            column_bytes=column_bytes,
+        )
 
     def admit(self, version: int = 0) -> Admission:
         admission = self.flow.admit(version)
@@ -106,12 +132,12 @@ def with_bench(folder: Path, body: Callable[[Bench], Awaitable[None]], **setting
     asyncio.run(main())
 
 
-def reopen(bench: Bench) -> tuple[Bench, int]:
+def reopen(bench: Bench, **settings: object) -> tuple[Bench, int]:
     """As after a crash: nothing but the folder is left."""
     bench.store.close()
     store = RunStore.open(bench.folder, config_sha256="x")
     restored = store.checkpoints.restore()
-    again = Bench(bench.folder, store, prompts=bench.prompts, batches=bench.batches)
+    again = Bench(bench.folder, store, prompts=bench.prompts, batches=bench.batches, **settings)  # type: ignore[arg-type]
     again.flow.restore(restored.number, restored.ready, restored.running)
     bench.store = store
     return again, restored.number
@@ -151,6 +177,22 @@ def test_whether_a_sample_was_cut_off_is_told_by_its_status_and_not_by_its_lengt
         await again.runtime.close()
 
     with_bench(tmp_path, body)
+
+
+def test_the_table_counts_the_kept_sets_of_all_samples_also_of_those_that_failed(tmp_path: Path) -> None:
+    """A sample of 3 tokens takes 51 bytes. Its sets take 4 bytes a token, and 2 an id: 5 of them. Where stages will
+    write 8 bytes a token, these are counted for the row: the one sample that did not fail."""
+
+    async def body(bench: Bench) -> None:
+        plain = group(bench.admit())
+        kept = KeptSets.of(np.array([1, 2, 3, 2, 4]), np.array([0, 3, 2]), 100)
+        (sample,) = plain.samples
+        failed = replace(sample, episode=1, status=SampleStatus.FAILED, failure="reward: none", kept=kept)
+        await bench.flow.finish(replace(plain, samples=(sample, failed)))
+        assert bench.table.rows == 1
+        assert bench.table.nbytes == 51 + 51 + 12 + 10 + 24
+
+    with_bench(tmp_path, body, column_bytes=8)
 
 
 def test_the_gate_closes_at_the_bound_and_a_drop_opens_it(tmp_path: Path) -> None:
@@ -418,6 +460,84 @@ def test_a_restore_brings_back_more_groups_than_the_table_holds(tmp_path: Path) 
         await again.runtime.close()
 
     with_bench(tmp_path, body, prompts=40, batches=20)
+
+
+def test_a_restore_brings_back_more_bytes_than_the_table_holds(tmp_path: Path) -> None:
+    """Groups of 3 tokens, of 17 bytes each. Three of them come back to a table of 60 bytes; the batch takes two."""
+
+    async def body(bench: Bench) -> None:
+        for _ in range(2):
+            await bench.finish_and_keep(bench.admit())
+        bench.train()
+        await bench.finish_and_keep(bench.admit(1))
+        again, _ = reopen(bench, table_bytes=60, group_bytes=51)
+        assert again.table.nbytes == 3 * 51
+        assert again.flow.admit(0) is None
+        for place in range(3):
+            again.flow.keep(GroupKey(0, place, 0))
+        again.train()
+        assert (again.table.nbytes, again.flow.ready_groups) == (51, 0)
+        assert again.flow.admit(1) is not None, "the next batch has one of its two"
+        assert again.flow.admit(1) is None
+        await again.runtime.close()
+
+    with_bench(tmp_path, body)
+
+
+@examples(max_examples=40, deadline=None)
+@given(
+    rule=st.sampled_from(["wait", "mask", "drop", "late"]),
+    max_staleness=st.integers(0, 3),
+    ahead=st.integers(2, 9),
+    largest=st.integers(2, 12),
+    table_groups=st.sampled_from([0.0, 0.4, 1.0, 2.0, 3.5]),
+    data=st.data(),
+)
+def test_whatever_the_sizes_and_the_bound_the_run_ends_and_the_table_holds_no_more_than_promised(
+    rule: str, max_staleness: int, ahead: int, largest: int, table_groups: float, data: st.DataObject
+) -> None:
+    """`largest`: tokens of the largest group, of 17 bytes each. `table_groups`: so many of it are the bound."""
+    group_bytes = 17 * largest
+    table_bytes = table_groups * group_bytes
+
+    async def body(bench: Bench) -> None:
+        flow, table, running = bench.flow, bench.table, []
+        while not flow.is_finished:
+            while (admission := flow.admit(flow.batch)) is not None:
+                running.append(admission)
+                assert table.nbytes <= max(table_bytes, 2 * group_bytes)
+            if flow.is_sealed:
+                bench.train()
+            elif not flow.is_finished:
+                assert running, "deadlock"
+            for key in flow.overdue():
+                running = [one for one in running if one.key != key]
+                flow.hand_back(key, flow.reason_overdue)
+            if running:
+                admission = running.pop(data.draw(st.integers(0, len(running) - 1)))
+                end = data.draw(st.sampled_from(["kept", "kept", "dropped", "failed"]))
+                if end == "failed":
+                    flow.hand_back(admission.key, "failed: engine")
+                    continue
+                await flow.finish(group(admission, tokens=data.draw(st.integers(1, largest))))
+                if end == "kept":
+                    flow.keep(admission.key)
+                else:
+                    flow.drop(admission.key, "zero_spread")
+        assert table.nbytes == 0
+
+    with TemporaryDirectory() as folder:
+        with_bench(
+            Path(folder),
+            body,
+            on_deadline=rule,
+            prompts=14,
+            batches=5,
+            max_staleness=max_staleness,
+            ahead=ahead,
+            table_bytes=table_bytes,
+            group_bytes=group_bytes,
+        )
 
 
 def test_groups_come_back_in_the_order_in_which_they_finished(tmp_path: Path) -> None:

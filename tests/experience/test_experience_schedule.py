@@ -1,5 +1,6 @@
 """The schedule's promises, under worlds that go wrong in every way the design names."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -38,6 +39,13 @@ class CheckedSchedule(Schedule):
         return placements
 
 
+class BytesBindAll(Schedule):
+    """The rule that looks right and is not: whatever has no bytes in the table waits."""
+
+    def may_start(self, version: int, *, has_bytes: bool = True) -> bool:
+        return has_bytes and super().may_start(version)
+
+
 class EarliestDeadlineFirst(Schedule):
     """The rule that looks right and is not: any ready group, earliest deadline first."""
 
@@ -70,6 +78,7 @@ def worlds(draw: st.DrawFn) -> World:
         engine_death_share=draw(st.sampled_from([0.0, 0.2])),
         restore_share=draw(st.sampled_from([0.0, 0.2])),
         commit_every=draw(st.integers(1, 4)),
+        room=draw(st.sampled_from([math.inf, 0.0, 0.5, 1.0, 2.5, 7.0])),
         seed=draw(st.integers(0, 10_000)),
     )
 
@@ -84,6 +93,8 @@ def test_every_world_ends_within_the_bound_and_trains_nothing_twice(world: World
         assert outcome.late == 0
     if world.on_deadline == "wait":
         assert outcome.handed_back == 0
+    if not world.restore_share:
+        assert outcome.fullest <= max(world.room, world.prompts_per_batch)
     prompts = [(group.epoch, group.position) for group, _, _ in outcome.trained]
     assert len(prompts) == len(set(prompts))
     assert all(size == world.prompts_per_batch for size in outcome.batch_sizes[:-1])
@@ -112,6 +123,36 @@ def test_plain_earliest_deadline_first_is_caught_by_the_same_property() -> None:
         return world.on_deadline == "wait" and run.run().worst_staleness > world.max_staleness
 
     find(worlds(), breaks, settings=settings(max_examples=5_000, deadline=None))
+
+
+def test_bytes_that_bind_the_batch_at_hand_are_caught_by_the_same_property() -> None:
+    find(worlds(), lambda world: not WorldRun(world, BytesBindAll).run().finished, settings=settings(deadline=None))
+
+
+def test_without_bytes_only_what_the_batch_needs_starts() -> None:
+    """B = 2. A drop, and a batch that is trained, make place; what would run ahead waits for bytes."""
+    plan = schedule(prompts_per_batch=2)
+    for position in range(2):
+        assert plan.may_start(0, has_bytes=False)
+        plan.start(key(position), 0)
+    assert not plan.may_start(0, has_bytes=False)
+    assert plan.may_start(0)
+    plan.drop(key(0))
+    assert plan.may_start(0, has_bytes=False)
+    plan.start(key(2), 0)
+    for position in (1, 2):
+        plan.ready(key(position))
+    plan.take()
+    assert not plan.may_start(0, has_bytes=False), "the batch is full"
+    plan.step()
+    assert plan.may_start(0, has_bytes=False)
+
+
+@settings(max_examples=100, deadline=None)
+@given(worlds())
+def test_on_policy_bytes_decide_nothing(world: World) -> None:
+    strict = replace(world, max_staleness=0, surplus=0, room=0.0)
+    assert WorldRun(strict).run().trained == WorldRun(replace(strict, room=math.inf)).run().trained
 
 
 def test_the_docstrings_counterexample() -> None:
@@ -143,6 +184,8 @@ def test_on_policy_starts_exactly_one_batch_for_each_version() -> None:
     assert not plan.may_start(0)
     plan.step()
     assert not plan.may_start(0), "an engine that has not loaded version 1 may not start for batch 1"
+    assert plan.shut_by(0) == "staleness"
+    assert plan.shut_by(1) is None
     assert plan.may_start(1)
 
 
@@ -421,3 +464,29 @@ def test_restore_refuses_deadlines_that_cannot_be_met() -> None:
 def test_ahead_below_a_batch_is_refused(ahead: int) -> None:
     with pytest.raises(ValueError, match="a batch could never fill"):
         schedule(prompts_per_batch=4, ahead=ahead)
+
+
+def test_what_shuts_the_gate_is_told() -> None:
+    """Batches of one, two batches, one version more than the batch at hand, two groups ahead."""
+    plan = Schedule(prompts_per_batch=1, max_staleness=1, total_batches=3, on_deadline="wait", ahead=1)
+    assert plan.shut_by(0) is None
+    plan.start(GroupKey(0, 0, 0), 0)
+    assert plan.shut_by(0) == "ahead"
+    plan.ready(GroupKey(0, 0, 0))
+    plan.take()
+    plan.start(GroupKey(0, 1, 0), 0)
+    assert plan.shut_by(0) == "staleness", "two groups for versions 0 and 1 are started"
+    assert plan.shut_by(1) == "ahead"
+    plan.step()
+    assert plan.shut_by(1, has_bytes=False) == "ahead"
+    plan.ready(GroupKey(0, 1, 0))
+    plan.take()
+    assert plan.shut_by(1, has_bytes=False) == "bytes"
+    plan.start(GroupKey(0, 2, 0), 1)
+    assert plan.shut_by(2) == "prompts", "all three batches have their groups"
+
+
+def test_a_spent_dataset_shuts_the_gate() -> None:
+    plan = Schedule(prompts_per_batch=1, max_staleness=1, total_batches=3, on_deadline="wait", ahead=1)
+    plan.dataset_spent()
+    assert plan.shut_by(0) == "prompts"

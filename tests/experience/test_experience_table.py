@@ -46,9 +46,9 @@ def rows(count: int) -> list[dict[str, object]]:
     return [{"tokens": [place] * 3, "reward": 1.0} for place in range(count)]
 
 
-def put(store: ExperienceTable, position: int, count: int = 2) -> list[int]:
+def put(store: ExperienceTable, position: int, count: int = 2, nbytes: int = 0) -> list[int]:
     store.reserve(key(position))
-    return store.put(key(position), rows(count))
+    return store.put(key(position), rows(count), nbytes=nbytes)
 
 
 def run(make: Callable[[], object]) -> None:
@@ -141,9 +141,53 @@ def test_places_are_reserved_and_counted() -> None:
     with pytest.raises(TableError, match="no place reserved"):
         store.put(key(1), rows(1))
     store.put(key(0), rows(1))
-    assert not store.has_room
+    assert not store.has_place
     store.remove(key(0))
-    assert store.has_room
+    assert store.has_place
+
+
+def test_bytes_are_reserved_then_measured_and_leave_with_the_group() -> None:
+    clock = ManualClock()
+    store = ExperienceTable([FILTER, ACTOR], capacity=4, capacity_bytes=250, group_bytes=100, lease_s=10.0, clock=clock)
+    for position in (0, 1):
+        assert store.has_bytes
+        store.reserve(key(position))
+    assert (store.nbytes, store.has_bytes) == (200, False)
+    ids = store.put(key(0), rows(2), nbytes=50)
+    assert (store.nbytes, store.has_bytes) == (150, True)
+    store.write(ids, "batch", [0, 0])
+    for consumer in ("filter", "actor"):
+        lease = store.try_lease(consumer, everything)
+        assert lease is not None
+        assert store.nbytes == 150
+        store.ack(lease)
+    assert store.nbytes == 100
+    store.cancel(key(1))
+    assert store.nbytes == 0
+
+
+def test_bytes_of_a_group_stay_until_its_last_row_has_left() -> None:
+    store, _ = table()
+    first, second = put(store, 0, nbytes=70)
+    store.write([first, second], "batch", [0, 0])
+    for consumer, count in (("filter", 2), ("actor", 1)):
+        lease = store.try_lease(consumer, lambda ready, count=count: list(ready)[:count])
+        assert lease is not None
+        store.ack(lease)
+    assert (store.rows, store.nbytes) == (1, 70)
+    store.remove(key(0))
+    assert store.nbytes == 0
+
+
+def test_what_is_reserved_or_put_never_waits_for_bytes() -> None:
+    """The schedule alone decides who starts without any; a group that is larger than it may be is put as well."""
+    store = ExperienceTable(
+        [FILTER, ACTOR], capacity=4, capacity_bytes=10, group_bytes=100, lease_s=10.0, clock=ManualClock()
+    )
+    assert not store.has_bytes
+    put(store, 0, nbytes=300)
+    store.reserve(key(1), beyond_capacity=True)
+    assert store.nbytes == 400
 
 
 def test_a_column_is_written_once() -> None:

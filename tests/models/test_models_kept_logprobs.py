@@ -9,7 +9,7 @@ from models_helpers import tiny_model
 from torch import Tensor
 
 from headrace.algorithms.kept_sets import KeptSets
-from headrace.models.logprobs import Column, token_columns, token_logprobs
+from headrace.models.logprobs import Column, token_columns, token_logprobs, token_logprobs_and_entropy
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import PackRow, pack
 
@@ -82,6 +82,40 @@ def test_without_kept_sets_the_whole_vocabulary_is_kept() -> None:
     nothing: list[list[list[int]]] = [[[] for _ in one] for one in sets]
     torch.testing.assert_close(found.double(), _plain("qwen3", uncut, nothing, 0.7), atol=2e-5, rtol=1e-5)
     torch.testing.assert_close(found[:, 0], token_logprobs(lm, pack(uncut), 0.7))
+
+
+@pytest.mark.parametrize("cut", [True, False], ids=["kept sets", "whole vocabulary"])
+@pytest.mark.parametrize("max_logits", [2**26, 300], ids=["at once", "in pieces"])
+def test_logprob_and_entropy_and_their_gradients_are_those_of_the_distribution(cut: bool, max_logits: int) -> None:
+    """By torch.distributions in float64, a token at a time; under weights on both sides of 1 and of 0."""
+    rows, sets = _rows(61)
+    micro = pack([PackRow(row.tokens, row.mask, kept=row.kept if cut else None) for row in rows])
+    lm = _model("qwen3")
+    logprobs, entropies = token_logprobs_and_entropy(lm, micro, 0.7, max_logits=max_logits)
+
+    model = tiny_model("qwen3").double()
+    plain = torch.zeros((2, micro.num_tokens), dtype=torch.float64)
+    begin = 0
+    for row, of_tokens in zip(rows, sets, strict=True):
+        logits = model(input_ids=torch.from_numpy(row.tokens)[None], use_cache=False).logits[0]
+        for place in row.mask.nonzero()[0]:
+            # The token is the first of its set.
+            kept = of_tokens[place] if cut and of_tokens[place] else np.roll(np.arange(61), -int(row.tokens[place]))
+            policy = torch.distributions.Categorical(logits=logits[place - 1][torch.as_tensor(kept)] / 0.7)
+            plain[0, begin + place] = policy.log_prob(torch.tensor(0))
+            plain[1, begin + place] = policy.entropy()
+        begin += len(row)
+    torch.testing.assert_close(torch.stack([logprobs, entropies]).double(), plain, atol=2e-5, rtol=1e-5)
+
+    weights = torch.randn(plain.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    (weights[0] * logprobs + weights[1] * entropies).sum().backward()
+    (weights * plain).sum().backward()
+    for (name, found), expected in zip(lm.model.named_parameters(), model.parameters(), strict=True):
+        assert found.grad is not None, name
+        assert expected.grad is not None, name
+        largest = float(expected.grad.abs().max())
+        assert largest > 1e-3, name
+        torch.testing.assert_close(found.grad.double(), expected.grad, atol=1e-5 * largest, rtol=1e-4, msg=name)
 
 
 def test_logits_outside_the_kept_set_get_no_gradient_at_all() -> None:

@@ -63,6 +63,13 @@ def totals(seconds: float, **changes: Any) -> Totals:
         generate_s=0.8 * seconds,
         train_s=0.5 * seconds,
         swap_stall_s=0.01 * seconds,
+        trainer_s={
+            "trains": 0.5 * seconds,
+            "publishes": 0.3 * seconds,
+            "waits: generation": 0.15 * seconds,
+            "other": 0.05 * seconds,
+        },
+        engines_s={"computes": 0.8 * seconds, "waits: the trainer": 0.2 * seconds},
         wait_s={"actor: rows of the batch": 0.4 * seconds, "rollout: the gate": 0.1 * seconds},
     )
     return replace(made, **changes)
@@ -79,6 +86,7 @@ def run(trained: int = 3, **changes: Any) -> RunRecord:
         number=trained,
         planned_batches=10,
         ahead=32,
+        device="cuda",
         counts=Counts(issued=20, running=5, ready=2, trained=4 * trained, dropped={"zero_spread": 1}),
         batches=tuple(batch(number) for number in range(trained)),
         evaluations=(),

@@ -18,18 +18,23 @@ def test_rates_and_shares_are_of_the_recent_batches() -> None:
                     number + 1,
                     generated_tokens=100 * (number + 1) + 100 * fast,
                     train_s=0.0,
-                    wait_s={"actor: rows of the batch": float(fast)},
+                    trainer_s={"trains": number + 1.0 - fast, "waits: generation": float(fast)},
                 ),
             )
         )
-    now = samples.totals(21, generated_tokens=2100 + 1100, train_s=0.0, wait_s={"actor: rows of the batch": 11.0})
+    now = samples.totals(
+        21, generated_tokens=2100 + 1100, train_s=0.0, trainer_s={"trains": 10.0, "waits: generation": 11.0}
+    )
     snapshot = take_snapshot(samples.run(20, batches=tuple(batches), planned_batches=25, processes={0: now}))
     assert WINDOW == 10
     assert snapshot.generated_per_s == 200
     assert snapshot.trained_per_s == 160
     shares = {(share.side, share.what): share.share for share in snapshot.shares}
-    assert shares[("actor", "rows of the batch")] == 1.0
-    assert shares[("trainer", "computing")] == 0.0
+    assert shares == {
+        ("trainer", "generation"): 1.0,
+        ("engines", "computes"): pytest.approx(0.8),
+        ("engines", "the trainer"): pytest.approx(0.2),
+    }
     assert snapshot.eta_s == 5.0
     assert snapshot.progress == 0.8
 
@@ -60,27 +65,6 @@ def test_there_is_no_eta_once_the_run_has_ended_or_where_the_end_is_unknown() ->
     assert take_snapshot(samples.run(3, status="stopped")).eta_s is None
     assert take_snapshot(samples.run(3, planned_batches=None)).eta_s is None
     assert take_snapshot(samples.run(3, planned_batches=None)).progress is None
-
-
-def test_trainer_and_engines_come_first_and_other_sides_after() -> None:
-    now = samples.totals(
-        10,
-        wait_s={
-            "advantages: kept groups": 9.9,
-            "rollout: the gate": 1.0,
-            "actor: a checkpoint": 1.0,
-            "actor: rows of the batch": 4.0,
-        },
-    )
-    snapshot = take_snapshot(samples.run(1, processes={0: now}))
-    assert [(share.side, share.what) for share in snapshot.shares] == [
-        ("trainer", "computing"),
-        ("actor", "rows of the batch"),
-        ("actor", "a checkpoint"),
-        ("engines", "computing"),
-        ("rollout", "the gate"),
-        ("advantages", "kept groups"),
-    ]
 
 
 def test_queue_and_losses() -> None:

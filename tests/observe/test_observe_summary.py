@@ -93,6 +93,13 @@ def test_names_and_values() -> None:
             "generate_s": pytest.approx(2.8),
             "train_s": 1.75,
             "swap_stall_s": pytest.approx(0.035),
+            "trainer_s": {
+                "trains": 1.75,
+                "publishes": pytest.approx(1.05),
+                "waits: generation": pytest.approx(0.525),
+                "other": pytest.approx(0.175),
+            },
+            "engines_s": {"computes": pytest.approx(2.8), "waits: the trainer": pytest.approx(0.7)},
             "wait_s": {
                 "actor: rows of the batch": pytest.approx(1.4),
                 "rollout: the gate": pytest.approx(0.35),
@@ -105,6 +112,7 @@ def test_names_and_values() -> None:
         # Weighted by the tokens that it was measured on: 80 at 2e-7, 20 at 7e-7.
         "mismatch": {"mean_abs": pytest.approx(3e-7), "max_abs": pytest.approx(9e-7), "tokens": 100},
         "kept_mass": {"first": None, "last": None},
+        "alarms": [],
         "seed": 7,
         "config_sha256": "ab" * 32,
     }

@@ -45,9 +45,10 @@ def test_80_by_24_tells_everything() -> None:
     for told in (
         "addition", "running", "batch 37/81", "46%", "ETA 0:15", "version v37",
         "reward 0.848", "eval v0 0.250 → v30 0.880", "0.25 … 0.91",
-        "generated    5.1k  tok/s", "trained     11.7k  tok/s",
+        "generated   5.1k  tok/s", "trained    11.7k  tok/s",
         "η = 2", "61%", "28%", "11%",
-        "trainer", "50% computes", "40% waits: rows of the batch", "80% computes", "10% waits: the gate",
+        "trainer", "50% trains", "30% publishes", "15% waits: generation", "5% other",
+        "engines", "80% computes", "20% waits: the trainer",
         "ready 4  running 18  of 48", "trained 592", "zero_spread 26", "timeout 1",
     ):  # fmt: skip
         assert told in text, told
@@ -63,6 +64,27 @@ def test_panels_keep_their_height_while_the_run_goes() -> None:
 def test_a_run_that_has_not_said_how_far_ahead_it_goes() -> None:
     text = "\n".join(lines_of(samples.run(0, ahead=None)))
     assert re.search(r"ready 2  running 5 +trained", text)
+
+
+def test_a_restore_may_bring_back_more_than_there_are_places_for() -> None:
+    counts = Counts(issued=50, running=20, ready=30, trained=0, dropped={})
+    text = "\n".join(lines_of(samples.run(0, counts=counts)))
+    assert re.search(r"ready 30  running 20 +trained", text)
+
+
+def test_a_view_without_room_gathers_the_smallest_shares() -> None:
+    text = "\n".join(lines_of(samples.learning_run(), 64, 20))
+    for told in ("50% trains", "50% other", "80% computes"):
+        assert told in text, told
+
+
+def test_a_record_without_times_by_cause_says_what_computed() -> None:
+    run = samples.run(1, processes={0: samples.totals(10, trainer_s={}, engines_s={})})
+    console = Console(width=100, file=io.StringIO(), record=True)
+    console.print(describe_run(run, build_summary(run), 100))
+    text = console.export_text()
+    assert "engines computed  8.0 s" in text
+    assert "trainer computed  5.0 s" in text
 
 
 HANGS = "took longer than 10 s"
@@ -119,7 +141,7 @@ def test_terms_of_the_reward_are_shown() -> None:
 def test_more_ages_than_lines_are_gathered() -> None:
     batch = samples.batch(0, staleness=dict.fromkeys(range(10), 10))
     text = "\n".join(lines_of(samples.run(1, batches=(batch,))))
-    assert re.search(r"≥3 +\S+ +70%", text)
+    assert re.search(r"≥4 +\S+ +60%", text)
     assert "left out 0" in text
 
 
@@ -140,6 +162,9 @@ def test_the_live_view_redraws_in_place_without_a_thread() -> None:
     first = stream.getvalue()
     view.show(take_snapshot(samples.learning_run(11)))
     second = stream.getvalue()[len(first) :]
+    # What a terminal echoes of Ctrl-C stays on the last line, where the next drawing begins.
+    assert first.endswith("\r")
+    assert second.endswith("\r")
     assert threading.active_count() == threads
     view.close()
     assert "batch 10/81" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", first)
@@ -263,10 +288,11 @@ def test_a_batch_without_trained_tokens_or_with_a_skipped_step_is_told() -> None
 
 
 @pytest.mark.parametrize(("changes", "why"), [
-    ({"critic_loss": 0.5}, "the critic learns alone"),
-    ({"critic_loss": 0.5, "truncated_samples": 16}, "the critic learns alone"),
-    ({"critic_loss": 0.0, "truncated_samples": 16}, "every sample was cut off"),
+    ({"warm_up": True, "critic_loss": 0.0}, "the critic learns alone"),
+    ({"warm_up": True, "truncated_samples": 16}, "the critic learns alone"),
+    ({"critic_loss": 0.5, "truncated_samples": 16}, "every sample was cut off"),
     ({"truncated_samples": 16}, "every sample was cut off"),
+    ({"critic_loss": 0.5}, "no token is trained"),
     ({}, "no token is trained"),
 ])  # fmt: skip
 def test_a_batch_that_leaves_the_policy_as_it_is_says_why(changes: dict[str, Any], why: str) -> None:
@@ -277,6 +303,11 @@ def test_a_batch_that_leaves_the_policy_as_it_is_says_why(changes: dict[str, Any
     view.show(take_snapshot(samples.run(1, batches=(idle,))))
     assert f"policy unchanged: {why}  stale -" in told[0]
     assert "grad" not in told[0]
+    assert "drift" not in told[0]
+    view_of = "\n".join(lines_of(samples.run(1, batches=(idle,)), 120, 49))
+    assert f"policy unchanged: {why}" in view_of
+    for name in ("drift", "clipped", "weights", "KL"):
+        assert re.search(rf"│ {name} +- ", view_of), name
 
 
 def test_a_terminal_gets_the_live_view_and_a_file_plain_lines() -> None:
@@ -362,13 +393,17 @@ def test_inspect_tells_the_law_the_reasons_and_the_waits() -> None:
         "log-prob mismatch",
         "- mean, - largest, on 0 fresh tokens",
         "0.0020 mean, 0.300 largest",
-        "waited, actor: rows of the batch",
+        "time of the trainer",
+        "  waits: generation    2.0 s  15%",
+        "time of the engines",
+        "  waits: the trainer   2.6 s  20%",
         "mean 0.49",
         "waiting  role rollout, message waited [long]",
     ):
         assert told in text, told
     assert "BROKEN" not in text
     assert "swap" not in text.partition("last events")[2]
+    assert "the gate" not in text
 
 
 def test_inspect_names_a_broken_law() -> None:

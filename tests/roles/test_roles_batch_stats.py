@@ -123,3 +123,24 @@ def test_where_keys_are_kept_over_a_swap_only_whole_samples_are_fresh() -> None:
     rule = FreshRule(Lineage(0, {0: 2**62}), keeps_keys=True)
     assert fresh(rule, [5, 5]) == [False, True, True]
     assert fresh(rule, [4, 5]) == [False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "equal", "lowest_highest"),
+    [
+        ([[0.0, 0.0], [1.0, 1.0], [0.0, 1.0]], 2, (0.0, 1.0)),
+        ([[0.5], [0.5]], 2, (0.5, 0.5)),  # groups of one sample are compared with each other
+        ([[0.5], [0.25]], 0, (0.25, 0.5)),
+        ([[0.5], [0.25, 0.25]], 2, (0.25, 0.5)),
+        ([[0.5]], 0, (0.5, 0.5)),
+    ],
+)
+def test_groups_whose_samples_all_have_one_reward(
+    rewards: list[list[float]], equal: int, lowest_highest: tuple[float, float]
+) -> None:
+    stats = BatchStats()
+    for position, group in enumerate(rewards):
+        for reward in group:
+            stats.count_reward(GroupKey(0, position, 0), reward)
+    assert stats.equal_groups == equal
+    assert stats.reward_range == lowest_highest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "rollout"))
 from rollout_helpers import ScriptedEngine, chunk, dead, hangs, ids, settings
 
-from headrace.engines.protocol import FinishReason, GenerateRequest, TokenChunk
+from headrace.algorithms.kept_sets import KeptSets
+from headrace.engines.protocol import FinishReason, GenerateRequest, SamplingParams, TokenChunk
 from headrace.experience.dataset import Prompt, PromptDataset
 from headrace.models.packing import MicroBatch, PackRow
 from headrace.observe.waits import WaitMeter
@@ -145,6 +147,26 @@ def test_tokens_of_another_version_do_not_count() -> None:
         assert rows[0].mask.tolist() == [False] * 7 + [True] * 3
 
     on_stage(Stage(ScriptedEngine(lambda request: torn)), play)
+
+
+def test_under_truncated_sampling_the_trainer_gets_the_kept_sets() -> None:
+    """Without them it would take the kept mass for a mismatch."""
+    response = ids("abcdefgh")
+    sets = np.stack([response, response + 1], axis=1)
+    kept = KeptSets.of(sets.ravel(), np.full(8, 2), 200)
+
+    async def play(stage: Stage) -> None:
+        await stage.at(20)
+        rows = stage.sampler.rows(20)
+        assert len(rows) == 4
+        for row in rows:
+            assert row.kept is not None
+            found, counts = row.kept.ids()
+            assert counts.tolist() == [0, 0] + [2] * 8
+            assert found.tolist() == sets.ravel().tolist()
+
+    engine = ScriptedEngine(lambda request: replace(chunk(response, FinishReason.LENGTH, engine.version), kept=kept))
+    on_stage(Stage(engine, sampling=SamplingParams(max_new_tokens=16, top_k=2), return_kept=True), play)
 
 
 def test_a_sample_that_came_too_late_is_one_event_and_is_drawn_again() -> None:

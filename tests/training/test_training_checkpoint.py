@@ -8,6 +8,7 @@ import pytest
 import torch
 from training_helpers import CONFIGS, load_plainly, make_rows, make_trainer, weights
 
+from devices import DEVICE
 from headrace.models.packing import pack
 from headrace.training.protocol import CheckpointError, StepReport
 from headrace.training.trainer import HFTrainer
@@ -73,9 +74,9 @@ def test_an_export_is_a_plain_transformers_model(tmp_path: Path, name: str, dtyp
         assert torch.equal(saved[key], tensor), key
     assert "headrace" not in (tmp_path / "config.json").read_text()
     row = make_rows([20])[0]
-    tokens = torch.as_tensor(row.tokens)
+    tokens = torch.as_tensor(row.tokens).to(DEVICE)
     logits = loaded(input_ids=tokens[None]).logits[0, :-1].float()
-    expected = torch.log_softmax(logits, -1).gather(1, tokens[1:, None])[:, 0] * torch.as_tensor(row.mask[1:])
+    expected = torch.log_softmax(logits, -1).gather(1, tokens[1:, None])[:, 0].cpu() * torch.as_tensor(row.mask[1:])
     atol = 2e-6 if dtype is torch.float32 else 0.15
     torch.testing.assert_close(trainer.logprobs(pack([row]))[1:], expected, rtol=1e-5, atol=atol)
 

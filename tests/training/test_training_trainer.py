@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_helpers import CONFIGS, SETTINGS, make_rows, make_trainer, tiny_model, weighted_loss, weights
 
+from devices import DEVICE
 from headrace.config import ConfigError
 from headrace.config.trainer import OptimizerConfig, TrainerConfig
 from headrace.models.packing import PackRow, pack, plan_microbatches
@@ -83,12 +84,12 @@ def test_steps_equal_plain_torch(name: str) -> None:
     for step in range(3):
         rows = make_rows(LENGTHS, seed=step)
         count = sum(int(row.mask[1:].sum()) for row in rows)
-        loss = torch.zeros(())
+        loss = torch.zeros((), device=DEVICE)
         for row in rows:
-            tokens = torch.as_tensor(row.tokens)
+            tokens = torch.as_tensor(row.tokens).to(DEVICE)
             logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1] / 0.8
             chosen = torch.log_softmax(logits, -1).gather(1, tokens[1:, None])[:, 0]
-            kept = torch.as_tensor(row.columns["weights"] * row.mask, dtype=torch.float32)[1:]
+            kept = torch.as_tensor(row.columns["weights"] * row.mask, dtype=torch.float32)[1:].to(DEVICE)
             loss = loss - (chosen * kept).sum() / count
         optimizer.zero_grad()
         loss.backward()

@@ -18,6 +18,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from devices import DEVICE
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig, TrainerConfig
 from headrace.models.packing import MicroBatch, PackRow
 from headrace.training.protocol import LossTerms
@@ -56,7 +57,7 @@ SETTINGS = TrainerConfig(
 def tiny_model(name: str = "qwen3") -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name]), dtype=torch.float32)
+        return AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name]), dtype=torch.float32).to(DEVICE)
 
 
 def make_rows(lengths: list[int], seed: int = 0) -> list[PackRow]:
@@ -86,4 +87,4 @@ def weights(trainer: HFTrainer) -> dict[str, Tensor]:
 
 def load_plainly(path: Path) -> PreTrainedModel:
     """The folder by transformers alone."""
-    return AutoModelForCausalLM.from_pretrained(path, use_safetensors=True).eval()
+    return AutoModelForCausalLM.from_pretrained(path, use_safetensors=True).to(DEVICE).eval()

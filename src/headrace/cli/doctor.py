@@ -16,6 +16,7 @@ from pathlib import Path
 
 from headrace import __version__
 from headrace.controller.threads import available_threads
+from headrace.observe.trackers.packages import PACKAGES
 
 _NEEDED = (
     "torch",
@@ -30,7 +31,12 @@ _NEEDED = (
     "msgpack",
     "psutil",
 )
-_EXTRAS = {"math_verify": ("math", "reward.function=math"), "jsonschema": ("schema", "reward.function=json_schema")}
+_EXTRAS = {
+    "math_verify": ("math", "reward.function=math"),
+    "jsonschema": ("schema", "reward.function=json_schema"),
+    "matplotlib": ("plot", "headrace plot -o FILE.png"),
+    **{package: (extra, f"track=[{extra}]") for extra, package in PACKAGES.items()},
+}
 _GIB = 2**30
 _LOW_DISK_GIB, _LOW_MEMORY_GIB = 5, 2
 

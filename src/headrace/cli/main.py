@@ -76,6 +76,7 @@ def _is_ours(error: Exception) -> bool:
     """Errors whose message is meant for the user; anything else is a fault, and shows its traceback."""
     from headrace.algorithms.pieces import PieceError
     from headrace.controller.divergence import TrainingDiverged
+    from headrace.controller.out_of_memory import OutOfMemory
     from headrace.engines.protocol import EngineError
     from headrace.experience.flow import NothingToTrain
     from headrace.runtime.protocol import WaitTimeout
@@ -84,7 +85,7 @@ def _is_ours(error: Exception) -> bool:
     from headrace.weights.plane import WeightError
 
     of_parts = (StoreError, WaitTimeout, EngineError, WeightError, CheckpointError)
-    return isinstance(error, (*of_parts, NothingToTrain, PieceError, TrainingDiverged))
+    return isinstance(error, (*of_parts, NothingToTrain, OutOfMemory, PieceError, TrainingDiverged))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -147,6 +148,35 @@ def _parser() -> argparse.ArgumentParser:
     as_json = inspect.add_mutually_exclusive_group()
     as_json.add_argument("--json", action="store_true", help="print the fields of summary.json")
     as_json.add_argument("--batches", action="store_true", help="print what was recorded of each batch, a JSON a line")
+
+    rollouts = command("rollouts", "rollouts", "show what the policy wrote in a run, while it goes or after")
+    rollouts.add_argument("run_dir", metavar="RUN", help="the run's folder")
+    rollouts.add_argument("--batch", metavar="N|N:M", help="of a batch, or of a range of them")
+    rollouts.add_argument("--prompt", metavar="ID", help="answers to one prompt")
+    ends = rollouts.add_mutually_exclusive_group()
+    ends.add_argument("--best", action="store_true", help="the highest rewards first")
+    ends.add_argument("--worst", action="store_true", help="the lowest rewards first")
+    ends.add_argument(
+        "--sort",
+        choices=("batch", "reward", "advantage", "tokens", "staleness"),
+        help="by a number, the highest first (batches: the first)",
+    )
+    rollouts.add_argument("--failed", action="store_true", help="those that failed")
+    rollouts.add_argument("--dropped", action="store_true", help="those of groups that were not trained on")
+    rollouts.add_argument("--grep", metavar="PATTERN", help="those whose text has this regular expression")
+    rollouts.add_argument("--limit", type=int, help="how many at most (default: 20; with --json or --html all)")
+    form = rollouts.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print a JSON a line, with all tokens")
+    form.add_argument("--html", metavar="FILE", help="write a page that shows every token")
+
+    plot = command("plot", "plot", "draw the curves of runs, while they go or after")
+    plot.add_argument("run_dirs", metavar="RUN", nargs="+", help="a run's folder; seeds of one config become a band")
+    plot.add_argument("-o", "--output", metavar="FILE", required=True, help="ends in .svg, .html or .png")
+    plot.add_argument("--by", choices=("batch", "time"), default="batch", help="what is along x (default: batch)")
+    plot.add_argument(
+        "--smooth", metavar="N", type=int, default=1, help="draw means of the last N batches (default: 1, as recorded)"
+    )
+    plot.add_argument("--each", action="store_true", help="a line for each run, seeds of one config as well")
 
     schema = command("schema", "schema", "print the JSON Schema of a config, for editors")
     schema.add_argument(

@@ -12,6 +12,7 @@ from headrace.cli.load import load_noted
 from headrace.cli.piped import tell
 from headrace.cli.program import program
 from headrace.config import DPOConfig, RMConfig, SFTConfig
+from headrace.observe.glyphs import near_zero
 
 if TYPE_CHECKING:
     from headrace.controller.output import Begin
@@ -21,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     name: str = args.command
 
     def report(step: int, loss: float, tokens_per_s: float) -> None:
-        tell(f"{name} step {step}: loss {loss:.4f}, {tokens_per_s:,.0f} tokens/s")
+        tell(f"{name} step {step}: loss {near_zero(loss, 4)}, {tokens_per_s:,.0f} tokens/s")
 
     out = Path(args.dir)
     begin: Begin = "resume" if args.resume else "fresh" if args.fresh else "new"

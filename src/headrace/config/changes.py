@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
-from headrace.config.load import OPERATIONAL
+from headrace.config.load import decisive
 
 _MOST_TOLD = 20
 _MOST_SHOWN = 120
@@ -29,21 +29,11 @@ def describe_changes(before: str, now: str) -> str:
         return ""
     lines = [
         f"\n  - {key}: was {_shown(was)}, now {_shown(is_)}"
-        for key, was, is_ in _differences(_decisive(old, OPERATIONAL), _decisive(new, OPERATIONAL), "")
+        for key, was, is_ in _differences(decisive(old), decisive(new), "")
     ]
     if len(lines) > _MOST_TOLD:
         lines[_MOST_TOLD:] = [f"\n  - and {len(lines) - _MOST_TOLD} more"]
     return "".join(lines)
-
-
-def _decisive(values: Any, without: Any) -> Any:
-    """`values` less the keys that `without` names, which is of the form of pydantic's `exclude`."""
-    if isinstance(values, list):
-        return [_decisive(value, without.get("__all__", {})) for value in values]
-    if not isinstance(values, Mapping):
-        return values
-    below = dict.fromkeys(without, True) if isinstance(without, set) else without
-    return {key: _decisive(value, below.get(key, {})) for key, value in values.items() if below.get(key) is not True}
 
 
 def _differences(old: Any, new: Any, key: str) -> Iterator[tuple[str, Any, Any]]:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
 
 from headrace.config.base import Section
+from headrace.config.named import tag_of
 
 
 class RewardRangeFilter(Section):
@@ -71,13 +72,6 @@ class FunctionFilter(Section):
     arguments: dict[str, JsonValue] = Field(default={})
 
 
-def _tag(value: object) -> str | None:
-    if isinstance(value, str):
-        return "name"
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return kind if isinstance(kind, str) else None
-
-
 FilterConfig = Annotated[
     Annotated[str, Tag("name")]
     | Annotated[RewardRangeFilter, Tag("reward_range")]
@@ -86,7 +80,7 @@ FilterConfig = Annotated[
     | Annotated[StalenessFilter, Tag("staleness")]
     | Annotated[FunctionFilter, Tag("function")],
     Discriminator(
-        _tag,
+        tag_of,
         custom_error_type="not_a_filter",
         custom_error_message=(
             "a filter is a name, or a mapping with type: reward_range, length, repetition, staleness or function"

@@ -32,6 +32,7 @@ class EngineConfig(Section):
     max_context: int | None = Field(default=None, ge=2)
     """Longest prompt + response in tokens; the model's own limit unless given."""
     kv_cache_gib: float | None = Field(default=None, gt=0)
-    """Memory that the KV cache may take; unless given, half of what is free at the start."""
+    """Memory that the KV cache may take; unless given, half of what is free at the start, or in training on a CUDA
+    device what all else leaves."""
     prefill_tokens_per_step: int = Field(default=1024, ge=1)
     """Tokens prefilled between two decode steps, so that a long prompt does not hold up the others."""

@@ -36,6 +36,14 @@ class NameOrOwn:
         return {"anyOf": [{"enum": list(self.known)}, own]} if self.known else own
 
 
+def tag_of(value: object) -> str | None:
+    """Of a value that is a name or a section with a `type`: which one it is, for pydantic to tell them apart."""
+    if isinstance(value, str):
+        return "name"
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) else None
+
+
 def one_of(*known: str) -> NameOrOwn:
     """To annotate a field with: `known`, or `path.py:function`."""
     return NameOrOwn(known)

@@ -112,6 +112,11 @@ class AsyncConfig(Section):
     full: prompts_per_batch + slots / samples_per_prompt, but at least 2 x and at most (max_staleness + 1) x
     prompts_per_batch; and the surplus of `rollout.oversample`. `headrace check` prints it, and the staleness that it
     lets tokens reach."""
+    table_gib: float | None = Field(default=None, gt=0)
+    """GiB of host memory for groups until they are trained, kept sets included; half of the host's memory unless given.
+    A running group counts as the largest that there can be, a finished one as what it takes. The limit keeps generation
+    from running further ahead, and never from filling the batch at hand. `headrace check` prints it, and how many
+    groups there is room for."""
     swap: Literal["recompute", "keep", "drain"] = "recompute"
     """What a weight update does to sequences in flight."""
 

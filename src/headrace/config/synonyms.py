@@ -262,6 +262,10 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "reward_model_path": ("reward.model.path",),
     "remote_rm_url": ("reward.remote.url",),
     # What is kept, and measured.
+    "report_to": ("track",),
+    "log_with": ("track",),
+    "trainer.logger": ("track",),
+    "use_wandb": ("track",),
     "save_steps": ("checkpoint.every",),
     "save_freq": ("checkpoint.every",),
     "save_interval": ("checkpoint.every",),

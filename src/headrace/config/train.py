@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from headrace.config.algorithm import BY_GROUP, AlgorithmConfig
 from headrace.config.base import Section
@@ -15,6 +15,7 @@ from headrace.config.model import EngineConfig, ModelConfig
 from headrace.config.named import one_of
 from headrace.config.rollout import AsyncConfig, OnDeadline, RolloutConfig
 from headrace.config.temperature import AnyTemperature
+from headrace.config.track import TrackerConfig, TrackerSection, each_once, sections
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig, TrainerConfig
 
 
@@ -28,6 +29,17 @@ class CheckpointConfig(Section):
     """Batches between checkpoints; one more is made at the end, and when the run is told to stop."""
     keep: int = Field(default=2, ge=1)
     """Newest checkpoints that are kept."""
+
+
+class RecordConfig(Section):
+    rollouts: Annotated[int, Field(ge=0)] | Literal["all"] = 8
+    """Samples of a batch that `headrace rollouts` finds for good: the best, the worst, and whole groups as they are
+    drawn; and as many of what was dropped meanwhile. Those that failed are all kept, unless this is 0."""
+
+    @property
+    def samples_per_batch(self) -> int | None:
+        """None: all."""
+        return None if self.rollouts == "all" else self.rollouts
 
 
 class ReferenceConfig(Section):
@@ -130,10 +142,19 @@ class TrainConfig(Section):
     engine: EngineConfig = EngineConfig()
     weights: WeightsConfig = WeightsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    record: RecordConfig = RecordConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+    track: Annotated[tuple[TrackerConfig, ...], AfterValidator(each_once)] = ()
+    """Where metrics go beside the run's own record: `tensorboard`, `wandb`, `mlflow`, `trackio`, `csv`, or one of them
+    with settings, as `{type: wandb, project: p}`. See docs/tracking.md."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data and, in training, of the sampling noise."""
+
+    @property
+    def trackers(self) -> tuple[TrackerSection, ...]:
+        """`track`, each with its settings."""
+        return sections(self.track)
 
     @property
     def deadline_rule(self) -> OnDeadline:

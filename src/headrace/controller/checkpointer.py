@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from headrace.observe.spent import CHECKPOINTS, Activity
 from headrace.roles.actor import TRAINER_LANE
 from headrace.runtime.protocol import Runtime
 from headrace.store import RunStore
@@ -30,6 +31,7 @@ class Checkpointer:
         store: RunStore,
         trainer: Trainer,
         runtime: Runtime,
+        activity: Activity | None = None,
         *,
         others: Mapping[str, Saved] = MappingProxyType({}),
         state: Callable[[], dict[str, Any]] = dict,
@@ -45,6 +47,7 @@ class Checkpointer:
         self._state = state
         self._state_then: dict[str, Any] = {}
         self._runtime = runtime
+        self._activity = activity or Activity()
         self._every = every
         self._committed = committed
 
@@ -64,11 +67,11 @@ class Checkpointer:
         """
         if version.number == self._committed:
             return
-        prepared = await self._runtime.compute(
-            TRAINER_LANE, self._store.checkpoints.prepare, version.number, self._save
-        )
-        self._store.ledger.counts().check()
-        self._store.checkpoints.commit(prepared, branch=version.branch, number=version.number, state=self._state_then)
+        checkpoints = self._store.checkpoints
+        with self._activity.training(CHECKPOINTS):
+            prepared = await self._runtime.compute(TRAINER_LANE, checkpoints.prepare, version.number, self._save)
+            self._store.ledger.counts().check()
+            checkpoints.commit(prepared, branch=version.branch, number=version.number, state=self._state_then)
         self._committed = version.number
 
     def _save(self, folder: Path) -> None:

@@ -6,6 +6,7 @@ from headrace.algorithms.kept_sets import most_bytes
 from headrace.algorithms.recipes import check_dataflow
 from headrace.controller.memory import GIB, MIB
 from headrace.controller.plan import Plan
+from headrace.controller.table_size import largest_group, table_bytes
 from headrace.controller.threads import available_threads, takes_turns
 from headrace.experience.schedule import reachable_staleness
 from headrace.rollout.rewards.pool import worker_count
@@ -38,6 +39,7 @@ def _run(plan: Plan) -> list[str]:
         f"schedule  {asynchrony.mode}: staleness at most {asynchrony.staleness_bound}, on deadline "
         f"{config.deadline_rule}, swaps {asynchrony.swap}",
         *_staleness(plan),
+        *_table(plan),
     ]
 
 
@@ -72,6 +74,22 @@ def _staleness(plan: Plan) -> list[str]:
         )
     if binds == "the engine's slots":
         lines[0] += f": a batch of {batch}, and what {slots} slots decode, {samples} a group; never under 2 batches"
+    return lines
+
+
+def _table(plan: Plan) -> list[str]:
+    """How much the experience table holds, and whether that may bind how far generation runs ahead."""
+    config, bound, largest = plan.config, table_bytes(plan.config), largest_group(plan)
+    fits, needed = bound // largest, config.rollout.prompts_per_batch
+    most = config.ahead(plan.memory.slots) + needed
+    lines = [
+        f"  table             {_size(bound)} of host memory at most: {fits} of the largest groups, {_size(largest)}"
+    ]
+    if fits < most:
+        lines.append(
+            f"                    (fewer than the {most} that run, wait or are trained at most: with large groups "
+            f"generation runs less far ahead, but always the {needed} of a batch; async.table_gib sets it)"
+        )
     return lines
 
 
@@ -139,13 +157,15 @@ def _roles(plan: Plan) -> list[str]:
 
 def _memory(plan: Plan) -> list[str]:
     memory = plan.memory
-    lines = [f"memory    {_size(memory.total)} and activations; {_size(memory.free)} free on {memory.place}"]
+    beside = "" if memory.on_device else " and activations"
+    lines = [f"memory    {_size(memory.total)}{beside}; {_size(memory.free)} free on {memory.place}"]
     if memory.total > memory.free:
         lines.append(
             f"  WARNING: that is {_size(memory.total - memory.free)} more than is free: free memory, lower "
             "engine.max_concurrent_sequences or engine.kv_cache_gib, or take a smaller model"
         )
     lines += [f"  {use:<44} {_size(size):>12}" for use, size in memory.uses.items()]
+    lines += [f"  of this host's memory: {use} {_size(size)}" for use, size in memory.on_host.items()]
     return lines
 
 

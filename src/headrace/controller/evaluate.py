@@ -11,6 +11,7 @@ from headrace.controller.models import load_engine, load_model_reward
 from headrace.controller.plan import Plan
 from headrace.controller.threads import inline_runtime
 from headrace.controller.watching import watchdog
+from headrace.models.loading import resolve_device
 from headrace.rollout.rewards.pool import RewardPool
 
 
@@ -18,7 +19,7 @@ async def evaluate(plan: Plan) -> dict[str, Any]:
     """The result of one evaluation (see `Evaluation.run`). Raises ConfigError if there are no held-out prompts."""
     if not plan.eval_prompts:
         raise ConfigError("the config names no held-out prompts; set data.eval to a JSONL file")
-    runtime = inline_runtime(plan.config.runtime.threads)
+    runtime = inline_runtime(plan.config.runtime.threads, device=resolve_device(plan.config.model.device))
     try:
         engine = await load_engine(plan, runtime)
         model_reward = await load_model_reward(plan, runtime)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,18 +10,26 @@ import psutil
 import torch
 
 from headrace.algorithms.kept_sets import most_bytes
-from headrace.config import EngineConfig, TrainConfig
+from headrace.config import ConfigError, EngineConfig, TrainConfig
+from headrace.controller.activations import DecoderShape, engine_bytes, scored_bytes, trained_bytes
 from headrace.controller.judges import own_judges
-from headrace.engines.embedded.memory import CachePlan, plan_cache
+from headrace.controller.out_of_memory import what_to_lower
+from headrace.controller.table_size import most_sampled, table_bytes
+from headrace.engines.embedded.memory import CachePlan, cache_shape, context_limit, plan_cache
 from headrace.models.loading import count_parameters, read_model_config
 
 GIB, MIB = 2**30, 2**20
 _BYTES = {"float32": 4, "bfloat16": 2}
+_KV_CACHE = "engine: KV cache"
+_SPARE = 0.05
+"""Of a device's free memory: for what its libraries take, and for what falls between allocated blocks."""
+_MOST_TOLD = 4
+_HOST = "this host"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes by use. Activations are not in it: they follow `trainer.max_tokens_per_microbatch`."""
+    """Bytes by use. For the CPU without activations, which follow `trainer.max_tokens_per_microbatch`."""
 
     parameters: int
     """Number of parameters, not bytes."""
@@ -29,8 +38,19 @@ class MemoryEstimate:
     """Whose memory it is: `this host`, or a device."""
     free: int
     """There, now."""
-    slots: int
-    """Sequences that the engine will decode together, as far as can be said now."""
+    cache: CachePlan
+    """Of the policy's engine."""
+    on_host: Mapping[str, int]
+    """Beside it, if the place is a device: of this host's memory."""
+
+    @property
+    def slots(self) -> int:
+        """Sequences that the engine will decode together."""
+        return self.cache.slots
+
+    @property
+    def on_device(self) -> bool:
+        return self.place != _HOST
 
     @property
     def total(self) -> int:
@@ -40,30 +60,53 @@ class MemoryEstimate:
 def estimate_memory(config: TrainConfig, model_config: Any, device: torch.device) -> MemoryEstimate:
     """`model_config`: a Hugging Face config. Builds the model on no device, and loads nothing.
 
-    Raises ConfigError if the KV cache does not fit.
+    Raises ConfigError if the KV cache does not fit; for a device, if anything does not.
     """
-    parameters = count_parameters(model_config)
-    trainer_bytes = _BYTES[config.model.dtype]
-    engine_dtype = config.engine.dtype or config.model.dtype
-    engine_bytes = _BYTES[engine_dtype]
+    parameters, free = count_parameters(model_config), free_bytes(device)
+    uses = _fixed(config, model_config, parameters, device)
+    if device.type == "cpu":
+        cache = plan_kv_cache(model_config, config.engine, _engine_dtype(config), device)
+    else:
+        uses |= _activations(config, model_config)
+        cache = _cache_beside(config, model_config, str(device), free, uses)
+    uses[_KV_CACHE] = cache.bytes_wanted
+    table = _table(config, model_config, cache)
+    if device.type == "cpu":
+        return MemoryEstimate(parameters, uses | table, _HOST, free, cache, {})
+    return MemoryEstimate(parameters, uses, str(device), free, cache, table)
+
+
+def _table(config: TrainConfig, model_config: Any, cache: CachePlan) -> dict[str, int]:
+    """What of the experience table is worth telling; it is in the host's memory."""
+    if not config.rollout.sampling.truncates:
+        return {}
+    vocabulary = int(model_config.get_text_config().vocab_size)
+    return {"experience table: kept sets, at most": _kept_sets(config, cache, vocabulary)}
+
+
+def _engine_dtype(config: TrainConfig) -> str:
+    return config.engine.dtype or config.model.dtype
+
+
+def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torch.device) -> dict[str, int]:
+    """Weights and what goes with them, and the judges' caches."""
+    trainer_bytes, engine_itemsize = _BYTES[config.model.dtype], _BYTES[_engine_dtype(config)]
     masters = 4 * parameters
-    cache = plan_kv_cache(model_config, config.engine, engine_dtype, device)
+    text = model_config.get_text_config()
+    # The engine lays its output layer out anew, also where the model's is its embedding.
+    tied = text.vocab_size * text.hidden_size if model_config.tie_word_embeddings else 0
+    engine_weights = engine_itemsize * (parameters + tied)
     uses = {
         "trainer: float32 weights": masters,
         "trainer: gradients (float32)": masters,
         "trainer: AdamW moments (float32)": 2 * masters,
-        "engine: weights": engine_bytes * parameters,
-        "engine: next version while it is received": engine_bytes * parameters,
-        "engine: KV cache": cache.bytes_wanted,
+        "engine: weights": engine_weights,
+        "engine: next version while it is received": engine_weights,
     }
     if config.model.dtype == "bfloat16":
         uses["trainer: bfloat16 weights"] = trainer_bytes * parameters
     if config.weights.transport == "memory":
-        uses["weight plane: newest version"] = trainer_bytes * parameters
-    if config.rollout.sampling.truncates:
-        uses["experience table: kept sets, at most"] = _kept_sets(
-            config, cache, int(model_config.get_text_config().vocab_size)
-        )
+        uses["weight plane: newest version, and the next"] = 2 * trainer_bytes * parameters
     algorithm = config.algorithm
     if algorithm.needs_reference:
         uses["reference: weights"] = trainer_bytes * parameters
@@ -80,23 +123,69 @@ def estimate_memory(config: TrainConfig, model_config: Any, device: torch.device
         asked, dtype = read_model_config(judge.path), judge.engine.dtype or config.model.dtype
         uses[f"judge {judge.path}: weights"] = _BYTES[dtype] * count_parameters(asked)
         uses[f"judge {judge.path}: KV cache"] = plan_kv_cache(asked, judge.engine, dtype, device).bytes_wanted
-    place = "this host" if device.type == "cpu" else str(device)
-    return MemoryEstimate(parameters, uses, place, free_bytes(device), cache.slots)
+    return uses
+
+
+def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
+    """Of all passes, at their height: the lanes compute at the same time."""
+    shape, itemsize = DecoderShape.of(model_config), _BYTES[config.model.dtype]
+    algorithm, longest = config.algorithm, most_sampled(config, context_limit(model_config, config.engine))
+    checkpointing = config.model.gradient_checkpointing
+    most = max(config.trainer.max_tokens_per_microbatch, longest)
+    uses = {"trainer: activations": trained_bytes(shape, most, itemsize, checkpointing=checkpointing)}
+    if algorithm.needs_critic:
+        most = max(config.critic.max_tokens_per_microbatch, longest)
+        uses["critic: activations"] = trained_bytes(shape, most, itemsize, checkpointing=checkpointing)
+    own_reference = algorithm.needs_reference and config.reference.placement == "own"
+    scoring = {
+        "reference": (own_reference, config.reference.max_tokens_per_microbatch),
+        "proximal": (config.copies_proximal, config.proximal.max_tokens_per_microbatch),
+        "teacher": (algorithm.needs_teacher, config.teacher.max_tokens_per_microbatch),
+        "reward model": (config.reward.model.path is not None, config.reward.model.max_tokens_per_microbatch),
+    }
+    for name, (computes, budget) in scoring.items():
+        if computes:
+            uses[f"{name}: activations"] = scored_bytes(shape, max(budget, longest), itemsize)
+    slots = config.engine.max_concurrent_sequences
+    uses["engine: activations and logits"] = engine_bytes(
+        shape, slots, config.engine.prefill_tokens_per_step, _BYTES[_engine_dtype(config)]
+    )
+    return uses
+
+
+def _cache_beside(config: TrainConfig, model_config: Any, place: str, free: int, uses: dict[str, int]) -> CachePlan:
+    """The KV cache in what `uses` leave of a device. Raises ConfigError if they leave none."""
+    left = int((1 - _SPARE) * free) - sum(uses.values())
+    dtype = getattr(torch, _engine_dtype(config))
+    context = context_limit(model_config, config.engine)
+    per_slot = context * cache_shape(model_config).bytes_per_token(dtype)
+    wanted = per_slot
+    if config.engine.kv_cache_gib is not None:
+        wanted = int(config.engine.kv_cache_gib * GIB)
+    if wanted > left:
+        largest = sorted(uses.items(), key=lambda use: -use[1])[:_MOST_TOLD]
+        raise ConfigError(
+            f"this run needs {in_gib(sum(uses.values()) + wanted)} on {place}, the least of KV cache included, and "
+            f"{in_gib(free)} are free there, of which a twentieth is kept back: "
+            + ", ".join(f"{use} {in_gib(size)}" for use, size in largest)
+            + f", {_KV_CACHE} {in_gib(wanted)}; {what_to_lower(config)}, free memory there, or take a smaller model"
+        )
+    budget = left if config.engine.kv_cache_gib is None else wanted
+    given = config.engine.model_copy(update={"kv_cache_gib": budget / GIB})
+    return plan_cache(model_config, given, dtype, left)
 
 
 def _kept_sets(config: TrainConfig, cache: CachePlan, vocab_size: int) -> int:
     """Bytes of the kept sets of as many groups as the table holds, each sample as long and each set as large as it can
     be."""
-    rollout, longest = config.rollout, cache.max_context
-    if rollout.workflow in ("single_turn", "multi_turn"):
-        turns = rollout.max_turns if rollout.workflow == "multi_turn" else 1
-        longest = min(longest, turns * rollout.sampling.max_new_tokens)
-    samples = config.table_groups(cache.slots) * rollout.samples_per_prompt
-    return samples * longest * most_bytes(vocab_size, rollout.sampling.top_k)
+    rollout, longest = config.rollout, most_sampled(config, cache.max_context)
+    of_group = rollout.samples_per_prompt * longest * most_bytes(vocab_size, rollout.sampling.top_k)
+    bound = max(table_bytes(config), rollout.prompts_per_batch * of_group)
+    return min(config.table_groups(cache.slots) * of_group, bound)
 
 
 def plan_kv_cache(model_config: Any, engine_config: EngineConfig, dtype: str, device: torch.device) -> CachePlan:
-    """The cache that an embedded engine with weights of `dtype` will have on `device`. Raises ConfigError."""
+    """The cache that an embedded engine with weights of `dtype` will have on `device` by itself. Raises ConfigError."""
     # On a CPU the engine keeps it in float32, whatever the weights are.
     kept = torch.float32 if device.type == "cpu" else getattr(torch, dtype)
     return plan_cache(model_config, engine_config, kept, free_bytes(device))
@@ -107,3 +196,7 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
+
+
+def in_gib(size: int) -> str:
+    return f"{size / GIB:,.2f} GiB"

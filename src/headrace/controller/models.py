@@ -81,6 +81,7 @@ async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
             seed=config.seed,
             between_layers=runtime.rebalance,
             outputs=PolicyOutputs(columns, temperature),
+            in_order=config.async_.in_order,
         )
         if algorithm.needs_reference and config.reference.placement == "hybrid":
             made.keep_reference()
@@ -100,6 +101,7 @@ async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
             tokenizer=plan.tokenizer,
             seed=config.seed,
             outputs=token_values,
+            in_order=config.async_.in_order,
         )
 
     async def load(make: Callable[[], T]) -> T:
@@ -135,7 +137,7 @@ async def load_engine(plan: Plan, runtime: Runtime) -> EmbeddedEngine:
     dtype = getattr(torch, config.engine.dtype or config.model.dtype)
     device = resolve_device(config.model.device)
     model = await runtime.compute(TRAINER_LANE, lambda: load_causal_lm(config.model.path, dtype=dtype, device=device))
-    return EmbeddedEngine(model, config=config.engine, runtime=runtime)
+    return EmbeddedEngine(model, config=config.engine, runtime=runtime, cache=plan.memory.cache)
 
 
 async def load_model_reward(plan: Plan, runtime: Runtime) -> ModelReward | None:

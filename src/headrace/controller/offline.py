@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, config_sha256, dump_config
+from headrace.controller.out_of_memory import told
 from headrace.controller.output import Begin, OutputFolder
 from headrace.controller.progress import Made, Progress, read_progress, write_progress
 from headrace.controller.stopping import StopFlag
@@ -93,7 +94,7 @@ def run_offline(
     `make_trainer` is given the number of steps. `prepare` may add columns once the model is loaded. `report` is called
     some twenty times. `now`: monotonic seconds. Raises ConfigError for a folder that cannot be written, and what
     `OutputFolder.claim` and `read_progress` raise, before the model is loaded; DiskFull or another StoreError if the
-    model cannot be saved.
+    model cannot be saved, OutOfMemory.
     """
     digest = config_sha256(config)
     if begin == "resume" and (ended := _ended(output, digest)) is not None:
@@ -103,8 +104,9 @@ def run_offline(
     made = Made(digest, dump_config(config), _data_sha256(units))
     progress = read_progress(output.checkpoint, made) if begin == "resume" else Progress()
     torch.set_num_threads(available_threads(config.runtime.threads))
-    trainer = make_trainer(steps)
-    units = prepare(trainer, units)
+    with told(config):
+        trainer = make_trainer(steps)
+        units = prepare(trainer, units)
     if progress.steps:
         trainer.load(output.checkpoint)
     order = PromptOrder(len(units), config.seed, config.data.shuffle)
@@ -118,7 +120,7 @@ def run_offline(
         output.write_checkpoint(fill)
 
     tell, start = _teller(report, steps, progress), now() - progress.wall_s
-    with StopFlag() as stop:
+    with told(config), StopFlag() as stop:
         for step in _steps(trainer, batches, config.trainer.max_tokens_per_microbatch):
             progress = progress.after(step, now() - start)
             tell(progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from headrace.algorithms.estimate import AdvantageEstimator
 from headrace.controller.checkpointer import Checkpointer
@@ -14,13 +15,17 @@ from headrace.controller.plan import Plan
 from headrace.controller.policy_objective import policy_columns, prepare_batch
 from headrace.controller.recorder import Recorder
 from headrace.controller.stages import own_stages, scorers
+from headrace.controller.table_size import column_bytes, largest_group, table_bytes
+from headrace.controller.time_spent import TimeSpent
 from headrace.engines.protocol import SwapMode
 from headrace.experience.dataset import PromptOrder, PromptSource
 from headrace.experience.flow import Flow
 from headrace.experience.index import Consumer
 from headrace.experience.loader import StreamingLoader
+from headrace.experience.rollouts import quoted
 from headrace.experience.schedule import Schedule
 from headrace.experience.table import ExperienceTable
+from headrace.observe.spent import Activity
 from headrace.observe.tally import Tally
 from headrace.observe.waits import WaitMeter
 from headrace.roles import actor
@@ -36,12 +41,15 @@ from headrace.roles.function_stage import LANE, FunctionStageRole
 from headrace.roles.gap_sample import GapSampler, due_after
 from headrace.roles.reward import RewardRole
 from headrace.roles.rollout import RolloutRole
+from headrace.roles.rollout_record import RolloutRecord
 from headrace.roles.scorer import ScorerRole
 from headrace.roles.weight_follower import WeightFollowerRole
 from headrace.rollout.rewards.pool import RewardPool
+from headrace.rollout.tokens import TextCodec
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
 from headrace.store import RunStore
+from headrace.store.rollouts import Rollouts
 from headrace.training.epochs import Epochs
 from headrace.training.protocol import StepReport
 from headrace.weights.version import Lineage, Version
@@ -65,6 +73,7 @@ class Parts:
     estimator: AdvantageEstimator
     recorder: Recorder
     checkpointer: Checkpointer
+    rollouts: RolloutRecord
     rollout: RolloutRole
     filter: FilterRole
     scorers: tuple[ScorerRole | RewardRole, ...]
@@ -93,6 +102,7 @@ def connect(
     config = plan.config
     rollout = config.rollout
     clock = runtime.clock
+    decode = partial(TextCodec(plan.tokenizer).decode, keep_special_tokens=True)
     eta, ahead = config.async_.staleness_bound, config.ahead(models.engine.slots)
     table = ExperienceTable(
         [
@@ -101,6 +111,8 @@ def connect(
             if stage.name not in _LEASED_BY_NOBODY
         ],
         capacity=config.table_groups(models.engine.slots),
+        capacity_bytes=table_bytes(config),
+        group_bytes=largest_group(plan),
         lease_s=_LEASE_TERMS_PER_STALL * config.runtime.stall_timeout_s,
         clock=clock,
     )
@@ -127,8 +139,10 @@ def connect(
         runtime,
         max_drops_per_batch=rollout.most_drops,
         reward_column="reward" if models.reward is None else "scored",
+        column_bytes=column_bytes(plan),
+        quote=lambda group: quoted(group, decode),
     )
-    waits, tally = WaitMeter(clock.now), Tally()
+    waits, tally, activity = WaitMeter(clock.now), Tally(), Activity()
     algorithm, kl = config.algorithm, models.kl
     estimator = AdvantageEstimator(
         algorithm, max_length=rollout.sampling.max_new_tokens, pieces=plan.pieces, coefficient=kl
@@ -140,16 +154,27 @@ def connect(
         flow,
         tally,
         waits,
+        TimeSpent(clock, models.engine, flow, activity, on_policy=config.async_.in_order),
         rewards.times,
         branch=lineage.branch,
         kl_coefficient=lambda batch: kl.of(batch) if algorithm.kl.moves else None,
     )
     failures = FailureWatch(recorder.event, worth=rollout.prompts_per_batch * rollout.samples_per_prompt)
-    context = RoleContext(runtime, flow, table, waits, recorder.event, config.runtime.stall_timeout_s)
+    context = RoleContext(
+        runtime, flow, table, waits, recorder.event, config.runtime.stall_timeout_s, activity=activity
+    )
+    record = RolloutRecord(
+        context,
+        lambda: Rollouts(store.path, first_batch=committed.number),
+        decode,
+        per_batch=config.record.samples_per_batch,
+        seed=config.seed,
+    )
     checkpointer = Checkpointer(
         store,
         models.trainer,
         runtime,
+        activity,
         others=models.saved,
         state=lambda: dict(kl.state),
         every=config.checkpoint.every,
@@ -210,6 +235,7 @@ def connect(
         estimator=estimator,
         recorder=recorder,
         checkpointer=checkpointer,
+        rollouts=record,
         rollout=RolloutRole(
             context,
             models.engine,
@@ -219,8 +245,9 @@ def connect(
             judges=tuple(models.judges.values()),
             counted=recorder.progress,
             min_samples=rollout.min_samples or min(2, rollout.samples_per_prompt),
+            record=record.failed,
         ),
-        filter=FilterRole(context, plan.filters),
+        filter=FilterRole(context, plan.filters, record.dropped),
         scorers=scorers(context, plan, models, published, committed),
         stages=own_stages(context, plan),
         advantages=AdvantagesRole(
@@ -257,7 +284,9 @@ def connect(
             warm_up_batches=plan.warm_up_batches,
             gap_rows=gap.rows if gap is not None else lambda batch: (),
             trained=trained,
-            after_step=_after_step(recorder, Divergence(masks_truncated=rule.masks_truncated), checkpointer, lineage),
+            after_step=_after_step(
+                recorder, record, Divergence(masks_truncated=rule.masks_truncated), checkpointer, lineage
+            ),
         ),
         follower=WeightFollowerRole(
             context, models.engine, models.publisher.receiver(), published, SwapMode(config.async_.swap)
@@ -277,11 +306,13 @@ def connect(
 
 def _after_step(
     recorder: Recorder,
+    rollouts: RolloutRecord,
     divergence: Divergence,
     checkpointer: Checkpointer,
     lineage: Lineage,
 ) -> Callable[[TrainedStep], Awaitable[None]]:
     async def after_step(step: TrainedStep) -> None:
+        await rollouts.trained(step)  # before the batch's entry: who reads that finds its samples
         recorder.batch(step)
         divergence.look_at(step)
         await checkpointer.after(Version(lineage.branch, step.batch + 1))

@@ -23,6 +23,7 @@ from headrace.models.loading import (
     read_model_config,
     resolve_device,
 )
+from headrace.observe.trackers.packages import check_packages
 from headrace.rollout.filters import Filter, load_filters
 from headrace.rollout.plugins import load_function
 from headrace.rollout.rewards.pool import RewardPool, check_rows, required_columns
@@ -81,6 +82,7 @@ def make_plan(config: TrainConfig) -> Plan:
     leaves nothing running.
     """
     check_threads(config.runtime.threads)
+    check_packages(config.trackers)
     recipe = _recipe(config)
     prompts = _dataset(config, config.data.train)
     eval_prompts = tuple(_dataset(config, config.data.eval)) if config.data.eval else ()

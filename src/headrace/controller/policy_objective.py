@@ -93,7 +93,7 @@ class PolicyObjective:
             stats=dict(terms.stats),
             maxima=dict(terms.maxima),
             # The first epoch's, when the policy is nearest to the one that the batch began with, are those of all.
-            columns=left if self._config.epochs_per_batch > 1 else {},
+            columns=left if self._config.epochs_per_batch > 1 or self._config.steps_per_batch == 1 else {},
         )
 
 

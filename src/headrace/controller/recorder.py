@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from headrace.algorithms.policy_loss import OWN
+from headrace.controller.time_spent import TimeSpent
 from headrace.engines.protocol import Engine
 from headrace.experience.flow import Flow
 from headrace.observe.durations import Durations, quantile
@@ -32,6 +33,7 @@ class Recorder:
         flow: Flow,
         tally: Tally,
         waits: WaitMeter,
+        time: TimeSpent,
         reward_times: Durations,
         *,
         branch: int,
@@ -45,6 +47,7 @@ class Recorder:
         self._flow = flow
         self._tally = tally
         self._waits = waits
+        self._time = time
         self._reward_times = reward_times
         self._before = Totals()
         """At the batch before."""
@@ -86,6 +89,8 @@ class Recorder:
             generate_s=engine.busy_s,
             train_s=self._train_s,
             swap_stall_s=engine.swap_stall_s,
+            trainer_s=self._time.trainer_s(),
+            engines_s=self._time.engines_s(),
             wait_s=self._waits.totals(),
             failure_words=dict(self._tally.failure_words),
             drop_words=dict(self._flow.drop_words),
@@ -144,6 +149,9 @@ class Recorder:
             kept_mass=sums["kept_mass"] / tokens if "kept_mass" in sums else None,
             truncated_samples=stats.truncated_samples,
             reward_terms=stats.terms,
+            reward_min=stats.reward_range[0],
+            reward_max=stats.reward_range[1],
+            equal_groups=stats.equal_groups,
             reward_call_p50_s=quantile(lately.reward_calls, 0.5),
             reward_call_p99_s=quantile(lately.reward_calls, 0.99),
             failed_samples={kind: count for kind, count in lately.failed_samples.items() if count},
@@ -151,6 +159,7 @@ class Recorder:
             own={name.removeprefix(OWN): total / tokens for name, total in sums.items() if name.startswith(OWN)},
             critic_loss=sum(report.loss for report in step.critic) / len(step.critic) if step.critic else None,
             epochs=tuple(_epoch(made) for epoch in step.epochs if (made := [one for one in epoch if one.denominator])),
+            warm_up=step.warm_up,
         )
 
 

@@ -49,7 +49,7 @@ async def serve_model(
     device = resolve_device("auto")
     dtype = config.dtype or "float32"
     max_context = plan_kv_cache(model_config, config, dtype, device).max_context
-    runtime = inline_runtime(None)
+    runtime = inline_runtime(None, device=device)
     try:
         model = await runtime.compute(
             _LOADING_LANE, lambda: load_causal_lm(path, dtype=getattr(torch, dtype), device=device)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from headrace.config import ConfigError, TrainConfig
-from headrace.models.loading import resolve_device
 from headrace.runtime.inline import InlineRuntime, Span, SystemClock
 from headrace.runtime.processors import available_processors
 
-_ENGINE, _TRAINER = "engine", "trainer"
+if TYPE_CHECKING:
+    import torch
+
+_ENGINE, TRAINER = "engine", "trainer"
 _BESIDE = (_ENGINE, "reference", "proximal", "teacher", "critic", "reward", "judge")
 """Threads that compute for long beside the wide one, each with one processor."""
+COMPUTE_FOR_LONG = (TRAINER, *_BESIDE)
 _WIDE = "wide"
 _MOST_PER_PROCESSOR = 8
 _REST_S = 0.02
@@ -57,7 +61,7 @@ class ThreadShare:
         self._beside_until = float("-inf")
 
     def thread(self, lane: str, busy: Collection[str]) -> str:
-        if lane == _TRAINER or (lane == _ENGINE and _TRAINER not in busy) or (self._turns and lane in _BESIDE):
+        if lane == TRAINER or (lane == _ENGINE and TRAINER not in busy) or (self._turns and lane in _BESIDE):
             return _WIDE
         return lane
 
@@ -70,7 +74,7 @@ class ThreadShare:
             if thread == _WIDE:
                 self.rebalance()
             else:
-                _set_threads(1)
+                set_threads(1)
             yield
         finally:
             if thread in _BESIDE:
@@ -81,10 +85,10 @@ class ThreadShare:
     def rebalance(self) -> None:
         """On the wide thread: take the processors of those who rest, or give them up."""
         beside = max(self._beside, int(self._now() < self._beside_until))
-        _set_threads(max(self._total - beside, 1))
+        set_threads(max(self._total - beside, 1))
 
 
-def _set_threads(count: int) -> None:
+def set_threads(count: int) -> None:
     """Torch keeps the number for each calling thread."""
     import torch
 
@@ -93,18 +97,29 @@ def _set_threads(count: int) -> None:
 
 
 def takes_turns(config: TrainConfig) -> bool:
-    """Whether all who compute for long take turns, whatever `runtime.turns` says: the sums of a parallel product depend
-    on how many threads it has, so that none may come and go where results are promised to the last bit. (On a device
-    the threads only hand out work.)"""
-    return config.async_.in_order and resolve_device(config.model.device).type == "cpu"
+    """Whether all who compute for long take turns: where results are promised to the last bit. On a CPU the sums of a
+    parallel product depend on how many threads it has, so that none may come and go; on a device, sums in one order are
+    a setting of the whole process."""
+    return config.async_.in_order
 
 
 def inline_runtime(
-    threads: int | None, *, turns: bool = False, trace: Callable[[Span], None] | None = None
+    threads: int | None,
+    *,
+    device: torch.device | None = None,
+    turns: bool = False,
+    trace: Callable[[Span], None] | None = None,
 ) -> InlineRuntime:
-    """The runtime of this machine, with as many threads as configured. Its lanes alone compute with more than one."""
+    """The runtime of this machine, with as many threads as configured. Its lanes alone compute with more than one.
+
+    `device`: that of the models, the CPU unless given.
+    """
     import torch
 
     torch.set_num_threads(1)
-    clock = SystemClock()
-    return InlineRuntime(ThreadShare(available_threads(threads), clock.now, turns=turns), clock, trace)
+    clock, total = SystemClock(), available_threads(threads)
+    if device is None or device.type == "cpu":
+        return InlineRuntime(ThreadShare(total, clock.now, turns=turns), clock, trace)
+    from headrace.controller.device_lanes import DeviceLanes
+
+    return InlineRuntime(DeviceLanes(device, total, turns=turns), clock, trace)

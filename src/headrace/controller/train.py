@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,19 +13,22 @@ from typing import Any, Literal
 from headrace.config import config_sha256, dump_config
 from headrace.controller.judge_engines import asker, serving, stop_engine
 from headrace.controller.models import Models, load_models
+from headrace.controller.out_of_memory import told
 from headrace.controller.output import Begin
 from headrace.controller.parts import Parts, connect
 from headrace.controller.plan import Plan
 from headrace.controller.stopping import StopRequest
 from headrace.controller.threads import inline_runtime, takes_turns
+from headrace.controller.tracking import tracking
 from headrace.controller.watching import watchdog
 from headrace.engines.protocol import SwapMode
 from headrace.experience.sample import GroupKey
+from headrace.models.loading import resolve_device
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.observe.snapshot import take_snapshot
 from headrace.observe.summary import build_summary, write_summary
 from headrace.observe.trace import write_trace
-from headrace.observe.watch import View, watch
+from headrace.observe.watch import Noticed, View, watch
 from headrace.roles.actor import TRAINER_LANE
 from headrace.rollout.rewards.judge import Ask
 from headrace.rollout.rewards.pool import RewardPool
@@ -72,29 +75,42 @@ async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None
     """Run to the end, or until SIGINT or SIGTERM. Whatever is raised leaves the run ready to be resumed.
 
     A run that is finished stays as it is when it is resumed. `view` shows the run while it goes. Raises ConfigError,
-    StoreError, WaitTimeout, WeightError, EngineError, NothingToTrain.
+    StoreError, WaitTimeout, WeightError, EngineError, NothingToTrain, OutOfMemory.
     """
     if begin == "resume" and (ended := _ended(plan, folder)) is not None:
         return ended
     settings = plan.config.runtime
     spans: deque[Span] = deque(maxlen=_MOST_SPANS)
     turns = settings.turns or takes_turns(plan.config)
-    runtime = inline_runtime(settings.threads, turns=turns, trace=spans.append if settings.trace else None)
+    trace = spans.append if settings.trace else None
+    runtime = inline_runtime(
+        settings.threads, device=resolve_device(plan.config.model.device), turns=turns, trace=trace
+    )
     store, restored = open_store(plan, folder, begin, runtime.clock.wall())
     status: Status = "failed"
+    noticed = None if view is None else Noticed(view)
+
+    def seen() -> bool:
+        return noticed is not None and noticed.is_open
+
+    def event(kind: str, data: dict[str, Any]) -> None:
+        store.events.write(runtime.clock.wall(), kind, data)
+
     try:
-        try:
-            async with watchdog(plan.config, record=store.path / DATABASE_NAME):
-                with StopRequest("the batch at hand is given up; a second signal ends all at once") as stop:
-                    status = await _train(plan, folder, store, restored, runtime, stop, view)
-        finally:
-            await runtime.close()
-            if settings.trace:
-                write_trace(folder / "trace.json", spans)
-            try:
-                store.set_status(status)
-            finally:
-                store.close()
+        with closing(store):
+            async with tracking(plan.config.trackers, folder, runtime.clock, event, seen):
+                try:
+                    async with watchdog(plan.config, record=store.path / DATABASE_NAME):
+                        with (
+                            told(plan.config),
+                            StopRequest("the batch at hand is given up; a second signal ends all at once") as stop,
+                        ):
+                            status = await _train(plan, folder, store, restored, runtime, stop, noticed)
+                finally:
+                    await runtime.close()
+                    if settings.trace:
+                        write_trace(folder / "trace.json", spans)
+                    store.set_status(status)
     except BaseException:
         with suppress(StoreError, OSError):  # what went wrong first is what the user must hear of
             _summarise(folder)
@@ -138,7 +154,12 @@ async def _train(
             parts = connect(
                 plan, models, store, runtime, rewards, Lineage(begun.branch, store.checkpoints.lineage()), begun
             )
-            started = {"version": str(begun), "batches": plan.total_batches, "ahead": parts.ahead}
+            started = {
+                "version": str(begun),
+                "batches": plan.total_batches,
+                "ahead": parts.ahead,
+                "device": resolve_device(plan.config.model.device).type,
+            }
             parts.recorder.event("started", started)
             try:
                 async with serving(models.judges, runtime.clock), _watching(view, folder, parts, runtime):
@@ -153,6 +174,7 @@ async def _train(
                     return status
             finally:
                 parts.recorder.progress()
+                await parts.rollouts.close()
         finally:
             await stop_engine(models.engine, runtime.clock)
 

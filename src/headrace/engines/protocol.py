@@ -117,6 +117,10 @@ class EngineStats:
     busy_s: float
     """Seconds in which the engine computed."""
     swap_stall_s: float
+    recompute_s: float = 0.0
+    """Of `busy_s` and `swap_stall_s`: seconds in which what new weights interrupted was computed again."""
+    idle_s: float = 0.0
+    """Seconds in which there was nothing that it could compute."""
 
 
 class Engine(Protocol):

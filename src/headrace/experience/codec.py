@@ -81,13 +81,13 @@ def decode_group(data: bytes) -> Group:
         found = unpacked[0] if isinstance(unpacked, list) and unpacked else unpacked
         raise CodecError(f"a journal record has format {str(found)[:40]}; this version of headrace reads {FORMAT}")
     record = _Record(*_fields(unpacked, len(_Record._fields), "a journal record"))
-    key = GroupKey(*(_typed(part, int, "the key") for part in _fields(record.key, 3, "the group's key")))
+    key = GroupKey(*(typed(part, int, "the key") for part in _fields(record.key, 3, "the group's key")))
     return Group(
         key=key,
-        prompt_id=_typed(record.prompt_id, str, "prompt_id"),
-        start_version=_typed(record.start_version, int, "start_version"),
-        deadline=_typed(record.deadline, int, "deadline"),
-        samples=tuple(_sample(row, key) for row in _typed(record.samples, list, "samples")),
+        prompt_id=typed(record.prompt_id, str, "prompt_id"),
+        start_version=typed(record.start_version, int, "start_version"),
+        deadline=typed(record.deadline, int, "deadline"),
+        samples=tuple(_sample(row, key) for row in typed(record.samples, list, "samples")),
     )
 
 
@@ -102,7 +102,7 @@ def _row(sample: Sample, key: GroupKey) -> _Row:
     if sample.group != key:
         raise CodecError(f"a sample of group {sample.group} is in group {key}")
     check_metadata(sample.metadata)
-    arrays = [_pack_array(getattr(sample, name), dtype) for name, dtype in _COLUMNS.items()]
+    arrays = [pack_array(getattr(sample, name), dtype) for name, dtype in _COLUMNS.items()]
     reward = None if sample.reward is None else float(sample.reward)
     terms = {name: float(value) for name, value in sample.terms.items()}
     return _Row(
@@ -122,26 +122,26 @@ def _sample(packed: Any, key: GroupKey) -> Sample:
     row = _Row(*_fields(packed, len(_Row._fields), "a sample"))
     packed_arrays = _fields(row.arrays, len(_COLUMNS), "a sample's arrays")
     arrays = {
-        name: _unpack_array(packed_array, dtype, name)
+        name: unpack_array(packed_array, dtype, name)
         for (name, dtype), packed_array in zip(_COLUMNS.items(), packed_arrays, strict=True)
     }
-    status = _typed(row.status, str, "status")
+    status = typed(row.status, str, "status")
     if status not in set(SampleStatus):
         raise CodecError(f"a sample has the status {status[:40]!r}; there are {', '.join(SampleStatus)}")
     check_metadata(row.metadata)
     try:
         return Sample(
             group=key,
-            episode=_typed(row.episode, int, "episode"),
-            index=_typed(row.sample_index, int, "index"),
+            episode=typed(row.episode, int, "episode"),
+            index=typed(row.sample_index, int, "index"),
             status=SampleStatus(status),
-            reward=None if row.reward is None else _typed(row.reward, float, "reward"),
-            failure=None if row.failure is None else _typed(row.failure, str, "failure"),
+            reward=None if row.reward is None else typed(row.reward, float, "reward"),
+            failure=None if row.failure is None else typed(row.failure, str, "failure"),
             metadata=row.metadata,
             kept=None if row.kept is None else _unpack_kept(row.kept),
             terms={
-                _typed(name, str, "a term's name"): _typed(value, float, f"the term {name}")
-                for name, value in _typed(row.terms, dict, "terms").items()
+                typed(name, str, "a term's name"): typed(value, float, f"the term {name}")
+                for name, value in typed(row.terms, dict, "terms").items()
             },
             **arrays,
         )
@@ -150,31 +150,31 @@ def _sample(packed: Any, key: GroupKey) -> Sample:
 
 
 def _pack_kept(kept: KeptSets) -> list[Any]:
-    return [kept.vocab_size, _pack_array(kept.counts, _COUNTS), _pack_array(kept.data, _DATA)]
+    return [kept.vocab_size, pack_array(kept.counts, _COUNTS), pack_array(kept.data, _DATA)]
 
 
 def _unpack_kept(packed: Any) -> KeptSets:
     """Raises KeptSetError, a ValueError, or CodecError."""
     vocab_size, counts, data = _fields(packed, 3, "kept sets")
     return KeptSets.checked(
-        _typed(vocab_size, int, "the vocabulary of kept sets"),
-        _unpack_array(counts, _COUNTS, "the sizes of kept sets"),
-        _unpack_array(data, _DATA, "kept sets"),
+        typed(vocab_size, int, "the vocabulary of kept sets"),
+        unpack_array(counts, _COUNTS, "the sizes of kept sets"),
+        unpack_array(data, _DATA, "kept sets"),
     )
 
 
-def _pack_array(array: NDArray[Any], dtype: np.dtype[Any]) -> list[Any]:
+def pack_array(array: NDArray[Any], dtype: np.dtype[Any]) -> list[Any]:
     if array.ndim != 1 or array.dtype.newbyteorder("<") != dtype:
         raise CodecError(f"an array of dtype {array.dtype} and shape {array.shape}, where a row of {dtype} belongs")
     return [dtype.str, len(array), array.astype(dtype, copy=False).tobytes()]
 
 
-def _unpack_array(packed: Any, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
+def unpack_array(packed: Any, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
     found, length, data = _fields(packed, 3, name)
     if found != dtype.str:
         raise CodecError(f"{name} has dtype {str(found)[:40]!r}, not {dtype.str!r}")
-    data = _typed(data, bytes, name)
-    if _typed(length, int, name) * dtype.itemsize != len(data):
+    data = typed(data, bytes, name)
+    if typed(length, int, name) * dtype.itemsize != len(data):
         raise CodecError(f"{name} says {length} items of {dtype.itemsize} bytes, but has {len(data)} bytes")
     if dtype.kind == "b" and data.strip(b"\x00\x01"):
         raise CodecError(f"{name} has a byte that is neither 0 nor 1")
@@ -187,7 +187,7 @@ def _fields(value: Any, count: int, what: str) -> list[Any]:
     return value
 
 
-def _typed(value: Any, kind: type[T], what: str) -> T:
+def typed(value: Any, kind: type[T], what: str) -> T:
     if type(value) is not kind:  # exactly: a bool is no number here
         raise CodecError(f"{what} is a {type(value).__name__}, not a {kind.__name__}")
     return value

@@ -7,13 +7,13 @@ table. Whoever waits for a change waits on `changed`.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from headrace.experience.codec import decode_group, encode_group
 from headrace.experience.dataset import Prompt, PromptSource
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
-from headrace.experience.schedule import Placement, Schedule
+from headrace.experience.schedule import Bound, Placement, Schedule
 from headrace.experience.table import ExperienceTable
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
@@ -66,9 +66,16 @@ class Flow:
         *,
         max_drops_per_batch: int | None = None,
         reward_column: str = "reward",
+        column_bytes: int = 0,
+        quote: Callable[[Group], str] | None = None,
     ) -> None:
         """`max_drops_per_batch`: after so many drops while one batch is composed, the gate raises NothingToTrain.
-        `reward_column`: what the table calls the reward that a sample came with."""
+        `reward_column`: what the table calls the reward that a sample came with. `column_bytes`: of a token, in the
+        columns that stages will write. `quote`: a sample of a group in words, for messages."""
+        self._quote = quote
+        self._examples: dict[str, Group] = {}
+        """The last group that was dropped, by reason."""
+        self._column_bytes = column_bytes
         self._reward_column = reward_column
         self._max_drops = max_drops_per_batch
         self._schedule = schedule
@@ -129,7 +136,7 @@ class Flow:
         Raises NothingToTrain.
         """
         self._check_drops()
-        if not (self._schedule.may_start(version) and self._table.has_room):
+        if self.shut_by(version) is not None:
             return None
         if self._reissue:
             key = self._reissue.popleft()
@@ -147,6 +154,11 @@ class Flow:
             self._store.ledger.issue(key, prompt_id=prompt.prompt_id, start_version=version, deadline=deadline)
         self._table.reserve(key)
         return Admission(key, prompt, version, deadline)
+
+    def shut_by(self, version: int) -> Bound | None:
+        """What keeps a group from starting on an engine that has loaded version number `version`; None if it may."""
+        bound = self._schedule.shut_by(version, has_bytes=self._table.has_bytes)
+        return "bytes" if bound is None and not self._table.has_place else bound
 
     async def finish(self, group: Group) -> None:
         """The group's episodes have ended: journal it, mark it ready, put its trainable samples into the table.
@@ -166,10 +178,13 @@ class Flow:
         self._hand_back(key, reason, failure)
         self._advance()
 
-    def drop(self, key: GroupKey, reason: str, fault: str | None = None) -> None:
-        """The finished group is not worth training on; or a `fault`, in words, keeps it from being judged."""
+    def drop(self, key: GroupKey, reason: str, fault: str | None = None, group: Group | None = None) -> None:
+        """The finished group is not worth training on; or a `fault`, in words, keeps it from being judged. `group`: to
+        quote, if there are many such."""
         if fault is not None:
             self._faults[reason] += 1
+        if group is not None:
+            self._examples[reason] = group
         self._remove(key, reason, fault)
         self._advance()
 
@@ -200,6 +215,7 @@ class Flow:
         self._placements.clear()
         self._dropped.clear()
         self._faults.clear()
+        self._examples.clear()
         # All that are overdue go before anything enters the new batch: none of them may be taken.
         self._shed(self._schedule.step())
         self._advance()
@@ -243,7 +259,7 @@ class Flow:
         raise NothingToTrain(
             f"{drops.total()} groups were dropped while batch {self._schedule.batch} was composed ({reasons}), and it "
             f"has {len(self._schedule.taken)} of {self._schedule.prompts_per_batch}: {why}, or raise "
-            "rollout.max_drops_per_batch, and --resume the run"
+            f"rollout.max_drops_per_batch, and --resume the run{self._example(drops.most_common(1)[0][0])}"
         )
 
     def _check_first_drops(self, drops: Counter[str]) -> None:
@@ -254,8 +270,13 @@ class Flow:
             return
         raise NothingToTrain(
             f"all of the first {count} groups were dropped ({reason}{self._last_fault(reason)}); mend that, and "
-            "--resume the run, or begin again with --fresh"
+            f"--resume the run, or begin again with --fresh{self._example(reason)}"
         )
+
+    def _example(self, reason: str) -> str:
+        """A sample of the last group that was dropped for it."""
+        group = self._examples.get(reason)
+        return "" if group is None or self._quote is None else f". The last one had {self._quote(group)}"
 
     def _last_fault(self, reason: str) -> str:
         words = self.drop_words.get(reason)
@@ -279,7 +300,9 @@ class Flow:
     def _put(self, group: Group) -> None:
         samples = group.trainable
         self._rows[group.key] = len(samples)
-        self._table.put(group.key, [self._columns(group, sample) for sample in samples])
+        # Metadata, text and single numbers are not counted.
+        nbytes = group.nbytes + self._column_bytes * sum(map(len, samples))
+        self._table.put(group.key, [self._columns(group, sample) for sample in samples], nbytes=nbytes)
         self.changed.notify()
 
     def _remove(self, key: GroupKey, reason: str, words: str | None) -> None:
@@ -312,6 +335,7 @@ class Flow:
             self._reward_column: sample.reward,
             "group": group,
             "episode": sample.episode,
+            "sample": sample.index,
             "truncated": sample.status is SampleStatus.TRUNCATED,
             "metadata": sample.metadata,
             "terms": sample.terms,

@@ -93,6 +93,12 @@ class Sample:
             raise ValueError(f"sample {self.group}/{self.episode}: a token is outside its kept set")
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays, kept sets included."""
+        arrays = (self.tokens, self.loss_mask, self.logprobs, self.versions, self.branches)
+        return sum(array.nbytes for array in arrays) + (0 if self.kept is None else self.kept.nbytes)
+
+    @property
     def is_trainable(self) -> bool:
         return self.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
 
@@ -113,6 +119,11 @@ class Group:
     deadline: int
     """The last batch that may train every token of this group: `start_version` + max staleness."""
     samples: tuple[Sample, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays of all samples, also of those that failed."""
+        return sum(sample.nbytes for sample in self.samples)
 
     @property
     def trainable(self) -> tuple[Sample, ...]:

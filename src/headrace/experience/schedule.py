@@ -28,6 +28,16 @@ Plain earliest-deadline-first (take any ready group, earliest deadline first) br
 max_staleness = 2 let three groups start at version 0 (due at 2) and, once batch 0 is trained, one at version 1 (due
 at 3). If the last one ends first and takes batch 1, two groups are due at batch 2, which has one place.
 
+**Bytes** (of the table). While it has none for one group more, a group starts only if live < p as well: fewer are live
+than batch k has free places for. So bytes hold back what runs ahead of batch k, and nothing that batch k needs. They
+only take starts away, so the invariant stands. *No deadlock:* the argument above asks for a start only where nothing is
+live, and there live = 0 < p. A drop lowers live, so what is dropped is replaced. *What the table holds:* with E the
+bytes of the largest group, reserved at the start and replaced at `put` by what the group takes, at most
+max(bound, B * E). Only a start adds to it. One for which there are bytes leaves at most the bound; any other leaves at
+most (places taken in k) + live <= (B - p) + p = B groups. (A restore brings back all groups since the commit: until
+enough of them have left, only what the batch at hand needs starts.) *On-policy*, where
+max_staleness = 0 and surplus = 0, the start rule itself says i < (k + 1)*B, which is live < p: bytes decide nothing.
+
 **Surplus** (over-sampling, with `drop`). So many groups more may start than the batches up to the deadline hold:
 i < min((v + max_staleness + 1) * B + surplus, total_batches * B), unless the batch D is sealed: none is started for it
 any more. The first that are ready fill the batches; who then can enter no batch within its deadline is handed back as
@@ -48,6 +58,8 @@ from typing import Literal
 from headrace.experience.sample import GroupKey
 
 OnDeadline = Literal["wait", "mask", "drop", "late"]
+Bound = Literal["prompts", "staleness", "ahead", "bytes"]
+"""What may shut the gate: all prompts of the run are started, or a limit is reached."""
 
 
 class ScheduleError(RuntimeError):
@@ -156,13 +168,27 @@ class Schedule:
         """The first batch that a group may still enter."""
         return self.batch + 1 if self.is_sealed else self.batch
 
-    def may_start(self, version: int) -> bool:
-        """Whether a group may start now on an engine that has loaded version number `version`."""
-        if self._spent or self.live >= self.ahead or version + self.max_staleness < self._first_open:
-            return False
+    @property
+    def needs_more(self) -> bool:
+        """Whether the batch could not be filled by all groups that are live."""
+        return self.live < self.free_places
+
+    def may_start(self, version: int, *, has_bytes: bool = True) -> bool:
+        """Whether a group may start now on an engine that has loaded version number `version`. `has_bytes`: whether the
+        table has them for one group more; if not, only one that the batch at hand needs may start."""
+        return self.shut_by(version, has_bytes=has_bytes) is None
+
+    def shut_by(self, version: int, *, has_bytes: bool = True) -> Bound | None:
+        """What keeps a group from starting now; None if it may. See `may_start`."""
         place = self.batch * self.prompts_per_batch + len(self._taken) + self.live
+        if self._spent or place >= self.total_batches * self.prompts_per_batch:
+            return "prompts"
         due = (version + self.max_staleness + 1) * self.prompts_per_batch + self.surplus
-        return place < min(due, self.total_batches * self.prompts_per_batch)
+        if place >= due or version + self.max_staleness < self._first_open:
+            return "staleness"
+        if self.live >= self.ahead:
+            return "ahead"
+        return None if has_bytes or self.needs_more else "bytes"
 
     def start(self, key: GroupKey, version: int) -> int:
         """Admit a group; returns its deadline. Raises ScheduleError unless `may_start`."""

@@ -1,7 +1,12 @@
 """The experience table: rows of samples, columns filled by stages, leases for consumers.
 
-Waiters are woken by the event that they wait for. Space is reserved when a group is admitted, so that `put` of an
-admitted group never waits.
+Waiters are woken by the event that they wait for. A place, and the bytes of the largest group, are reserved when a
+group is admitted, so that `put` of an admitted group never waits; then they are replaced by what the group takes.
+
+The table refuses nothing for its bytes: `has_bytes` is told to the schedule, which starts what the batch at hand needs
+even so. Hence `nbytes` <= max(`capacity_bytes`, prompts_per_batch * `group_bytes`), as is proved in
+`experience/schedule.py`, if no group is larger than `group_bytes`. On top come what a restore brings back, all groups
+since the commit, and rows of a trained group that a consumer has not acked yet.
 """
 
 from __future__ import annotations
@@ -21,8 +26,19 @@ __all__ = ["Consumer", "ExperienceTable", "Lease", "Row", "RowId", "TableError"]
 class ExperienceTable:
     """Rows in this process. All methods are called from one event loop."""
 
-    def __init__(self, consumers: Iterable[Consumer], *, capacity: int, lease_s: float, clock: Clock) -> None:
-        """`capacity`: most groups reserved or held. `lease_s`: a lease that is not renewed for so long ends."""
+    def __init__(
+        self,
+        consumers: Iterable[Consumer],
+        *,
+        capacity: int,
+        capacity_bytes: float = math.inf,
+        group_bytes: int = 0,
+        lease_s: float,
+        clock: Clock,
+    ) -> None:
+        """`capacity`: most groups reserved or held. `capacity_bytes`: beyond which only what the batch at hand needs is
+        to start. `group_bytes`: of the largest group, reserved for each until it is put. `lease_s`: a lease that is not
+        renewed for so long ends."""
         consumers = list(consumers)
         self._index = TableIndex(consumers)
         self._signals = {consumer.name: Signal() for consumer in consumers}
@@ -31,7 +47,11 @@ class ExperienceTable:
             for column in consumer.reads:
                 self._wakes[column] = (*self._wakes.get(column, ()), self._signals[consumer.name])
         self._capacity = capacity
+        self._capacity_bytes = capacity_bytes
+        self._group_bytes = group_bytes
         self._reserved: dict[GroupKey, None] = {}
+        self._bytes: dict[GroupKey, int] = {}
+        """Of the groups that are held."""
         self._lease_s = lease_s
         self._clock = clock
 
@@ -44,13 +64,25 @@ class ExperienceTable:
         return self._index.groups
 
     @property
-    def has_room(self) -> bool:
+    def nbytes(self) -> int:
+        """Bytes reserved and held."""
+        return len(self._reserved) * self._group_bytes + sum(self._bytes.values())
+
+    @property
+    def has_place(self) -> bool:
+        """For one group more."""
         return len(self._reserved) + self._index.groups < self._capacity
 
+    @property
+    def has_bytes(self) -> bool:
+        """For one group more, were it the largest."""
+        return self.nbytes + self._group_bytes <= self._capacity_bytes
+
     def reserve(self, key: GroupKey, *, beyond_capacity: bool = False) -> None:
-        """Keep a place for a group. Raises TableError if there is none, unless `beyond_capacity`: a restore brings
-        back all groups since the commit, and nothing starts until there is room again."""
-        if not (self.has_room or beyond_capacity):
+        """Keep a place for a group, and its bytes, whether or not there are any left. Raises TableError if there is no
+        place, unless `beyond_capacity`: a restore brings back all groups since the commit, and nothing starts until
+        there is a place again."""
+        if not (self.has_place or beyond_capacity):
             raise TableError(f"no place for group {key}: {self._capacity} groups are reserved or held")
         self._reserved[key] = None
 
@@ -58,12 +90,14 @@ class ExperienceTable:
         """Give a reserved place back."""
         self._reserved.pop(key, None)
 
-    def put(self, key: GroupKey, rows: Sequence[dict[str, Any]]) -> list[RowId]:
-        """Add all rows of a group at once, in the place that was reserved for it."""
+    def put(self, key: GroupKey, rows: Sequence[dict[str, Any]], *, nbytes: int = 0) -> list[RowId]:
+        """Add all rows of a group at once, in the place that was reserved for it. `nbytes`: that the group takes,
+        with what will be written later."""
         if key not in self._reserved:
             raise TableError(f"group {key} has no place reserved")
         ids = self._index.put(key, rows)
         del self._reserved[key]
+        self._bytes[key] = nbytes
         self.wake_all()
         return ids
 
@@ -133,6 +167,9 @@ class ExperienceTable:
         self.renew(*leases)
         for lease in leases:
             self._index.ack(lease)
+            for row in lease.rows:
+                if not self._index.has_group(row.group):
+                    self._bytes.pop(row.group, None)
 
     def give_back(self, lease: Lease) -> None:
         """Let others have these rows."""
@@ -144,6 +181,7 @@ class ExperienceTable:
         self.cancel(key)
         if self._index.has_group(key):
             self._index.remove(key)
+            del self._bytes[key]
 
     def wake(self, consumer: str) -> None:
         """Have a waiting consumer's sampler look again: what it depends on beside the rows has changed."""

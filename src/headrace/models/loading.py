@@ -220,6 +220,9 @@ def _load(
     import torch
 
     check_weights(str(path))
+    if getattr(read_model_config(path).get_text_config(), "attn_logit_softcapping", None) is not None:
+        # transformers up to 5.17 takes fused attention for these too, and it leaves the caps out.
+        options["attn_implementation"] = "eager"
 
     def load() -> Any:
         return kind.from_pretrained(

@@ -21,15 +21,17 @@ renormalised takes the place of p.
 without gradient. `kept_mass`: p(S), without gradient; 1 where there is no S.
 """
 
-_MAX_LOGITS = 2**26
+MAX_LOGITS = 2**26
 """Logits held at a time: 256 MiB of float32. Past this the output layer is run in pieces, and again in the backward
 pass."""
+_NO_PROBABILITY = -200.0
+"""A log-prob whose probability is 0 in float32."""
 _CACHED = 2**17
 """Logits looked at at a time where only sums of them are wanted: they stay in a processor's cache."""
 
 
 def token_logprobs(
-    lm: PackedLM, micro: MicroBatch, temperature: float = 1.0, *, max_logits: int = _MAX_LOGITS
+    lm: PackedLM, micro: MicroBatch, temperature: float = 1.0, *, max_logits: int = MAX_LOGITS
 ) -> Tensor:
     """log p(token i | the tokens before it in its sample), [N] float32, differentiable; 0 where `micro.mask` is False.
 
@@ -40,7 +42,7 @@ def token_logprobs(
 
 
 def token_logprobs_and_entropy(
-    lm: PackedLM, micro: MicroBatch, temperature: float = 1.0, *, max_logits: int = _MAX_LOGITS
+    lm: PackedLM, micro: MicroBatch, temperature: float = 1.0, *, max_logits: int = MAX_LOGITS
 ) -> tuple[Tensor, Tensor]:
     """`token_logprobs`, and the entropy in nats of the distribution that each is of; [N] float32, differentiable."""
     logprobs, entropy = token_columns(lm, micro, ("logprob", "entropy"), temperature, max_logits=max_logits).unbind(1)
@@ -53,7 +55,7 @@ def token_columns(
     columns: Sequence[Column],
     temperature: float = 1.0,
     *,
-    max_logits: int = _MAX_LOGITS,
+    max_logits: int = MAX_LOGITS,
 ) -> Tensor:
     """The named `columns`, [N, len(columns)] float32, as `token_logprobs` gives the first of them."""
     if temperature <= 0:
@@ -129,8 +131,9 @@ def _cut(logits: Tensor, targets: Tensor, ids: Tensor, possible: Tensor, columns
 
 def _entropy(logprobs: Tensor) -> Tensor:
     """Of each row of log-probs, in nats; differentiable."""
-    # A log-prob of -inf has probability 0 and adds nothing; the product would be NaN.
-    return -(logprobs.exp() * logprobs.clamp(min=torch.finfo(torch.float32).min)).sum(-1)
+    # A log-prob of -inf has probability 0 and adds nothing; the product would be NaN, and so would the gradient below
+    # a bound that overflows when it is multiplied.
+    return -(logprobs.exp() * logprobs.clamp(min=_NO_PROBABILITY)).sum(-1)
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 _EIGHTHS_ACROSS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
@@ -64,6 +65,15 @@ def by_name(counts: Mapping[str, int]) -> str:
 
 def percent(share: float) -> str:
     return f"{share:.0%}"
+
+
+def percents(shares: Sequence[float]) -> list[str]:
+    """Of shares that add up to 1, whole percents that add up to 100: those with the largest remainders go up."""
+    whole = [math.floor(100 * share) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda place: whole[place] - 100 * shares[place])
+    for place in by_remainder[: max(round(100 * sum(shares)) - sum(whole), 0)]:
+        whole[place] += 1
+    return [f"{each}%" for each in whole]
 
 
 def bar(share: float, width: int) -> str:

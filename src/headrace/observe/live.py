@@ -15,6 +15,8 @@ _SMALLEST = (64, 20)
 """Columns and lines below which there is no room for panels."""
 _ROOMY = 23
 """Lines from which on a trouble may have two of them."""
+_WIDE_OPEN = 30
+"""Lines from which on there is room for a second alarm."""
 _FRAME_LINES = 4 + 4
 """Lines of the header and of the groups where there is no trouble."""
 
@@ -23,9 +25,11 @@ def render(snapshot: Snapshot, width: int, height: int) -> RenderableType:
     """The whole view, at most `height` lines."""
     if width < _SMALLEST[0] or height < _SMALLEST[1]:
         return Text(describe(snapshot), overflow="ellipsis")
-    troubles = panels.troubles(snapshot, width, most=1 if height < _ROOMY else 2)
+    troubles = panels.troubles(
+        snapshot, width, most=1 if height < _ROOMY else 2, most_alarms=1 if height < _WIDE_OPEN else 2
+    )
     frame = _FRAME_LINES + len(troubles)
-    lower = min((height - frame) // 2, 9)
+    lower = min((height - frame + 1) // 2, 9)
     upper = min(height - frame - lower, 14)
     left = width * 2 // 5
     right = width - left
@@ -33,7 +37,7 @@ def render(snapshot: Snapshot, width: int, height: int) -> RenderableType:
     body.add_column(width=left)
     body.add_column(width=right)
     body.add_row(panels.reward(snapshot, left, upper), panels.speed(snapshot, upper))
-    body.add_row(panels.staleness(snapshot, left, lower), panels.waits(snapshot, right, lower))
+    body.add_row(panels.staleness(snapshot, left, lower), panels.times(snapshot, right, lower))
     return Group(panels.header(snapshot, width), body, panels.groups(snapshot, width, troubles))
 
 
@@ -51,6 +55,10 @@ class LiveView:
         size = self._console.size
         # The line below stays free, or the terminal would scroll at every redraw.
         self._live.update(render(snapshot, size.width, size.height - 1), refresh=True)
+        if not self._console.quiet:
+            # What the terminal echoes of Ctrl-C would wrap into the next line, and the view be a line off from then on.
+            self._console.file.write("\r")
+            self._console.file.flush()
 
     def close(self) -> None:
         """Leaves the last view standing."""

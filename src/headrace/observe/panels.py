@@ -11,9 +11,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from headrace.observe.glyphs import amount, bar, brief, by_name, curve, decimal, duration, near_zero, percent
+from headrace.observe.glyphs import amount, bar, brief, by_name, curve, decimal, duration, near_zero, percent, percents
 from headrace.observe.record import no_step
+from headrace.observe.shares import at_most, of_side
 from headrace.observe.snapshot import Snapshot
+from headrace.observe.spent import OTHER
 
 _WIDEST_NAME = 14
 """Of a number; a reward's term can have any name."""
@@ -43,12 +45,8 @@ def header(snapshot: Snapshot, width: int) -> Panel:
         else:
             facts.append("   loss ", "dim").append(near_zero(last.loss))
             facts.append("   grad norm ", "dim").append(decimal(last.grad_norm, 2), "red" if last.skipped else "")
-    return _panel(
-        line,
-        Text.assemble(("ALARM ", "bold red"), snapshot.alarms[0]) if snapshot.alarms else facts,
-        title=Text.assemble(("headrace", "bold"), " · ", snapshot.name),
-        corner=Text(snapshot.status, status_style(snapshot.status)),
-    )
+    title = Text.assemble(("headrace", "bold"), " · ", snapshot.name)
+    return _panel(line, facts, title=title, corner=Text(snapshot.status, status_style(snapshot.status)))
 
 
 def reward(snapshot: Snapshot, width: int, height: int) -> Panel:
@@ -75,6 +73,8 @@ def reward(snapshot: Snapshot, width: int, height: int) -> Panel:
 def speed(snapshot: Snapshot, height: int) -> Panel:
     """Tokens per second first; of the rest as much as there is room for."""
     last = snapshot.last
+    # On one that left the policy as it is there is nothing to measure.
+    stepped = last if last is not None and no_step(last) is None else None
     rows = [
         ("generated", amount(snapshot.generated_per_s), "tok/s"),
         ("trained", amount(snapshot.trained_per_s), "tok/s"),
@@ -82,11 +82,11 @@ def speed(snapshot: Snapshot, height: int) -> Panel:
         *((name, decimal(value), "reward term, mean") for name, value in (last.reward_terms if last else {}).items()),
         ("scoring", brief(snapshot.reward_call_p50_s), f"p50; p99 {brief(snapshot.reward_call_p99_s)}"),
         ("mismatch", decimal(snapshot.mismatch, 4), "engine to trainer"),
-        ("drift", decimal(last.drift_mean_abs, 4) if last else "-", "since sampled"),
-        ("clipped", percent(last.clip_fraction) if last else "-", "of tokens"),
-        ("swaps", decimal(snapshot.swap_stall_s, 2), "s stalled, all"),
-        ("weights", decimal(last.behavior_weight_mean, 2) if last else "-", "proximal / behaviour, mean"),
-        ("KL", decimal(last.approx_kl, 4) if last else "-", "behaviour to current"),
+        ("drift", decimal(stepped.drift_mean_abs, 4) if stepped else "-", "since sampled"),
+        ("clipped", percent(stepped.clip_fraction) if stepped else "-", "of tokens"),
+        ("swaps", brief(snapshot.swap_stall_s), "engines stalled, in all"),
+        ("weights", decimal(stepped.behavior_weight_mean, 2) if stepped else "-", "proximal / behaviour, mean"),
+        ("KL", decimal(stepped.approx_kl, 4) if stepped else "-", "behaviour to current"),
         ("entropy", decimal(last.entropy) if last else "-", "nats, mean"),
         ("lr", f"{last.lr:.2g}" if last else "-", ""),
     ]
@@ -127,20 +127,24 @@ def staleness(snapshot: Snapshot, width: int, height: int) -> Panel:
     return _panel(table, out, title=Text(f"tokens by staleness, η = {snapshot.max_staleness}"))
 
 
-def waits(snapshot: Snapshot, width: int, height: int) -> Panel:
-    """Who computed, and who waited for what: as many lines as there is room for."""
-    worth_a_line = [share for share in snapshot.shares if not share.is_wait or share.share >= 0.005]
+def times(snapshot: Snapshot, width: int, height: int) -> Panel:
+    """What the trainer's and the engines' time went to lately. What there is no room for is part of `other`."""
+    shown = at_most(snapshot.shares, height - 2)
     cells = max((width - 20) // 5, 4)
+    widths = (max((len(share.side) for share in shown), default=0), cells, 4)
     table = Table.grid(padding=(0, 1, 0, 0))
-    table.add_column(no_wrap=True, width=max((len(share.side) for share in worth_a_line), default=0))
-    table.add_column(no_wrap=True, width=cells)
-    table.add_column(justify="right", no_wrap=True, width=4)
-    table.add_column(no_wrap=True, overflow="ellipsis")
-    for share in worth_a_line[: height - 2]:
-        style = "yellow" if share.is_wait else "green"
-        what = Text.assemble(("waits: ", "dim"), share.what) if share.is_wait else Text("computes", "dim")
-        table.add_row(share.side, Text(bar(share.share, cells), style), percent(share.share), what)
-    return _panel(table, title=Text("who works, who waits"), height=height)
+    table.add_column(no_wrap=True, width=widths[0])
+    table.add_column(no_wrap=True, width=widths[1])
+    table.add_column(justify="right", no_wrap=True, width=widths[2])
+    # With a space after each, and within the borders.
+    table.add_column(no_wrap=True, overflow="ellipsis", max_width=max(width - 4 - sum(widths) - 4, 8))
+    for side in dict.fromkeys(share.side for share in shown):
+        parts = of_side(shown, side)
+        for place, (share, told) in enumerate(zip(parts, percents([part.share for part in parts]), strict=True)):
+            style = "yellow" if share.is_wait else "grey37" if share.what == OTHER else "green"
+            what = Text.assemble(("waits: ", "dim"), share.what) if share.is_wait else Text(share.what, "dim")
+            table.add_row("" if place else side, Text(bar(share.share, cells), style), told, what)
+    return _panel(table, title=Text("where the time goes"), height=height)
 
 
 def groups(snapshot: Snapshot, width: int, troubles: Sequence[Text] = ()) -> Panel:
@@ -153,7 +157,8 @@ def groups(snapshot: Snapshot, width: int, troubles: Sequence[Text] = ()) -> Pan
     queue = Text.assemble(("━" * ready, "green"), ("━" * running, "blue"), ("━" * (cells - ready - running), "grey37"))
     queue.append("  ready ", "dim").append(str(snapshot.ready), "bold green")
     queue.append("  running ", "dim").append(str(snapshot.running), "bold blue")
-    if snapshot.most_groups is not None:
+    if snapshot.most_groups is not None and snapshot.running + snapshot.ready <= snapshot.most_groups:
+        # A restore may bring back more.
         queue.append(f"  of {snapshot.most_groups}", "dim")
     queue.append("   trained ", "dim").append(str(snapshot.trained), "bold")
     lost = Text.assemble(("failed samples ", "dim"), (_by_reason(snapshot.failed), "red" if snapshot.failed else ""))
@@ -161,13 +166,15 @@ def groups(snapshot: Snapshot, width: int, troubles: Sequence[Text] = ()) -> Pan
     return _panel(queue, lost, *troubles, title=Text("groups"))
 
 
-def troubles(snapshot: Snapshot, width: int, most: int) -> list[Text]:
-    """Lines of `groups`: why the last sample failed, and the last event that tells of trouble, where there is one; each
-    on `most` lines at most."""
+def troubles(snapshot: Snapshot, width: int, most: int, most_alarms: int) -> list[Text]:
+    """Lines of `groups`: alarms, why the last sample failed, and the last event that tells of trouble, where there is
+    one; each on `most` lines at most."""
     of_samples = [event for event in snapshot.troubles if event.kind == _SAMPLE_FAILED]
     others = [event for event in snapshot.troubles if event.kind != _SAMPLE_FAILED]
     failure = snapshot.last_failure or (of_samples[-1].data["message"] if of_samples else None)
-    told = [] if failure is None else [("last failure ", str(failure), "red")]
+    told = [("ALARM ", alarm.words, "bold red") for alarm in snapshot.alarms[:most_alarms]]
+    if failure is not None:
+        told.append(("last failure ", str(failure), "red"))
     if others:
         told.append((f"{others[-1].kind} ", str(others[-1].data["message"]), "yellow"))
     return [line for name, words, style in told for line in _lines(name, words, style, width - 4, most)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from headrace.observe.alarms import RECENT
 from headrace.observe.glyphs import amount, by_name, decimal, duration, near_zero, percent
+from headrace.observe.metrics import Alarm
 from headrace.observe.record import BatchRecord, no_step
 from headrace.observe.run_record import Evaluation
 from headrace.observe.snapshot import Snapshot
@@ -54,7 +56,7 @@ def batch_line(batch: BatchRecord, planned: int | None) -> str:
         *([] if batch.entropy is None else [f"entropy {decimal(batch.entropy)}"]),
         *([] if batch.kept_mass is None else [f"kept mass {decimal(batch.kept_mass)}"]),
         *([] if batch.critic_loss is None else [f"critic {decimal(batch.critic_loss)}"]),
-        f"drift {decimal(batch.drift_mean_abs, 4)}",
+        *([] if no_step(batch) else [f"drift {decimal(batch.drift_mean_abs, 4)}"]),
         *([] if batch.mismatch_mean_abs is None else [f"mismatch {decimal(batch.mismatch_mean_abs, 4)}"]),
         f"running {batch.running_groups} ready {batch.queue_groups}",
         f"{batch.step_s:.2f} s",
@@ -121,6 +123,24 @@ class _FailureLines:
         return True
 
 
+class _AlarmLines:
+    """An alarm is told when it begins to ring. One that falls silent for a while, as near a threshold, is not new."""
+
+    def __init__(self) -> None:
+        self._rang: dict[str, int] = {}
+        """The batch at which each rang last, by its metric."""
+
+    def new(self, snapshot: Snapshot) -> list[Alarm]:
+        now = len(snapshot.batches)
+        new = [
+            alarm
+            for alarm in snapshot.alarms
+            if alarm.metric not in self._rang or now - self._rang[alarm.metric] > RECENT
+        ]
+        self._rang |= {alarm.metric: now for alarm in snapshot.alarms}
+        return new
+
+
 class PlainView:
     """Writes what is new. What was recorded before it opened is told in one line."""
 
@@ -128,7 +148,7 @@ class PlainView:
         """`write` is given lines without their end."""
         self._write = write
         self._told: dict[str, int] | None = None
-        self._alarms: tuple[str, ...] = ()
+        self._alarms = _AlarmLines()
         self._failures = _FailureLines()
 
     def open(self) -> None:
@@ -156,10 +176,8 @@ class PlainView:
         ]
         for _, line in sorted(lines, key=lambda item: item[0]):
             self._write(line)
-        if snapshot.alarms != self._alarms:
-            for alarm in snapshot.alarms:
-                self._write(f"ALARM {alarm}")
-            self._alarms = snapshot.alarms
+        for alarm in self._alarms.new(snapshot):
+            self._write(f"ALARM {alarm.words}")
         if self._failures.is_due(snapshot, has_told=len(snapshot.batches) > self._told["batches"]):
             self._write(f"batch {_of(len(snapshot.batches), snapshot.planned_batches)}  {failures(snapshot)}")
         self._told = {

@@ -20,6 +20,11 @@ class Totals:
     train_s: float = 0.0
     """Seconds in which the trainer computed."""
     swap_stall_s: float = 0.0
+    trainer_s: dict[str, float] = field(default_factory=dict)
+    """What the trainer's time went to, by the names of `headrace.observe.spent`: adds up to `elapsed_s`. Empty in older
+    records."""
+    engines_s: dict[str, float] = field(default_factory=dict)
+    """The same of the engines."""
     wait_s: dict[str, float] = field(default_factory=dict)
     """Seconds waited, by `side: what`, as `actor: rows of the batch`."""
     failure_words: dict[str, str] = field(default_factory=dict)
@@ -113,6 +118,11 @@ class BatchRecord:
     reward_terms: dict[str, float] = field(default_factory=dict)
     """Of a reward of several terms: the mean of each over the samples that have it, before it is weighted, by name. The
     reward model's score is `model`."""
+    reward_min: float | None = None
+    """The lowest reward of a sample of the batch, as scored."""
+    reward_max: float | None = None
+    equal_groups: int | None = None
+    """Groups whose samples all have one reward; of groups of one sample, all or none, as the batch's rewards are."""
     reward_call_p50_s: float | None = None
     """Half of the calls of reward functions since the batch before took no longer; None if there were none."""
     reward_call_p99_s: float | None = None
@@ -124,6 +134,8 @@ class BatchRecord:
     """What the user's own loss and weights report, per trained token."""
     epochs: tuple[EpochRecord, ...] = ()
     """One for each pass over the batch; fewer than the config has where `algorithm.stop_kl` ended them."""
+    warm_up: bool = False
+    """True in the first `critic.warmup_batches`: the critic learned alone."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -143,6 +155,6 @@ def no_step(batch: BatchRecord) -> str | None:
     """Why the policy was not trained on the batch, in words; None if it was, or if its gradient was not finite."""
     if batch.trained_tokens:
         return None
-    if batch.critic_loss:
+    if batch.warm_up:
         return "the critic learns alone"
     return "every sample was cut off" if batch.truncated_samples == batch.samples else "no token is trained"

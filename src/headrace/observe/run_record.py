@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 
 from headrace.config.train import TrainConfig
 from headrace.observe import totals
+from headrace.observe.alarms import Seen
 from headrace.observe.record import BatchRecord, Totals
 from headrace.store import Counts, EventRow, MetricRow, RunReader
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class RunRecord:
     """Batches that the run will train; None if it has not said."""
     ahead: int | None
     """Most groups that run or wait for a batch; None if the run has not said."""
+    device: str
+    """Of the models, as `cpu` or `cuda`; as configured if the run has not said."""
     counts: Counts
     batches: tuple[BatchRecord, ...]
     """By number; without those that a restore took back."""
@@ -65,6 +70,15 @@ class RunRecord:
     processes: Mapping[int, Totals]
     """The last totals of each process of the run, by its branch; work that a restore took back included."""
     events: tuple[EventRow, ...] = field(default=(), repr=False)
+
+    @property
+    def seen(self) -> Seen:
+        """What alarms look at."""
+        return Seen(
+            self.batches,
+            takes_turns=self.config.async_.in_order or self.config.runtime.turns,
+            shares_processors=not self.device.startswith("cuda"),
+        )
 
     @property
     def totals(self) -> Totals:
@@ -112,6 +126,7 @@ class RunWatcher:
             number=number,
             planned_batches=self._said("batches", self._config.trainer.batches),
             ahead=self._said("ahead", self._config.async_.ahead),
+            device=self._said("device", self._config.model.device),
             counts=self._reader.counts(),
             batches=tuple(self._records),
             evaluations=tuple(Evaluation.of(row) for row in self._evaluations),
@@ -119,7 +134,7 @@ class RunWatcher:
             events=tuple(self._events),
         )
 
-    def _said(self, what: str, configured: int | None) -> int | None:
+    def _said(self, what: str, configured: T) -> T:
         """What the newest process of the run said when it started."""
         said = [event.data[what] for event in self._events if event.kind == "started" and what in event.data]
         return said[-1] if said else configured

@@ -7,33 +7,16 @@ from dataclasses import dataclass
 from statistics import median
 
 from headrace.observe import totals
-from headrace.observe.alarms import alarms
 from headrace.observe.durations import quantile
+from headrace.observe.metrics import Alarm, ringing
 from headrace.observe.record import BatchRecord, Totals
 from headrace.observe.run_record import Evaluation, RunRecord
+from headrace.observe.shares import Share, shares
 from headrace.observe.summary import staleness_histogram
 from headrace.store import EventRow
 
 WINDOW = 10
 """Batches over which rates, shares and the ETA are taken."""
-
-_COMPUTING = "computing"
-_FIRST_SIDES = ("trainer", "actor", "engines", "rollout")
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """How a side spent its time lately."""
-
-    side: str
-    what: str
-    """`computing`, or what it waited for."""
-    share: float
-    """Of the time, 0 to 1."""
-
-    @property
-    def is_wait(self) -> bool:
-        return self.what != _COMPUTING
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +59,8 @@ class Snapshot:
     """Events since the process began that say that something is not as it should be, each with a `message`."""
     swap_stall_s: float
     shares: tuple[Share, ...]
-    """Trainer and engines first; of one side, the largest first."""
-    alarms: tuple[str, ...] = ()
+    """What the trainer's and the engines' time went to lately, see `headrace.observe.shares`."""
+    alarms: tuple[Alarm, ...] = ()
 
     @property
     def last(self) -> BatchRecord | None:
@@ -134,8 +117,8 @@ def take_snapshot(run: RunRecord) -> Snapshot:
         reward_call_p99_s=quantile(lately.reward_calls, 0.99),
         troubles=_troubles(run.events),
         swap_stall_s=total.swap_stall_s,
-        shares=_shares(lately),
-        alarms=alarms(run.batches),
+        shares=shares(lately),
+        alarms=ringing(run.seen),
     )
 
 
@@ -163,18 +146,3 @@ def _eta(run: RunRecord, window: Sequence[BatchRecord]) -> float | None:
 def _trained_per_s(window: Sequence[BatchRecord]) -> float | None:
     seconds = sum(batch.step_s for batch in window)
     return sum(batch.trained_tokens for batch in window) / seconds if seconds > 0 else None
-
-
-def _shares(lately: Totals) -> tuple[Share, ...]:
-    if lately.elapsed_s <= 0:
-        return ()
-    spent = [("trainer", _COMPUTING, lately.train_s), ("engines", _COMPUTING, lately.generate_s)]
-    for name, seconds in lately.wait_s.items():
-        side, _, what = name.partition(": ")
-        spent.append((side, what, seconds))
-    shares = [Share(side, what, min(max(s / lately.elapsed_s, 0.0), 1.0)) for side, what, s in spent]
-    return tuple(sorted(shares, key=lambda share: (_rank(share.side), share.side, -share.share)))
-
-
-def _rank(side: str) -> int:
-    return _FIRST_SIDES.index(side) if side in _FIRST_SIDES else len(_FIRST_SIDES)

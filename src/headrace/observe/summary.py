@@ -1,43 +1,6 @@
 """A run in numbers: what `summary.json` holds and `headrace inspect --json` prints. The names are stable.
 
-| field | meaning |
-|---|---|
-| `status` | running, finished, stopped (told to), failed, or killed (no process owns it, and it did not say why) |
-| `version` | number of the newest weight version: batches trained |
-| `wall_s` | seconds that the run's processes ran, added up; a killed one's up to its last group or batch |
-| `groups.issued` | attempts ever started; = running + ready + trained + dropped |
-| `groups.running` | in generation or not yet scored |
-| `groups.ready` | finished, waiting for a batch |
-| `groups.trained` | trained |
-| `groups.dropped` | never to be trained, by reason |
-| `groups.drop_words` | what went wrong with the last of these, by reason; only where something did |
-| `samples.generated` | samples that ended, failed ones included |
-| `samples.trained` | samples of the trained batches |
-| `samples.failed` | by kind of failure |
-| `samples.failure_words` | why the last of these failed, by kind |
-| `tokens.generated` | tokens that engines sampled, whatever became of them |
-| `tokens.trained` | tokens that entered the loss of the trained batches, each once, however many epochs there were |
-| `tokens.generated_per_s`, `tokens.trained_per_s` | the two above per second of `wall_s` |
-| `tokens.masked` | tokens of the trained batches that were left out of the loss, staler than the bound |
-| `tokens.nonpad_share` | share of the positions computed by the trainer that were not padding |
-| `staleness.max`, `staleness.mean` | over trained tokens: batch minus version that sampled the token |
-| `staleness.histogram` | trained tokens by staleness (a number, as a string) |
-| `reward.first`, `reward.last` | mean reward of the first and of the last trained batch, as scored |
-| `reward.terms` | of a reward of several terms, `first` and `last` as above for each, before it is weighted |
-| `reward.call_p50_s`, `reward.call_p99_s` | seconds that half, and 99 %, of the reward functions' calls took at most |
-| `eval.before`, `eval.after` | held-out accuracy (or mean reward) of the first and of the last evaluated version |
-| `time.generate_s` | seconds in which the engines computed |
-| `time.train_s` | seconds in which the trainer computed |
-| `time.swap_stall_s` | seconds in which weight swaps kept the engines from decoding |
-| `time.wait_s` | seconds waited, by `side: what` |
-| `correction.outside_share` | share of the trained tokens whose behaviour weight was outside of its bounds |
-| `correction.effective_share` | effective number of tokens under those weights (Kish), as a share of the trained ones |
-| `mismatch.mean_abs`, `mismatch.max_abs` | the engines' log-probs against the trainer's, by the same weights |
-| `mismatch.tokens` | tokens that it was measured on |
-| `drift.mean_abs`, `drift.max_abs` | the log-probs that trained tokens came with against those when their batch began |
-| `kept_mass.first`, `kept_mass.last` | the first and last batch: probability of what top-p and top-k keep |
-| `seed` | of the config |
-| `config_sha256` | digest of what decides the run's result: a resumed run must have the same |
+What each means is in `observe/metrics/run.py`, of which docs/metrics.md is made.
 
 What was not measured (yet) is null. Work that a restore took back counts in what was generated and in the
 times, not in what was trained.
@@ -48,10 +11,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from headrace.observe.durations import quantile
+from headrace.observe.metrics import ringing
 from headrace.observe.record import BatchRecord
 from headrace.observe.run_record import RunRecord
 from headrace.store.files import write_whole
@@ -101,6 +66,8 @@ def build_summary(run: RunRecord) -> dict[str, Any]:
             "generate_s": total.generate_s,
             "train_s": total.train_s,
             "swap_stall_s": total.swap_stall_s,
+            "trainer_s": dict(total.trainer_s),
+            "engines_s": dict(total.engines_s),
             "wait_s": dict(total.wait_s),
         },
         "correction": {
@@ -120,6 +87,7 @@ def build_summary(run: RunRecord) -> dict[str, Any]:
             "first": batches[0].kept_mass if batches else None,
             "last": batches[-1].kept_mass if batches else None,
         },
+        "alarms": [asdict(alarm) for alarm in ringing(run.seen)],
         "seed": run.config.seed,
         "config_sha256": run.config_sha256,
     }

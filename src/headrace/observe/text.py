@@ -9,9 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headrace.observe.glyphs import amount, bar, brief, curve, decimal, duration, percent
+from headrace.observe.glyphs import amount, bar, brief, curve, decimal, duration, percent, percents
+from headrace.observe.metrics import ringing
 from headrace.observe.panels import status_style
 from headrace.observe.run_record import RunRecord
+from headrace.observe.shares import of_side, shares
 
 _CURVE_LINES = 6
 _EVENTS_SHOWN = 5
@@ -24,12 +26,14 @@ def describe_run(run: RunRecord, summary: Mapping[str, Any], width: int) -> Rend
     parts: list[RenderableType] = [_title(run), Text()]
     if run.batches:
         parts += [_curve(run, min(width, 100)), Text()]
+    for alarm in ringing(run.seen):
+        parts += [Text.assemble(("ALARM ", "bold red"), alarm.words), Text()]
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     for name, value in _facts(run, summary):
         table.add_row(Text(name), Text(value))
-    parts += [table, Text(), _staleness(summary), Text(), _time(summary)]
+    parts += [table, Text(), _staleness(summary), Text(), _time(run)]
     notable = [event for event in run.events if event.kind not in _QUIET_EVENTS][-_EVENTS_SHOWN:]
     if notable:
         parts.append(Text("\nlast events", "bold"))
@@ -121,21 +125,25 @@ def _staleness(summary: Mapping[str, Any]) -> RenderableType:
     return Group(Text.assemble(("staleness of trained tokens", "bold"), f"  mean {mean}"), *lines)
 
 
-def _time(summary: Mapping[str, Any]) -> RenderableType:
-    time, wall = summary["time"], summary["wall_s"]
+def _time(run: RunRecord) -> RenderableType:
+    """What the time of trainer and engines went to; of records that do not have it, how long they computed."""
+    found = shares(run.totals)
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(justify="right")
     table.add_column(justify="right")
-    spent = [
-        ("engines computed", time["generate_s"]),
-        ("trainer computed", time["train_s"]),
-        ("engines stalled by weight swaps", time["swap_stall_s"]),
-    ]
-    waits = sorted(time["wait_s"].items(), key=lambda wait: -wait[1])
-    for name, seconds in (*spent, *((f"waited, {what}", seconds) for what, seconds in waits)):
-        table.add_row(Text(f"  {name}"), f"{seconds:.1f} s", percent(seconds / wall) if wall else "-")
-    return Group(Text("time", "bold"), table)
+    for side in dict.fromkeys(share.side for share in found):
+        parts = of_side(found, side)
+        table.add_row(Text(f"time of the {side}", "bold"))
+        for share, told in zip(parts, percents([part.share for part in parts]), strict=True):
+            what = f"waits: {share.what}" if share.is_wait else share.what
+            table.add_row(Text(f"  {what}"), f"{share.seconds:.1f} s", told)
+    if not found:
+        total = run.totals
+        table.add_row(Text("time", "bold"))
+        table.add_row(Text("  engines computed"), f"{total.generate_s:.1f} s", "")
+        table.add_row(Text("  trainer computed"), f"{total.train_s:.1f} s", "")
+    return table
 
 
 def _counted(counts: Mapping[str, int], words: Mapping[str, str]) -> str:

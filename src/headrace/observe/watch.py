@@ -23,6 +23,25 @@ class View(Protocol):
     def close(self) -> None: ...
 
 
+class Noticed:
+    """A view that knows whether it is open: what is recorded meanwhile is shown."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self.is_open = False
+
+    def open(self) -> None:
+        self._view.open()
+        self.is_open = True
+
+    def show(self, snapshot: Snapshot) -> None:
+        self._view.show(snapshot)
+
+    def close(self) -> None:
+        self.is_open = False
+        self._view.close()
+
+
 class Sleeper(Protocol):
     async def sleep(self, seconds: float) -> None: ...
 

@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from headrace.experience.index import Row, StaleLease
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
 from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
+from headrace.observe import spent
 from headrace.roles.batch_stats import BatchStats, FreshRule, StalenessRule
 from headrace.roles.context import RoleContext
 from headrace.roles.critic import CriticRole
@@ -29,7 +31,20 @@ from headrace.weights.version import Lineage, Version
 T = TypeVar("T")
 
 NAME = "actor"
+_BEGAN = "began"
+"""Column of the log-probs under the weights that a batch begins with."""
 TRAINER_LANE = "trainer"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRow:
+    """A row of the batch, and what became of it."""
+
+    row: Row
+    trained: NDArray[np.bool_]
+    """[T]: which tokens entered the loss."""
+    logprobs: NDArray[np.float32] | None
+    """[T]: the trainer's, under the weights that the batch began with; None where it does not know them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +66,9 @@ class TrainedStep:
     critic: tuple[StepReport, ...] = ()
     gap: Gap | None = None
     """Of the tokens that were drawn only to measure it; None if none were."""
+    warm_up: bool = False
+    """Whether the critic learns alone in this batch."""
+    rows: tuple[TrainedRow, ...] = ()
 
     @property
     def reports(self) -> tuple[StepReport, ...]:
@@ -134,18 +152,20 @@ class ActorRole:
         record: `stop` is how it ends early."""
         flow = self._context.flow
         while not (flow.is_finished or self._stopping):
-            step = await self._train(flow.batch)
+            with self._context.activity.training(spent.TRAINS):
+                step = await self._train(flow.batch)
             if step is None:
                 continue
             version = Version(self._lineage.branch, flow.batch)
-            await self._compute(self._publisher.publish, version, self._trainer.tensors())
+            with self._context.activity.training(spent.PUBLISHES):
+                await self._compute(self._publisher.publish, version, self._trainer.tensors())
             self._published.notify()
             await self._after_step(step)
 
     async def _train(self, batch: int) -> TrainedStep | None:
         """One batch: accumulate, step, ack. None if it ended without a step."""
         self._train_s = 0.0
-        work = _Batch(batch)
+        work = _Batch(batch, warm_up=batch < self._warm_up)
         try:
             async for lease in self._leases(batch):
                 work.leases.append(lease)
@@ -153,8 +173,9 @@ class ActorRole:
                 for row, mask in zip(lease.rows, masks, strict=True):
                     work.stats.add(row, mask, batch, self._rule, self._lineage)
                 rows = [self._pack_row(row, mask, batch) for row, mask in zip(lease.rows, masks, strict=True)]
+                work.rows += zip(lease.rows, masks, strict=True)
                 self._context.table.hold(*work.leases)
-                if batch >= self._warm_up:
+                if not work.warm_up:
                     await self._accumulate(work, rows)
                 self._context.table.renew(*work.leases)
         except StaleLease as lost:
@@ -181,15 +202,19 @@ class ActorRole:
             begun=epochs[0] if self._recomputes else epochs[0][:1],
             critic=critic,
             gap=work.gap,
+            warm_up=work.warm_up,
+            rows=work.trained_rows(),
         )
 
     async def _accumulate(self, work: _Batch, rows: list[PackRow]) -> None:
         """Gradients of the first step, which can still be given up. With whole batches, `rows` are all of one."""
         if self._whole is None:
+            first = len(work.rows) - len(rows)
             for places in plan_microbatches([len(row) for row in rows], self._max_tokens):
                 if self._stopping:
                     return
-                await self._compute(self._trainer.accumulate, pack([rows[place] for place in places]))
+                columns = await self._compute(self._trainer.accumulate, pack([rows[place] for place in places]))
+                work.found(columns, [len(rows[place]) for place in places], [first + place for place in places])
             return
         work.whole = WholeBatch(
             rows,
@@ -215,7 +240,8 @@ class ActorRole:
         critic = self._context.runtime.spawn(self._critic.step(batch), "critic's step")
         try:
             reports = await own
-            return await critic, reports
+            with self._context.activity.training(spent.CRITIC):
+                return await critic, reports
         finally:
             critic.cancel()  # which does nothing to one that is done
             await asyncio.gather(critic, return_exceptions=True)
@@ -243,7 +269,7 @@ class ActorRole:
     async def _leases(self, batch: int) -> AsyncGenerator[Lease]:
         source = self._loader.leases(batch, until=lambda: self._stopping)
         while True:
-            with self._context.waits.waiting(NAME, "rows of the batch"):
+            with self._context.waits.waiting(NAME, spent.ROWS), self._context.activity.training(spent.ROWS):
                 lease = await anext(source, None)
             if lease is None or self._stopping:
                 return
@@ -267,3 +293,25 @@ class _Batch:
     whole: WholeBatch | None = None
     stats: BatchStats = field(default_factory=BatchStats)
     gap: Gap | None = None
+    warm_up: bool = False
+    rows: list[tuple[Row, NDArray[np.bool_]]] = field(default_factory=list)
+    """And which of their tokens enter the loss."""
+    began: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    """By place in `rows`: log-probs under the weights that the batch begins with."""
+
+    def found(self, columns: Mapping[str, Tensor], lengths: Sequence[int], places: Sequence[int]) -> None:
+        """`columns` that the trainer gave for a micro-batch of the rows at `places`."""
+        if (began := columns.get(_BEGAN)) is not None:
+            parts = np.split(began.numpy(), np.cumsum(lengths)[:-1])
+            self.began.update(zip(places, parts, strict=True))
+
+    def trained_rows(self) -> tuple[TrainedRow, ...]:
+        """Each with the trainer's log-probs, if it came to know them."""
+        known: list[NDArray[np.float32] | None] = [self.began.get(place) for place in range(len(self.rows))]
+        if self.whole is not None:
+            began, proximal = self.whole.column(_BEGAN), self.whole.column("proximal")
+            known = [one if one is not None else other for one, other in zip(began, proximal, strict=True)]
+        return tuple(
+            TrainedRow(row, trained, row.columns.get("proximal") if logprobs is None else logprobs)
+            for (row, trained), logprobs in zip(self.rows, known, strict=True)
+        )

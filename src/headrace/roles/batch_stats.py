@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.experience.index import Row
+from headrace.experience.sample import GroupKey
 from headrace.weights.version import Lineage
 
 
@@ -79,6 +80,8 @@ class BatchStats:
     """Those of which a token enters the loss."""
     truncated_samples: int = 0
     reward: float = 0.0
+    group_rewards: dict[GroupKey, tuple[float, float, int]] = field(default_factory=dict)
+    """Of each group the lowest and the highest reward, and its samples."""
     response_tokens: int = 0
     masked_tokens: int = 0
     lost_branch_tokens: int = 0
@@ -92,12 +95,32 @@ class BatchStats:
         """Means over the samples that have the term."""
         return {name: total / self.term_samples[name] for name, total in self.term_sums.items()}
 
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """The lowest and the highest reward of a sample."""
+        lows, highs, _ = zip(*self.group_rewards.values(), strict=True)
+        return min(lows), max(highs)
+
+    @property
+    def equal_groups(self) -> int:
+        """Groups whose samples all have one reward. Groups of one sample are compared with each other instead."""
+        if all(samples == 1 for _, _, samples in self.group_rewards.values()):
+            low, high = self.reward_range
+            return len(self.group_rewards) if low == high and len(self.group_rewards) > 1 else 0
+        return sum(low == high for low, high, _ in self.group_rewards.values())
+
+    def count_reward(self, group: GroupKey, reward: float) -> None:
+        """Of one sample."""
+        self.reward += reward
+        low, high, samples = self.group_rewards.get(group, (reward, reward, 0))
+        self.group_rewards[group] = (min(low, reward), max(high, reward), samples + 1)
+
     def add(self, row: Row, trained: NDArray[np.bool_], batch: int, rule: StalenessRule, lineage: Lineage) -> None:
         columns = row.columns
         self.samples += 1
         self.trained_samples += bool(trained.any())
         self.truncated_samples += bool(columns["truncated"])
-        self.reward += columns["reward"]
+        self.count_reward(row.group, columns["reward"])
         scored = {"model": columns["model_score"]} if "model_score" in columns else {}
         for name, value in {**columns["terms"], **scored}.items():
             self.term_sums[name] += value

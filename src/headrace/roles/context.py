@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from headrace.experience.flow import Flow
 from headrace.experience.index import Sampler
 from headrace.experience.table import ExperienceTable, Lease
+from headrace.observe.spent import Activity
 from headrace.observe.waits import WaitMeter
 from headrace.runtime.protocol import Runtime, WaitTimeout
 
@@ -29,14 +30,16 @@ class RoleContext:
     stall_timeout_s: float
     computing: Counter[str] = field(default_factory=Counter)
     """What roles compute now."""
+    activity: Activity = field(default_factory=Activity)
 
     async def compute(self, lane: str, what: str, function: Callable[..., T], *args: Any) -> T:
         """`runtime.compute`, within the time limit of all waits. Raises WaitTimeout, which names `what`."""
         name = f"{what} (lane {lane})"
         self.computing[name] += 1
         try:
-            computing = self.runtime.compute(lane, function, *args)
-            return await self.runtime.clock.wait_for(computing, self.stall_timeout_s, name)
+            with self.activity.computes(lane):
+                computing = self.runtime.compute(lane, function, *args)
+                return await self.runtime.clock.wait_for(computing, self.stall_timeout_s, name)
         except WaitTimeout as late:
             raise WaitTimeout(f"{late.what}{self.unfinished()}", late.seconds) from late
         finally:

@@ -46,6 +46,8 @@ class EvaluatorRole:
     async def evaluate(self) -> None:
         """Evaluate the present version, and record it. One that takes too long is reported and left out."""
         try:
-            self._record(*await self._evaluation.run())
+            with self._context.activity.evaluation():
+                result = await self._evaluation.run()
+            self._record(*result)
         except WaitTimeout as late:
             self._context.report("evaluation_given_up", {"message": str(late)})

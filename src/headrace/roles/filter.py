@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from headrace.experience.index import Row
@@ -16,8 +16,15 @@ _MOST_TOLD = 10
 
 
 class FilterRole:
-    def __init__(self, context: RoleContext, filters: Sequence[Filter]) -> None:
+    def __init__(
+        self,
+        context: RoleContext,
+        filters: Sequence[Filter],
+        record: Callable[[Group, str], Awaitable[None]] | None = None,
+    ) -> None:
+        """`record`: awaited with each group that was dropped, and the reason."""
         self._context = context
+        self._record = record
         self._filters = filters
         self._told: set[str] = set()
         """What filters failed with."""
@@ -33,7 +40,9 @@ class FilterRole:
                 self._context.flow.keep(group.key)
                 continue
             self._tell(faults)
-            self._context.flow.drop(group.key, reason, next(iter(faults), None))
+            self._context.flow.drop(group.key, reason, next(iter(faults), None), group)
+            if self._record is not None:
+                await self._record(group, reason)
 
     def _tell(self, faults: Sequence[str]) -> None:
         """Each is an event once, as long as they are few."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from headrace.engines.protocol import Engine, EngineError
 from headrace.experience.flow import Admission, Flow
@@ -16,6 +16,7 @@ from headrace.rollout.episodes import EpisodeRunner
 from headrace.weights.version import Version
 
 NAME = "rollout"
+Record = Callable[[Group], Awaitable[None]]
 
 
 class RolloutRole:
@@ -30,9 +31,10 @@ class RolloutRole:
         min_samples: int,
         judges: Sequence[Engine] = (),
         counted: Callable[[], None] = lambda: None,
+        record: Record | None = None,
     ) -> None:
         """`judges`: engines that rewards cannot do without. `counted` is called when the tally has changed, before the
-        group counts as finished."""
+        group counts as finished. `record`: awaited with each group that has ended."""
         self._context = context
         self._flow: Flow = context.flow
         self._engine = engine
@@ -42,6 +44,7 @@ class RolloutRole:
         self._failures = failures
         self._min_samples = min_samples
         self._counted = counted
+        self._record = record
         self._groups: dict[GroupKey, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -52,7 +55,7 @@ class RolloutRole:
         try:
             while not self._flow.is_finished:
                 if (failure := self._failure()) is not None:
-                    raise EngineError(f"{failure}; resume the run to go on")
+                    raise failure
                 await self._end_overdue()
                 version = self._engine.version
                 admission = self._flow.admit(version.number)
@@ -60,6 +63,7 @@ class RolloutRole:
                     self._groups[admission.key] = self._context.runtime.spawn(
                         self._group(admission, version), f"group {admission.key}"
                     )
+                    self._context.activity.changed()
                 elif not self._flow.is_finished:
                     await self._context.changed(NAME, "the gate")
                 self._reap()
@@ -71,6 +75,8 @@ class RolloutRole:
             group = await self._runner.run_group(admission.key, admission.prompt, version, admission.deadline)
             self._tally.count((sample.response_tokens, sample.failure) for sample in group.samples)
             self._counted()
+            if self._record is not None:
+                await self._record(group)
             self._failures.look_at(group)
             if len(group.trainable) >= self._min_samples:
                 await self._flow.finish(group)
@@ -80,11 +86,14 @@ class RolloutRole:
         finally:
             self._flow.changed.notify()
 
-    def _failure(self) -> str | None:
+    def _failure(self) -> EngineError | None:
         """Which engine died of what."""
         for engine in self._engines:
             if engine.failure is not None:
-                return f"the {'engine' if engine is self._engine else 'engine of a judge'} died: {engine.failure}"
+                whose = "engine" if engine is self._engine else "engine of a judge"
+                error = EngineError(f"the {whose} died: {engine.failure}; resume the run to go on")
+                error.__cause__ = engine.failure
+                return error
         return None
 
     async def _end_overdue(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
@@ -67,6 +68,11 @@ class WholeBatch:
             if self._given_up():
                 return
             await self._pass(places)
+
+    def column(self, name: str) -> list[NDArray[np.float32] | None]:
+        """Of each row what it has under this name, a number a token."""
+        found = (row.columns.get(name) for row in self._rows)
+        return [values if isinstance(values, np.ndarray) else None for values in found]
 
     async def finish(
         self, enough: Callable[[Sequence[StepReport]], bool] = lambda reports: False

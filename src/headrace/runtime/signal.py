@@ -13,8 +13,15 @@ class Signal:
 
     def __init__(self) -> None:
         self._waiters: dict[int, asyncio.Future[None]] = {}
+        self._listeners: list[Callable[[], None]] = []
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called at each `notify`, before anybody is woken."""
+        self._listeners.append(listener)
 
     def notify(self) -> None:
+        for listener in self._listeners:
+            listener()
         waiters, self._waiters = self._waiters, {}
         for waiter in waiters.values():
             if not waiter.done():

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from headrace.store.errors import RunDamaged, RunMissing, StoreError, disk_full, is_nearly_full
 from headrace.store.files import sync_path
-from headrace.store.schema import APPLICATION_ID, SCHEMA, VERSION
+from headrace.store.schema import RUN, Layout
 
 _BUSY_S = 10.0
 
 
 class Database:
-    """run.db, opened by one thread.
+    """run.db or another file of a run, opened by one thread.
 
     Plain statements commit by themselves. A commit survives the kill of this process at once, and a power cut
     from the next durable transaction on (write-ahead log, `synchronous=NORMAL`).
     """
 
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+    def __init__(self, path: Path, *, read_only: bool = False, layout: Layout = RUN) -> None:
         self._path = path
+        self._layout = layout
         if not path.is_file():
             raise RunMissing(f"{path.parent} holds no run (there is no {path.name}); check the path")
         mode = "ro" if read_only else "rw"
@@ -43,15 +45,16 @@ class Database:
             raise
 
     @staticmethod
-    def create(path: Path, values: dict[str, str]) -> None:
+    def create(path: Path, values: Mapping[str, str] = MappingProxyType({}), layout: Layout = RUN) -> None:
         """Make the file with its tables and the run's values; it appears whole or not at all."""
         beside = path.with_name(path.name + ".new")
         beside.unlink(missing_ok=True)
         try:
             with closing(sqlite3.connect(beside, isolation_level=None)) as connection:
                 connection.execute("PRAGMA journal_mode = WAL")
-                connection.executescript(f"BEGIN;{SCHEMA}COMMIT;")
-                connection.executemany("INSERT INTO run VALUES (?, ?)", values.items())
+                connection.executescript(f"BEGIN;{layout.schema}COMMIT;")
+                if values:
+                    connection.executemany("INSERT INTO run VALUES (?, ?)", values.items())
         except sqlite3.Error as error:
             raise _explain(error, path) from error
         sync_path(beside)
@@ -68,6 +71,15 @@ class Database:
         """Run one statement; how many rows it changed."""
         with self._explained():
             return self._connection.execute(sql, parameters).rowcount
+
+    def many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Run one statement for each row."""
+        with self._explained():
+            self._connection.executemany(sql, rows)
+
+    def function(self, name: str, arguments: int, function: Callable[..., Any]) -> None:
+        """Have SQL call `function`, whose value follows from its arguments alone."""
+        self._connection.create_function(name, arguments, function, deterministic=True)
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self._explained():
@@ -122,11 +134,11 @@ class Database:
     def _check_format(self) -> None:
         ((application,),) = self.rows("PRAGMA application_id")
         ((version,),) = self.rows("PRAGMA user_version")
-        if application != APPLICATION_ID:
-            raise _damaged(self._path, "it is not the database of a run")
-        if version != VERSION:
+        if application != self._layout.application_id:
+            raise _damaged(self._path, f"it is not the database of {self._layout.what}")
+        if version != self._layout.version:
             raise StoreError(
-                f"{self._path} has format {version}, this headrace reads format {VERSION}: "
+                f"{self._path} has format {version}, this headrace reads format {self._layout.version}: "
                 "continue the run with the headrace that made it, or start another with --fresh"
             )
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from headrace.store.counts import Counts, count
 from headrace.store.database import Database
+from headrace.store.errors import RunDamaged
+from headrace.store.journal import Journal
 from headrace.store.lock import is_held, owner
 from headrace.store.records import EventsReader, MetricsReader
 from headrace.store.run_store import DATABASE_NAME
+from headrace.store.segment import JournalOffset
+
+_LAST_BATCH = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +28,16 @@ class RunStatus:
     """Whether a process owns the run now. `running` without one: it was killed."""
     pid: int | None
     """The process that owns it, or owned it last."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalledGroup:
+    state: str
+    """As in the ledger: running, ready, trained or dropped."""
+    batch: int
+    reason: str | None
+    """Why it was dropped."""
+    payload: bytes
 
 
 class RunReader:
@@ -56,6 +73,22 @@ class RunReader:
             "LEFT JOIN versions v ON v.branch = b.branch WHERE b.branch = (SELECT max(branch) FROM branches)"
         )
         return None if number is None else (branch, number)
+
+    def journalled(self, first_batch: int | None = None, last_batch: int | None = None) -> Iterator[JournalledGroup]:
+        """Finished groups that are still in the journal, in the order in which they finished. With a limit, of batches
+        within it: a group that was not trained counts as of the batch that its deadline is, or was."""
+        journal = Journal(self.path / "journal")
+        segments = journal.segments()
+        if not segments:
+            return
+        rows = self._database.rows(
+            "SELECT state, coalesce(batch, deadline), reason, segment, offset, length FROM attempts "
+            "WHERE segment >= ? AND coalesce(batch, deadline) BETWEEN ? AND ? ORDER BY segment, offset",
+            (segments[0], first_batch or 0, _LAST_BATCH if last_batch is None else last_batch),
+        )
+        for state, batch, reason, *place in rows:
+            with suppress(RunDamaged):  # the segment is gone meanwhile, or what it holds of this group is
+                yield JournalledGroup(state, batch, reason, journal.read(JournalOffset(*place)))
 
     def status(self) -> RunStatus:
         alive = is_held(self.path)

@@ -43,6 +43,25 @@ class MetricsReader:
         )
         return [MetricRow(id, branch, number, at, json.loads(text)) for id, branch, number, at, text in rows]
 
+    def entries(self, kinds: tuple[str, ...], after_id: int, limit: int) -> list[tuple[str, MetricRow]]:
+        """(kind, record) in the order written, of the first so many that are newer than the record `after_id`."""
+        rows = self._database.rows(
+            "SELECT kind, id, m.branch, number, at, record FROM metrics m JOIN lineage l "
+            "ON m.branch = l.branch AND m.number <= l.upto "
+            f"WHERE kind IN ({', '.join('?' * len(kinds))}) AND id > ? ORDER BY id LIMIT ?",
+            (*kinds, after_id, limit),
+        )
+        return [(kind, MetricRow(id, b, number, at, json.loads(text))) for kind, id, b, number, at, text in rows]
+
+    def newest_number(self, kinds: tuple[str, ...], upto_id: int) -> int | None:
+        """The highest version among the records up to `upto_id`; None if there is none."""
+        ((number,),) = self._database.rows(
+            "SELECT max(number) FROM metrics m JOIN lineage l ON m.branch = l.branch AND m.number <= l.upto "
+            f"WHERE kind IN ({', '.join('?' * len(kinds))}) AND id <= ?",
+            (*kinds, upto_id),
+        )
+        return None if number is None else int(number)
+
     def newest_of_branches(self, kind: str) -> list[MetricRow]:
         """The last record of a kind on every branch, also on those that a restore left."""
         rows = self._database.rows(

@@ -21,18 +21,19 @@ from headrace.store.schema import STATUSES
 from headrace.store.segment import AttemptKey
 
 DATABASE_NAME = "run.db"
+ROLLOUTS_NAME = "rollouts.db"
 CONFIG_NAME = "config.yaml"
 FOLDERS = ("journal", "checkpoints", "logs")
-_MORE_FOLDERS, _FILES = ("weights",), (DATABASE_NAME, CONFIG_NAME, "summary.json", LOCK_NAME)
+TRACKERS_NAME = "trackers"
+_MORE_FOLDERS = ("weights", TRACKERS_NAME)
+_FILES = (DATABASE_NAME, ROLLOUTS_NAME, CONFIG_NAME, "summary.json", LOCK_NAME)
 _MADE_BY_RUNS = (
-    DATABASE_NAME,
-    f"{DATABASE_NAME}-wal",
-    f"{DATABASE_NAME}-shm",
-    f"{DATABASE_NAME}.new",
+    *(name + end for name in (DATABASE_NAME, ROLLOUTS_NAME) for end in ("", "-wal", "-shm", ".new")),
     *FOLDERS,
     CONFIG_NAME,
     "summary.json",
     "weights",
+    TRACKERS_NAME,
     LOCK_NAME,
 )
 

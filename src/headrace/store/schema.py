@@ -1,10 +1,15 @@
-"""The tables of run.db."""
+"""The tables of run.db and of rollouts.db."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 APPLICATION_ID = 0x48445243
-""""HDRC", in SQLite's file header."""
+""""HDRC", in the header of run.db."""
 VERSION = 2
+ROLLOUTS_APPLICATION_ID = 0x48445252
+""""HDRR", in the header of rollouts.db."""
+ROLLOUTS_VERSION = 1
 
 STATUSES = ("running", "finished", "stopped", "failed")
 
@@ -70,3 +75,43 @@ SELECT branch, upto FROM line;
 
 CREATE TABLE events (id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL);
 """
+
+ROLLOUTS_SCHEMA = f"""
+PRAGMA application_id = {ROLLOUTS_APPLICATION_ID};
+PRAGMA user_version = {ROLLOUTS_VERSION};
+
+-- One row a sample. `batch`: that it was trained in, or that was composed when it failed or was dropped.
+CREATE TABLE rollouts (
+    id INTEGER PRIMARY KEY, batch INTEGER NOT NULL, at REAL NOT NULL,
+    epoch INTEGER NOT NULL, position INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    episode INTEGER NOT NULL, sample INTEGER NOT NULL,
+    prompt_id TEXT NOT NULL, status TEXT NOT NULL, reason TEXT, reward REAL, advantage REAL,
+    tokens INTEGER NOT NULL, staleness INTEGER,
+    UNIQUE (epoch, position, attempt, episode, sample)
+);
+CREATE INDEX rollouts_by_batch ON rollouts (batch);
+CREATE INDEX rollouts_by_prompt ON rollouts (prompt_id);
+CREATE INDEX rollouts_by_status ON rollouts (status);
+CREATE INDEX rollouts_by_reward ON rollouts (reward);
+
+-- Apart from the rows, so that a scan of these is short. `turns`: JSON of [by the policy, characters of `text`].
+CREATE TABLE texts (
+    id INTEGER PRIMARY KEY REFERENCES rollouts ON DELETE CASCADE, turns TEXT NOT NULL, text TEXT NOT NULL
+);
+CREATE TABLE details (id INTEGER PRIMARY KEY REFERENCES rollouts ON DELETE CASCADE, data BLOB NOT NULL);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One kind of database file."""
+
+    what: str
+    """As in messages."""
+    application_id: int
+    version: int
+    schema: str
+
+
+RUN = Layout("a run", APPLICATION_ID, VERSION, SCHEMA)
+ROLLOUTS = Layout("a run's rollouts", ROLLOUTS_APPLICATION_ID, ROLLOUTS_VERSION, ROLLOUTS_SCHEMA)

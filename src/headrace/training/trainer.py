@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,8 +18,9 @@ from headrace.models.loading import save_pretrained_folder
 from headrace.models.logprobs import token_logprobs
 from headrace.models.norms import use_written_out_norms
 from headrace.models.packed_lm import PackedLM
-from headrace.models.packing import MicroBatch
+from headrace.models.packing import MicroBatch, PackRow, pack
 from headrace.training.adamw import FlatAdamW, OptimizerSettings
+from headrace.training.deterministic import deterministic, lacks_kernel
 from headrace.training.dropout import remove_dropout
 from headrace.training.flat import FlatParameters
 from headrace.training.occasions import call_between_layers
@@ -35,6 +39,10 @@ from headrace.training.sums import BatchSums
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
+
+_PROBE_LENGTHS = (5, 3)
+
 
 class TrainerSettings(Protocol):
     """The settings read here; `TrainerConfig` and `SFTTrainerConfig` of `headrace.config` have them."""
@@ -50,7 +58,7 @@ class TrainerSettings(Protocol):
 
 
 class HFTrainer:
-    """Implements `headrace.training.protocol.Trainer`. Equal inputs give equal weights, bit for bit."""
+    """Implements `headrace.training.protocol.Trainer`. On a CPU equal inputs give equal weights, bit for bit."""
 
     def __init__(
         self,
@@ -66,14 +74,16 @@ class HFTrainer:
         seed: int = 0,
         between_layers: Callable[[], None] | None = None,
         outputs: Outputs | None = None,
+        in_order: bool = False,
     ) -> None:
         """Takes over `model`, which should be loaded in float32: the master weights come from it.
 
         `dtype`: of the forward and backward passes and of the tensors handed out. `temperature`: of sampling; the
         policy that is trained is softmax(logits / temperature). `seed`: of torch's generator, for architectures that
         draw from it when they train. `between_layers`: called often during a pass on a CPU, by the thread that
-        computes. `outputs`: what `loss` sees of the model; the log-probs of the tokens unless given. Raises ConfigError
-        if the model cannot checkpoint gradients.
+        computes. `outputs`: what `loss` sees of the model; the log-probs of the tokens unless given. `in_order`: equal
+        inputs give equal weights on a CUDA device too, bit for bit, which costs time, and for which nobody else may
+        compute on it meanwhile. Raises ConfigError if the model cannot checkpoint gradients.
         """
         torch.manual_seed(seed)
         self._config = config
@@ -95,6 +105,7 @@ class HFTrainer:
         self._sums = BatchSums()
         self._step_count = 0
         self._reference: Tensor | None = None
+        self._in_order = in_order and model.device.type == "cuda" and self._can_sum_in_order()
 
     @property
     def step_count(self) -> int:
@@ -107,9 +118,10 @@ class HFTrainer:
 
     def accumulate(self, micro: MicroBatch) -> Mapping[str, Tensor]:
         given, micro = micro, micro.to(self._lm.device)
-        terms = self._loss(self._outputs(self._lm, micro), micro)
-        if terms.numerator.requires_grad:
-            terms.numerator.backward()
+        with deterministic() if self._in_order else nullcontext():
+            terms = self._loss(self._outputs(self._lm, micro), micro)
+            if terms.numerator.requires_grad:
+                terms.numerator.backward()
         self._sums.add(terms, micro)
         return {name: column.to(given.tokens.device) for name, column in terms.columns.items()}
 
@@ -193,6 +205,24 @@ class HFTrainer:
 
     def _logprobs(self, lm: PackedLM, micro: MicroBatch) -> Tensor:
         return token_logprobs(lm, micro, self._temperature)
+
+    def _can_sum_in_order(self) -> bool:
+        """Tried on a few tokens; says so where it cannot."""
+        rows = [PackRow(np.arange(length) + 1, np.arange(length) > 0) for length in _PROBE_LENGTHS]
+        micro = pack(rows).to(self._lm.device)
+        try:
+            with deterministic():
+                self._outputs(self._lm, micro).sum().backward()
+        except RuntimeError as error:
+            if not lacks_kernel(error):
+                raise
+            logger.warning(
+                "weights are not equal bit for bit after a resume: %s", str(error).partition(", but you set")[0]
+            )
+            return False
+        finally:
+            self.discard()
+        return True
 
     def _state(self) -> dict[str, Tensor]:
         """The tensors that a continuation needs, as views."""

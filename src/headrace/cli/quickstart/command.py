@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 _MARK = ".headrace-quickstart"
 """Says that a folder was made by the quickstart, so that it may be erased."""
-_MADE = ("data", "model", "sft", "run", "sft.yaml", "grpo.yaml")
+_PLOT = "plot.html"
+_MADE = ("data", "model", "sft", "run", "sft.yaml", "grpo.yaml", _PLOT)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,10 +66,14 @@ def run(args: argparse.Namespace) -> int:
         record = RunWatcher(reader).read()
     if record.status != "finished":
         return 1
+    step = ["plot", str(folder / "run"), "-o", str(folder / _PLOT)]
+    _tell(console, "Drawing the run's curves", step)
+    if code := _call(step):
+        return code
     console.print(render_report(record, time.monotonic() - began))
     console.print()
     model = folder / "run" / "checkpoints" / f"step_{record.number}" / "model"
-    console.print(render_next_steps(folder, model), highlight=False, soft_wrap=True)
+    console.print(render_next_steps(folder, model, folder / _PLOT), highlight=False, soft_wrap=True)
     return 0
 
 

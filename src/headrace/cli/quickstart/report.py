@@ -41,10 +41,11 @@ def render_report(run: RunRecord, seconds: float) -> RenderableType:
     )
 
 
-def render_next_steps(folder: Path, model: Path) -> Text:
-    """To be printed without wrapping, so that every command can be copied."""
+def render_next_steps(folder: Path, model: Path, plot: Path) -> Text:
+    """`plot`: the page with the run's curves. To be printed without wrapping, so that every command can be copied."""
     config = folder / "grpo.yaml"
     rows: list[tuple[list[object], str]] = [
+        ([plot], "the run's curves: open it in a browser"),
         ([*program(), "inspect", folder / "run"], "the run's record: time, staleness, waits"),
         ([*program(), "eval", config], "score what training began with on the held-out prompts, as was done before it"),
         ([*program(), "eval", config, "--model", model], "the same for what was trained, as was done after it"),

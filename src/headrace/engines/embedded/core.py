@@ -40,6 +40,7 @@ class Totals:
     decode_steps: int = 0
     busy_s: float = 0.0
     swap_stall_s: float = 0.0
+    recompute_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -172,6 +173,7 @@ class EngineCore:
             self._flip_cost.prefill_s += seconds
             self._flip_cost.recomputed_tokens += again
             self.totals.swap_stall_s += seconds
+            self.totals.recompute_s += seconds
 
     def _decode(self, steps: int) -> _Run:
         """At most so many steps; fewer when a sequence ends or somebody interrupts."""
@@ -261,5 +263,6 @@ class EngineCore:
             self._flip_cost.pending = [s for s in self._flip_cost.pending if not s.is_finished and s not in running]
 
     def _synchronize(self) -> None:
+        """With what this lane has handed out; the others' work on the device goes on."""
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+            torch.cuda.current_stream(self._device).synchronize()

@@ -59,9 +59,17 @@ class EmbeddedEngine:
     """
 
     def __init__(
-        self, model: Any, *, config: EngineConfig, runtime: Runtime, version: Version = INITIAL, lane: str = LANE
+        self,
+        model: Any,
+        *,
+        config: EngineConfig,
+        runtime: Runtime,
+        version: Version = INITIAL,
+        lane: str = LANE,
+        cache: CachePlan | None = None,
     ) -> None:
-        """`model` (a Hugging Face causal language model, on its device) belongs to the engine from here on."""
+        """`model` (a Hugging Face causal language model, on its device) belongs to the engine from here on. `cache`: of
+        this size; unless given, as `plan_cache` has it when the engine starts."""
         self._model: Any = model
         self._config = config
         self._runtime = runtime
@@ -69,6 +77,7 @@ class EmbeddedEngine:
         self._version = version
         self._vocab_size = int(model.config.get_text_config().vocab_size)
         self._plan: CachePlan | None = None
+        self._planned = cache
         self._core: EngineCore | None = None
         self._task: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
@@ -81,6 +90,8 @@ class EmbeddedEngine:
         self._pins = 0
         self._changed = Signal()
         self._work = asyncio.Event()
+        self._idle_s = 0.0
+        self._idle_since: float | None = None
 
     @property
     def version(self) -> Version:
@@ -198,17 +209,22 @@ class EmbeddedEngine:
             decode_steps=totals.decode_steps,
             busy_s=totals.busy_s,
             swap_stall_s=totals.swap_stall_s,
+            recompute_s=totals.recompute_s,
+            idle_s=self._idle_s + (0.0 if self._idle_since is None else self._runtime.clock.now() - self._idle_since),
         )
 
     def _build(self) -> EngineCore:
         model, config = self._model, self._config
         dtype = model.dtype if config.dtype is None else getattr(torch, config.dtype)
         model.to(dtype).eval().requires_grad_(False)
-        if model.device.type == "cuda":
+        if self._planned is not None:
+            plan = self._planned
+        elif model.device.type == "cuda":
             plan = plan_cache(model.config, config, dtype, torch.cuda.mem_get_info(model.device)[0])
         else:
             plan = plan_cache(model.config, config, torch.float32)
         self._plan = plan
+        self._model = None  # what it is needed for, the runner holds; its weights may be there a second time
         return EngineCore(model, plan, config.prefill_tokens_per_step, self._version, self._runtime.clock.now)
 
     def _serving(self) -> EngineCore:
@@ -237,7 +253,7 @@ class EmbeddedEngine:
                 if core.scheduler.can_progress(core.version):
                     self._deliver(await self._runtime.compute(self._lane, core.step))
                 else:
-                    await self._work.wait()
+                    await self._rest()
             self._to_abort = [client.sequence for client in self._clients.values()]
             await self._hand_over(core)
         except asyncio.CancelledError:
@@ -247,6 +263,16 @@ class EmbeddedEngine:
             self._fail(error)
         finally:
             self._changed.notify()
+
+    async def _rest(self) -> None:
+        """Until there is something to do."""
+        clock = self._runtime.clock
+        self._idle_since = clock.now()
+        try:
+            await self._work.wait()
+        finally:
+            self._idle_s += clock.now() - self._idle_since
+            self._idle_since = None
 
     async def _hand_over(self, core: EngineCore) -> None:
         arrived, self._arrived = self._arrived, []

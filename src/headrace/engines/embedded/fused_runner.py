@@ -34,7 +34,9 @@ class FusedRunner:
         self._cache = cache
         self._dtype = weights.embedding.dtype
         self._rows = torch.arange(len(cache.layers[0][0]), device=weights.embedding.device)
-        self._graphs = DecodeGraphs(self._decode, cache, self._rows) if weights.embedding.is_cuda else None
+        self._graphs: DecodeGraphs | None = None
+        if weights.embedding.is_cuda:
+            self._graphs = DecodeGraphs(self._decode, cache, self._rows, len(weights.embedding))
 
     @classmethod
     def of(cls, model: Any, cache: KeyValueCache) -> FusedRunner | None:
@@ -79,7 +81,7 @@ class FusedRunner:
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
         if self._graphs is not None:
             return self._graphs.decode(tokens, positions, length)
-        return self._decode(tokens, positions, self._rows[: len(tokens)], length)
+        return self._decode(tokens, positions, self._rows[: len(tokens)], length).float()
 
     def prefill(self, work: PrefillPass) -> None:
         shape, cache = self._shape, self._cache
@@ -100,7 +102,7 @@ class FusedRunner:
         self._layers(work.tokens.flatten(), work.positions.flatten(), attend)
 
     def _decode(self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tensor:
-        """`rows` [n]: the slots that row i writes to; it reads slot i."""
+        """Logits [n, V] in the weights' dtype. `rows` [n]: the slots that row i writes to; it reads slot i."""
         shape, cache = self._shape, self._cache
         count = len(tokens)
         parts = [
@@ -122,7 +124,7 @@ class FusedRunner:
 
         hidden = self._layers(tokens, positions, attend)
         normed = self._weights.norm(hidden).to(self._dtype)
-        return self._weights.head(normed).float()
+        return self._weights.head(normed)
 
     def _layers(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """Hidden states [N, hidden] after the last layer, before the last norm; or where `attend` ended the pass."""

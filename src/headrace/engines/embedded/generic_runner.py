@@ -45,6 +45,8 @@ class GenericRunner:
     def flip(self, prepared: Any) -> None:
         for name, parameter in self._model.named_parameters():
             parameter.data = prepared[name]
+            if parameter.is_cuda:  # of the publisher's stream, whose allocator must not reuse it while this one reads
+                parameter.data.record_stream(torch.cuda.current_stream(parameter.device))
 
     @staticmethod
     def _forward(module: Any, tokens: torch.Tensor, current: _Pass) -> Any:

@@ -13,7 +13,7 @@ _SHORTEST = 256
 _WARM_UPS = 2
 
 Decode = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""(tokens [n], positions [n], rows written [n], length) -> logits [n, V]"""
+"""(tokens [n], positions [n], rows written [n], length) -> logits [n, V], in the weights' dtype"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,23 +22,25 @@ class _Graph:
     tokens: torch.Tensor
     positions: torch.Tensor
     rows: torch.Tensor
-    logits: torch.Tensor
 
 
 class DecodeGraphs:
     """One graph per bucket of batch size and of length, both powers of two, captured when first needed.
 
-    The padding rows of a bucket write to the cache's spare slot, at position 0.
+    The padding rows of a bucket write to the cache's spare slot, at position 0. All graphs write their logits to one
+    place, and have their other memory in common.
     """
 
-    def __init__(self, decode: Decode, cache: KeyValueCache, rows: torch.Tensor) -> None:
+    def __init__(self, decode: Decode, cache: KeyValueCache, rows: torch.Tensor, vocab_size: int) -> None:
         self._decode = decode
         self._cache = cache
         self._rows = rows
+        self._logits = torch.empty((cache.slots, vocab_size), dtype=torch.float32, device=rows.device)
         self._graphs: dict[tuple[int, int], _Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
+        """Float32 logits [n, V], until the next call."""
         count = len(tokens)
         bucket = min(_power_of_two(count), self._cache.slots)
         reach = min(max(_power_of_two(length), _SHORTEST), self._cache.max_context)
@@ -52,7 +54,7 @@ class DecodeGraphs:
         captured.rows.fill_(self._cache.slots)
         captured.rows[:count].copy_(self._rows[:count])
         captured.graph.replay()
-        return captured.logits[:count]
+        return self._logits[:count]
 
     def _capture(self, bucket: int, reach: int) -> _Graph:
         """Warm-ups and capture write only to the spare slot."""
@@ -68,8 +70,8 @@ class DecodeGraphs:
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            logits = self._decode(tokens, positions, rows, reach)
-        return _Graph(graph, tokens, positions, rows, logits)
+            self._logits[:bucket].copy_(self._decode(tokens, positions, rows, reach))
+        return _Graph(graph, tokens, positions, rows)
 
 
 def _power_of_two(n: int) -> int:

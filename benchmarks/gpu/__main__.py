@@ -1,0 +1,103 @@
+"""The engine and the trainer on one CUDA device: `make gpu-check`. Figures go to `results/gpu.json`.
+
+    python -m benchmarks.gpu [--only NAME,NAME] [--part I/N] [--runs 5]
+
+Each measurement replaces its own figures there and leaves the others; with the device, its driver and the versions.
+Shares are of the device's own bandwidth and matrix rate, measured in the same call; ratios are of sides in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.ceilings import bandwidth, matrix_rate
+from benchmarks.gpu.engines import decode_row, peers_row, prefill_row, swap_rows
+from benchmarks.gpu.memory import memory_row
+from benchmarks.gpu.training import logprob_row, training_row
+from benchmarks.machine import RESULTS, describe_machine
+
+Measurement = Callable[[int, float, float], Any]
+"""(runs, bytes/s, operations/s) -> figures"""
+
+
+def _decode(runs: int, bytes_per_s: float, rate: float) -> list[dict[str, Any]]:
+    return [
+        decode_row(shape, concurrent, 1024, bytes_per_s, runs)
+        for shape in ("0.5 B", "1.5 B")
+        for concurrent in (64, 256)
+    ]
+
+
+def _training(runs: int, bytes_per_s: float, rate: float) -> list[dict[str, Any]]:
+    return [
+        training_row("0.5 B", 8192, 1024, rate, runs),
+        training_row("1.5 B", 8192, 1024, rate, runs),
+        training_row("1.5 B", 8192, 8192, rate, runs),
+        training_row("1.5 B", 32768, 32768, rate, runs, ck=True),
+        training_row("0.5 B", 4096, 512, rate, runs, torch.float32),
+    ]
+
+
+MEASUREMENTS: dict[str, Measurement] = {
+    "training": _training,
+    "memory": lambda runs, bytes_per_s, rate: [memory_row("0.5 B", recipe) for recipe in ("grpo", "ppo")],
+    "prefill": lambda runs, bytes_per_s, rate: [prefill_row(shape, rate, runs) for shape in ("0.5 B", "1.5 B")],
+    "swaps": lambda runs, bytes_per_s, rate: swap_rows("0.5 B", 64, bytes_per_s, runs),
+    "logprobs": lambda runs, bytes_per_s, rate: [
+        logprob_row("0.5 B", dtype) for dtype in (torch.float32, torch.bfloat16)
+    ],
+    "decode": _decode,
+    "peers": lambda runs, bytes_per_s, rate: [peers_row(shape, 64, 256, runs) for shape in ("0.5 B", "1.5 B")],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default=",".join(MEASUREMENTS))
+    parser.add_argument("--part", default="1/1", help="every N-th measurement from the I-th on")
+    parser.add_argument("--runs", type=int, default=5)
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("no CUDA device here: nothing was measured")
+    bytes_per_s, rate = bandwidth(), matrix_rate()
+    place, count = map(int, args.part.split("/"))
+    for name in args.only.split(",")[place - 1 :: count]:
+        figures = MEASUREMENTS[name](args.runs, bytes_per_s, rate)
+        for row in figures:
+            print(name, {key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()}, flush=True)
+        _keep(name, {"machine": _device(bytes_per_s, rate), "runs": args.runs, "rows": figures})
+
+
+def _device(bytes_per_s: float, rate: float) -> dict[str, Any]:
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return {
+        **describe_machine(),
+        "device": torch.cuda.get_device_name(),
+        "driver": driver.stdout.strip(),
+        "cuda": torch.version.cuda,
+        "bandwidth_tb_per_s": bytes_per_s / 1e12,
+        "matrix_rate_tflops": rate / 1e12,
+    }
+
+
+def _keep(name: str, figures: dict[str, Any]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / "gpu.json"
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**kept, name: figures}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

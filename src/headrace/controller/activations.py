@@ -1,0 +1,67 @@
+"""What forward and backward passes keep on a device beside the weights, worked out from shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.models.logprobs import MAX_LOGITS
+
+_FLOAT32 = 4
+_LOGITS_TRAINED = 4
+"""Copies of the logits in float32: their own, their log-softmax, and the gradients of both."""
+_LOGITS_SCORED = 3
+_LOGITS_SAMPLED = 5
+"""Logits, probabilities, their sums, and what sorting or comparing them takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """Widths of a decoder of transformers, in numbers a token."""
+
+    layers: int
+    hidden: int
+    attention: int
+    """Queries, keys and values together."""
+    mlp: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, model_config: Any) -> DecoderShape:
+        """From a Hugging Face config."""
+        text = model_config.get_text_config()
+        hidden, heads = text.hidden_size, text.num_attention_heads
+        kv_heads = getattr(text, "num_key_value_heads", None) or heads
+        head_dim = getattr(text, "head_dim", None) or hidden // heads
+        mlp = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * hidden
+        return cls(text.num_hidden_layers, hidden, head_dim * (heads + 2 * kv_heads), mlp, text.vocab_size)
+
+    def layer_bytes(self, itemsize: int) -> int:
+        """Of one token in one layer, kept for the backward pass: what enters the products, the norms (which compute in
+        float32), the rotation, attention and the gate. A little more than was measured (`benchmarks/gpu`)."""
+        return itemsize * (2 * self.hidden + 8 * self.attention + 4 * self.mlp) + 6 * self.hidden
+
+    def logits_bytes(self, tokens: int, copies: int) -> int:
+        """Of as many logits as are held at a time."""
+        return copies * _FLOAT32 * min(tokens * self.vocabulary, MAX_LOGITS)
+
+
+def trained_bytes(shape: DecoderShape, tokens: int, itemsize: int, *, checkpointing: bool) -> int:
+    """Of a forward and backward pass over a micro-batch of so many `tokens`, at its height. `itemsize`: bytes of a
+    number in the compute dtype. `checkpointing`: only what enters each layer is kept, and one layer is computed again.
+    """
+    layer = shape.layer_bytes(itemsize)
+    kept = shape.layers * itemsize * shape.hidden if checkpointing else shape.layers * layer
+    embedding = itemsize * shape.vocabulary * shape.hidden  # its gradient
+    return tokens * (kept + layer) + embedding + shape.logits_bytes(tokens, _LOGITS_TRAINED)
+
+
+def scored_bytes(shape: DecoderShape, tokens: int, itemsize: int) -> int:
+    """Of a forward pass alone."""
+    return tokens * shape.layer_bytes(itemsize) + shape.logits_bytes(tokens, _LOGITS_SCORED)
+
+
+def engine_bytes(shape: DecoderShape, slots: int, prefill_tokens: int, itemsize: int) -> int:
+    """Of an engine's passes: prefill, of which up to half is padding, and sampling for all `slots`."""
+    prefill = 2 * prefill_tokens * shape.layer_bytes(itemsize)
+    return prefill + _LOGITS_SAMPLED * _FLOAT32 * slots * shape.vocabulary

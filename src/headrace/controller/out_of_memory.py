@@ -1,0 +1,64 @@
+"""What to do where memory does not suffice: said before a run starts, and again if it runs out on the way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from headrace.config import DPOConfig, RMConfig, SFTConfig, TrainConfig
+
+Config = TrainConfig | SFTConfig | RMConfig | DPOConfig
+
+_ASKED = re.compile(r"[Tt]ried to allocate ([0-9.]+ ?[A-Za-z]+)")
+_OF_THE_CPU = "DefaultCPUAllocator: can't allocate memory"
+
+
+class OutOfMemory(RuntimeError):
+    """Memory ran out while a run was on its way. The message says what to lower."""
+
+
+def what_to_lower(config: Config) -> str:
+    """As `lower trainer.max_tokens_per_microbatch (4096) or engine.max_concurrent_sequences (64)`: keys that decide how
+    much is held at a time, and nothing of a result, so that a run goes on with others."""
+    keys = {"trainer.max_tokens_per_microbatch": config.trainer.max_tokens_per_microbatch}
+    if isinstance(config, TrainConfig):
+        if config.algorithm.needs_critic:
+            keys["critic.max_tokens_per_microbatch"] = config.critic.max_tokens_per_microbatch
+        keys["engine.max_concurrent_sequences"] = config.engine.max_concurrent_sequences
+        keys["engine.prefill_tokens_per_step"] = config.engine.prefill_tokens_per_step
+    named = [f"{key} ({value})" for key, value in keys.items()]
+    said = "lower " + (" or ".join([", ".join(named[:-1]), named[-1]]) if len(named) > 1 else named[0])
+    return said if config.model.gradient_checkpointing else f"{said}, set model.gradient_checkpointing=true"
+
+
+@contextmanager
+def told(config: Config, *, resumes: bool = True) -> Iterator[None]:
+    """Whatever memory's end raises within becomes OutOfMemory. `resumes`: the command has `--resume`."""
+    try:
+        yield
+    except Exception as error:
+        cause = _cause(error)
+        if cause is None:
+            raise
+        asked = _ASKED.search(str(cause))
+        wanted = f", with {asked[1]} more asked for" if asked else ""
+        go_on = ", and go on with --resume: what was journalled and checkpointed is there" if resumes else ""
+        raise OutOfMemory(f"memory ran out{_place(cause)}{wanted}; {what_to_lower(config)}{go_on}") from error
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    """The allocator's error that led to `error`."""
+    import torch
+
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, torch.OutOfMemoryError) or _OF_THE_CPU in str(seen):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def _place(error: BaseException) -> str:
+    found = re.search(r"GPU (\d+)", str(error))
+    return f" on cuda:{found[1]}" if found else ""

@@ -1,0 +1,106 @@
+"""Counts what the time of a run's trainer and engines goes to, moment by moment."""
+
+from __future__ import annotations
+
+from headrace.engines.protocol import Engine
+from headrace.experience.flow import Flow
+from headrace.observe import spent
+from headrace.observe.spent import Activity, Spent
+from headrace.roles.actor import TRAINER_LANE
+from headrace.runtime.protocol import Clock
+
+_KEYS = {"staleness": "max_staleness", "ahead": "ahead", "bytes": "table_gib"}
+"""Of the section `async`."""
+
+
+class TimeSpent:
+    """Looks whenever the flow or a role's activity changes: in between, nothing does that time is counted by.
+
+    The trainer is at one thing at a time. While it waits for rows, what stands in the way follows from the flow: groups
+    in generation are with the engines, or, while these have nothing to do, with rewards and environments. Of the
+    engines, the seconds without work are shared out by what keeps work from them.
+    """
+
+    def __init__(self, clock: Clock, engine: Engine, flow: Flow, activity: Activity, *, on_policy: bool) -> None:
+        """`on_policy`: the engines wait for each new version by design, not at a bound that could be raised."""
+        self._clock = clock
+        self._engine = engine
+        self._flow = flow
+        self._activity = activity
+        self._on_policy = on_policy
+        self._began = clock.now()
+        self._before = engine.stats()
+        self._trainer = Spent(clock.now, self._trainer_is_at)
+        self._idle = Spent(self._idle_s, self._engines_lack)
+        self._idle_of_trainer = Spent(self._idle_s, self._trainer_is_at)
+        activity.changed = self._look
+        flow.changed.listen(self._look)
+
+    def trainer_s(self) -> dict[str, float]:
+        """By the names of `headrace.observe.spent`; they add up to the time since this was made."""
+        seconds = self._trainer.totals()
+        idle = min(self._idle_of_trainer.totals().get(spent.GENERATION, 0.0), seconds.get(spent.GENERATION, 0.0))
+        if idle:
+            seconds[spent.GENERATION] -= idle
+            seconds[spent.REWARDS] = seconds.get(spent.REWARDS, 0.0) + idle
+        return {name: value for name, value in seconds.items() if value > 0}
+
+    def engines_s(self) -> dict[str, float]:
+        """The same of the engines."""
+        now, before = self._engine.stats(), self._before
+        left = self._clock.now() - self._began
+        parts = {
+            spent.COMPUTES: now.busy_s - before.busy_s - (now.recompute_s - before.recompute_s),
+            spent.SWAPS: now.swap_stall_s - before.swap_stall_s,
+            **self._idle.totals(),
+        }
+        seconds: dict[str, float] = {}
+        for name, value in parts.items():
+            # A swap is counted from the last decode step on, and may so take a little of what is idle.
+            seconds[name] = min(max(value, 0.0), left)
+            left -= seconds[name]
+        seconds[spent.OTHER] = seconds.get(spent.OTHER, 0.0) + left
+        return {name: value for name, value in seconds.items() if value > 0}
+
+    def _look(self) -> None:
+        for each in (self._trainer, self._idle, self._idle_of_trainer):
+            each.look()
+
+    def _idle_s(self) -> float:
+        return self._engine.stats().idle_s
+
+    def _trainer_is_at(self) -> str:
+        activity, flow = self._activity, self._flow
+        if activity.trainer == spent.OTHER:
+            return spent.EVALUATION if activity.evaluating else spent.OTHER
+        if activity.trainer != spent.ROWS:
+            return activity.trainer
+        if activity.computing[TRAINER_LANE]:
+            return spent.SCORES
+        if flow.is_sealed:
+            return spent.COLUMNS
+        if flow.running_groups:
+            return spent.GENERATION
+        if activity.evaluating:
+            return spent.EVALUATION
+        return spent.NEW_WEIGHTS if self._is_behind else spent.GENERATION
+
+    def _engines_lack(self) -> str:
+        flow = self._flow
+        if flow.running_groups or self._activity.evaluating:
+            return spent.REWARDS
+        if flow.is_finished or not self._activity.has_begun:
+            return spent.OTHER
+        bound = flow.shut_by(self._engine.version.number)
+        if bound is None:
+            return spent.OTHER
+        if bound == "prompts":
+            return spent.NO_PROMPTS
+        if bound == "staleness" and self._is_behind:
+            return spent.NEW_WEIGHTS
+        return spent.TRAINER if self._on_policy else f"{spent.TRAINER} ({_KEYS[bound]})"
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether there is a version that the engines have not taken."""
+        return self._engine.version.number < self._flow.batch

@@ -1,0 +1,164 @@
+"""The rows of the running totals, and of `summary.json`."""
+
+from __future__ import annotations
+
+from headrace.observe import alarms
+from headrace.observe.metrics.metric import Metric
+
+TOTALS = (
+    Metric("elapsed_s", "seconds", "Since this process of the run began."),
+    Metric("generated_tokens", "tokens", "That engines sampled, whatever became of them."),
+    Metric("generated_samples", "samples", "That ended, failed ones included."),
+    Metric("failed_samples", "samples, by kind", "Of them those that failed."),
+    Metric("failure_words", "by kind", "Why the last of each kind failed."),
+    Metric(
+        "drop_words", "by reason", "What went wrong with the last group that was dropped; only where something did."
+    ),
+    Metric("reward_calls", "calls, by seconds", "Calls of reward functions by how long they took."),
+    Metric("generate_s", "seconds", "In which the engines computed."),
+    Metric("train_s", "seconds", "In which the trainer computed, for batches that are done."),
+    Metric(
+        "swap_stall_s",
+        "seconds",
+        "In which new weights kept the engines from decoding: their exchange, and computing again what was "
+        "interrupted.",
+        "longer a batch than training on it, and more than 5 % of the time",
+        "use `async.swap: keep`, which goes on with the old keys and values, or train on more with each version "
+        "(`rollout.prompts_per_batch`)",
+        alarms.swap_is_slow,
+    ),
+    Metric(
+        "trainer_s",
+        "seconds, by what for",
+        "What the trainer's time went to; adds up to `elapsed_s`. The names are below.",
+        "it waits more than 20 % of its time, in `async` and `one_step_off`. (On a CPU, where engines use the same "
+        "processors, only the time counts in which nobody computed.)",
+        "for generation: raise `engine.max_concurrent_sequences` and `async.ahead`, or lower "
+        "`rollout.sampling.max_new_tokens`; for rewards: raise `reward.workers`; for scores: raise their "
+        "`max_tokens_per_microbatch`; for the evaluation: raise `evaluation.every`",
+        alarms.trainer_waits,
+    ),
+    Metric(
+        "engines_s",
+        "seconds, by what for",
+        "What the engines' time went to; adds up to `elapsed_s`. The names are below.",
+        "they wait while the trainer waits too: each waits for the other",
+        "raise what the name has in parentheses: `async.max_staleness`, `async.ahead` or `async.table_gib`",
+    ),
+    Metric(
+        "wait_s",
+        "seconds, by side and what for",
+        "Seconds in which a part of the run waited. Most parts wait nearly always, and cost nothing.",
+    ),
+)
+
+SUMMARY = (
+    Metric(
+        "status",
+        "",
+        "running, finished, stopped (told to), failed, or killed (no process owns it, and it did not say why).",
+        "failed or killed",
+        "read the last lines of its output, then `headrace inspect`; `--resume` goes on from the last checkpoint",
+    ),
+    Metric("version", "number", "Of the newest weights: batches trained."),
+    Metric(
+        "wall_s", "seconds", "That the run's processes ran, added up; a killed one's up to its last group or batch."
+    ),
+    Metric(
+        "groups.issued",
+        "groups",
+        "Attempts ever started; = running + ready + trained + dropped.",
+        "the sum is another: the record is damaged",
+        "put back a copy of the run's folder, or begin again",
+    ),
+    Metric("groups.running", "groups", "In generation or not yet scored."),
+    Metric("groups.ready", "groups", "Finished, waiting for a batch, or in the one that is being composed."),
+    Metric("groups.trained", "groups", "Trained."),
+    Metric("groups.dropped", "groups, by reason", "Never to be trained.", "see `dropped_groups`", "see there"),
+    Metric("groups.drop_words", "by reason", "What went wrong with the last of these; only where something did."),
+    Metric("samples.generated", "samples", "That ended, failed ones included."),
+    Metric("samples.trained", "samples", "Of the trained batches."),
+    Metric(
+        "samples.truncated",
+        "samples",
+        "Those of them that a limit on tokens, context or turns cut off.",
+        "see `truncated_samples`",
+        "see there",
+    ),
+    Metric("samples.failed", "samples, by kind", "That failed.", "see `failed_samples`", "see there"),
+    Metric("samples.failure_words", "by kind", "Why the last of these failed."),
+    Metric("tokens.generated", "tokens", "That engines sampled, whatever became of them."),
+    Metric("tokens.trained", "tokens", "That entered the loss of the trained batches, each once."),
+    Metric("tokens.generated_per_s", "tokens a second", "Of `wall_s`."),
+    Metric("tokens.trained_per_s", "tokens a second", "Of `wall_s`."),
+    Metric(
+        "tokens.masked",
+        "tokens",
+        "Of the trained batches, left out of the loss since they were staler than the bound. (Those of samples left "
+        "out by "
+        "`algorithm.truncated: mask` are not among them.)",
+        "see `masked_tokens`",
+        "see there",
+    ),
+    Metric("tokens.nonpad_share", "share", "Positions computed by the trainer that were not padding."),
+    Metric("staleness.max", "batches", "Of a trained token: batch minus version that sampled it."),
+    Metric("staleness.mean", "batches", "Over trained tokens.", "see `staleness`", "see there"),
+    Metric("staleness.histogram", "tokens, by batches", "Trained tokens by staleness (a number, as a string)."),
+    Metric("reward.first", "reward", "Mean of the first trained batch, as scored."),
+    Metric("reward.last", "reward", "Mean of the last trained batch.", "see `reward_mean`", "see there"),
+    Metric("reward.terms", "reward, by name", "Of a reward of several terms `first` and `last` of each."),
+    Metric("reward.call_p50_s", "seconds", "Half of the reward functions' calls took no longer."),
+    Metric("reward.call_p99_s", "seconds", "99 % took no longer.", "see `reward_call_p99_s`", "see there"),
+    Metric("eval.before", "accuracy or reward", "On held-out prompts, of the first evaluated version."),
+    Metric(
+        "eval.after",
+        "accuracy or reward",
+        "The same of the last one.",
+        "it falls while `reward_mean` rises: the policy learns its prompts by heart, or tricks the reward",
+        "read its answers; take more prompts, or lower `trainer.epochs`",
+    ),
+    Metric("time.generate_s", "seconds", "In which the engines computed."),
+    Metric("time.train_s", "seconds", "In which the trainer computed, for batches that are done."),
+    Metric("time.swap_stall_s", "seconds", "In which new weights kept the engines from decoding."),
+    Metric(
+        "time.trainer_s", "seconds, by what for", "What the trainer's time went to.", "see `trainer_s`", "see there"
+    ),
+    Metric("time.engines_s", "seconds, by what for", "What the engines' time went to.", "see `engines_s`", "see there"),
+    Metric("time.wait_s", "seconds, by side and what for", "Waited by each part of the run."),
+    Metric(
+        "correction.outside_share",
+        "share",
+        "Trained tokens whose behaviour weight was outside of its bounds.",
+        "see `behavior_outside_share`",
+        "see there",
+    ),
+    Metric(
+        "correction.effective_share",
+        "share",
+        "Effective number of tokens under those weights, of the trained ones.",
+        "see `effective_token_share`",
+        "see there",
+    ),
+    Metric(
+        "mismatch.mean_abs",
+        "nats a token",
+        "The engines' log-probs against the trainer's, by the same weights.",
+        "see `mismatch_mean_abs`",
+        "see there",
+    ),
+    Metric("mismatch.max_abs", "nats", "The largest of these."),
+    Metric("mismatch.tokens", "tokens", "That it was measured on."),
+    Metric(
+        "drift.mean_abs",
+        "nats a token",
+        "The log-probs that trained tokens came with against those when their batch began.",
+        "see `drift_mean_abs`",
+        "see there",
+    ),
+    Metric("drift.max_abs", "nats", "The largest of these."),
+    Metric("kept_mass.first", "share", "Probability of what top-p and top-k keep, in the first batch."),
+    Metric("kept_mass.last", "share", "The same in the last batch.", "see `kept_mass`", "see there"),
+    Metric("alarms", "a list", "What rang when the run was last looked at: `metric`, `finding`, `act`."),
+    Metric("seed", "number", "Of the config."),
+    Metric("config_sha256", "", "Digest of what decides the run's result: a resumed run must have the same."),
+)

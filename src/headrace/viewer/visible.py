@@ -1,0 +1,35 @@
+"""Untrusted text on a terminal: what would steer it is shown instead."""
+
+from __future__ import annotations
+
+import unicodedata
+
+_LINE_BREAKS = "\n\t"
+_PICTURES = 0x2400
+"""Unicode's pictures of the first 32 control characters."""
+_DELETE = 0x7F
+_UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+"""Categories of what has no glyph: control and formatting (as bidirectional overrides), surrogates, unassigned."""
+_JOINERS = "\u200c\u200d"
+"""Which scripts and emoji need."""
+
+
+def visible(text: str) -> str:
+    """`text` with every character that has no glyph replaced by one that names it; line breaks and tabs stay."""
+    return "".join(character if _is_harmless(character) else _named(character) for character in text)
+
+
+def _is_harmless(character: str) -> bool:
+    return (
+        " " <= character <= "~"
+        or character in _LINE_BREAKS
+        or character in _JOINERS
+        or unicodedata.category(character) not in _UNSEEN
+    )
+
+
+def _named(character: str) -> str:
+    code = ord(character)
+    if code < ord(" "):
+        return chr(_PICTURES + code)
+    return "\u2421" if code == _DELETE else f"<U+{code:04X}>"

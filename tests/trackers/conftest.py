@@ -1,0 +1,15 @@
+"""One run for all trackers. Its modules come from the folder of whole runs."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "controller"))
+
+from tracked_run import Tracked, make
+
+
+@pytest.fixture(scope="session")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> Tracked:
+    return make(tmp_path_factory.mktemp("tracked"))
