@@ -70,12 +70,12 @@ def reward(response, row):
     if kind == "print":
         print("garbage" * 1000); sys.stdout.flush(); os.write(1, b"\\xff" * 70000); os.write(2, b"\\0" * 70000)
     if kind == "forge":
-        for fd in range(3, 32):
+        for fd in range(3, 4096):
             try: os.write(fd, b"\\xff" * 4096)
             except OSError: pass
         time.sleep(60)
     if kind == "deaf":
-        os.closerange(3, 64)
+        os.closerange(3, 4096)
         time.sleep(60)
     if kind == "recurse":
         def f(): return f()
