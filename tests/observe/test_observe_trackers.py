@@ -287,6 +287,15 @@ def test_a_table_of_samples(tmp_path: Path) -> None:
     ]
 
 
+def test_what_a_spreadsheet_would_compute_is_text_to_it(tmp_path: Path) -> None:
+    run = TrackedRun(name="run", key="ab", folder=tmp_path, parameters={}, id=None)
+    table = [{"prompt": "=cmd|' /C calc'!A0", "response": "-2+3", "advantage": -0.5}]
+    CsvFiles(run, tmp_path).samples(4, 0.0, table)
+    assert rows(tmp_path / "samples-4.csv") == [
+        {"prompt": "'=cmd|' /C calc'!A0", "response": "'-2+3", "advantage": "-0.5"}
+    ]
+
+
 def test_samples_that_a_restore_took_back_are_removed(tmp_path: Path) -> None:
     tracker = CsvFiles(TrackedRun(name="run", key="ab", folder=tmp_path, parameters={}, id=None), tmp_path)
     for step in (4, 5, 11):

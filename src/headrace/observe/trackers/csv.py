@@ -14,6 +14,8 @@ from headrace.observe.trackers.folders import refuse_others
 from headrace.observe.trackers.protocol import Cell, TrackedRun
 
 _KEYS = ("step", "at")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes for the beginning of a formula, or skips before it."""
 
 
 class CsvFiles:
@@ -49,7 +51,8 @@ class CsvFiles:
         if rows:
             columns = list(rows[0])
             _replace(
-                self._folder / f"samples-{step}.csv", [columns, *([row[name] for name in columns] for row in rows)]
+                self._folder / f"samples-{step}.csv",
+                [columns, *([_inert(row[name]) for name in columns] for row in rows)],
             )
 
     def flush(self) -> None:
@@ -123,6 +126,11 @@ class _Table:
             lines = list(csv.reader(file))
         self._columns = lines[0] if lines else list(_KEYS)
         self._last = int(lines[-1][0]) if len(lines) > 1 else -1
+
+
+def _inert(cell: Cell) -> Cell:
+    """What a model wrote is untrusted: an apostrophe keeps a spreadsheet from computing it."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def _replace(path: Path, rows: Sequence[Sequence[object]]) -> None:
