@@ -210,6 +210,6 @@ def test_a_folder_with_a_name_that_is_no_text(tmp_path: Path) -> None:
     store.close()
     for name in ("a.svg", "a.html"):
         assert main(["plot", str(path), "-o", str(tmp_path / name)]) == 0
-    assert "run-�-<script>" in Picture((tmp_path / "a.svg").read_bytes()).words
-    assert "run-�-&lt;script&gt;" in (tmp_path / "a.html").read_text()
+    assert "run-<U+DCFF>-<script>" in Picture((tmp_path / "a.svg").read_bytes()).words
+    assert "run-&lt;U+DCFF&gt;-&lt;script&gt;" in (tmp_path / "a.html").read_text()
     shutil.rmtree(path)

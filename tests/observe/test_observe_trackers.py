@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +85,16 @@ class Record:
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Record:
-    return Record(tmp_path / "run")
+def record(tmp_path: Path) -> Iterator[Record]:
+    record = Record(tmp_path / "run")
+    yield record
+    record.store.close()
 
 
 @pytest.fixture
-def reader(record: Record) -> RunReader:
-    return RunReader(record.path)
+def reader(record: Record) -> Iterator[RunReader]:
+    with RunReader(record.path) as reader:
+        yield reader
 
 
 def at(record: Record) -> Path:
