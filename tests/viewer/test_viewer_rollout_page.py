@@ -98,6 +98,7 @@ def test_hostile_text_is_data_and_nothing_else() -> None:
     seen.feed(text)
     data = [json.loads(body) for named, body in seen.scripts if named.get("type") == "application/json"]
     assert [one["text"] for one in data] == [HOSTILE, HOSTILE], "all of it is there"
+    assert not any("<" in body for named, body in seen.scripts if "type" in named), "no tag, nor the beginning of one"
     code = [body for named, body in seen.scripts if "type" not in named]
     assert len(code) == 1
     digest = base64.b64encode(hashlib.sha256(code[0].encode()).digest()).decode()
