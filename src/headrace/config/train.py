@@ -35,6 +35,9 @@ class RecordConfig(Section):
     rollouts: Annotated[int, Field(ge=0)] | Literal["all"] = 8
     """Samples of a batch that `headrace rollouts` finds for good: the best, the worst, and whole groups as they are
     drawn; and as many of what was dropped meanwhile. Those that failed are all kept, unless this is 0."""
+    journal: Literal["needed", "all"] = "needed"
+    """`all` keeps every finished group, so that `data.rollouts` can train on the record: 17 bytes a token of prompt and
+    response, and the kept sets of `top_k` and `top_p`. `needed`: until no kept checkpoint could want it again."""
 
     @property
     def samples_per_batch(self) -> int | None:

@@ -54,10 +54,12 @@ class Ended:
 
 def open_store(plan: Plan, folder: Path, begin: Begin, now: float) -> tuple[RunStore, Restored | None]:
     """The run's record, held by this process. Raises StoreErrors that name the folder and the mend."""
-    digest = config_sha256(plan.config)
-    keep = plan.config.checkpoint.keep
+    digest, text = config_sha256(plan.config), dump_config(plan.config)
+    keep, keep_journal = plan.config.checkpoint.keep, plan.config.record.journal == "all"
     if begin == "resume":
-        store = RunStore.open(folder, config_sha256=digest, config_yaml=dump_config(plan.config), keep_checkpoints=keep)
+        store = RunStore.open(
+            folder, config_sha256=digest, config_yaml=text, keep_checkpoints=keep, keep_journal=keep_journal
+        )
         try:
             return store, store.checkpoints.restore()
         except BaseException:
@@ -66,7 +68,12 @@ def open_store(plan: Plan, folder: Path, begin: Begin, now: float) -> tuple[RunS
     if begin == "fresh" and RunStore.exists(folder):
         RunStore.erase(folder)
     created = RunStore.create(
-        folder, config_yaml=dump_config(plan.config), config_sha256=digest, now=now, keep_checkpoints=keep
+        folder,
+        config_yaml=text,
+        config_sha256=digest,
+        now=now,
+        keep_checkpoints=keep,
+        keep_journal=keep_journal,
     )
     return created, None
 

@@ -108,6 +108,7 @@ def _facts(run: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{amount(mismatch['tokens'])} fresh tokens",
         ),
         ("log-prob drift", f"{decimal(drift['mean_abs'], 4)} mean, {decimal(drift['max_abs'])} largest"),
+        ("journal", f"{amount(run.journal_bytes)}B on disk (record.journal: {run.config.record.journal})"),
         ("seed", str(summary["seed"])),
     ]
     return facts

@@ -90,6 +90,10 @@ class RunReader:
             with suppress(RunDamaged):  # the segment is gone meanwhile, or what it holds of this group is
                 yield JournalledGroup(state, batch, reason, journal.read(JournalOffset(*place)))
 
+    def journal_bytes(self) -> int:
+        """On disk now."""
+        return Journal(self.path / "journal").nbytes
+
     def status(self) -> RunStatus:
         alive = is_held(self.path)
         return RunStatus(self._value("status"), alive, owner(self.path))

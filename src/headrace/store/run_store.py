@@ -52,6 +52,7 @@ class RunStore:
         journal: Journal,
         *,
         keep_checkpoints: int,
+        keep_journal: bool,
         damaged: Collection[AttemptKey],
     ) -> None:
         """`damaged`: attempts whose group was in the journal, and cannot be read from it any more."""
@@ -59,7 +60,13 @@ class RunStore:
         self.journal = journal
         self.ledger = Ledger(database, journal)
         self.checkpoints = Checkpoints(
-            path / "checkpoints", database, self.ledger, journal, keep=keep_checkpoints, damaged=damaged
+            path / "checkpoints",
+            database,
+            self.ledger,
+            journal,
+            keep=keep_checkpoints,
+            damaged=damaged,
+            keep_journal=keep_journal,
         )
         self.metrics = Metrics(database)
         self.events = Events(database)
@@ -76,6 +83,7 @@ class RunStore:
         config_sha256: str,
         now: float,
         keep_checkpoints: int = 2,
+        keep_journal: bool = False,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> RunStore:
         """Begin a run in a folder that is absent or holds none. `now` is in seconds since the epoch.
@@ -105,7 +113,7 @@ class RunStore:
                 Database.create(path / DATABASE_NAME, values)
             except OSError as error:
                 raise write_failed(error, path / DATABASE_NAME) from error
-            return cls._opened(path, lock, undo, keep_checkpoints, segment_bytes)
+            return cls._opened(path, lock, undo, (keep_checkpoints, keep_journal), segment_bytes)
 
     @classmethod
     def open(
@@ -115,6 +123,7 @@ class RunStore:
         config_sha256: str,
         config_yaml: str = "",
         keep_checkpoints: int = 2,
+        keep_journal: bool = False,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> RunStore:
         """Take over a run that was begun before. Groups that a crash left journalled but running become ready.
@@ -132,7 +141,8 @@ class RunStore:
         with ExitStack() as undo:
             lock = RunLock(path)
             undo.callback(lock.release)
-            return cls._opened(path, lock, undo, keep_checkpoints, segment_bytes, (config_sha256, config_yaml))
+            keep = (keep_checkpoints, keep_journal)
+            return cls._opened(path, lock, undo, keep, segment_bytes, (config_sha256, config_yaml))
 
     @classmethod
     def _opened(
@@ -140,7 +150,7 @@ class RunStore:
         path: Path,
         lock: RunLock,
         undo: ExitStack,
-        keep_checkpoints: int,
+        keep: tuple[int, bool],
         segment_bytes: int,
         config: tuple[str, str] | None = None,
     ) -> RunStore:
@@ -152,7 +162,7 @@ class RunStore:
         _make_folders(path)
         journal = Journal(path / "journal", segment_bytes=segment_bytes)
         damaged = recover(database, journal)
-        store = cls(path, lock, database, journal, keep_checkpoints=keep_checkpoints, damaged=damaged)
+        store = cls(path, lock, database, journal, keep_checkpoints=keep[0], keep_journal=keep[1], damaged=damaged)
         undo.pop_all()
         return store
 
