@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from headrace.cli.load import load_noted
+from headrace.cli.load import load_noted, note
 from headrace.config import TrainConfig
 
 
@@ -28,6 +28,6 @@ def run(args: argparse.Namespace) -> int:
     folder = Path("runs") / Path(args.config).stem if args.dir is None else Path(args.dir)
     begin: Begin = "resume" if args.resume else "fresh" if args.fresh else "new"
     view = view_for(PipedConsole(lasting=True, force_terminal=False if args.plain else None))
-    ended = run_to_end(lambda: train(plan, folder, begin, view), "headrace train")
+    ended = run_to_end(lambda: train(plan, folder, begin, view, note), "headrace train")
     print_end(folder, ended)
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from headrace.controller.out_of_memory import told
 from headrace.controller.output import Begin
 from headrace.controller.parts import Parts, connect
 from headrace.controller.plan import Plan
+from headrace.controller.resumed import resumed_plan
 from headrace.controller.stopping import StopRequest
 from headrace.controller.threads import inline_runtime, takes_turns
 from headrace.controller.tracking import tracking
@@ -52,8 +53,11 @@ class Ended:
     record: RunRecord
 
 
-def open_store(plan: Plan, folder: Path, begin: Begin, now: float) -> tuple[RunStore, Restored | None]:
-    """The run's record, held by this process. Raises StoreErrors that name the folder and the mend."""
+def open_store(
+    plan: Plan, folder: Path, begin: Begin, now: float, tell: Callable[[str], None] = lambda line: None
+) -> tuple[RunStore, Restored | None]:
+    """The run's record, held by this process. `tell` is given each key of the config that a resumed run changes. Raises
+    StoreErrors that name the folder and the mend."""
     digest, text = config_sha256(plan.config), dump_config(plan.config)
     keep, keep_journal = plan.config.checkpoint.keep, plan.config.record.journal == "all"
     if begin == "resume":
@@ -61,6 +65,9 @@ def open_store(plan: Plan, folder: Path, begin: Begin, now: float) -> tuple[RunS
             folder, config_sha256=digest, config_yaml=text, keep_checkpoints=keep, keep_journal=keep_journal
         )
         try:
+            for change in store.changed:
+                tell(str(change))
+            store.take_config(text, digest, now)
             return store, store.checkpoints.restore()
         except BaseException:
             store.close()
@@ -78,14 +85,23 @@ def open_store(plan: Plan, folder: Path, begin: Begin, now: float) -> tuple[RunS
     return created, None
 
 
-async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None) -> Ended:
+async def train(
+    plan: Plan,
+    folder: Path,
+    begin: Begin,
+    view: View | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Ended:
     """Run to the end, or until SIGINT or SIGTERM. Whatever is raised leaves the run ready to be resumed.
 
-    A run that is finished stays as it is when it is resumed. `view` shows the run while it goes. Raises ConfigError,
-    StoreError, WaitTimeout, WeightError, EngineError, NothingToTrain, OutOfMemory.
+    A run that is finished stays as it is when it is resumed with its own config; with a longer one it goes on. `view`
+    shows the run while it goes; `tell` is given notes on how it begins, each a line. Raises ConfigError, StoreError,
+    WaitTimeout, WeightError, EngineError, NothingToTrain, OutOfMemory.
     """
     if begin == "resume" and (ended := _ended(plan, folder)) is not None:
         return ended
+    if begin == "resume" and RunStore.exists(folder):
+        plan = resumed_plan(plan, folder)
     settings = plan.config.runtime
     spans: deque[Span] = deque(maxlen=_MOST_SPANS)
     turns = settings.turns or takes_turns(plan.config)
@@ -93,7 +109,7 @@ async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None
     runtime = inline_runtime(
         settings.threads, device=resolve_device(plan.config.model.device), turns=turns, trace=trace
     )
-    store, restored = open_store(plan, folder, begin, runtime.clock.wall())
+    store, restored = open_store(plan, folder, begin, runtime.clock.wall(), lambda line: tell(f"--resume: {line}"))
     status: Status = "failed"
     noticed = None if view is None else Noticed(view)
 
@@ -219,7 +235,8 @@ async def _supervise(parts: Parts, store: RunStore, runtime: Runtime, stop: Stop
         if not parts.flow.is_finished:
             parts.recorder.event("stopped", {"version": str(version), "reason": stop.reason})
             return "stopped"
-        if parts.evaluator is not None and version.number > 0:
+        evaluated = {row.number for row in store.metrics.read("eval")} if version == parts.begun else set()
+        if parts.evaluator is not None and version.number > 0 and version.number not in evaluated:
             await parts.follower.follow()
             await _unless(stopping, runtime.spawn(parts.evaluator.evaluate(), "evaluation after"))
         parts.recorder.event("finished", {"version": str(version)})

@@ -7,7 +7,8 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
-from headrace.config.changes import describe_changes
+from headrace.config.changes import Change, changes, listed
+from headrace.config.resume import is_safe, why_not
 from headrace.store.checkpoints import Checkpoints
 from headrace.store.database import Database
 from headrace.store.errors import ConfigMismatch, RunExists, RunMissing, write_failed
@@ -70,6 +71,8 @@ class RunStore:
         )
         self.metrics = Metrics(database)
         self.events = Events(database)
+        self.changed: tuple[Change, ...] = ()
+        """What `open` found to differ from the run's config, all of it safe."""
         self._lock = lock
         self._database = database
         self.set_status("running")
@@ -128,10 +131,10 @@ class RunStore:
     ) -> RunStore:
         """Take over a run that was begun before. Groups that a crash left journalled but running become ready.
 
-        `config_yaml`: the config of now, to tell what differs if its digest is not that of the run's.
+        `config_yaml`: the config of now. What of it differs is in `changed`, until `take_config` makes it the run's.
 
-        Raises RunMissing, RunInUse, ConfigMismatch, RunDamaged; RunExists where a file is in the place of a folder;
-        StoreError where it cannot be written.
+        Raises RunMissing, RunInUse, RunDamaged; ConfigMismatch if more differs than is safe; RunExists where a file is
+        in the place of a folder; StoreError where it cannot be written.
         """
         if not cls.exists(path):
             raise RunMissing(
@@ -156,13 +159,15 @@ class RunStore:
     ) -> RunStore:
         database = Database(path / DATABASE_NAME)
         undo.callback(database.close)
+        changed: list[Change] = []
         if config is not None:
             database.check_integrity()
-            _compare_config(path, database, *config)
+            changed = _compare_config(path, database, *config)
         _make_folders(path)
         journal = Journal(path / "journal", segment_bytes=segment_bytes)
         damaged = recover(database, journal)
         store = cls(path, lock, database, journal, keep_checkpoints=keep[0], keep_journal=keep[1], damaged=damaged)
+        store.changed = tuple(changed)
         undo.pop_all()
         return store
 
@@ -194,6 +199,22 @@ class RunStore:
         if status not in STATUSES:
             raise ValueError(f"no status {status!r}; it is one of {', '.join(STATUSES)}")
         self._database.execute("UPDATE run SET value = ? WHERE name = 'status'", (status,))
+
+    def take_config(self, config_yaml: str, config_sha256: str, now: float) -> None:
+        """Make the config that the run was opened with the run's own. The one before stays in the event
+        `config_changed`. `now` is in seconds since the epoch."""
+        if self.changed:
+            with self._database.transaction():
+                ((before,),) = self._database.rows("SELECT value FROM run WHERE name = 'config_yaml'")
+                for name, value in (("config_yaml", config_yaml), ("config_sha256", config_sha256)):
+                    self._database.execute("UPDATE run SET value = ? WHERE name = ?", (value, name))
+                changed = "; ".join(map(str, self.changed))
+                self.events.write(now, "config_changed", {"changed": changed, "before": before})
+            self.changed = ()
+        # A kill may have come between the record and the file.
+        path = self.path / CONFIG_NAME
+        if not path.is_file() or path.read_bytes() != config_yaml.encode():
+            write_whole(path, config_yaml.encode())
 
     def close(self) -> None:
         """Sync the journal, and give the run free."""
@@ -236,10 +257,16 @@ def _refuse_taken(path: Path, config_yaml: str) -> None:
         raise RunExists(f"{config} would be overwritten by the run's own: choose another --dir, or move it away")
 
 
-def _compare_config(path: Path, database: Database, config_sha256: str, config_yaml: str) -> None:
+def _compare_config(path: Path, database: Database, config_sha256: str, config_yaml: str) -> list[Change]:
+    """What differs. Raises ConfigMismatch if that is more than is safe, or cannot be told."""
     values = dict(database.rows("SELECT name, value FROM run WHERE name IN ('config_sha256', 'config_yaml')"))
-    if values["config_sha256"] != config_sha256:
-        raise ConfigMismatch(
-            f"{path} was made with another config{describe_changes(values['config_yaml'], config_yaml)}\n"
-            f"continue it with its own, {path / CONFIG_NAME}, or choose another --dir, or begin again with --fresh"
-        )
+    found = changes(values["config_yaml"], config_yaml)
+    refused = [change for change in found or () if not is_safe(change.key)]
+    if not refused and (found is not None or values["config_sha256"] == config_sha256):
+        return found or []
+    lines = listed(f"{change} ({why_not(change.key)})" for change in refused)
+    raise ConfigMismatch(
+        f"{path} was made with another config{lines}\ncontinue it with its own, {path / CONFIG_NAME}, of which "
+        "docs/run.md says what may change; or begin another from its weights with --dir OTHER --from RUN; or begin "
+        "again with --fresh"
+    )
