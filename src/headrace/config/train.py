@@ -13,6 +13,7 @@ from headrace.config.data import DataConfig, RewardConfig
 from headrace.config.filters import FilterConfig
 from headrace.config.model import EngineConfig, ModelConfig
 from headrace.config.named import one_of
+from headrace.config.origin import FromConfig
 from headrace.config.rollout import AsyncConfig, OnDeadline, RolloutConfig
 from headrace.config.temperature import AnyTemperature
 from headrace.config.track import TrackerConfig, TrackerSection, each_once, sections
@@ -133,6 +134,7 @@ class RuntimeConfig(Section):
 class TrainConfig(Section):
     model: ModelConfig
     data: DataConfig
+    from_: FromConfig = Field(default=FromConfig(), alias="from")
     reward: RewardConfig = RewardConfig()
     rollout: RolloutConfig = RolloutConfig()
     async_: AsyncConfig = Field(default=AsyncConfig(), alias="async")

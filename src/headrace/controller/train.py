@@ -6,13 +6,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from headrace.config import config_sha256, dump_config
+from headrace.config import ConfigError, config_sha256, dump_config
 from headrace.controller.judge_engines import asker, serving, stop_engine
 from headrace.controller.models import Models, load_models
+from headrace.controller.origin import begin_from
 from headrace.controller.out_of_memory import told
 from headrace.controller.output import Begin
 from headrace.controller.parts import Parts, connect
@@ -36,6 +37,7 @@ from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunReader, RunStore, StoreError
+from headrace.store.origin import take_origin, taken_origin
 from headrace.store.run_store import DATABASE_NAME
 from headrace.weights.version import INITIAL, Lineage, Version
 
@@ -98,6 +100,8 @@ async def train(
     shows the run while it goes; `tell` is given notes on how it begins, each a line. Raises ConfigError, StoreError,
     WaitTimeout, WeightError, EngineError, NothingToTrain, OutOfMemory.
     """
+    if begin == "fresh" and plan.origin is not None and plan.origin.path.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"--from {plan.origin.name} is in {folder}, which --fresh would erase; give another --dir")
     if begin == "resume" and (ended := _ended(plan, folder)) is not None:
         return ended
     if begin == "resume" and RunStore.exists(folder):
@@ -110,6 +114,12 @@ async def train(
         settings.threads, device=resolve_device(plan.config.model.device), turns=turns, trace=trace
     )
     store, restored = open_store(plan, folder, begin, runtime.clock.wall(), lambda line: tell(f"--resume: {line}"))
+    try:
+        plan = _with_own_origin(plan, store, restored, runtime.clock.wall())
+    except BaseException:
+        store.set_status("failed")
+        store.close()
+        raise
     status: Status = "failed"
     noticed = None if view is None else Noticed(view)
 
@@ -141,6 +151,17 @@ async def train(
     return Ended(status, _summarise(folder))
 
 
+def _with_own_origin(plan: Plan, store: RunStore, restored: Restored | None, now: float) -> Plan:
+    """The plan of a run that holds what it begins from, whatever becomes of the source. Blocking."""
+    if plan.origin is None:
+        return plan
+    own = taken_origin(store.path, plan.origin.name) or take_origin(plan.origin, store.path)
+    if restored is None:
+        data = {"run": own.name, "optimizer": plan.config.from_.optimizer, "critic": own.critic is not None}
+        store.events.write(now, "began_from", data)
+    return replace(plan, origin=own)
+
+
 def _ended(plan: Plan, folder: Path) -> Ended | None:
     """The run in `folder`, if it is finished and of this config."""
     if not RunStore.exists(folder):
@@ -169,7 +190,7 @@ async def _train(
 ) -> Status:
     """Build the run on its record, and see it to its end."""
     models = await load_models(plan, runtime, folder)
-    begun = await _restore_models(models, restored, runtime)
+    begun = await _restore_models(plan, models, restored, runtime)
     async with _rewards(plan, folder, runtime, asker(plan, models.engine, models.judges, runtime.clock)) as rewards:
         # First, since only now it is known how many sequences it decodes together.
         await models.engine.start()
@@ -210,13 +231,16 @@ def _tell_of_damage(parts: Parts, store: RunStore, restored: Restored) -> None:
             parts.recorder.event("reissued", {"prompt": row.prompt_id, "message": message})
 
 
-async def _restore_models(models: Models, restored: Restored | None, runtime: Runtime) -> Version:
+async def _restore_models(plan: Plan, models: Models, restored: Restored | None, runtime: Runtime) -> Version:
     """Bring the trainer to the commit, and publish the version that the run begins from."""
     version = INITIAL if restored is None else Version(restored.branch, restored.number)
     if restored is not None and restored.path is not None:
         await runtime.compute(TRAINER_LANE, models.trainer.load, restored.path)
         for name, other in models.saved.items():
             await runtime.compute(TRAINER_LANE, other.load, restored.path / name)
+    elif plan.origin is not None:
+        own = (plan.origin, models.trainer, models.critic, plan.config)
+        await runtime.compute(TRAINER_LANE, lambda: begin_from(*own))
     if version > INITIAL:
         await runtime.compute(TRAINER_LANE, models.publisher.publish, version, models.trainer.tensors())
     return version

@@ -16,6 +16,7 @@ from headrace.store.files import remove, write_whole
 from headrace.store.journal import SEGMENT_BYTES, Journal
 from headrace.store.ledger import Ledger
 from headrace.store.lock import LOCK_NAME, RunLock
+from headrace.store.origin import ORIGIN_NAME
 from headrace.store.records import Events, Metrics
 from headrace.store.recovery import recover
 from headrace.store.schema import STATUSES
@@ -26,7 +27,7 @@ ROLLOUTS_NAME = "rollouts.db"
 CONFIG_NAME = "config.yaml"
 FOLDERS = ("journal", "checkpoints", "logs")
 TRACKERS_NAME = "trackers"
-_MORE_FOLDERS = ("weights", TRACKERS_NAME)
+_MORE_FOLDERS = ("weights", TRACKERS_NAME, ORIGIN_NAME)
 _FILES = (DATABASE_NAME, ROLLOUTS_NAME, CONFIG_NAME, "summary.json", LOCK_NAME)
 _MADE_BY_RUNS = (
     *(name + end for name in (DATABASE_NAME, ROLLOUTS_NAME) for end in ("", "-wal", "-shm", ".new")),
@@ -35,6 +36,8 @@ _MADE_BY_RUNS = (
     "summary.json",
     "weights",
     TRACKERS_NAME,
+    ORIGIN_NAME,
+    f"{ORIGIN_NAME}.new",
     LOCK_NAME,
 )
 
