@@ -147,7 +147,8 @@ def test_open_of_a_folder_without_a_run(tmp_path: Path) -> None:
 def test_open_with_another_config(tmp_path: Path) -> None:
     create(tmp_path / "run").close()
     with pytest.raises(
-        ConfigMismatch, match=r"another config\n  - seed: was 0, now 1\ncontinue it with .*config\.yaml"
+        ConfigMismatch,
+        match=r"another config\n  - seed: was 0, now 1 \(the order of .*\)\ncontinue it with .*config\.yaml",
     ):
         RunStore.open(tmp_path / "run", config_sha256="beef", config_yaml="seed: 1\n")
     with pytest.raises(ConfigMismatch, match=r"another config\ncontinue"):

@@ -11,7 +11,10 @@ from headrace.config import TrainConfig, load_config
 
 
 def run(args: argparse.Namespace) -> int:
-    overrides = [*args.overrides, *([] if args.model is None else [f"model.path={json.dumps(args.model)}"])]
+    given = (
+        [] if args.model is None else [f"model.path={json.dumps(args.model)}", "from.run=null", "from.optimizer=false"]
+    )
+    overrides = [*args.overrides, *given]
     config = load_config(TrainConfig, args.config, overrides)
     from headrace.controller.evaluate import evaluate
     from headrace.controller.plan import make_plan

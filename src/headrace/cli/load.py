@@ -16,5 +16,10 @@ def load_noted(kind: type[C], args: argparse.Namespace) -> C:
     """Raises ConfigError."""
     config = load_config(kind, args.config, args.overrides)
     for line in ineffective(config):
-        print(f"headrace: note: {line}", file=sys.stderr)
+        note(line)
     return config
+
+
+def note(line: str) -> None:
+    """Beside the output."""
+    print(f"headrace: note: {line}", file=sys.stderr, flush=True)

@@ -110,6 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     _config(train)
     train.add_argument("--dir", help="the run's folder (default: runs/NAME-OF-CONFIG)")
     _begin(train)
+    _from(train)
+    train.add_argument("--from-optimizer", action="store_true", help="with --from: take the optimiser's moments too")
     train.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     train.add_argument("--plain", action="store_true", help="a line for each batch instead of the live view")
 
@@ -122,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
         _config(offline)
         offline.add_argument("--dir", required=True, help="folder for the model that comes out")
         _begin(offline)
+        _from(offline)
 
     evaluate = command("eval", "evaluate", "score a model on the held-out prompts of a config")
     _config(evaluate)
@@ -196,6 +199,15 @@ def _begin(parser: argparse.ArgumentParser) -> None:
     begin = parser.add_mutually_exclusive_group()
     begin.add_argument("--resume", action="store_true", help="continue the run in --dir from its last checkpoint")
     begin.add_argument("--fresh", action="store_true", help="erase the run in --dir and begin again")
+
+
+def _from(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--from",
+        dest="from_run",
+        metavar="RUN[@N]",
+        help="begin with the weights of another run's last checkpoint, or of that of version N",
+    )
 
 
 def _config(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import time
 from pathlib import Path
@@ -25,6 +26,10 @@ def run(args: argparse.Namespace) -> int:
         tell(f"{name} step {step}: loss {near_zero(loss, 4)}, {tokens_per_s:,.0f} tokens/s")
 
     out = Path(args.dir)
+    if args.from_run is not None:
+        from headrace.store.origin import find_origin
+
+        args.overrides = [*args.overrides, f"model.path={json.dumps(str(find_origin(args.from_run).model))}"]
     begin: Begin = "resume" if args.resume else "fresh" if args.fresh else "new"
     if name == "sft":
         sft = load_noted(SFTConfig, args)

@@ -13,6 +13,7 @@ from headrace.config.data import DataConfig, RewardConfig
 from headrace.config.filters import FilterConfig
 from headrace.config.model import EngineConfig, ModelConfig
 from headrace.config.named import one_of
+from headrace.config.origin import FromConfig
 from headrace.config.rollout import AsyncConfig, OnDeadline, RolloutConfig
 from headrace.config.temperature import AnyTemperature
 from headrace.config.track import TrackerConfig, TrackerSection, each_once, sections
@@ -35,6 +36,9 @@ class RecordConfig(Section):
     rollouts: Annotated[int, Field(ge=0)] | Literal["all"] = 8
     """Samples of a batch that `headrace rollouts` finds for good: the best, the worst, and whole groups as they are
     drawn; and as many of what was dropped meanwhile. Those that failed are all kept, unless this is 0."""
+    journal: Literal["needed", "all"] = "needed"
+    """`all` keeps every finished group, so that `data.rollouts` can train on the record: 17 bytes a token of prompt and
+    response, and the kept sets of `top_k` and `top_p`. `needed`: until no kept checkpoint could want it again."""
 
     @property
     def samples_per_batch(self) -> int | None:
@@ -130,6 +134,7 @@ class RuntimeConfig(Section):
 class TrainConfig(Section):
     model: ModelConfig
     data: DataConfig
+    from_: FromConfig = Field(default=FromConfig(), alias="from")
     reward: RewardConfig = RewardConfig()
     rollout: RolloutConfig = RolloutConfig()
     async_: AsyncConfig = Field(default=AsyncConfig(), alias="async")

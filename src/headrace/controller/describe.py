@@ -30,6 +30,7 @@ def _run(plan: Plan) -> list[str]:
         f"model     {config.model.path}: {plan.memory.parameters / 1e6:,.2f} M parameters, "
         f"trainer {config.model.dtype}, engine {config.engine.dtype or config.model.dtype}, "
         f"context {plan.max_context} tokens",
+        *([] if plan.origin is None else [f"from      {plan.origin.name}: {_taken(plan)}"]),
         f"data      {config.data.train}: {len(plan.prompts)} prompts; held out: {len(plan.eval_prompts)}"
         + (f"; {plan.cramped_prompts} leave no room for max_new_tokens" if plan.cramped_prompts else ""),
         f"batches   {plan.total_batches} of {rollout.prompts_per_batch} prompts x {rollout.samples_per_prompt} "
@@ -41,6 +42,13 @@ def _run(plan: Plan) -> list[str]:
         *_staleness(plan),
         *_table(plan),
     ]
+
+
+def _taken(plan: Plan) -> str:
+    assert plan.origin is not None
+    both = plan.config.algorithm.needs_critic and plan.origin.critic is not None
+    moments = "and the optimiser's moments" if plan.config.from_.optimizer else "the optimiser begins anew"
+    return f"its weights{' and its critic' if both else ''} are version 0, {moments}"
 
 
 def _sampling(plan: Plan) -> str:

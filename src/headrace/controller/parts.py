@@ -66,6 +66,8 @@ class Parts:
 
     branch: int
     """Of the versions that this process makes."""
+    begun: Version
+    """Where this process began."""
     ahead: int
     """Most groups that run or wait for a batch."""
     models: Models
@@ -229,6 +231,7 @@ def connect(
         gap = GapSampler(context, models.engine, policy, plan.prompts, fresh, first=first)
     return Parts(
         branch=lineage.branch,
+        begun=committed,
         ahead=ahead,
         models=models,
         flow=flow,

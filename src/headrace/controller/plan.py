@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.trainer import ENTROPY_VOCABULARY
+from headrace.controller.origin import check_origin, with_origin
 from headrace.controller.room import Room
 from headrace.controller.threads import check_threads
 from headrace.experience.dataset import Prompt, PromptDataset
@@ -31,6 +32,7 @@ from headrace.rollout.tokens import TextCodec
 from headrace.rollout.workflow import Workflow, load_workflow
 from headrace.runtime.event_loop import run_to_end
 from headrace.runtime.inline import SystemClock
+from headrace.store.origin import Origin
 
 if TYPE_CHECKING:
     from headrace.algorithms.pieces import Pieces
@@ -62,6 +64,13 @@ class Plan:
     """The user's own functions in the place of named ones."""
     stages: tuple[Callable[..., Any], ...] = ()
     """The functions of the user's own stages, in their order."""
+    origin: Origin | None = None
+    """What the run begins from, if not from the model at `model.path`."""
+
+    @property
+    def weights(self) -> str:
+        """The model, a folder or Hub name, whose weights are version 0."""
+        return self.config.model.path if self.origin is None else str(self.origin.model)
 
     @property
     def records_entropy(self) -> bool:
@@ -75,12 +84,14 @@ class Plan:
         return self.config.critic.warmup_batches if self.config.algorithm.needs_critic else 0
 
 
-def make_plan(config: TrainConfig) -> Plan:
-    """Read the data, the tokenizer and the model's config; load the user's own classes and functions.
+def make_plan(config: TrainConfig, folder: Path | None = None) -> Plan:
+    """Read the data, the tokenizer and the model's config; load the user's own classes and functions. `folder`: of the
+    run, where it may have begun already.
 
-    Raises ConfigError for whatever would make the run fail later, and where an event loop runs. Loads no weights, and
-    leaves nothing running.
+    Raises ConfigError, or RunMissing for a run to begin from, for whatever would make the run fail later, and where an
+    event loop runs. Loads no weights, and leaves nothing running.
     """
+    config, origin = with_origin(config, folder)
     check_threads(config.runtime.threads)
     check_packages(config.trackers)
     recipe = _recipe(config)
@@ -102,6 +113,8 @@ def make_plan(config: TrainConfig) -> Plan:
     model_config = read_model_config(config.model.path)
     vocab_size = int(model_config.get_text_config().vocab_size)
     _check_others(config, vocab_size)
+    if origin is not None:
+        check_origin(config, origin)
     tokenizer = load_tokenizer(config.model.path)
     context = context_limit(model_config, config.engine)
     check_judges(config.reward, context)
@@ -135,6 +148,7 @@ def make_plan(config: TrainConfig) -> Plan:
         workflow=workflow,
         filters=filters,
         pieces=load_pieces(config),
+        origin=origin,
         stages=tuple(
             load_function(stage.function, f"algorithm.stages: {stage.name}: function", (), keywords=stage.reads)
             for stage in config.algorithm.stages

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from headrace.config import config_sha256, dump_config
+from headrace.config import ConfigError, config_sha256, dump_config
 from headrace.controller.judge_engines import asker, serving, stop_engine
 from headrace.controller.models import Models, load_models
+from headrace.controller.origin import begin_from
 from headrace.controller.out_of_memory import told
 from headrace.controller.output import Begin
 from headrace.controller.parts import Parts, connect
 from headrace.controller.plan import Plan
+from headrace.controller.resumed import resumed_plan
 from headrace.controller.stopping import StopRequest
 from headrace.controller.threads import inline_runtime, takes_turns
 from headrace.controller.tracking import tracking
@@ -35,6 +37,7 @@ from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunReader, RunStore, StoreError
+from headrace.store.origin import take_origin, taken_origin
 from headrace.store.run_store import DATABASE_NAME
 from headrace.weights.version import INITIAL, Lineage, Version
 
@@ -52,13 +55,21 @@ class Ended:
     record: RunRecord
 
 
-def open_store(plan: Plan, folder: Path, begin: Begin, now: float) -> tuple[RunStore, Restored | None]:
-    """The run's record, held by this process. Raises StoreErrors that name the folder and the mend."""
-    digest = config_sha256(plan.config)
-    keep = plan.config.checkpoint.keep
+def open_store(
+    plan: Plan, folder: Path, begin: Begin, now: float, tell: Callable[[str], None] = lambda line: None
+) -> tuple[RunStore, Restored | None]:
+    """The run's record, held by this process. `tell` is given each key of the config that a resumed run changes. Raises
+    StoreErrors that name the folder and the mend."""
+    digest, text = config_sha256(plan.config), dump_config(plan.config)
+    keep, keep_journal = plan.config.checkpoint.keep, plan.config.record.journal == "all"
     if begin == "resume":
-        store = RunStore.open(folder, config_sha256=digest, config_yaml=dump_config(plan.config), keep_checkpoints=keep)
+        store = RunStore.open(
+            folder, config_sha256=digest, config_yaml=text, keep_checkpoints=keep, keep_journal=keep_journal
+        )
         try:
+            for change in store.changed:
+                tell(str(change))
+            store.take_config(text, digest, now)
             return store, store.checkpoints.restore()
         except BaseException:
             store.close()
@@ -66,19 +77,35 @@ def open_store(plan: Plan, folder: Path, begin: Begin, now: float) -> tuple[RunS
     if begin == "fresh" and RunStore.exists(folder):
         RunStore.erase(folder)
     created = RunStore.create(
-        folder, config_yaml=dump_config(plan.config), config_sha256=digest, now=now, keep_checkpoints=keep
+        folder,
+        config_yaml=text,
+        config_sha256=digest,
+        now=now,
+        keep_checkpoints=keep,
+        keep_journal=keep_journal,
     )
     return created, None
 
 
-async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None) -> Ended:
+async def train(
+    plan: Plan,
+    folder: Path,
+    begin: Begin,
+    view: View | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Ended:
     """Run to the end, or until SIGINT or SIGTERM. Whatever is raised leaves the run ready to be resumed.
 
-    A run that is finished stays as it is when it is resumed. `view` shows the run while it goes. Raises ConfigError,
-    StoreError, WaitTimeout, WeightError, EngineError, NothingToTrain, OutOfMemory.
+    A run that is finished stays as it is when it is resumed with its own config; with a longer one it goes on. `view`
+    shows the run while it goes; `tell` is given notes on how it begins, each a line. Raises ConfigError, StoreError,
+    WaitTimeout, WeightError, EngineError, NothingToTrain, OutOfMemory.
     """
+    if begin == "fresh" and plan.origin is not None and plan.origin.path.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"--from {plan.origin.name} is in {folder}, which --fresh would erase; give another --dir")
     if begin == "resume" and (ended := _ended(plan, folder)) is not None:
         return ended
+    if begin == "resume" and RunStore.exists(folder):
+        plan = resumed_plan(plan, folder)
     settings = plan.config.runtime
     spans: deque[Span] = deque(maxlen=_MOST_SPANS)
     turns = settings.turns or takes_turns(plan.config)
@@ -86,7 +113,13 @@ async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None
     runtime = inline_runtime(
         settings.threads, device=resolve_device(plan.config.model.device), turns=turns, trace=trace
     )
-    store, restored = open_store(plan, folder, begin, runtime.clock.wall())
+    store, restored = open_store(plan, folder, begin, runtime.clock.wall(), lambda line: tell(f"--resume: {line}"))
+    try:
+        plan = _with_own_origin(plan, store, restored, runtime.clock.wall())
+    except BaseException:
+        store.set_status("failed")
+        store.close()
+        raise
     status: Status = "failed"
     noticed = None if view is None else Noticed(view)
 
@@ -118,6 +151,17 @@ async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None
     return Ended(status, _summarise(folder))
 
 
+def _with_own_origin(plan: Plan, store: RunStore, restored: Restored | None, now: float) -> Plan:
+    """The plan of a run that holds what it begins from, whatever becomes of the source. Blocking."""
+    if plan.origin is None:
+        return plan
+    own = taken_origin(store.path, plan.origin.name) or take_origin(plan.origin, store.path)
+    if restored is None:
+        data = {"run": own.name, "optimizer": plan.config.from_.optimizer, "critic": own.critic is not None}
+        store.events.write(now, "began_from", data)
+    return replace(plan, origin=own)
+
+
 def _ended(plan: Plan, folder: Path) -> Ended | None:
     """The run in `folder`, if it is finished and of this config."""
     if not RunStore.exists(folder):
@@ -146,7 +190,7 @@ async def _train(
 ) -> Status:
     """Build the run on its record, and see it to its end."""
     models = await load_models(plan, runtime, folder)
-    begun = await _restore_models(models, restored, runtime)
+    begun = await _restore_models(plan, models, restored, runtime)
     async with _rewards(plan, folder, runtime, asker(plan, models.engine, models.judges, runtime.clock)) as rewards:
         # First, since only now it is known how many sequences it decodes together.
         await models.engine.start()
@@ -187,13 +231,16 @@ def _tell_of_damage(parts: Parts, store: RunStore, restored: Restored) -> None:
             parts.recorder.event("reissued", {"prompt": row.prompt_id, "message": message})
 
 
-async def _restore_models(models: Models, restored: Restored | None, runtime: Runtime) -> Version:
+async def _restore_models(plan: Plan, models: Models, restored: Restored | None, runtime: Runtime) -> Version:
     """Bring the trainer to the commit, and publish the version that the run begins from."""
     version = INITIAL if restored is None else Version(restored.branch, restored.number)
     if restored is not None and restored.path is not None:
         await runtime.compute(TRAINER_LANE, models.trainer.load, restored.path)
         for name, other in models.saved.items():
             await runtime.compute(TRAINER_LANE, other.load, restored.path / name)
+    elif plan.origin is not None:
+        own = (plan.origin, models.trainer, models.critic, plan.config)
+        await runtime.compute(TRAINER_LANE, lambda: begin_from(*own))
     if version > INITIAL:
         await runtime.compute(TRAINER_LANE, models.publisher.publish, version, models.trainer.tensors())
     return version
@@ -212,7 +259,8 @@ async def _supervise(parts: Parts, store: RunStore, runtime: Runtime, stop: Stop
         if not parts.flow.is_finished:
             parts.recorder.event("stopped", {"version": str(version), "reason": stop.reason})
             return "stopped"
-        if parts.evaluator is not None and version.number > 0:
+        evaluated = {row.number for row in store.metrics.read("eval")} if version == parts.begun else set()
+        if parts.evaluator is not None and version.number > 0 and version.number not in evaluated:
             await parts.follower.follow()
             await _unless(stopping, runtime.spawn(parts.evaluator.evaluate(), "evaluation after"))
         parts.recorder.event("finished", {"version": str(version)})

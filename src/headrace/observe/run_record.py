@@ -70,6 +70,8 @@ class RunRecord:
     processes: Mapping[int, Totals]
     """The last totals of each process of the run, by its branch; work that a restore took back included."""
     events: tuple[EventRow, ...] = field(default=(), repr=False)
+    journal_bytes: int = 0
+    """Of finished groups, on disk now."""
 
     @property
     def seen(self) -> Seen:
@@ -132,6 +134,7 @@ class RunWatcher:
             evaluations=tuple(Evaluation.of(row) for row in self._evaluations),
             processes=self._processes(),
             events=tuple(self._events),
+            journal_bytes=self._reader.journal_bytes(),
         )
 
     def _said(self, what: str, configured: T) -> T:

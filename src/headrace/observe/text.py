@@ -38,7 +38,8 @@ def describe_run(run: RunRecord, summary: Mapping[str, Any], width: int) -> Rend
     if notable:
         parts.append(Text("\nlast events", "bold"))
     for event in notable:
-        told = ", ".join(f"{key} {value}" for key, value in event.data.items())
+        # What has lines of its own, as a whole config, is for machines.
+        told = ", ".join(f"{key} {value}" for key, value in event.data.items() if "\n" not in str(value))
         parts.append(Text.assemble("  ", (event.kind, "cyan"), "  ", told))
     return Group(*parts)
 
@@ -108,6 +109,7 @@ def _facts(run: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{amount(mismatch['tokens'])} fresh tokens",
         ),
         ("log-prob drift", f"{decimal(drift['mean_abs'], 4)} mean, {decimal(drift['max_abs'])} largest"),
+        ("journal", f"{amount(run.journal_bytes)}B on disk (record.journal: {run.config.record.journal})"),
         ("seed", str(summary["seed"])),
     ]
     return facts

@@ -64,8 +64,11 @@ class Checkpoints:
         *,
         keep: int,
         damaged: Collection[AttemptKey],
+        keep_journal: bool = False,
     ) -> None:
-        """`damaged`: attempts whose group can no more be read from the journal."""
+        """`damaged`: attempts whose group can no more be read from the journal. `keep_journal`: no segment of it ever
+        goes."""
+        self._keep_journal = keep_journal
         self._damaged = frozenset(damaged)
         self._folder = folder
         self._database = database
@@ -103,7 +106,8 @@ class Checkpoints:
     def commit(self, prepared: Prepared, *, branch: int, number: int, state: dict[str, Any]) -> None:
         """Make a prepared checkpoint the one to restore, durably; groups of batches below `number` are then settled.
 
-        Afterwards removes checkpoints beyond those to keep, and journal segments that no kept one needs.
+        Afterwards removes checkpoints beyond those to keep, and (unless all are kept) journal segments that no kept one
+        needs.
         Raises LawBroken if attempts do not add up.
         """
         if prepared.number != number:
@@ -130,7 +134,8 @@ class Checkpoints:
         self._committed = {name for (name,) in self._rows("folder IS NOT NULL", "folder")}
         for name in sorted(before - self._committed):
             remove(self._folder / name)
-        self._journal.remove(removable_segments(self._database, self._journal))
+        if not self._keep_journal:
+            self._journal.remove(removable_segments(self._database, self._journal))
 
     def restore(self) -> Restored:
         """Go back to the newest commit, on a new branch. Only the model's state goes back; the ledger does not,

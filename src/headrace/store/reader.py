@@ -74,6 +74,23 @@ class RunReader:
         )
         return None if number is None else (branch, number)
 
+    def committed(self) -> int:
+        """The number of the newest checkpoint; 0 if there is none yet."""
+        ((number,),) = self._database.rows("SELECT max(number) FROM checkpoints")
+        return int(number)
+
+    def settled_groups(self) -> int:
+        """Groups that a checkpoint has as trained."""
+        ((groups,),) = self._database.rows(
+            "SELECT count(*) FROM attempts WHERE state = 'trained' AND batch < (SELECT max(number) FROM checkpoints)"
+        )
+        return int(groups)
+
+    def begun_epochs(self) -> int:
+        """Epochs of the dataset of which a prompt was issued."""
+        ((epoch,),) = self._database.rows("SELECT max(epoch) FROM attempts")
+        return 0 if epoch is None else epoch + 1
+
     def journalled(self, first_batch: int | None = None, last_batch: int | None = None) -> Iterator[JournalledGroup]:
         """Finished groups that are still in the journal, in the order in which they finished. With a limit, of batches
         within it: a group that was not trained counts as of the batch that its deadline is, or was."""
@@ -89,6 +106,10 @@ class RunReader:
         for state, batch, reason, *place in rows:
             with suppress(RunDamaged):  # the segment is gone meanwhile, or what it holds of this group is
                 yield JournalledGroup(state, batch, reason, journal.read(JournalOffset(*place)))
+
+    def journal_bytes(self) -> int:
+        """On disk now."""
+        return Journal(self.path / "journal").nbytes
 
     def status(self) -> RunStatus:
         alive = is_held(self.path)

@@ -160,5 +160,5 @@ SUMMARY = (
     Metric("kept_mass.last", "share", "The same in the last batch.", "see `kept_mass`", "see there"),
     Metric("alarms", "a list", "What rang when the run was last looked at: `metric`, `finding`, `act`."),
     Metric("seed", "number", "Of the config."),
-    Metric("config_sha256", "", "Digest of what decides the run's result: a resumed run must have the same."),
+    Metric("config_sha256", "", "Digest of what decides the run's result, as it is since it was last resumed."),
 )
