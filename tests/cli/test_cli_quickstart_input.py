@@ -145,7 +145,7 @@ def test_the_grpo_config_is_asynchronous_and_can_be_planned(made: QuickstartFile
     assert config.algorithm.objective == "decoupled"
     assert (config.rollout.prompts_per_batch, config.rollout.samples_per_prompt) == (16, 8)
     plan = make_plan(config)
-    assert len(plan.eval_prompts) == EVAL_ROWS
+    assert len(plan.held_out["eval"]) == EVAL_ROWS
     assert plan.max_context == MAX_PROMPT + MAX_RESPONSE
     assert config.rollout.sampling.max_new_tokens == MAX_RESPONSE
 

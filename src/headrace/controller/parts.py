@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from headrace.algorithms.estimate import AdvantageEstimator
+from headrace.config.evaluation import PLAIN
 from headrace.controller.checkpointer import Checkpointer
 from headrace.controller.divergence import Divergence
-from headrace.controller.episodes import episode_runner, held_out_evaluation, policy_settings
+from headrace.controller.episodes import episode_runner, evaluations, policy_settings
 from headrace.controller.models import Models
 from headrace.controller.plan import Plan
 from headrace.controller.policy_objective import policy_columns, prepare_batch
 from headrace.controller.recorder import Recorder
+from headrace.controller.reward_pools import RewardPools
 from headrace.controller.stages import own_stages, scorers
 from headrace.controller.table_size import column_bytes, largest_group, table_bytes
 from headrace.controller.time_spent import TimeSpent
@@ -44,7 +46,6 @@ from headrace.roles.rollout import RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
 from headrace.roles.scorer import ScorerRole
 from headrace.roles.weight_follower import WeightFollowerRole
-from headrace.rollout.rewards.pool import RewardPool
 from headrace.rollout.tokens import TextCodec
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
@@ -93,7 +94,7 @@ def connect(
     models: Models,
     store: RunStore,
     runtime: Runtime,
-    rewards: RewardPool,
+    rewards: RewardPools,
     lineage: Lineage,
     committed: Version,
 ) -> Parts:
@@ -155,7 +156,7 @@ def connect(
         tally,
         waits,
         TimeSpent(clock, models.engine, flow, activity, on_policy=config.async_.in_order),
-        rewards.times,
+        rewards.training.times,
         branch=lineage.branch,
         kl_coefficient=lambda batch: kl.of(batch) if algorithm.kl.moves else None,
     )
@@ -222,7 +223,7 @@ def connect(
     over = epochs(algorithm.updates_per_batch, algorithm.seals_batch)
     gap, fresh = None, FreshRule(lineage, keeps_keys=config.async_.swap == "keep")
     if eta:
-        policy = policy_settings(plan, models.engine, clock, evaluation=False)
+        policy = policy_settings(plan, models.engine, clock)
         # The first batch that the actor looks at shows the gap, unless it comes after others, when it may be stale.
         warms_up = plan.warm_up_batches > committed.number
         first = plan.warm_up_batches if warms_up else due_after(committed.number)
@@ -239,7 +240,7 @@ def connect(
         rollout=RolloutRole(
             context,
             models.engine,
-            episode_runner(plan, models.engine, clock, rewards, evaluation=False),
+            episode_runner(plan, models.engine, clock, rewards.training),
             tally,
             failures,
             judges=tuple(models.judges.values()),
@@ -294,11 +295,11 @@ def connect(
         evaluator=EvaluatorRole(
             context,
             models.engine,
-            held_out_evaluation(plan, models.engine, clock, rewards, models.reward, failures.look_at),
+            evaluations(plan, models.engine, clock, rewards, models.reward, failures.look_at),
             recorder.evaluation,
-            every=config.evaluation.every,
+            recorded=_evaluated(store),
         )
-        if plan.eval_prompts
+        if plan.held_out
         else None,
         gap=gap,
     )
@@ -336,6 +337,11 @@ def _refresh(plan: Plan, models: Models, runtime: Runtime) -> Callable[[int], Aw
             await runtime.compute("reference", lambda: own.take(dict(models.trainer.tensors())))
 
     return refresh
+
+
+def _evaluated(store: RunStore) -> dict[str, int]:
+    """Of each held-out set the newest version whose evaluation stands in the record."""
+    return {str(row.record.get("set", PLAIN)): row.number for row in store.metrics.read("eval")}
 
 
 def _frontier(store: RunStore) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from headrace.store.best import Best, read_best
 from headrace.store.counts import Counts, count
 from headrace.store.database import Database
 from headrace.store.errors import RunDamaged
@@ -73,6 +74,15 @@ class RunReader:
             "LEFT JOIN versions v ON v.branch = b.branch WHERE b.branch = (SELECT max(branch) FROM branches)"
         )
         return None if number is None else (branch, number)
+
+    def checkpoints(self) -> dict[int, str | None]:
+        """Of the checkpoints that the run can go back to: name of the folder in `checkpoints/`, by version; None for
+        version 0, the initial model."""
+        return dict(self._database.rows("SELECT number, folder FROM checkpoints ORDER BY number"))
+
+    def best(self) -> Best | None:
+        """The checkpoint that was kept as the best; None if none was."""
+        return read_best(self._database)
 
     def journalled(self, first_batch: int | None = None, last_batch: int | None = None) -> Iterator[JournalledGroup]:
         """Finished groups that are still in the journal, in the order in which they finished. With a limit, of batches

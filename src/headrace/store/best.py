@@ -1,0 +1,36 @@
+"""The best checkpoint of a run, as its record names it: kept beside those that the run can go back to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from headrace.store.database import Database
+
+_NAME = "best"
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """What a version was evaluated at, and where its files are."""
+
+    number: int
+    branch: int
+    folder: str | None
+    """In `checkpoints/`; None for version 0, the initial model."""
+    metric: str
+    """By which it is the best, as `eval` or `gsm/pass@1`."""
+    value: float
+
+
+def read_best(database: Database) -> Best | None:
+    rows = database.rows("SELECT value FROM run WHERE name = ?", (_NAME,))
+    return Best(**json.loads(rows[0][0])) if rows else None
+
+
+def write_best(database: Database, best: Best | None) -> None:
+    """Part of the caller's transaction, if there is one."""
+    if best is None:
+        database.execute("DELETE FROM run WHERE name = ?", (_NAME,))
+    else:
+        database.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (_NAME, json.dumps(asdict(best))))
