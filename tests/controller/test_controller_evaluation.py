@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from controller_jobs import make_job, start
 
 from headrace.cli.main import main
@@ -156,3 +157,84 @@ def wait_for(there: Any, seconds: float = 60) -> None:
     while not there():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def keeps_best(folder: Path, scores: list[float], **changes: object) -> Path:
+    """A job whose set `given` scores 0.1, 0.9, ... in the order in which versions are evaluated, whatever they answer.
+    One evaluation asks for one prompt's answer."""
+    job = make_job(folder, checkpoint__keep=1, checkpoint__every=100, checkpoint__keep_best="given", **changes)
+    (folder / "given.py").write_text(
+        "from pathlib import Path\n"
+        f"SCORES, ASKED = {scores}, Path({str(folder / 'asked')!r})\n"
+        "def score(response, row):\n"
+        "    with ASKED.open('a') as file:\n        file.write('.')\n"
+        "    return SCORES[len(ASKED.read_text()) - 1]\n"
+    )
+    reward = {"function": f"{folder}/given.py:score", "workers": 1, "trusted": True}
+    config = yaml.safe_load(job.read_text())
+    config["evaluation"] = {
+        "sets": {"given": {"data": str(folder / "eval.jsonl"), "every": 2, "max_prompts": 1, "reward": reward}}
+    }
+    job.write_text(yaml.safe_dump(config))
+    return job
+
+
+@pytest.mark.parametrize("mode", [["async.mode=sync"], ["async.max_staleness=4"]])
+def test_the_best_checkpoint_is_that_of_the_best_evaluation(
+    mode: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Versions 0, 2, 4, 6, 8 get 0.1, 0.4, 0.9, 0.2, 0.9: version 4 is the best, and the first of its value."""
+    run = tmp_path / "run"
+    job = keeps_best(tmp_path / "job", [0.1, 0.4, 0.9, 0.2, 0.9], trainer__batches=8)
+    assert main(["train", str(job), *mode, "data.eval=null", "--dir", str(run), "--plain"]) == 0
+    assert [(each.number, each.score) for each in evaluations(run)["given"]] == [
+        (0, 0.1),
+        (2, 0.4),
+        (4, 0.9),
+        (6, 0.2),
+        (8, 0.9),
+    ]
+    best = {"version": 4, "metric": "given/mean", "value": 0.9, "checkpoint": "checkpoints/step_4"}
+    assert json.loads((run / "summary.json").read_text())["best"] == best
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["best", "step_4", "step_8"]
+    assert (run / "checkpoints" / "best" / "model" / "config.json").is_file()
+    assert f"best:    {run}/checkpoints/best/model (v4, given/mean 0.900)" in capsys.readouterr().out
+    assert main(["inspect", str(run)]) == 0
+    assert "v4, given/mean 0.900: checkpoints/step_4" in capsys.readouterr().out
+
+
+def test_a_resumed_run_knows_the_best(tmp_path: Path) -> None:
+    """0.1, 0.9 and 0.2 for versions 0, 2 and 4; then, in another process, 0.5 for version 6."""
+    run = tmp_path / "run"
+    job = keeps_best(tmp_path / "job", [0.1, 0.9, 0.2, 0.5, 0.3], trainer__batches=6)
+    arguments = ["train", str(job), "data.eval=null", "--dir", str(run), "--plain"]
+    process = start(*arguments)
+    try:
+        wait_for(lambda: (run / "run.db").exists() and len(evaluations(run).get("given", ())) == 3)
+    finally:
+        process.kill()
+        process.communicate()
+    assert main([*arguments, "--resume"]) == 0
+    with RunReader(run) as reader:
+        best = reader.best()
+    assert best is not None
+    assert (best.number, best.value, best.folder) == (2, 0.9, "step_2")
+    assert (run / "checkpoints" / "best" / "model" / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["checkpoint.keep_best=gsm"], "checkpoint.keep_best is 'gsm', and the held-out sets are eval"),
+        (["checkpoint.keep_best=eval"], "but eval is evaluated only before and after training; set evaluation.every"),
+        (
+            ["checkpoint.keep_best=eval/pass@1", "evaluation.every=2"],
+            "the metrics of eval are mean; name one of them, or add it to evaluation.metrics",
+        ),
+    ],
+)
+def test_a_best_that_nothing_tells_is_refused(
+    overrides: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(make_job(tmp_path / "job")), *overrides]) == 2
+    assert says in capsys.readouterr().err

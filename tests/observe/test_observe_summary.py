@@ -95,6 +95,7 @@ def test_names_and_values() -> None:
             "seconds": None,
             "versions_behind": None,
         },
+        "best": {"version": None, "metric": None, "value": None, "checkpoint": None},
         "time": {
             "generate_s": pytest.approx(2.8),
             "train_s": 1.75,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -89,6 +90,42 @@ class EvaluationConfig(Section):
     """A sample passes if its reward is this or more."""
     sets: Annotated[dict[str, EvaluationSetConfig], AfterValidator(_names)] = Field(default={})
     """Held-out sets by name, beside the one in `data.eval`, which is called `eval`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BestBy:
+    """What the best checkpoint is found by."""
+
+    name: str
+    """Of the set."""
+    metric: str
+    every: int
+    highest: bool
+
+    @property
+    def key(self) -> str:
+        """As `checkpoint.keep_best` names it, in full: `gsm/pass@1`."""
+        return f"{self.name}/{self.metric}"
+
+
+def best_by(keep_best: str, sets: Sequence[HeldOut], *, highest: bool) -> BestBy:
+    """Raises ValueError where there is no such metric, or no evaluation during training."""
+    name, _, metric = keep_best.partition("/")
+    chosen = next((each for each in sets if each.name == name), None)
+    if chosen is None:
+        there = ", ".join(each.name for each in sets) or "none; set data.eval, which is called eval"
+        raise ValueError(f"checkpoint.keep_best is {keep_best!r}, and the held-out sets are {there}")
+    if metric and metric not in chosen.metrics:
+        raise ValueError(
+            f"checkpoint.keep_best is {keep_best!r}, and the metrics of {name} are {', '.join(chosen.metrics)}; name "
+            f"one of them, or add it to {chosen.key}.metrics"
+        )
+    if chosen.every is None:
+        raise ValueError(
+            f"checkpoint.keep_best is {keep_best!r}, but {name} is evaluated only before and after training; set "
+            f"{chosen.key}.every"
+        )
+    return BestBy(name, metric or chosen.metrics[0], chosen.every, highest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from headrace.config.algorithm import BY_GROUP, AlgorithmConfig
 from headrace.config.base import Section
 from headrace.config.data import DataConfig, RewardConfig
-from headrace.config.evaluation import PLAIN, EvaluationConfig, EvaluationSetConfig, HeldOut
+from headrace.config.evaluation import PLAIN, BestBy, EvaluationConfig, EvaluationSetConfig, HeldOut, best_by
 from headrace.config.filters import FilterConfig
 from headrace.config.model import EngineConfig, ModelConfig
 from headrace.config.named import one_of
@@ -29,6 +29,12 @@ class CheckpointConfig(Section):
     """Batches between checkpoints; one more is made at the end, and when the run is told to stop."""
     keep: int = Field(default=2, ge=1)
     """Newest checkpoints that are kept."""
+    keep_best: str | None = None
+    """The checkpoint that is best on a held-out set is kept as well: name of the set and a metric of it, as `eval/mean`
+    or `gsm/pass@1`; the set's first metric if none is named. Each version that the set is evaluated with then has a
+    checkpoint. See docs/evaluation.md."""
+    best_is: Literal["highest", "lowest"] = "highest"
+    """Which value of that metric is the best."""
 
 
 class RecordConfig(Section):
@@ -182,6 +188,13 @@ class TrainConfig(Section):
         )
 
     @property
+    def best_by(self) -> BestBy | None:
+        """What the best checkpoint is found by; None if none is kept. Raises ValueError."""
+        if self.checkpoint.keep_best is None:
+            return None
+        return best_by(self.checkpoint.keep_best, self.held_out, highest=self.checkpoint.best_is == "highest")
+
+    @property
     def rewards(self) -> tuple[RewardConfig, ...]:
         """Training's, and those of held-out sets that are others."""
         return (self.reward, *(each.reward for each in self.held_out if each.own_reward))
@@ -228,6 +241,7 @@ class TrainConfig(Section):
                     f"{each.key}.reward.{key} lets a reward take {longest:g} s, more than runtime.stall_timeout_s "
                     f"({self.runtime.stall_timeout_s:g}); lower it, or raise runtime.stall_timeout_s"
                 )
+        _ = self.best_by  # or its error
         engines: dict[str | None, EngineConfig] = {}
         for judge in (judge for reward in self.rewards for judge in reward.judges):
             if engines.setdefault(judge.model, judge.engine) != judge.engine:

@@ -8,6 +8,7 @@ from functools import partial
 
 from headrace.algorithms.estimate import AdvantageEstimator
 from headrace.config.evaluation import PLAIN
+from headrace.controller.best import BestCheckpoint
 from headrace.controller.checkpointer import Checkpointer
 from headrace.controller.divergence import Divergence
 from headrace.controller.episodes import episode_runner, evaluations, policy_settings
@@ -87,6 +88,14 @@ class Parts:
     evaluator: EvaluatorRole | None
     gap: GapSampler | None
     """None on-policy, where every token shows the gap."""
+    best: BestCheckpoint | None
+    """Keeps the checkpoint that is best on a held-out set; None if none is to be kept."""
+
+    def stop(self) -> None:
+        """Have the actor end before the batch that it is at."""
+        self.actor.stop()
+        if self.best is not None:
+            self.best.let_go()
 
 
 def connect(
@@ -171,6 +180,9 @@ def connect(
         per_batch=config.record.samples_per_batch,
         seed=config.seed,
     )
+    best = None
+    if (by := config.best_by) is not None:
+        best = BestCheckpoint(store.checkpoints, by, context, recorder.event)
     checkpointer = Checkpointer(
         store,
         models.trainer,
@@ -180,6 +192,7 @@ def connect(
         state=lambda: dict(kl.state),
         every=config.checkpoint.every,
         committed=committed.number,
+        best=best,
     )
     published = Signal()
     rule = StalenessRule(
@@ -286,7 +299,7 @@ def connect(
             gap_rows=gap.rows if gap is not None else lambda batch: (),
             trained=trained,
             after_step=_after_step(
-                recorder, record, Divergence(masks_truncated=rule.masks_truncated), checkpointer, lineage
+                recorder, record, Divergence(masks_truncated=rule.masks_truncated), checkpointer, best, lineage
             ),
         ),
         follower=WeightFollowerRole(
@@ -298,10 +311,13 @@ def connect(
             evaluations(plan, models.engine, clock, rewards, models.reward, failures.look_at),
             recorder.evaluation,
             recorded=_evaluated(store),
+            begins=None if best is None else best.begins,
+            ended=None if best is None else best.ended,
         )
         if plan.held_out
         else None,
         gap=gap,
+        best=best,
     )
 
 
@@ -310,6 +326,7 @@ def _after_step(
     rollouts: RolloutRecord,
     divergence: Divergence,
     checkpointer: Checkpointer,
+    best: BestCheckpoint | None,
     lineage: Lineage,
 ) -> Callable[[TrainedStep], Awaitable[None]]:
     async def after_step(step: TrainedStep) -> None:
@@ -317,6 +334,8 @@ def _after_step(
         recorder.batch(step)
         divergence.look_at(step)
         await checkpointer.after(Version(lineage.branch, step.batch + 1))
+        if best is not None:
+            await best.begun(step.batch + 1)
 
     return after_step
 

@@ -235,8 +235,9 @@ async def _run_roles(parts: Parts, runtime: Runtime, stopping: asyncio.Task[Any]
         others.append(runtime.spawn(parts.advantages.run(), "advantages"))
     if parts.critic is not None:
         others.append(runtime.spawn(parts.critic.run(), "critic"))
+    evaluator = None
     if parts.evaluator is not None:
-        others.append(runtime.spawn(parts.evaluator.run(), "evaluator"))
+        others.append(evaluator := runtime.spawn(parts.evaluator.run(), "evaluator"))
     if parts.gap is not None:
         others.append(runtime.spawn(parts.gap.run(), "gap sample"))
     try:
@@ -244,10 +245,12 @@ async def _run_roles(parts: Parts, runtime: Runtime, stopping: asyncio.Task[Any]
         while not actor.done():
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if stopping in done:
-                parts.actor.stop()
+                parts.stop()
             for task in (actor, *others):
                 if task in done:
                     task.result()
+        if evaluator is not None and parts.flow.is_finished:
+            await _unless(stopping, evaluator)  # what it is at is worth having
     finally:
         await _end([*others, actor])
 

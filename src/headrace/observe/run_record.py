@@ -13,7 +13,7 @@ from headrace.config.train import TrainConfig
 from headrace.observe import totals
 from headrace.observe.alarms import Seen
 from headrace.observe.record import BatchRecord, Totals
-from headrace.store import Counts, EventRow, MetricRow, RunReader
+from headrace.store import Best, Counts, EventRow, MetricRow, RunReader
 
 T = TypeVar("T")
 
@@ -112,6 +112,8 @@ class RunRecord:
     processes: Mapping[int, Totals]
     """The last totals of each process of the run, by its branch; work that a restore took back included."""
     events: tuple[EventRow, ...] = field(default=(), repr=False)
+    best: Best | None = None
+    """The checkpoint that is kept as the best; None if none is."""
 
     @property
     def sets(self) -> dict[str, tuple[Evaluation, ...]]:
@@ -179,6 +181,7 @@ class RunWatcher:
             evaluations=tuple(Evaluation.of(row) for row in self._evaluations),
             processes=self._processes(),
             events=tuple(self._events),
+            best=self._reader.best(),
         )
 
     def _said(self, what: str, configured: T) -> T:

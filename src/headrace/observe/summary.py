@@ -63,6 +63,7 @@ def build_summary(run: RunRecord) -> dict[str, Any]:
             "call_p99_s": quantile(total.reward_calls, 0.99),
         },
         "eval": _evaluations(run),
+        "best": _best(run),
         "time": {
             "generate_s": total.generate_s,
             "train_s": total.train_s,
@@ -134,6 +135,15 @@ def _evaluations(run: RunRecord) -> dict[str, Any]:
         "seconds": sum(seconds) if seconds else None,
         "versions_behind": max(behind, default=None),
     }
+
+
+def _best(run: RunRecord) -> dict[str, Any]:
+    """`checkpoint` is relative to the run's folder; null for version 0 as well, the initial model."""
+    best = run.best
+    if best is None:
+        return {"version": None, "metric": None, "value": None, "checkpoint": None}
+    folder = None if best.folder is None else f"checkpoints/{best.folder}"
+    return {"version": best.number, "metric": best.metric, "value": best.value, "checkpoint": folder}
 
 
 def before_and_after(evaluations: Sequence[Evaluation]) -> dict[str, float | None]:

@@ -82,6 +82,7 @@ def _facts(run: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             for name, term in reward["terms"].items()
         ),
         *_evaluations(summary["eval"]),
+        *_best(summary["best"]),
         (
             "groups",
             f"{groups['issued']} issued = {groups['running']} running + {groups['ready']} ready + "
@@ -133,6 +134,12 @@ def _evaluations(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if summary["seconds"]:
         behind = summary["versions_behind"]
         yield "evaluated for", f"{duration(summary['seconds'])}, at most {behind} versions behind at the end of one"
+
+
+def _best(best: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if best["version"] is not None:
+        where = best["checkpoint"] or "the model that it began from"
+        yield "best", f"v{best['version']}, {best['metric']} {decimal(best['value'])}: {where}"
 
 
 def _staleness(summary: Mapping[str, Any]) -> RenderableType:

@@ -26,9 +26,14 @@ class EvaluatorRole:
         record: Callable[[Version, dict[str, Any]], None],
         *,
         recorded: Mapping[str, int],
+        begins: Callable[[Version, str], None] | None = None,
+        ended: Callable[[Version, str, dict[str, Any] | None], None] | None = None,
     ) -> None:
         """`record` is given the version and the result of a set. `recorded`: by set, the newest version of whose
-        evaluation there is a record: one that a crash cut off is made again."""
+        evaluation there is a record: one that a crash cut off is made again. `begins` and `ended` are told of each set,
+        by its name; the latter after `record`, with no result if the evaluation was given up."""
+        self._begins = begins or (lambda version, name: None)
+        self._ended = ended or (lambda version, name, result: None)
         self._context = context
         self._engine = engine
         self._sets = tuple(sets)
@@ -65,6 +70,8 @@ class EvaluatorRole:
         try:
             with self._context.activity.evaluation():
                 for each in due:
+                    self._begins(pinned.version, each.held_out.name)
+                for each in due:
                     self._last[each.held_out.name] = pinned.version.number
                     await self._evaluate(each, pinned.version)
         finally:
@@ -77,9 +84,11 @@ class EvaluatorRole:
             result = await each.run(version)
         except WaitTimeout as late:
             self._context.report("evaluation_given_up", {"message": str(late)})
+            self._ended(version, each.held_out.name, None)
             return
         spent = {"seconds": clock.now() - began, "versions_behind": self._context.flow.batch - version.number}
         self._record(version, {**result, **spent})
+        self._ended(version, each.held_out.name, result)
 
     def _is_due(self, each: Evaluation) -> bool:
         every, last = each.held_out.every, self._last.get(each.held_out.name, 0)

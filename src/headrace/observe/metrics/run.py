@@ -136,6 +136,16 @@ SUMMARY = (
         "evaluate less often (`evaluation.every`), fewer prompts (`evaluation.max_prompts`) or fewer "
         "`evaluation.samples`",
     ),
+    Metric(
+        "best.version",
+        "number",
+        "Whose checkpoint is kept as the best (`checkpoint.keep_best`); 0 is the model that training began from.",
+        "it is old, and `best.value` no longer rises: what is trained since makes it worse, or nothing",
+        "go on from it with a lower `trainer.optimizer.lr`, or end here",
+    ),
+    Metric("best.metric", "", "By which it is the best, as `gsm/pass@1`."),
+    Metric("best.value", "as the metric", "Of that version."),
+    Metric("best.checkpoint", "", "Its folder in the run's; `checkpoints/best` leads to it. Null of version 0."),
     Metric("time.generate_s", "seconds", "In which the engines computed."),
     Metric("time.train_s", "seconds", "In which the trainer computed, for batches that are done."),
     Metric("time.swap_stall_s", "seconds", "In which new weights kept the engines from decoding."),
