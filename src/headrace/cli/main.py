@@ -126,10 +126,12 @@ def _parser() -> argparse.ArgumentParser:
         _begin(offline)
         _from(offline)
 
-    evaluate = command("eval", "evaluate", "score a model on the held-out prompts of a config")
-    _config(evaluate)
+    evaluate = command("eval", "evaluate", "score a model on the held-out prompts of a config, or a run")
+    _config(evaluate, "YAML file, or a run's folder: then its last checkpoint is scored")
     evaluate.add_argument("--model", help="model folder, instead of the config's")
-    evaluate.add_argument("--json", action="store_true", help="print the result as JSON")
+    evaluate.add_argument("--checkpoint", metavar="best|last|N", help="of the run, instead of its last one")
+    evaluate.add_argument("--set", metavar="NAME", action="append", default=[], help="only this held-out set")
+    evaluate.add_argument("--json", action="store_true", help="print the results as JSON, by set")
 
     check = command("check", "check", "validate a config of `headrace train` and print what it would start")
     _config(check)
@@ -210,8 +212,8 @@ def _from(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help="YAML file")
+def _config(parser: argparse.ArgumentParser, what: str = "YAML file") -> None:
+    parser.add_argument("config", metavar="CONFIG", help=what)
     parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="override a key of the config")
 
 

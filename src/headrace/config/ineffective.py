@@ -68,7 +68,10 @@ def _of_run(config: TrainConfig) -> Iterator[_Rule]:
     def rule(applies: bool, prefix: str, section: Section, keys: tuple[str, ...], reason: str) -> _Rule:
         return _Rule(applies, f"{prefix}.", section, _defaults(section), keys, reason)
 
-    yield rule(config.data.eval is None, "evaluation", config.evaluation, (), "data.eval is not set")
+    yield rule(not config.held_out, "evaluation", config.evaluation, (), "data.eval is not set")
+    yield rule(
+        config.checkpoint.keep_best is None, "checkpoint", config.checkpoint, ("best_is",), "keep_best is not set"
+    )
     single = rollout.workflow == "single_turn"
     turns = ("max_turns", "keep_special_tokens")
     yield rule(single, "rollout", rollout, turns, "rollout.workflow is single_turn")

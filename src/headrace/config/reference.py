@@ -22,7 +22,7 @@ def render_reference(title: str, kind: type[Section]) -> str:
     lines = [f"## {title}", ""]
     for prefix, section, defaults in _sections(kind, None):
         lines += [f"### `{prefix}`" if prefix else "### top level", ""]
-        if "type" in section.model_fields and section.__doc__:
+        if ("type" in section.model_fields or prefix.endswith(".NAME")) and section.__doc__:
             lines += [" ".join(section.__doc__.split()), ""]
         lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
         for name, field in section.model_fields.items():
@@ -75,6 +75,8 @@ def _sections(
             yield from _sections(inner, default if isinstance(default, Section) else None, path)
         for listed in _listed_sections(field):
             yield from _sections(listed, None, f"{path}[]{_variant(listed)}")
+        if (named := _named_sections(field)) is not None:
+            yield from _sections(named, None, f"{path}.NAME")
 
 
 def _section_of(field: FieldInfo) -> type[Section] | None:
@@ -95,6 +97,12 @@ def _listed_sections(field: FieldInfo) -> tuple[type[Section], ...]:
     parts = get_args(item) if get_origin(item) in (Union, UnionType) else (item,)
     bare = [get_args(part)[0] if get_origin(part) is Annotated else part for part in parts]
     return tuple(part for part in bare if _is_section(part))
+
+
+def _named_sections(field: FieldInfo) -> type[Section] | None:
+    """The section that stands under each name, where the field is a mapping of names."""
+    arguments = get_args(field.annotation)
+    return arguments[1] if get_origin(field.annotation) is dict and _is_section(arguments[1]) else None
 
 
 def _is_section(annotation: Any) -> bool:

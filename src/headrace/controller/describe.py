@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.algorithms.kept_sets import most_bytes
 from headrace.algorithms.recipes import check_dataflow
+from headrace.config.evaluation import PLAIN
 from headrace.controller.memory import GIB, MIB
 from headrace.controller.plan import Plan
 from headrace.controller.table_size import largest_group, table_bytes
@@ -31,7 +32,7 @@ def _run(plan: Plan) -> list[str]:
         f"trainer {config.model.dtype}, engine {config.engine.dtype or config.model.dtype}, "
         f"context {plan.max_context} tokens",
         *([] if plan.origin is None else [f"from      {plan.origin.name}: {_taken(plan)}"]),
-        f"data      {config.data.train}: {len(plan.prompts)} prompts; held out: {len(plan.eval_prompts)}"
+        f"data      {config.data.train}: {len(plan.prompts)} prompts; held out: {_held_out(plan)}"
         + (f"; {plan.cramped_prompts} leave no room for max_new_tokens" if plan.cramped_prompts else ""),
         f"batches   {plan.total_batches} of {rollout.prompts_per_batch} prompts x {rollout.samples_per_prompt} "
         f"samples, {_steps(plan)} each"
@@ -49,6 +50,16 @@ def _taken(plan: Plan) -> str:
     both = plan.config.algorithm.needs_critic and plan.origin.critic is not None
     moments = "and the optimiser's moments" if plan.config.from_.optimizer else "the optimiser begins anew"
     return f"its weights{' and its critic' if both else ''} are version 0, {moments}"
+
+
+def _held_out(plan: Plan) -> str:
+    """As `64`, or `64; gsm 1319 x 8 (pass@1, majority)`."""
+    told = []
+    for each in plan.config.held_out:
+        count = str(len(plan.held_out[each.name])) + (f" x {each.samples}" if each.samples > 1 else "")
+        name = "" if each.name == PLAIN else f"{each.name} "
+        told.append(f"{name}{count}" + ("" if each.metrics == ("mean",) else f" ({', '.join(each.metrics)})"))
+    return "; ".join(told) or "0"
 
 
 def _sampling(plan: Plan) -> str:
@@ -133,7 +144,7 @@ def _roles(plan: Plan) -> list[str]:
     turns = plan.config.runtime.turns or takes_turns(plan.config)
     share = f"{threads} CPU thread(s), in turn with the others" if turns else "1 CPU thread"
     names = [stage.name for stage in plan.recipe.stages if stage.name != "schedule"] + ["weight follower"]
-    if plan.eval_prompts:
+    if plan.held_out:
         names.append("evaluator")
     lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.config.weights.transport}"]
     for name in names:

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from headrace.algorithms.estimate import AdvantageEstimator
+from headrace.config.evaluation import PLAIN
+from headrace.controller.best import BestCheckpoint
 from headrace.controller.checkpointer import Checkpointer
 from headrace.controller.divergence import Divergence
-from headrace.controller.episodes import episode_runner, held_out_evaluation, policy_settings
+from headrace.controller.episodes import episode_runner, evaluations, policy_settings
 from headrace.controller.models import Models
 from headrace.controller.plan import Plan
 from headrace.controller.policy_objective import policy_columns, prepare_batch
 from headrace.controller.recorder import Recorder
+from headrace.controller.reward_pools import RewardPools
 from headrace.controller.stages import own_stages, scorers
 from headrace.controller.table_size import column_bytes, largest_group, table_bytes
 from headrace.controller.time_spent import TimeSpent
@@ -44,7 +47,6 @@ from headrace.roles.rollout import RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
 from headrace.roles.scorer import ScorerRole
 from headrace.roles.weight_follower import WeightFollowerRole
-from headrace.rollout.rewards.pool import RewardPool
 from headrace.rollout.tokens import TextCodec
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
@@ -88,6 +90,14 @@ class Parts:
     evaluator: EvaluatorRole | None
     gap: GapSampler | None
     """None on-policy, where every token shows the gap."""
+    best: BestCheckpoint | None
+    """Keeps the checkpoint that is best on a held-out set; None if none is to be kept."""
+
+    def stop(self) -> None:
+        """Have the actor end before the batch that it is at."""
+        self.actor.stop()
+        if self.best is not None:
+            self.best.let_go()
 
 
 def connect(
@@ -95,7 +105,7 @@ def connect(
     models: Models,
     store: RunStore,
     runtime: Runtime,
-    rewards: RewardPool,
+    rewards: RewardPools,
     lineage: Lineage,
     committed: Version,
 ) -> Parts:
@@ -157,7 +167,7 @@ def connect(
         tally,
         waits,
         TimeSpent(clock, models.engine, flow, activity, on_policy=config.async_.in_order),
-        rewards.times,
+        rewards.training.times,
         branch=lineage.branch,
         kl_coefficient=lambda batch: kl.of(batch) if algorithm.kl.moves else None,
     )
@@ -172,6 +182,9 @@ def connect(
         per_batch=config.record.samples_per_batch,
         seed=config.seed,
     )
+    best = None
+    if (by := config.best_by) is not None:
+        best = BestCheckpoint(store.checkpoints, by, context, recorder.event)
     checkpointer = Checkpointer(
         store,
         models.trainer,
@@ -181,6 +194,7 @@ def connect(
         state=lambda: dict(kl.state),
         every=config.checkpoint.every,
         committed=committed.number,
+        best=best,
     )
     published = Signal()
     rule = StalenessRule(
@@ -224,7 +238,7 @@ def connect(
     over = epochs(algorithm.updates_per_batch, algorithm.seals_batch)
     gap, fresh = None, FreshRule(lineage, keeps_keys=config.async_.swap == "keep")
     if eta:
-        policy = policy_settings(plan, models.engine, clock, evaluation=False)
+        policy = policy_settings(plan, models.engine, clock)
         # The first batch that the actor looks at shows the gap, unless it comes after others, when it may be stale.
         warms_up = plan.warm_up_batches > committed.number
         first = plan.warm_up_batches if warms_up else due_after(committed.number)
@@ -242,7 +256,7 @@ def connect(
         rollout=RolloutRole(
             context,
             models.engine,
-            episode_runner(plan, models.engine, clock, rewards, evaluation=False),
+            episode_runner(plan, models.engine, clock, rewards.training),
             tally,
             failures,
             judges=tuple(models.judges.values()),
@@ -288,7 +302,7 @@ def connect(
             gap_rows=gap.rows if gap is not None else lambda batch: (),
             trained=trained,
             after_step=_after_step(
-                recorder, record, Divergence(masks_truncated=rule.masks_truncated), checkpointer, lineage
+                recorder, record, Divergence(masks_truncated=rule.masks_truncated), checkpointer, best, lineage
             ),
         ),
         follower=WeightFollowerRole(
@@ -297,13 +311,16 @@ def connect(
         evaluator=EvaluatorRole(
             context,
             models.engine,
-            held_out_evaluation(plan, models.engine, clock, rewards, models.reward, failures.look_at),
+            evaluations(plan, models.engine, clock, rewards, models.reward, failures.look_at),
             recorder.evaluation,
-            every=config.evaluation.every,
+            recorded=_evaluated(store),
+            begins=None if best is None else best.begins,
+            ended=None if best is None else best.ended,
         )
-        if plan.eval_prompts
+        if plan.held_out
         else None,
         gap=gap,
+        best=best,
     )
 
 
@@ -312,6 +329,7 @@ def _after_step(
     rollouts: RolloutRecord,
     divergence: Divergence,
     checkpointer: Checkpointer,
+    best: BestCheckpoint | None,
     lineage: Lineage,
 ) -> Callable[[TrainedStep], Awaitable[None]]:
     async def after_step(step: TrainedStep) -> None:
@@ -319,6 +337,8 @@ def _after_step(
         recorder.batch(step)
         divergence.look_at(step)
         await checkpointer.after(Version(lineage.branch, step.batch + 1))
+        if best is not None:
+            await best.begun(step.batch + 1)
 
     return after_step
 
@@ -339,6 +359,11 @@ def _refresh(plan: Plan, models: Models, runtime: Runtime) -> Callable[[int], Aw
             await runtime.compute("reference", lambda: own.take(dict(models.trainer.tensors())))
 
     return refresh
+
+
+def _evaluated(store: RunStore) -> dict[str, int]:
+    """Of each held-out set the newest version whose evaluation stands in the record."""
+    return {str(row.record.get("set", PLAIN)): row.number for row in store.metrics.read("eval")}
 
 
 def _frontier(store: RunStore) -> tuple[int, int] | None:

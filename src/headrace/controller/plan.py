@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose
 from headrace.config import ConfigError, TrainConfig
+from headrace.config.data import RewardConfig
 from headrace.config.trainer import ENTROPY_VOCABULARY
 from headrace.controller.origin import check_origin, with_origin
 from headrace.controller.room import Room
@@ -46,7 +47,8 @@ class Plan:
     config: TrainConfig
     recipe: Recipe
     prompts: PromptDataset
-    eval_prompts: tuple[Prompt, ...]
+    held_out: Mapping[str, tuple[Prompt, ...]]
+    """The prompts of each held-out set, by the set's name."""
     tokenizer: Any
     """A Hugging Face tokenizer."""
     stop_token_ids: tuple[int, ...]
@@ -95,8 +97,8 @@ def make_plan(config: TrainConfig, folder: Path | None = None) -> Plan:
     check_threads(config.runtime.threads)
     check_packages(config.trackers)
     recipe = _recipe(config)
-    prompts = _dataset(config, config.data.train)
-    eval_prompts = tuple(_dataset(config, config.data.eval)) if config.data.eval else ()
+    prompts = _dataset(config, config.data.train, config.data.prompt_column, config.reward)
+    held_out = {each.name: _dataset(config, each.data, each.prompt_column, each.reward) for each in config.held_out}
     check_weights(config.model.path)
     workflow = load_workflow(config.rollout)
     filters = tuple(load_filters(config.filters))
@@ -117,16 +119,17 @@ def make_plan(config: TrainConfig, folder: Path | None = None) -> Plan:
         check_origin(config, origin)
     tokenizer = load_tokenizer(config.model.path)
     context = context_limit(model_config, config.engine)
-    check_judges(config.reward, context)
+    for reward in config.rewards:
+        check_judges(reward, context)
     text = TextCodec(tokenizer)
     places = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     can_grow = config.engine.max_context is not None and (places is None or context < places)
     room = Room(text, context, vocab_size, can_grow)
     key, limit = "rollout.sampling.max_new_tokens", config.rollout.sampling.max_new_tokens
     cramped = room.check(prompts, config.data.train, key, limit)
-    if config.evaluation.max_new_tokens is not None:
-        key, limit = "evaluation.max_new_tokens", config.evaluation.max_new_tokens
-    room.check(eval_prompts, config.data.eval or "", key, limit)
+    for each in config.held_out:
+        own = each.max_new_tokens != limit
+        room.check(held_out[each.name], each.data, f"{each.key}.max_new_tokens" if own else key, each.max_new_tokens)
     _check_stops(config, vocab_size)
     memory = estimate_memory(config, model_config, device)
     batches = config.trainer.batches
@@ -137,7 +140,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None) -> Plan:
         config=config,
         recipe=recipe,
         prompts=prompts,
-        eval_prompts=eval_prompts[: config.evaluation.max_prompts],
+        held_out={each.name: tuple(held_out[each.name])[: each.max_prompts] for each in config.held_out},
         tokenizer=tokenizer,
         stop_token_ids=tuple(dict.fromkeys(stops)),
         max_context=context,
@@ -198,25 +201,26 @@ def _check_others(config: TrainConfig, vocab_size: int) -> None:
 
 
 async def _check_reward(config: TrainConfig) -> None:
-    """Load the reward function where it will run: in a process of its own, of which one will do."""
-    pool = RewardPool(config.reward.model_copy(update={"workers": 1}), clock=SystemClock())
-    try:
-        await pool.start()
-    finally:
-        await pool.close()
+    """Load the reward functions where they will run: in processes of their own, of which one will do."""
+    for reward in config.rewards:
+        pool = RewardPool(reward.model_copy(update={"workers": 1}), clock=SystemClock())
+        try:
+            await pool.start()
+        finally:
+            await pool.close()
 
 
-def _dataset(config: TrainConfig, path: str) -> PromptDataset:
+def _dataset(config: TrainConfig, path: str, prompt_column: str, reward: RewardConfig) -> PromptDataset:
     # An environment gives the rewards of its episodes itself, as a rule.
     scores = config.rollout.environment is None
     prompts = PromptDataset.from_jsonl(
         Path(path),
-        prompt_column=config.data.prompt_column,
+        prompt_column=prompt_column,
         id_column=config.data.id_column,
-        required_columns=required_columns(config.reward) if scores else (),
+        required_columns=required_columns(reward) if scores else (),
     )
     if scores:
-        check_rows(config.reward, ((f"{path}: prompt {prompt.prompt_id!r}", prompt.row) for prompt in prompts))
+        check_rows(reward, ((f"{path}: prompt {prompt.prompt_id!r}", prompt.row) for prompt in prompts))
     return prompts
 
 

@@ -19,6 +19,7 @@ from headrace.controller.output import Begin
 from headrace.controller.parts import Parts, connect
 from headrace.controller.plan import Plan
 from headrace.controller.resumed import resumed_plan
+from headrace.controller.reward_pools import reward_pools
 from headrace.controller.stopping import StopRequest
 from headrace.controller.threads import inline_runtime, takes_turns
 from headrace.controller.tracking import tracking
@@ -32,8 +33,6 @@ from headrace.observe.summary import build_summary, write_summary
 from headrace.observe.trace import write_trace
 from headrace.observe.watch import Noticed, View, watch
 from headrace.roles.actor import TRAINER_LANE
-from headrace.rollout.rewards.judge import Ask
-from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunReader, RunStore, StoreError
@@ -191,7 +190,8 @@ async def _train(
     """Build the run on its record, and see it to its end."""
     models = await load_models(plan, runtime, folder)
     begun = await _restore_models(plan, models, restored, runtime)
-    async with _rewards(plan, folder, runtime, asker(plan, models.engine, models.judges, runtime.clock)) as rewards:
+    ask = asker(plan, models.engine, models.judges, runtime.clock)
+    async with reward_pools(plan.config, runtime.clock, ask, folder / "logs" / "reward.log") as rewards:
         # First, since only now it is known how many sequences it decodes together.
         await models.engine.start()
         try:
@@ -213,7 +213,7 @@ async def _train(
                         parts.flow.restore(restored.number, restored.ready, restored.running)
                     if begun > INITIAL:
                         await models.engine.update(models.publisher.receiver(), SwapMode.RECOMPUTE)
-                    status = await _supervise(parts, store, runtime, stop)
+                    status = await _supervise(parts, runtime, stop)
                     store.set_status(status)
                     return status
             finally:
@@ -246,12 +246,12 @@ async def _restore_models(plan: Plan, models: Models, restored: Restored | None,
     return version
 
 
-async def _supervise(parts: Parts, store: RunStore, runtime: Runtime, stop: StopRequest) -> Status:
+async def _supervise(parts: Parts, runtime: Runtime, stop: StopRequest) -> Status:
     """Evaluate, run the roles until the actor is done, evaluate again, checkpoint."""
     stopping = runtime.spawn(stop.wait(), "stop request")
     try:
-        if parts.evaluator is not None and not store.metrics.read("eval"):
-            await _unless(stopping, runtime.spawn(parts.evaluator.evaluate(), "evaluation before"))
+        if parts.evaluator is not None:
+            await _unless(stopping, runtime.spawn(parts.evaluator.before(), "evaluation before"))
         if not stopping.done():
             await _run_roles(parts, runtime, stopping)
         version = Version(parts.branch, parts.flow.batch)
@@ -259,10 +259,9 @@ async def _supervise(parts: Parts, store: RunStore, runtime: Runtime, stop: Stop
         if not parts.flow.is_finished:
             parts.recorder.event("stopped", {"version": str(version), "reason": stop.reason})
             return "stopped"
-        evaluated = {row.number for row in store.metrics.read("eval")} if version == parts.begun else set()
-        if parts.evaluator is not None and version.number > 0 and version.number not in evaluated:
+        if parts.evaluator is not None and version.number > 0:
             await parts.follower.follow()
-            await _unless(stopping, runtime.spawn(parts.evaluator.evaluate(), "evaluation after"))
+            await _unless(stopping, runtime.spawn(parts.evaluator.after(), "evaluation after"))
         parts.recorder.event("finished", {"version": str(version)})
         return "finished"
     finally:
@@ -283,8 +282,9 @@ async def _run_roles(parts: Parts, runtime: Runtime, stopping: asyncio.Task[Any]
         others.append(runtime.spawn(parts.advantages.run(), "advantages"))
     if parts.critic is not None:
         others.append(runtime.spawn(parts.critic.run(), "critic"))
+    evaluator = None
     if parts.evaluator is not None:
-        others.append(runtime.spawn(parts.evaluator.run(parts.flow.batch), "evaluator"))
+        others.append(evaluator := runtime.spawn(parts.evaluator.run(), "evaluator"))
     if parts.gap is not None:
         others.append(runtime.spawn(parts.gap.run(), "gap sample"))
     try:
@@ -292,10 +292,12 @@ async def _run_roles(parts: Parts, runtime: Runtime, stopping: asyncio.Task[Any]
         while not actor.done():
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if stopping in done:
-                parts.actor.stop()
+                parts.stop()
             for task in (actor, *others):
                 if task in done:
                     task.result()
+        if evaluator is not None and parts.flow.is_finished:
+            await _unless(stopping, evaluator)  # what it is at is worth having
     finally:
         await _end([*others, actor])
 
@@ -313,16 +315,6 @@ async def _end(tasks: list[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@asynccontextmanager
-async def _rewards(plan: Plan, folder: Path, runtime: Runtime, ask: Ask) -> AsyncGenerator[RewardPool]:
-    pool = RewardPool(plan.config.reward, clock=runtime.clock, log_path=folder / "logs" / "reward.log", ask=ask)
-    await pool.start()
-    try:
-        yield pool
-    finally:
-        await pool.close()
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from headrace.observe.glyphs import amount, bar, brief, by_name, curve, decimal, duration, near_zero, percent, percents
 from headrace.observe.record import no_step
+from headrace.observe.run_record import by_set
 from headrace.observe.shares import at_most, of_side
 from headrace.observe.snapshot import Snapshot
 from headrace.observe.spent import OTHER
@@ -53,15 +54,15 @@ def reward(snapshot: Snapshot, width: int, height: int) -> Panel:
     """The curve of mean rewards over the run, its range in the lower border, and evaluations under it."""
     rewards = [batch.reward_mean for batch in snapshot.batches]
     drawn = curve(rewards, width - 4, height - 3, snapshot.planned_batches or 0)
-    scored = [evaluation for evaluation in snapshot.evaluations if evaluation.score is not None]
-    footer = Text.assemble(("eval ", "dim"))
-    if scored:
+    sets = by_set(evaluation for evaluation in snapshot.evaluations if evaluation.score is not None)
+    footer = Text() if sets else Text.assemble(("eval ", "dim"), "-")
+    for scored in sets.values():
         first, last = scored[0], scored[-1]
-        footer.append(f"v{first.number} ").append(decimal(first.score), "bold")
+        footer.append("  " if footer.plain else "").append(f"{last.label} ", "dim")
+        footer.append(f"v{first.number} " if len(sets) == 1 else "").append(decimal(first.score), "bold")
         if last is not first:
-            footer.append(f" → v{last.number} ").append(decimal(last.score), "bold green")
-    else:
-        footer.append("-")
+            footer.append(f" → v{last.number} " if len(sets) == 1 else "→")
+            footer.append(decimal(last.score), "bold green")
     return _panel(
         *(Text(line, "cyan") for line in drawn),
         footer,

@@ -7,6 +7,7 @@ What survives:
   attempt the ledger still knows is ready again when the run is opened.
 """
 
+from headrace.store.best import Best
 from headrace.store.checkpoints import Checkpoints, Prepared, Restored
 from headrace.store.counts import Counts
 from headrace.store.errors import (
@@ -29,6 +30,7 @@ from headrace.store.segment import JournalOffset
 
 __all__ = [
     "AttemptRow",
+    "Best",
     "Checkpoints",
     "ConfigMismatch",
     "Counts",

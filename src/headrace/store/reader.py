@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from headrace.store.best import Best, read_best
 from headrace.store.counts import Counts, count
 from headrace.store.database import Database
 from headrace.store.errors import RunDamaged
@@ -90,6 +91,15 @@ class RunReader:
         """Epochs of the dataset of which a prompt was issued."""
         ((epoch,),) = self._database.rows("SELECT max(epoch) FROM attempts")
         return 0 if epoch is None else epoch + 1
+
+    def checkpoints(self) -> dict[int, str | None]:
+        """Of the checkpoints that the run can go back to: name of the folder in `checkpoints/`, by version; None for
+        version 0, the initial model."""
+        return dict(self._database.rows("SELECT number, folder FROM checkpoints ORDER BY number"))
+
+    def best(self) -> Best | None:
+        """The checkpoint that was kept as the best; None if none was."""
+        return read_best(self._database)
 
     def journalled(self, first_batch: int | None = None, last_batch: int | None = None) -> Iterator[JournalledGroup]:
         """Finished groups that are still in the journal, in the order in which they finished. With a limit, of batches
