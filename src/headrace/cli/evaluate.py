@@ -7,6 +7,7 @@ import json
 import sys
 from typing import Any
 
+from headrace.cli.load import tell_notes
 from headrace.config import TrainConfig, load_config
 
 
@@ -18,6 +19,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.runtime.event_loop import run_to_end
 
     plan = make_plan(config)
+    tell_notes(plan.notes)
     result = run_to_end(lambda: evaluate(plan), "headrace eval")
     if args.json:
         print(json.dumps(result, indent=2, ensure_ascii=False))

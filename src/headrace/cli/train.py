@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from headrace.cli.load import load_noted
+from headrace.cli.load import load_noted, tell_notes
 from headrace.config import TrainConfig
 
 
@@ -14,6 +14,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.controller.plan import make_plan
 
     plan = make_plan(config)
+    tell_notes(plan.notes)
     if args.dry_run:
         from headrace.controller.describe import describe_plan
 

@@ -61,6 +61,9 @@ class RolloutConfig(Section):
     keep_special_tokens: bool = False
     """`multi_turn`: the environment's `step`, and a reward's `messages`, show the special tokens that the policy wrote,
     its closing one among them. Unless kept they are left out."""
+    observation_role: str = Field(default="user", min_length=1)
+    """The role that what an environment says has in a chat, for the chat template: `user`, or `tool` where the policy
+    calls tools."""
     episode_timeout_s: float = Field(default=600.0, gt=0)
     """An episode that takes longer fails. At most `runtime.stall_timeout_s`."""
     min_samples: int | None = Field(default=None, ge=1)

@@ -6,6 +6,7 @@ from headrace.algorithms.kept_sets import most_bytes
 from headrace.algorithms.recipes import check_dataflow
 from headrace.controller.memory import GIB, MIB
 from headrace.controller.plan import Plan
+from headrace.controller.prompt_notes import first_prompt
 from headrace.controller.table_size import largest_group, table_bytes
 from headrace.controller.threads import available_threads, takes_turns
 from headrace.experience.schedule import reachable_staleness
@@ -20,7 +21,8 @@ _OWN_LANE = {name: name for name in ("reward", "reference", "proximal", "teacher
 
 def describe_plan(plan: Plan) -> str:
     """Several lines, for a terminal."""
-    return "\n".join([*_run(plan), "", *_dataflow(plan), "", *_roles(plan), "", *_memory(plan)])
+    parts = [_run(plan), first_prompt(plan), _dataflow(plan), _roles(plan), _memory(plan)]
+    return "\n\n".join("\n".join(part) for part in parts)
 
 
 def _run(plan: Plan) -> list[str]:
@@ -31,7 +33,7 @@ def _run(plan: Plan) -> list[str]:
         f"trainer {config.model.dtype}, engine {config.engine.dtype or config.model.dtype}, "
         f"context {plan.max_context} tokens",
         f"data      {config.data.train}: {len(plan.prompts)} prompts; held out: {len(plan.eval_prompts)}"
-        + (f"; {plan.cramped_prompts} leave no room for max_new_tokens" if plan.cramped_prompts else ""),
+        + (f"; {plan.fit.cramped} leave no room for max_new_tokens" if plan.fit.cramped else ""),
         f"batches   {plan.total_batches} of {rollout.prompts_per_batch} prompts x {rollout.samples_per_prompt} "
         f"samples, {_steps(plan)} each"
         + (f"; {rollout.surplus} prompt(s) more are started" if rollout.surplus else ""),

@@ -14,7 +14,6 @@ from headrace.rollout.policy import PolicySettings
 from headrace.rollout.rewards.model import ModelReward
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.rollout.router import Router
-from headrace.rollout.tokens import TextCodec
 from headrace.runtime.protocol import Clock
 
 
@@ -44,13 +43,17 @@ def policy_settings(plan: Plan, engine: Engine, clock: Clock, *, evaluation: boo
         )
     return PolicySettings(
         router=Router([engine]),
-        text=TextCodec(plan.tokenizer),
+        text=plan.codec(),
         sampling=params,
         seed=config.seed,
         clock=clock,
         request_timeout_s=config.rollout.episode_timeout_s,
         max_context=plan.max_context,
         return_kept=not evaluation,
+        observation_role=config.rollout.observation_role,
+        truncate_to=(plan.eval_fit if evaluation else plan.fit).longest
+        if config.data.too_long == "truncate_left"
+        else None,
     )
 
 
@@ -81,7 +84,7 @@ def held_out_evaluation(
         engine,
         episode_runner(plan, engine, clock, rewards, evaluation=True),
         plan.eval_prompts,
-        TextCodec(plan.tokenizer).decode,
+        plan.codec().decode,
         clock,
         concurrency=2 * plan.config.engine.max_concurrent_sequences,
         timeout_s=plan.config.evaluation.timeout_s,

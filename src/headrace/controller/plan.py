@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.trainer import ENTROPY_VOCABULARY
-from headrace.controller.room import Room
+from headrace.controller.prompt_notes import check_template, length_notes, template_notes
+from headrace.controller.room import Fit, Room
 from headrace.controller.threads import check_threads
+from headrace.experience.chat_template import ChatTemplate
 from headrace.experience.dataset import Prompt, PromptDataset
 from headrace.models.folder import check_weights
 from headrace.models.loading import (
@@ -52,8 +55,12 @@ class Plan:
     max_context: int
     """Tokens of prompt and response."""
     vocab_size: int
-    cramped_prompts: int
-    """Those that leave room for fewer than `rollout.sampling.max_new_tokens`."""
+    template: ChatTemplate
+    fit: Fit
+    """What was found of the prompts' lengths; `prompts` are those that are kept."""
+    eval_fit: Fit
+    notes: tuple[str, ...]
+    """What the user should hear of before the start, a line each."""
     total_batches: int
     memory: MemoryEstimate
     workflow: Workflow
@@ -62,6 +69,10 @@ class Plan:
     """The user's own functions in the place of named ones."""
     stages: tuple[Callable[..., Any], ...] = ()
     """The functions of the user's own stages, in their order."""
+
+    def codec(self) -> TextCodec:
+        """A new one: each remembers the prompt that it encoded last."""
+        return TextCodec(self.tokenizer, self.template)
 
     @property
     def records_entropy(self) -> bool:
@@ -85,7 +96,7 @@ def make_plan(config: TrainConfig) -> Plan:
     check_packages(config.trackers)
     recipe = _recipe(config)
     prompts = _dataset(config, config.data.train)
-    eval_prompts = tuple(_dataset(config, config.data.eval)) if config.data.eval else ()
+    eval_prompts = _dataset(config, config.data.eval) if config.data.eval else PromptDataset(())
     check_weights(config.model.path)
     workflow = load_workflow(config.rollout)
     filters = tuple(load_filters(config.filters))
@@ -105,15 +116,23 @@ def make_plan(config: TrainConfig) -> Plan:
     tokenizer = load_tokenizer(config.model.path)
     context = context_limit(model_config, config.engine)
     check_judges(config.reward, context)
-    text = TextCodec(tokenizer)
+    template = ChatTemplate.of(config.data.template, tokenizer)
+    text = TextCodec(tokenizer, template)
+    check_template(config, text, (*prompts, *eval_prompts))
     places = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     can_grow = config.engine.max_context is not None and (places is None or context < places)
-    room = Room(text, context, vocab_size, can_grow)
+    room = Room(text, tokenizer, context, vocab_size, can_grow, config.data.too_long, config.data.max_prompt_tokens)
     key, limit = "rollout.sampling.max_new_tokens", config.rollout.sampling.max_new_tokens
-    cramped = room.check(prompts, config.data.train, key, limit)
+    fit = room.check(prompts, config.data.train, key, limit)
     if config.evaluation.max_new_tokens is not None:
         key, limit = "evaluation.max_new_tokens", config.evaluation.max_new_tokens
-    room.check(eval_prompts, config.data.eval or "", key, limit)
+    eval_fit = room.check(eval_prompts, config.data.eval or "", key, limit)
+    notes = (
+        *template_notes(config, template, (*prompts, *eval_prompts)),
+        *length_notes(config, (len(prompts), fit), (len(eval_prompts), eval_fit)),
+    )
+    if config.data.too_long == "drop":
+        prompts, eval_prompts = prompts.without(fit.too_long), eval_prompts.without(eval_fit.too_long)
     _check_stops(config, vocab_size)
     memory = estimate_memory(config, model_config, device)
     batches = config.trainer.batches
@@ -124,12 +143,15 @@ def make_plan(config: TrainConfig) -> Plan:
         config=config,
         recipe=recipe,
         prompts=prompts,
-        eval_prompts=eval_prompts[: config.evaluation.max_prompts],
+        eval_prompts=tuple(islice(eval_prompts, config.evaluation.max_prompts)),
         tokenizer=tokenizer,
         stop_token_ids=tuple(dict.fromkeys(stops)),
         max_context=context,
         vocab_size=vocab_size,
-        cramped_prompts=cramped,
+        template=template,
+        fit=fit,
+        eval_fit=eval_fit,
+        notes=notes,
         total_batches=batches,
         memory=memory,
         workflow=workflow,
@@ -200,6 +222,7 @@ def _dataset(config: TrainConfig, path: str) -> PromptDataset:
         prompt_column=config.data.prompt_column,
         id_column=config.data.id_column,
         required_columns=required_columns(config.reward) if scores else (),
+        tools_column=config.data.tools_column,
     )
     if scores:
         check_rows(config.reward, ((f"{path}: prompt {prompt.prompt_id!r}", prompt.row) for prompt in prompts))

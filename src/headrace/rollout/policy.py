@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from headrace.algorithms.kept_sets import KeptSets, joined
 from headrace.engines.protocol import Engine, EngineError, FinishReason, GenerateRequest, SamplingParams, TokenChunk
+from headrace.experience.messages import Tool
 from headrace.experience.sample import GroupKey
 from headrace.rollout.router import Router
 from headrace.rollout.tokens import Content, TextCodec
@@ -70,6 +71,10 @@ class PolicySettings:
     """Longest prompt + response in tokens that the engines take; no limit of its own unless given."""
     return_kept: bool = False
     """Whether completions come with the kept sets of their tokens, as training needs them."""
+    observation_role: str = "user"
+    """Of what an environment says, in a chat."""
+    truncate_to: int | None = None
+    """A prompt that has more tokens keeps the last so many."""
 
 
 def noise_key(seed: int, group: GroupKey, episode: int, index: int) -> int:
@@ -85,8 +90,18 @@ def noise_key(seed: int, group: GroupKey, episode: int, index: int) -> int:
 class Policy:
     """The policy for one episode. No token that it gives is of a version older than `min_version`."""
 
-    def __init__(self, settings: PolicySettings, *, group: GroupKey, episode: int, min_version: Version) -> None:
+    def __init__(
+        self,
+        settings: PolicySettings,
+        *,
+        group: GroupKey,
+        episode: int,
+        min_version: Version,
+        tools: Sequence[Tool] | None = None,
+    ) -> None:
+        """`tools`: JSON schemas of what the policy may call; they are shown to it wherever messages are encoded."""
         self._settings = settings
+        self._tools = tools
         self._group = group
         self._episode = episode
         self._completions = Completions(
@@ -99,12 +114,23 @@ class Policy:
         )
 
     def encode(self, content: Content) -> NDArray[np.int32]:
-        """See `TextCodec.encode`."""
-        return self._settings.text.encode(content)
+        """Ids of a prompt; see `TextCodec.encode`. The tools of the prompt's row are shown in a chat, and a prompt that
+        is too long loses its beginning, if `data.too_long` says so."""
+        text, longest = self._settings.text, self._settings.truncate_to
+        ids = text.encode(content, None if isinstance(content, str) else self._tools)
+        return ids if longest is None else text.truncated_left(ids, longest)
+
+    @property
+    def observation_role(self) -> str:
+        """Of what an environment says, in a chat."""
+        return self._settings.observation_role
 
     def encode_observation(self, text: str, *, chat: bool, last_token: int | None = None) -> NDArray[np.int32]:
-        """See `TextCodec.encode_observation`."""
-        return self._settings.text.encode_observation(text, chat=chat, last_token=last_token)
+        """Ids of what comes after a turn of the policy, as a message of `observation_role` in a chat; see
+        `TextCodec.encode_observation`."""
+        return self._settings.text.encode_observation(
+            text, chat=chat, last_token=last_token, role=self.observation_role, tools=self._tools
+        )
 
     def decode(self, tokens: ArrayLike, *, keep_special_tokens: bool = False) -> str:
         """See `TextCodec.decode`."""
