@@ -34,6 +34,12 @@ def test_tools_tool_calls_and_their_results_reach_the_template() -> None:
     )
 
 
+def test_a_template_that_puts_arguments_together_with_text_gets_text() -> None:
+    joins = "{% for c in messages[0].tool_calls %}{{ 'json: ' + c.function.arguments }}{% endfor %}"
+    messages = as_messages([{"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"a": "é"}}]}])
+    assert ChatTemplate(byte_tokenizer(joins)).render(messages) == 'json: {"a": "é"}'
+
+
 def test_the_config_gives_variables_and_a_system_message() -> None:
     tokenizer = byte_tokenizer(CHATML)
     template = ChatTemplate.of(TemplateConfig(kwargs={"enable_thinking": False}, system="Be brief."), tokenizer)

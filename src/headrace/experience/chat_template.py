@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headrace.config import ConfigError
 from headrace.config.template import TemplateConfig
-from headrace.experience.messages import Message, Tool
+from headrace.experience.messages import Message, Tool, with_text_arguments
 
 _SYSTEM_ROLES = ("system", "developer")
 
@@ -52,29 +53,49 @@ class ChatTemplate:
         """The same, with `variables` before those of the config."""
         return replace(self, kwargs={**self.kwargs, **variables}) if variables else self
 
-    def render(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, *, asks: bool = True, **more: Any
-    ) -> str:
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, *, asks: bool = True) -> str:
         """The text of `messages`; if it `asks`, up to where the policy's turn begins.
 
         Raises ValueError if there is no template, or it refuses them.
         """
         self._check()
-        try:
-            text = self.tokenizer.apply_chat_template(
-                self.with_system(messages),
-                tokenize=False,
-                add_generation_prompt=asks,
-                **({} if tools is None else {"tools": list(tools)}),
-                **self.kwargs,
-                **more,
+        given: dict[str, Any] = {} if tools is None else {"tools": list(tools)}
+
+        def render(messages: Sequence[Message]) -> str:
+            whole = self.with_system(messages)
+            return cast(
+                str,
+                self.tokenizer.apply_chat_template(
+                    whole, tokenize=False, add_generation_prompt=asks, **given, **self.kwargs
+                ),
             )
-        except (jinja2.TemplateError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
-            raise ValueError(
-                f"the tokenizer's chat template refuses the messages: {type(error).__name__}: {error}; give messages "
-                "that it takes (as to roles and their order), or mend the template (data.template.file)"
-            ) from error
-        return cast(str, text)
+
+        with _in_words():
+            try:
+                return render(messages)
+            except TypeError:  # as of DeepSeek's, which put the arguments of a call together with text
+                if not any("tool_calls" in message for message in messages):
+                    raise
+                return render(with_text_arguments(messages))
+
+    def render_marked(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """The text of `messages`, and the spans of characters that the template's `{% generation %}` marks. Raises
+        ValueError."""
+        from transformers.utils import chat_template_utils
+
+        render: Any = chat_template_utils.render_jinja_template
+        self._check()
+        with _in_words():
+            rendered, spans = render(
+                [self.with_system(messages)],
+                tools=None if tools is None else list(tools),
+                chat_template=self.tokenizer.get_chat_template(tools=tools),
+                return_assistant_tokens_mask=True,
+                **{**self.tokenizer.special_tokens_map, **self.kwargs},
+            )
+        return rendered[0], [(begin, end) for begin, end in spans[0] if end > begin]
 
     def with_system(self, messages: Sequence[Message]) -> list[Message]:
         """`messages`, with the system message of the config if they have none."""
@@ -100,6 +121,18 @@ class ChatTemplate:
                 "the prompt is a list of chat messages, but the model's tokenizer has no chat template; "
                 "give prompts as text, a template (data.template.file), or use a tokenizer with a chat_template"
             )
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """What a template raises, as a ValueError with the mend."""
+    try:
+        yield
+    except (jinja2.TemplateError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+        raise ValueError(
+            f"the tokenizer's chat template refuses the messages: {type(error).__name__}: {error}; give messages "
+            "that it takes (as to roles and their order), or mend the template (data.template.file)"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ A message has `role` and `content`, both text, and may have `tool_calls` and fur
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 Message = dict[str, Any]
@@ -19,6 +20,21 @@ def as_messages(value: list[Any]) -> list[Message]:
     if not value:
         raise ValueError("there are no messages; give one at least")
     return [_message(part, f"message {place}") for place, part in enumerate(value, start=1)]
+
+
+def with_text_arguments(messages: Sequence[Message]) -> list[Message]:
+    """`messages` with the arguments of tool calls as JSON text, which some templates want."""
+
+    def call_of(call: dict[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+
+    return [
+        {**message, "tool_calls": [call_of(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in messages
+    ]
 
 
 def as_tools(value: Any) -> list[Tool] | None:
