@@ -49,6 +49,8 @@ def _sampling(plan: Plan) -> str:
     """The distribution that tokens are drawn from."""
     sampling = plan.config.rollout.sampling
     drawn = f"at most {sampling.max_new_tokens} tokens, temperature {sampling.temperature:g}"
+    if sampling.stop:
+        drawn = f"up to {' or '.join(map(repr, sampling.stop))}, {drawn}"
     if not sampling.truncates:
         return f"{drawn}, from the whole vocabulary"
     cut = f"top_k {sampling.top_k}" if sampling.top_k else "no top_k"

@@ -50,6 +50,7 @@ def policy_settings(plan: Plan, engine: Engine, clock: Clock, *, evaluation: boo
         request_timeout_s=config.rollout.episode_timeout_s,
         max_context=plan.max_context,
         return_kept=not evaluation,
+        stop=sampling.stop,
         observation_role=config.rollout.observation_role,
         truncate_to=(plan.eval_fit if evaluation else plan.fit).longest
         if config.data.too_long == "truncate_left"
