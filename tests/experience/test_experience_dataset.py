@@ -71,9 +71,9 @@ def test_byte_order_mark_and_non_ascii_text_are_read(file: Path) -> None:
         ([{}], {}, "(it has no columns)"),
         ([{"prompt": 3}], {}, "is a JSON number; give text"),
         ([{"prompt": None}], {}, "is a JSON null; give text"),
-        ([{"prompt": ["a"]}], {}, "is a JSON list; give text, or a list of messages"),
-        ([{"prompt": [{"role": "user"}]}], {}, "list of messages"),
-        ([{"prompt": [{"role": "user", "content": [{"type": "text"}]}]}], {}, "list of messages"),
+        ([{"prompt": ["a"]}], {}, "message 1 is 'a'; give {'role': text, 'content': text}"),
+        ([{"prompt": [{"role": "user"}]}], {}, "message 1 (of user) has no content; give"),
+        ([{"prompt": [{"role": "user", "content": [{"type": "text"}]}]}], {}, "the part {'type': 'text'}, and"),
         ([{"prompt": ""}], {}, "empty prompt"),
         ([{"prompt": []}], {}, "empty prompt"),
         (

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headrace.cli.load import tell_notes
 from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.config.evaluation import PLAIN
 from headrace.store import RunReader
@@ -32,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.runtime.event_loop import run_to_end
 
     plan = make_plan(config)
+    tell_notes(plan.notes)
     results = run_to_end(lambda: evaluate(plan, args.set), "headrace eval")
     if args.json:
         named = {name: result for name, result in results.items() if name != PLAIN}

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from headrace.cli.load import load_noted, note
+from headrace.cli.load import load_noted, tell_note, tell_notes
 from headrace.config import TrainConfig
 
 
@@ -21,6 +21,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.controller.plan import make_plan
 
     plan = make_plan(resumed_config(config, folder), folder) if args.resume else make_plan(config)
+    tell_notes(plan.notes)
     if args.dry_run:
         from headrace.controller.describe import describe_plan
 
@@ -34,6 +35,6 @@ def run(args: argparse.Namespace) -> int:
 
     begin: Begin = "resume" if args.resume else "fresh" if args.fresh else "new"
     view = view_for(PipedConsole(lasting=True, force_terminal=False if args.plain else None))
-    ended = run_to_end(lambda: train(plan, folder, begin, view, note), "headrace train")
+    ended = run_to_end(lambda: train(plan, folder, begin, view, tell_note), "headrace train")
     print_end(folder, ended)
     return 0

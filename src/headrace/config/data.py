@@ -11,6 +11,9 @@ from pydantic import Field, JsonValue, model_validator
 from headrace.config.base import Section
 from headrace.config.model import EngineConfig
 from headrace.config.temperature import AnyTemperature
+from headrace.config.template import TemplateConfig
+
+TooLong = Literal["fail", "drop", "truncate_left"]
 
 
 class DataConfig(Section):
@@ -20,6 +23,16 @@ class DataConfig(Section):
     """JSONL file of held-out prompts."""
     prompt_column: str = "prompt"
     """Column with the prompt: text, or a list of chat messages (then the tokenizer's chat template is applied)."""
+    tools_column: str | None = "tools"
+    """Column with JSON schemas of the tools of a prompt, for the chat template: a list, or its JSON text. Rows may lack
+    it."""
+    template: TemplateConfig = TemplateConfig()
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    """Longest prompt in tokens. Unless given, one that leaves room in the context for one token of a response; where
+    `too_long` is not `fail`, one that leaves room for `rollout.sampling.max_new_tokens`."""
+    too_long: TooLong = "fail"
+    """What is done with longer prompts, which are counted before anything starts: `fail`, `drop` them, or
+    `truncate_left`: keep their last tokens (and the first, if it begins every text)."""
     id_column: str | None = None
     """Column with a stable prompt id; the line number unless given."""
     shuffle: bool = True

@@ -7,9 +7,11 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from headrace.config.base import Section
+from headrace.config.data import TooLong
 from headrace.config.model import ModelConfig
 from headrace.config.named import one_of
 from headrace.config.sft import OfflineCheckpointConfig, SFTRuntimeConfig, differ
+from headrace.config.template import TemplateConfig
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
 
 
@@ -19,6 +21,14 @@ class PairDataConfig(Section):
     prompt_column: str = "prompt"
     chosen_column: str = "chosen"
     rejected_column: str = "rejected"
+    tools_column: str | None = "tools"
+    """Column with JSON schemas of the tools of a prompt, for the chat template: a list, or its JSON text. Rows may lack
+    it."""
+    template: TemplateConfig = TemplateConfig()
+    max_tokens: int | None = Field(default=None, ge=2)
+    """Longest sample in tokens, response included; the model's context unless given."""
+    too_long: TooLong = "fail"
+    """What is done with pairs of which one is longer: `fail`, `drop` them, or `truncate_left`: keep its last tokens."""
     shuffle: bool = True
 
     @model_validator(mode="after")

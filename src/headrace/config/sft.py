@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
 from headrace.config.base import Section
+from headrace.config.data import TooLong
 from headrace.config.model import ModelConfig
 from headrace.config.named import one_of
+from headrace.config.template import TemplateConfig
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
 
 S = TypeVar("S", bound=Section)
@@ -29,6 +31,17 @@ class SFTDataConfig(Section):
     """JSONL file, one demonstration a line."""
     prompt_column: str = "prompt"
     response_column: str = "response"
+    messages_column: str | None = None
+    """Column with a whole conversation, a list of chat messages, instead of a prompt and a response. What is in the
+    loss: see `loss_roles` and `loss_turns`."""
+    tools_column: str | None = "tools"
+    """Column with JSON schemas of the tools of a conversation, for the chat template: a list, or its JSON text. Rows
+    may lack it."""
+    template: TemplateConfig = TemplateConfig()
+    max_tokens: int | None = Field(default=None, ge=2)
+    """Longest sample in tokens, response included; the model's context unless given."""
+    too_long: TooLong = "fail"
+    """What is done with longer samples: `fail`, `drop` them, or `truncate_left`: keep their last tokens."""
     shuffle: bool = True
 
     @model_validator(mode="after")
@@ -63,6 +76,11 @@ class SFTConfig(Section):
     trainer: SFTTrainerConfig = SFTTrainerConfig()
     loss: Annotated[str, one_of("sft")] = "sft"
     """`sft` (negative log-likelihood), or a function of yours: `path.py:function`. A mean over tokens."""
+    loss_roles: tuple[str, ...] = Field(default=("assistant",), min_length=1)
+    """`data.messages_column`: whose words are in the loss."""
+    loss_turns: Literal["all", "last", "split"] = "all"
+    """`data.messages_column`: `all` turns of these roles; the `last` alone; or `split`: a sample for each, as the model
+    reads the conversation when it writes that turn."""
     checkpoint: OfflineCheckpointConfig = OfflineCheckpointConfig()
     runtime: SFTRuntimeConfig = SFTRuntimeConfig()
     seed: int = Field(default=0, ge=0, lt=2**32)

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from headrace.config import ConfigError
 from headrace.config.pairs import PairDataConfig
 from headrace.config.sft import SFTDataConfig
+from headrace.controller.sample_lengths import fitting
+from headrace.experience.chat_template import ChatTemplate
 from headrace.experience.dataset import Prompt, PromptDataset
 from headrace.models.packing import PackRow
 from headrace.rollout.tokens import TextCodec
@@ -21,20 +23,32 @@ logger = logging.getLogger(__name__)
 
 
 def read_demonstrations(
-    config: SFTDataConfig, tokenizer: Any, *, end_token_id: int, max_context: int | None
+    config: SFTDataConfig,
+    tokenizer: Any,
+    *,
+    end_token_id: int,
+    max_context: int | None,
+    template: ChatTemplate | None = None,
 ) -> list[PackRow]:
     """One row a line of `config.train`: prompt, response, `end_token_id`. The response and the end enter the loss.
 
-    `tokenizer`: a Hugging Face tokenizer; chat messages are rendered by its template, as they are for generation.
-    Raises ConfigError naming the file, the line and the mend.
+    `tokenizer`: a Hugging Face tokenizer; chat messages are rendered by `template` (its own, unless given), as they are
+    for generation. Raises ConfigError naming the file, the line and the mend.
     """
     columns = {"response_column": config.response_column}
-    lines = _read(config.train, config.prompt_column, columns, tokenizer, end_token_id, max_context)
+    codec = TextCodec(tokenizer, template)
+    lines = _read(config, columns, tokenizer, codec, end_token_id, max_context)
     return [row for _, (row,) in lines]
 
 
 def read_pairs(
-    config: PairDataConfig, tokenizer: Any, *, end_token_id: int, max_context: int | None, compares: bool = True
+    config: PairDataConfig,
+    tokenizer: Any,
+    *,
+    end_token_id: int,
+    max_context: int | None,
+    template: ChatTemplate | None = None,
+    compares: bool = True,
 ) -> list[tuple[PackRow, PackRow]]:
     """The chosen and the rejected response to one prompt a line; as `read_demonstrations` otherwise.
 
@@ -42,7 +56,8 @@ def read_pairs(
     out, and told: that difference is constant, so they have no gradient, and would only weigh down the mean.
     """
     columns = {"chosen_column": config.chosen_column, "rejected_column": config.rejected_column}
-    lines = _read(config.train, config.prompt_column, columns, tokenizer, end_token_id, max_context)
+    codec = TextCodec(tokenizer, template)
+    lines = _read(config, columns, tokenizer, codec, end_token_id, max_context)
     pairs = [(chosen, rejected) for _, (chosen, rejected) in lines]
     alike = [compares and np.array_equal(chosen.tokens, rejected.tokens) for chosen, rejected in pairs]
     if all(alike):
@@ -64,32 +79,31 @@ def read_pairs(
 
 
 def _read(
-    file: str,
-    prompt_column: str,
+    config: SFTDataConfig | PairDataConfig,
     columns: Mapping[str, str],
     tokenizer: Any,
+    codec: TextCodec,
     end_token_id: int,
     max_context: int | None,
 ) -> list[tuple[str, list[PackRow]]]:
     """For each line its name, and a row for each of `columns`, by the section's key that names it."""
-    path = Path(file)
+    path = Path(config.train)
     dataset = PromptDataset.from_jsonl(
-        path, prompt_column=prompt_column, id_column=None, required_columns=tuple(columns.values())
+        path,
+        prompt_column=config.prompt_column,
+        id_column=None,
+        required_columns=tuple(columns.values()),
+        tools_column=config.tools_column,
     )
     prompts = list(dataset)
     texts = [[_response(prompt, column, key, path) for prompt in prompts] for key, column in columns.items()]
     responses = [_encode(column, tokenizer) for column in texts]
     lines = []
-    for prompt, before, *after in zip(prompts, _encode_prompts(prompts, tokenizer, path), *responses, strict=True):
+    encoded = _encode_prompts(prompts, tokenizer, codec, path)
+    for prompt, before, *after in zip(prompts, encoded, *responses, strict=True):
         rows = [_row(before, [*response, end_token_id]) for response in after]
-        longest = max(map(len, rows))
-        if max_context is not None and longest > max_context:
-            raise ConfigError(
-                f"{_line(prompt, path)} has {longest} tokens with its response, and the model's context holds "
-                f"{max_context}; shorten it, or remove the line"
-            )
         lines.append((f"line {prompt.prompt_id}", rows))
-    return lines
+    return fitting(lines, config, max_context, what="lines")
 
 
 def _response(prompt: Prompt, column: str, key: str, path: Path) -> str:
@@ -102,15 +116,17 @@ def _response(prompt: Prompt, column: str, key: str, path: Path) -> str:
     return response
 
 
-def _encode_prompts(prompts: Sequence[Prompt], tokenizer: Any, path: Path) -> list[Sequence[int] | NDArray[np.int32]]:
+def _encode_prompts(
+    prompts: Sequence[Prompt], tokenizer: Any, codec: TextCodec, path: Path
+) -> list[Sequence[int] | NDArray[np.int32]]:
     """Ids of every prompt. Text goes to the tokenizer all at once, which is many times faster than one by one."""
     texts = [prompt.content for prompt in prompts if isinstance(prompt.content, str)]
     encoded = iter(_encode(texts, tokenizer, special_tokens=True))
-    codec = TextCodec(tokenizer)
     ids: list[Sequence[int] | NDArray[np.int32]] = []
     for prompt in prompts:
         try:
-            ids.append(next(encoded) if isinstance(prompt.content, str) else codec.encode(prompt.content))
+            is_text = isinstance(prompt.content, str)
+            ids.append(next(encoded) if is_text else codec.encode(prompt.content, prompt.tools))
         except ValueError as error:
             raise ConfigError(f"{_line(prompt, path)}: {error}") from error
         if len(ids[-1]) == 0:

@@ -7,6 +7,7 @@ from headrace.algorithms.recipes import check_dataflow
 from headrace.config.evaluation import PLAIN
 from headrace.controller.memory import GIB, MIB
 from headrace.controller.plan import Plan
+from headrace.controller.prompt_notes import first_prompt
 from headrace.controller.table_size import largest_group, table_bytes
 from headrace.controller.threads import available_threads, takes_turns
 from headrace.experience.schedule import reachable_staleness
@@ -21,7 +22,8 @@ _OWN_LANE = {name: name for name in ("reward", "reference", "proximal", "teacher
 
 def describe_plan(plan: Plan) -> str:
     """Several lines, for a terminal."""
-    return "\n".join([*_run(plan), "", *_dataflow(plan), "", *_roles(plan), "", *_memory(plan)])
+    parts = [_run(plan), first_prompt(plan), _dataflow(plan), _roles(plan), _memory(plan)]
+    return "\n\n".join("\n".join(part) for part in parts)
 
 
 def _run(plan: Plan) -> list[str]:
@@ -33,7 +35,7 @@ def _run(plan: Plan) -> list[str]:
         f"context {plan.max_context} tokens",
         *([] if plan.origin is None else [f"from      {plan.origin.name}: {_taken(plan)}"]),
         f"data      {config.data.train}: {len(plan.prompts)} prompts; held out: {_held_out(plan)}"
-        + (f"; {plan.cramped_prompts} leave no room for max_new_tokens" if plan.cramped_prompts else ""),
+        + (f"; {plan.fit.cramped} leave no room for max_new_tokens" if plan.fit.cramped else ""),
         f"batches   {plan.total_batches} of {rollout.prompts_per_batch} prompts x {rollout.samples_per_prompt} "
         f"samples, {_steps(plan)} each"
         + (f"; {rollout.surplus} prompt(s) more are started" if rollout.surplus else ""),
@@ -66,6 +68,8 @@ def _sampling(plan: Plan) -> str:
     """The distribution that tokens are drawn from."""
     sampling = plan.config.rollout.sampling
     drawn = f"at most {sampling.max_new_tokens} tokens, temperature {sampling.temperature:g}"
+    if sampling.stop:
+        drawn = f"up to {' or '.join(map(repr, sampling.stop))}, {drawn}"
     if not sampling.truncates:
         return f"{drawn}, from the whole vocabulary"
     cut = f"top_k {sampling.top_k}" if sampling.top_k else "no top_k"

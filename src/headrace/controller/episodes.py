@@ -16,7 +16,6 @@ from headrace.rollout.policy import PolicySettings
 from headrace.rollout.rewards.model import ModelReward
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.rollout.router import Router
-from headrace.rollout.tokens import TextCodec
 from headrace.runtime.protocol import Clock
 
 
@@ -44,15 +43,19 @@ def policy_settings(plan: Plan, engine: Engine, clock: Clock, held_out: HeldOut 
             top_k=sampling.top_k,
             stop_token_ids=plan.stop_token_ids,
         )
+    fit = plan.fit if held_out is None else plan.held_out_fits[held_out.name]
     return PolicySettings(
         router=Router([engine]),
-        text=TextCodec(plan.tokenizer),
+        text=plan.codec(),
         sampling=params,
         seed=config.seed,
         clock=clock,
         request_timeout_s=config.rollout.episode_timeout_s,
         max_context=plan.max_context,
         return_kept=held_out is None,
+        stop=sampling.stop,
+        observation_role=config.rollout.observation_role,
+        truncate_to=fit.longest if config.data.too_long == "truncate_left" else None,
     )
 
 
@@ -88,7 +91,7 @@ def evaluations(
             each,
             episode_runner(plan, engine, clock, rewards.of(each), each),
             plan.held_out[each.name],
-            TextCodec(plan.tokenizer).decode,
+            plan.codec().decode,
             clock,
             concurrency=max(slots // each.samples, 1),
             model_reward=None if each.own_reward else model_reward,

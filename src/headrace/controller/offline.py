@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -16,8 +17,10 @@ from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, config_
 from headrace.controller.out_of_memory import told
 from headrace.controller.output import Begin, OutputFolder
 from headrace.controller.progress import Made, Progress, read_progress, write_progress
+from headrace.controller.prompt_notes import unread_notes
 from headrace.controller.stopping import StopFlag
 from headrace.controller.threads import available_threads, check_threads
+from headrace.experience.chat_template import ChatTemplate
 from headrace.experience.dataset import PromptOrder
 from headrace.models.loading import (
     check_model,
@@ -28,6 +31,8 @@ from headrace.models.loading import (
 )
 from headrace.models.packing import PackRow, pack, plan_microbatches
 from headrace.training.protocol import StepReport, Trainer
+
+logger = logging.getLogger(__name__)
 
 _REPORTS = 20
 
@@ -49,7 +54,10 @@ class Source:
     """The model that training begins from, looked at before it is loaded."""
 
     tokenizer: Any
+    template: ChatTemplate
     end_token_id: int
+    stop_token_ids: tuple[int, ...]
+    """That end a response."""
     max_context: int | None
     device: torch.device
 
@@ -71,7 +79,10 @@ def look_at(config: SFTConfig | RMConfig | DPOConfig, output: OutputFolder) -> S
         )
     end = stops[0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
     context = getattr(read_model_config(config.model.path).get_text_config(), "max_position_embeddings", None)
-    return Source(tokenizer, end, context, device)
+    template = ChatTemplate.of(config.data.template, tokenizer)
+    for note in unread_notes(template):
+        logger.warning("%s", note)
+    return Source(tokenizer, template, end, tuple(dict.fromkeys((end, *stops))), context, device)
 
 
 def run_offline(

@@ -136,6 +136,7 @@ def _units(config: RMConfig | DPOConfig, source: Source) -> list[Unit]:
         source.tokenizer,
         end_token_id=source.end_token_id,
         max_context=source.max_context,
+        template=source.template,
         compares=not is_own(config.loss),
     )
     return [list(pair) for pair in pairs]

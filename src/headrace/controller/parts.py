@@ -47,7 +47,6 @@ from headrace.roles.rollout import RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
 from headrace.roles.scorer import ScorerRole
 from headrace.roles.weight_follower import WeightFollowerRole
-from headrace.rollout.tokens import TextCodec
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
 from headrace.store import RunStore
@@ -114,7 +113,7 @@ def connect(
     config = plan.config
     rollout = config.rollout
     clock = runtime.clock
-    decode = partial(TextCodec(plan.tokenizer).decode, keep_special_tokens=True)
+    decode = partial(plan.codec().decode, keep_special_tokens=True)
     eta, ahead = config.async_.staleness_bound, config.ahead(models.engine.slots)
     table = ExperienceTable(
         [

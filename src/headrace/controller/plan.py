@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.data import RewardConfig
+from headrace.config.evaluation import HeldOut
 from headrace.config.trainer import ENTROPY_VOCABULARY
 from headrace.controller.origin import check_origin, with_origin
-from headrace.controller.room import Room
+from headrace.controller.prompt_notes import check_template, length_notes, template_notes, told_of
+from headrace.controller.room import Fit, Room
 from headrace.controller.threads import check_threads
+from headrace.experience.chat_template import ChatTemplate
 from headrace.experience.dataset import Prompt, PromptDataset
 from headrace.models.folder import check_weights
 from headrace.models.loading import (
@@ -56,8 +60,13 @@ class Plan:
     max_context: int
     """Tokens of prompt and response."""
     vocab_size: int
-    cramped_prompts: int
-    """Those that leave room for fewer than `rollout.sampling.max_new_tokens`."""
+    template: ChatTemplate
+    fit: Fit
+    """What was found of the prompts' lengths; `prompts` are those that are kept."""
+    held_out_fits: Mapping[str, Fit]
+    """The same of each held-out set, by the set's name."""
+    notes: tuple[str, ...]
+    """What the user should hear of before the start, a line each."""
     total_batches: int
     memory: MemoryEstimate
     workflow: Workflow
@@ -73,6 +82,10 @@ class Plan:
     def weights(self) -> str:
         """The model, a folder or Hub name, whose weights are version 0."""
         return self.config.model.path if self.origin is None else str(self.origin.model)
+
+    def codec(self) -> TextCodec:
+        """A new one: each remembers the prompt that it encoded last."""
+        return TextCodec(self.tokenizer, self.template)
 
     @property
     def records_entropy(self) -> bool:
@@ -121,15 +134,22 @@ def make_plan(config: TrainConfig, folder: Path | None = None) -> Plan:
     context = context_limit(model_config, config.engine)
     for reward in config.rewards:
         check_judges(reward, context)
-    text = TextCodec(tokenizer)
+    template = ChatTemplate.of(config.data.template, tokenizer)
+    text = TextCodec(tokenizer, template)
+    everything = [*prompts, *chain.from_iterable(held_out.values())]
+    check_template(config, text, everything)
     places = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     can_grow = config.engine.max_context is not None and (places is None or context < places)
-    room = Room(text, context, vocab_size, can_grow)
+    room = Room(text, tokenizer, context, vocab_size, can_grow, config.data.too_long, config.data.max_prompt_tokens)
     key, limit = "rollout.sampling.max_new_tokens", config.rollout.sampling.max_new_tokens
-    cramped = room.check(prompts, config.data.train, key, limit)
-    for each in config.held_out:
-        own = each.max_new_tokens != limit
-        room.check(held_out[each.name], each.data, f"{each.key}.max_new_tokens" if own else key, each.max_new_tokens)
+    fit = room.check(prompts, config.data.train, key, limit)
+    fits = {each.name: _fit(room, held_out[each.name], each, key, limit) for each in config.held_out}
+    lengths = {"prompts": (len(prompts), fit)}
+    lengths |= {told_of(each.name): (len(held_out[each.name]), fits[each.name]) for each in config.held_out}
+    notes = (*template_notes(config, template, everything), *length_notes(config, lengths))
+    if config.data.too_long == "drop":
+        prompts = prompts.without(fit.too_long)
+        held_out = {name: kept.without(fits[name].too_long) for name, kept in held_out.items()}
     _check_stops(config, vocab_size)
     memory = estimate_memory(config, model_config, device)
     batches = config.trainer.batches
@@ -140,12 +160,15 @@ def make_plan(config: TrainConfig, folder: Path | None = None) -> Plan:
         config=config,
         recipe=recipe,
         prompts=prompts,
-        held_out={each.name: tuple(held_out[each.name])[: each.max_prompts] for each in config.held_out},
+        held_out={each.name: tuple(islice(held_out[each.name], each.max_prompts)) for each in config.held_out},
         tokenizer=tokenizer,
         stop_token_ids=tuple(dict.fromkeys(stops)),
         max_context=context,
         vocab_size=vocab_size,
-        cramped_prompts=cramped,
+        template=template,
+        fit=fit,
+        held_out_fits=fits,
+        notes=notes,
         total_batches=batches,
         memory=memory,
         workflow=workflow,
@@ -218,10 +241,18 @@ def _dataset(config: TrainConfig, path: str, prompt_column: str, reward: RewardC
         prompt_column=prompt_column,
         id_column=config.data.id_column,
         required_columns=required_columns(reward) if scores else (),
+        tools_column=config.data.tools_column,
     )
     if scores:
         check_rows(reward, ((f"{path}: prompt {prompt.prompt_id!r}", prompt.row) for prompt in prompts))
     return prompts
+
+
+def _fit(room: Room, prompts: PromptDataset, held_out: HeldOut, key: str, limit: int) -> Fit:
+    """`limit` is the value of `key`, which is training's."""
+    if held_out.max_new_tokens != limit:
+        key, limit = f"{held_out.key}.max_new_tokens", held_out.max_new_tokens
+    return room.check(prompts, held_out.data, key, limit)
 
 
 def _check_stops(config: TrainConfig, vocab_size: int) -> None:

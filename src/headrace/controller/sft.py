@@ -12,12 +12,13 @@ from headrace.algorithms.aggregation import aggregate
 from headrace.algorithms.losses import Loss, sft
 from headrace.algorithms.pieces import not_a_loss
 from headrace.config import SFTConfig
+from headrace.controller.conversations import read_conversations
 from headrace.controller.demonstrations import read_demonstrations
-from headrace.controller.offline import OfflineResult, Report, look_at, run_offline
+from headrace.controller.offline import OfflineResult, Report, Source, look_at, run_offline
 from headrace.controller.output import Begin, OutputFolder
 from headrace.controller.pieces import load_piece
 from headrace.models.loading import load_causal_lm
-from headrace.models.packing import MicroBatch
+from headrace.models.packing import MicroBatch, PackRow
 from headrace.training.protocol import LossTerms
 from headrace.training.trainer import HFTrainer
 
@@ -29,9 +30,7 @@ def run_sft(
     output = OutputFolder(out)
     loss = load_piece("loss", config.loss, ("logprobs", "mask", "sample_index"), not_a_loss) or _likelihood
     source = look_at(config, output)
-    rows = read_demonstrations(
-        config.data, source.tokenizer, end_token_id=source.end_token_id, max_context=source.max_context
-    )
+    rows = _rows(config, source)
 
     def objective(logprobs: Tensor, micro: MicroBatch) -> LossTerms:
         per_token = loss(logprobs, micro.mask, micro.sample_index).per_token
@@ -60,6 +59,26 @@ def run_sft(
         begin=begin,
         report=report,
         now=now,
+    )
+
+
+def _rows(config: SFTConfig, source: Source) -> list[PackRow]:
+    if config.data.messages_column is not None:
+        return read_conversations(
+            config.data,
+            source.template,
+            roles=config.loss_roles,
+            turns=config.loss_turns,
+            end_token_id=source.end_token_id,
+            stop_token_ids=source.stop_token_ids,
+            max_context=source.max_context,
+        )
+    return read_demonstrations(
+        config.data,
+        source.tokenizer,
+        end_token_id=source.end_token_id,
+        max_context=source.max_context,
+        template=source.template,
     )
 
 

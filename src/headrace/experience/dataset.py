@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config import ConfigError
+from headrace.experience.messages import Message, Tool, as_messages, as_tools
 from headrace.experience.sample import GroupKey
 
 
@@ -25,10 +26,12 @@ class Prompt:
     """One row of the dataset."""
 
     prompt_id: str
-    content: str | list[dict[str, str]]
-    """Text, or chat messages, each with `role` and `content`."""
+    content: str | list[Message]
+    """Text, or chat messages: see `messages`."""
     row: dict[str, Any]
     """The whole row, JSON values only: rewards and environments read it."""
+    tools: list[Tool] | None = None
+    """JSON schemas of what the policy may call, for the chat template."""
 
 
 class PromptDataset:
@@ -39,7 +42,12 @@ class PromptDataset:
 
     @staticmethod
     def from_jsonl(
-        path: str | Path, *, prompt_column: str, id_column: str | None, required_columns: Iterable[str] = ()
+        path: str | Path,
+        *,
+        prompt_column: str,
+        id_column: str | None,
+        required_columns: Iterable[str] = (),
+        tools_column: str | None = None,
     ) -> PromptDataset:
         """Read and check every row, skipping blank lines. A prompt's id is `id_column`, or its line number.
 
@@ -68,10 +76,17 @@ class PromptDataset:
                     "make ids unique, or leave data.id_column out to use line numbers"
                 )
             line_of[prompt_id] = number
-            prompts.append(Prompt(prompt_id, content, row))
+            prompts.append(Prompt(prompt_id, content, row, _tools(row, tools_column, content, where)))
         if not prompts:
             raise ConfigError(f"{file} holds no rows; write one JSON object a line, as {{{prompt_column!r}: ...}}")
         return PromptDataset(prompts)
+
+    def without(self, places: Collection[int]) -> PromptDataset:
+        """All but the prompts at `places`, in their order: what is not there is never issued."""
+        left_out = set(places)
+        if not left_out:
+            return self
+        return PromptDataset([prompt for place, prompt in enumerate(self._prompts) if place not in left_out])
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -119,7 +134,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON value")
 
 
-def _content(row: dict[str, Any], column: str, where: str) -> str | list[dict[str, str]]:
+def _content(row: dict[str, Any], column: str, where: str) -> str | list[Message]:
     if column not in row:
         raise ConfigError(
             f"{where} has no prompt column {column!r} ({_columns(row)}); set data.prompt_column to one of them"
@@ -129,20 +144,26 @@ def _content(row: dict[str, Any], column: str, where: str) -> str | list[dict[st
         raise ConfigError(f"{where} has an empty prompt in column {column!r}; fill it in, or remove the line")
     if isinstance(content, str):
         return content
-    if isinstance(content, list) and all(_is_message(part) for part in content):
-        return content
+    if isinstance(content, list):
+        try:
+            return as_messages(content)
+        except ValueError as error:
+            raise ConfigError(f"{where}, column {column!r}: {error}") from error
     raise ConfigError(
         f"{where}: the prompt in column {column!r} is a JSON {_json_type(content)}; give text, or a list of "
         "messages {'role': text, 'content': text}"
     )
 
 
-def _is_message(part: Any) -> bool:
-    return (
-        isinstance(part, dict)
-        and {"role", "content"} <= part.keys()
-        and all(isinstance(value, str) for value in part.values())
-    )
+def _tools(row: dict[str, Any], column: str | None, content: str | list[Message], where: str) -> list[Tool] | None:
+    try:
+        tools = None if column is None else as_tools(row.get(column))
+        if tools is not None and isinstance(content, str):
+            raise ValueError("a prompt of text has no place for tools; give it as chat messages")
+    except ValueError as error:
+        mend = "if the column is about something else, set data.tools_column to null"
+        raise ConfigError(f"{where}, column {column!r}: {error}; {mend}") from error
+    return tools
 
 
 def _id(row: dict[str, Any], column: str, where: str) -> str:
