@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose
 from headrace.config import ConfigError, TrainConfig
+from headrace.config.data import SourceConfig, sources_of
 from headrace.config.trainer import ENTROPY_VOCABULARY
 from headrace.controller.room import Room
 from headrace.controller.threads import check_threads
-from headrace.experience.dataset import Prompt, PromptDataset
+from headrace.experience.dataset import Prompt, PromptDataset, open_prompts
 from headrace.models.folder import check_weights
 from headrace.models.loading import (
     check_model,
@@ -26,7 +27,7 @@ from headrace.models.loading import (
 from headrace.observe.trackers.packages import check_packages
 from headrace.rollout.filters import Filter, load_filters
 from headrace.rollout.plugins import load_function
-from headrace.rollout.rewards.pool import RewardPool, check_rows, required_columns
+from headrace.rollout.rewards.pool import RewardPool, check_rows, read_columns, required_columns
 from headrace.rollout.tokens import TextCodec
 from headrace.rollout.workflow import Workflow, load_workflow
 from headrace.runtime.event_loop import run_to_end
@@ -35,6 +36,9 @@ from headrace.runtime.inline import SystemClock
 if TYPE_CHECKING:
     from headrace.algorithms.pieces import Pieces
     from headrace.controller.memory import MemoryEstimate
+
+MEASURED = 10_000
+"""Prompts of a source, the longest by characters, that are encoded before a run to see whether they fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,9 @@ def make_plan(config: TrainConfig) -> Plan:
     check_threads(config.runtime.threads)
     check_packages(config.trackers)
     recipe = _recipe(config)
-    prompts = _dataset(config, config.data.train)
-    eval_prompts = tuple(_dataset(config, config.data.eval)) if config.data.eval else ()
+    prompts = _dataset(config, config.data.sources, orders=True)
+    held_out = sources_of(config.data.eval) if config.data.eval else ()
+    eval_prompts = tuple(_dataset(config, held_out)) if held_out else ()
     check_weights(config.model.path)
     workflow = load_workflow(config.rollout)
     filters = tuple(load_filters(config.filters))
@@ -110,10 +115,10 @@ def make_plan(config: TrainConfig) -> Plan:
     can_grow = config.engine.max_context is not None and (places is None or context < places)
     room = Room(text, context, vocab_size, can_grow)
     key, limit = "rollout.sampling.max_new_tokens", config.rollout.sampling.max_new_tokens
-    cramped = room.check(prompts, config.data.train, key, limit)
+    cramped = room.check(prompts.extremes(MEASURED), config.data.described, key, limit)
     if config.evaluation.max_new_tokens is not None:
         key, limit = "evaluation.max_new_tokens", config.evaluation.max_new_tokens
-    room.check(eval_prompts, config.data.eval or "", key, limit)
+    room.check(eval_prompts, ", ".join(source.path for source in held_out), key, limit)
     _check_stops(config, vocab_size)
     memory = estimate_memory(config, model_config, device)
     batches = config.trainer.batches
@@ -192,18 +197,25 @@ async def _check_reward(config: TrainConfig) -> None:
         await pool.close()
 
 
-def _dataset(config: TrainConfig, path: str) -> PromptDataset:
+def _dataset(config: TrainConfig, sources: Sequence[SourceConfig], *, orders: bool = False) -> PromptDataset:
+    """`orders`: the rows are drawn in the curriculum's order."""
     # An environment gives the rewards of its episodes itself, as a rule.
     scores = config.rollout.environment is None
-    prompts = PromptDataset.from_jsonl(
-        Path(path),
-        prompt_column=config.data.prompt_column,
-        id_column=config.data.id_column,
-        required_columns=required_columns(config.reward) if scores else (),
+    return PromptDataset(
+        *(
+            open_prompts(
+                source,
+                prompt_column=config.data.prompt_column,
+                id_column=config.data.id_column,
+                required_columns=required_columns(config.reward) if scores else (),
+                read_columns=read_columns(config.reward) if scores else (),
+                check=partial(check_rows, config.reward) if scores else None,
+                numbers=config.data.curriculum.column if orders else None,
+                name=source.called if len(sources) > 1 else "",
+            )
+            for source in sources
+        )
     )
-    if scores:
-        check_rows(config.reward, ((f"{path}: prompt {prompt.prompt_id!r}", prompt.row) for prompt in prompts))
-    return prompts
 
 
 def _check_stops(config: TrainConfig, vocab_size: int) -> None:

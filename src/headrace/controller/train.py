@@ -59,6 +59,7 @@ def open_store(plan: Plan, folder: Path, begin: Begin, now: float) -> tuple[RunS
     if begin == "resume":
         store = RunStore.open(folder, config_sha256=digest, config_yaml=dump_config(plan.config), keep_checkpoints=keep)
         try:
+            store.claim_data(plan.prompts.contents())
             return store, store.checkpoints.restore()
         except BaseException:
             store.close()
@@ -68,6 +69,7 @@ def open_store(plan: Plan, folder: Path, begin: Begin, now: float) -> tuple[RunS
     created = RunStore.create(
         folder, config_yaml=dump_config(plan.config), config_sha256=digest, now=now, keep_checkpoints=keep
     )
+    created.claim_data(plan.prompts.contents())
     return created, None
 
 

@@ -11,6 +11,7 @@ from headrace.store.checkpoints import Checkpoints, Prepared, Restored
 from headrace.store.counts import Counts
 from headrace.store.errors import (
     ConfigMismatch,
+    DataMismatch,
     DiskFull,
     IllegalTransition,
     LawBroken,
@@ -32,6 +33,7 @@ __all__ = [
     "Checkpoints",
     "ConfigMismatch",
     "Counts",
+    "DataMismatch",
     "DiskFull",
     "EventRow",
     "IllegalTransition",

@@ -1,0 +1,185 @@
+"""The one look at every row of a source, before anything expensive starts: what cannot be used is told here."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.config import ConfigError
+from headrace.experience.sources.arrow_files import Look
+from headrace.experience.sources.columns import named, prompt_lengths, rows_of
+from headrace.experience.sources.rows import Row, Rows, dig, name_row, with_nested
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Content = str | list[dict[str, str]]
+CheckRows = Callable[[Iterable[tuple[str, Row]]], None]
+"""Given rows, each with its name; raises ConfigError for the first that cannot be used."""
+_TOGETHER = 4096
+"""Rows that are handed to a check."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What is asked of every row of a source."""
+
+    content: Callable[[Row, str, str], Content]
+    """The prompt of a row, by its column and the row's name; raises ConfigError."""
+    prompt_column: str
+    id_column: str | None = None
+    required: tuple[str, ...] = ()
+    """Columns that have a value in every row."""
+    read: tuple[str, ...] = ()
+    """Columns that `check` reads, also where not every row has them."""
+    check: CheckRows | None = None
+    numbers: str | None = None
+    """A column that is a number in every row."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All that are named, but for the prompt's."""
+        others = [column for column in (self.id_column, self.numbers) if column is not None]
+        return tuple(dict.fromkeys([*others, *self.required, *self.read]))
+
+
+class SourceSurvey:
+    """Keeps 4 bytes a row, and 8 more for each of ids and numbers. `finish` is called when all rows were seen."""
+
+    def __init__(self, needs: Needs) -> None:
+        self._needs = needs
+        self._lengths = array("i")
+        self._ids = array("q")
+        self._values = array("d")
+        self._waiting: list[tuple[str, Row]] = []
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """Characters of each row's prompt, without what a template adds."""
+        return np.frombuffer(self._lengths, np.int32)
+
+    @property
+    def numbers(self) -> NDArray[np.float64]:
+        """Of the column `Needs.numbers`."""
+        return np.frombuffer(self._values, np.float64)
+
+    def row(self, where: str, number: int, row: Row) -> None:
+        row = with_nested(row, (self._needs.prompt_column, *self._needs.columns))
+        content = self._needs.content(row, self._needs.prompt_column, where)
+        self._others(where, row)
+        self._lengths.append(
+            len(content) if isinstance(content, str) else sum(len(part["content"]) for part in content)
+        )
+        if len(self._waiting) >= _TOGETHER:
+            self._check_waiting()
+
+    def look(self, where: str) -> Look:
+        """What sees batches. Of a batch whose prompts are plainly good, only the columns that are named become rows."""
+
+        def look(batch: pa.RecordBatch, start: int) -> None:
+            self._check_waiting()
+            kept = len(self._ids), len(self._values), len(self._waiting)
+            try:
+                lengths, rows = prompt_lengths(batch, self._needs.prompt_column), named(batch, self._needs.columns)
+                if lengths is not None and rows is not None:
+                    for number, row in enumerate(rows, start=start + 1):
+                        self._others(name_row(where, "row", number), row)
+                    self._lengths.extend(lengths.to_pylist())
+                    return
+            except ConfigError:  # said again below, of the whole row
+                del self._ids[kept[0] :], self._values[kept[1] :], self._waiting[kept[2] :]
+            for number, row in enumerate(rows_of(batch), start=start + 1):
+                self.row(name_row(where, "row", number), number, row)
+
+        return look
+
+    def finish(self, rows: Rows) -> None:
+        """All rows were seen. Raises ConfigError for an id that two of them have, and for what is still unchecked."""
+        self._check_waiting()
+        if not len(rows):
+            column = self._needs.prompt_column
+            raise ConfigError(f"{rows.where} holds no rows; write one JSON object a line, as {{{column!r}: ...}}")
+        if self._needs.id_column is None:
+            return
+        hashes = np.frombuffer(self._ids, np.int64)
+        order = np.argsort(hashes, kind="stable")
+        twins = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
+        for first, second in sorted(
+            ((int(order[one]), int(order[one + 1])) for one in twins), key=lambda pair: pair[1]
+        ):
+            where = name_row(rows.where, rows.unit, rows.number(second))
+            value = id_of(rows[second], self._needs.id_column, where)
+            if value == id_of(rows[first], self._needs.id_column, where):
+                raise ConfigError(
+                    f"{where} has the id {value!r} of {rows.unit} {rows.number(first)} (column "
+                    f"{self._needs.id_column!r}); make ids unique, or leave data.id_column out to use {rows.unit} "
+                    "numbers"
+                )
+
+    def _others(self, where: str, row: Row) -> None:
+        needs = self._needs
+        for column in needs.required:
+            if row.get(column) is None:
+                raise ConfigError(
+                    f"{where} has no value in column {column!r} ({columns_of(row)}); fill it in, or "
+                    "correct the config key that names the column"
+                )
+        if needs.id_column is not None:
+            self._ids.append(hash(id_of(row, needs.id_column, where)))  # of the text: only compared here
+        if needs.numbers is not None:
+            self._values.append(_number(row, needs.numbers, where))
+        if needs.check is not None:
+            self._waiting.append((where, row))
+
+    def _check_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if self._needs.check is not None and waiting:
+            self._needs.check(waiting)
+
+
+def id_of(row: Row, column: str, where: str) -> str:
+    """Raises ConfigError where it is no id."""
+    value = dig(row, column)
+    if value is None and column not in row:
+        raise ConfigError(
+            f"{where} has no id column {column!r} ({columns_of(row)}); set data.id_column to one of them, "
+            "or leave it out to use line numbers"
+        )
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ConfigError(f"{where}: the id in column {column!r} is {value!r}; give text or a whole number")
+    return str(value)
+
+
+def columns_of(row: Row) -> str:
+    return "it has " + (", ".join(repr(name) for name in row) or "no columns")
+
+
+def _number(row: Row, column: str, where: str) -> float:
+    value: Any = row.get(column)
+    if isinstance(value, str):  # of a CSV file
+        try:
+            value = float(value)
+        except ValueError:
+            value = None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise ConfigError(
+            f"{where} has {row.get(column)!r} in column {column!r}, by which data.curriculum orders the rows; give a "
+            f"number ({columns_of(row)})"
+        )
+    return float(value)
+
+
+def extremes(lengths: NDArray[np.int32], count: int) -> Sequence[int]:
+    """Indices of the `count` longest and of the shortest, in order; all, if they are no more."""
+    if len(lengths) <= count:
+        return range(len(lengths))
+    longest = np.argpartition(lengths, len(lengths) - count)[-count:]
+    return np.unique(np.append(longest, int(lengths.argmin()))).tolist()
