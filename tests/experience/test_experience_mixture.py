@@ -159,10 +159,10 @@ def test_pass_rates_untried_rows_first_then_the_nearest_to_the_target() -> None:
     assert [order.row(0, position) for position in range(5)] == [0, 1, 2, 3, 4]
     for row, rate in ((0, 1.0), (1, 0.5), (2, 0.125), (4, 0.75)):
         order.learn(row, rate)
-    assert [order.row(1, position) for position in range(3)] == [3, 1, 4], "3 was never tried; then 0.5, 0.75"
+    assert [order.row(1, position) for position in range(3)] == [1, 4, 2], "at 0, 0.25 and 0.375 from it; 0 is at 0.5"
     order.learn(0, 0.5)
     order.learn(1, 0.0)
-    assert [order.row(1, position) for position in (3, 4)] == [0, 2], "what is learnt counts at once, and 1 is drawn"
+    assert [order.row(1, position) for position in (3, 4)] == [0, 3], "1 is drawn; 3 has no rate, as if it never ended"
 
 
 def test_rows_are_asked_for_in_turn_where_history_counts() -> None:

@@ -101,8 +101,8 @@ class CurriculumConfig(Section):
     descending: bool = False
     """`column`: from the highest to the lowest."""
     pass_rate: float | None = Field(default=None, ge=0, le=1)
-    """Rows that were not yet tried come first; of the others that whose last pass rate is nearest to this, as it was
-    when the batch that is composed began."""
+    """Rows that were never drawn come first; of the others that whose last pass rate is nearest to this, as it was when
+    the batch that is composed began."""
     passes_above: float = 0.5
     """`pass_rate`: a sample passes with a reward above this."""
 

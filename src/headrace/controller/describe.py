@@ -60,7 +60,7 @@ def _sources(plan: Plan) -> list[str]:
         way = "from the highest" if data.curriculum.descending else "from the lowest"
         lines.append(f"  order             by {data.curriculum.column}, {way}, in every epoch of a source")
     if data.curriculum.pass_rate is not None:
-        lines.append(f"  order             untried rows first, then pass rates near {data.curriculum.pass_rate:g}")
+        lines.append(f"  order             rows never drawn first, then pass rates near {data.curriculum.pass_rate:g}")
     return lines
 
 

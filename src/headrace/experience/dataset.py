@@ -53,6 +53,7 @@ class SourcePrompts(Sequence[Prompt]):
         """Of the column that orders the rows, if one does."""
         self._rows = rows
         self._needs = needs
+        self._nested = needs.nested
 
     @property
     def where(self) -> str:
@@ -86,7 +87,7 @@ class SourcePrompts(Sequence[Prompt]):
             raise IndexError(f"row {index} of {len(self)}")
         number, needs = self._rows.number(index), self._needs
         where = self.name_of(index)
-        row = with_nested(self._rows[index], (needs.prompt_column, *needs.columns))
+        row = with_nested(self._rows[index], self._nested)
         content = needs.content(row, needs.prompt_column, where)
         own = str(number) if needs.id_column is None else id_of(row, needs.id_column, where)
         return Prompt(f"{self.name}/{own}" if self.name else own, content, row)

@@ -33,6 +33,10 @@ class RowOrder(Protocol):
         ...
 
 
+_NEVER_DRAWN, _NO_RATE = -1.0, 2.0
+"""In the place of a distance, which is from 0 to 1."""
+
+
 class FixedOrder:
     """Shuffled, or as in the file; by numbers where they are given, equal ones as without them."""
 
@@ -58,14 +62,15 @@ class FixedOrder:
 
 
 class PassRateOrder:
-    """Rows without a pass rate first, as shuffled; then the nearest to a target first, equal ones as shuffled. What is
-    drawn depends on what was learnt before, so positions are asked for in their order, each once."""
+    """Rows that were never drawn first, then those whose pass rate is nearest to a target, then those that were drawn
+    and have none yet; equal ones as shuffled. What is drawn depends on what was learnt before, so positions are asked
+    for in their order, each once."""
 
     def __init__(self, shuffled: PromptOrder, target: float) -> None:
         self._shuffled = shuffled
         self._target = target
-        self._distances = np.full(shuffled.size, -1.0, np.float32)
-        """Of each row's pass rate from the target; -1 of none."""
+        self._distances = np.full(shuffled.size, _NEVER_DRAWN, np.float32)
+        """Of each row's pass rate from the target."""
         self._epoch = -1
         self._place = np.empty(0, np.intp)
         """Of each row in the epoch's shuffle."""
@@ -80,13 +85,14 @@ class PassRateOrder:
         distances = self._distances[rows]
         nearest = rows[distances == distances.min()]
         row = int(nearest[self._place[nearest].argmin()])
-        self._left[row] = False
+        self.drawn(epoch, position, row)
         return row
 
     def drawn(self, epoch: int, position: int, row: int) -> None:
-        if epoch >= self._epoch:
-            self._enter(epoch)
-            self._left[row] = False
+        self._enter(epoch)
+        self._left[row] = False
+        if self._distances[row] == _NEVER_DRAWN:
+            self._distances[row] = _NO_RATE
 
     def learn(self, row: int, pass_rate: float) -> None:
         self._distances[row] = abs(pass_rate - self._target)

@@ -105,8 +105,8 @@ def prompt_lengths(batch: pa.RecordBatch, column: str) -> pa.Array | None:
     return pa.array(np.add.reduceat(sizes, starts) if len(starts) and len(sizes) else [], pa.int64())
 
 
-def named(batch: pa.RecordBatch, columns: Iterable[str]) -> list[Row] | None:
-    """Rows of these columns alone, nested ones under their dotted names; None where one is not there."""
+def pick(batch: pa.RecordBatch, columns: Iterable[str]) -> dict[str, pa.Array]:
+    """Those of `columns` that are there, nested ones by their dotted names."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -114,17 +114,47 @@ def named(batch: pa.RecordBatch, columns: Iterable[str]) -> list[Row] | None:
     for name in columns:
         parts = [name] if name in batch.schema.names else name.split(".")
         if parts[0] not in batch.schema.names:
-            return None
+            continue
         values = batch.column(parts[0])
         for part in parts[1:]:
             if not pa.types.is_struct(values.type) or values.type.get_field_index(part) < 0:
-                return None
+                break
             values = pc.struct_field(values, part)
-        found[name] = values
-    if not found:
-        return []
-    whole = pa.RecordBatch.from_arrays(list(found.values()), names=list(found))
-    return rows_of(whole)
+        else:
+            found[name] = values
+    return found
+
+
+def ids_of(values: pa.Array) -> list[str] | None:
+    """As text; None where some are no ids."""
+    import pyarrow as pa
+
+    if values.null_count:
+        return None
+    if pa.types.is_integer(values.type):
+        return list(map(str, values.to_pylist()))
+    return values.to_pylist() if pa.types.is_string(values.type) or pa.types.is_large_string(values.type) else None
+
+
+def numbers_of(values: pa.Array) -> list[float] | None:
+    """None where some are no numbers."""
+    import pyarrow as pa
+
+    if values.null_count or not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+        return None
+    numbers = values.to_numpy(zero_copy_only=False).astype(float)
+    return None if (numbers != numbers).any() else numbers.tolist()
+
+
+def rows_from(columns: dict[str, pa.Array]) -> list[Row]:
+    """Rows of these columns alone."""
+    import pyarrow as pa
+
+    simple = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_boolean)
+    if all(any(test(values.type) for test in simple) for values in columns.values()):
+        names, lists = list(columns), [values.to_pylist() for values in columns.values()]
+        return [dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True)]
+    return rows_of(pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)))
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:

@@ -5,19 +5,20 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config import ConfigError
 from headrace.experience.sources.arrow_files import Look
-from headrace.experience.sources.columns import named, prompt_lengths, rows_of
+from headrace.experience.sources.columns import ids_of, numbers_of, pick, prompt_lengths, rows_from, rows_of
 from headrace.experience.sources.rows import Row, Rows, dig, name_row, with_nested
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T = TypeVar("T")
 Content = str | list[dict[str, str]]
 CheckRows = Callable[[Iterable[tuple[str, Row]]], None]
 """Given rows, each with its name; raises ConfigError for the first that cannot be used."""
@@ -47,12 +48,18 @@ class Needs:
         others = [column for column in (self.id_column, self.numbers) if column is not None]
         return tuple(dict.fromkeys([*others, *self.required, *self.read]))
 
+    @property
+    def nested(self) -> tuple[str, ...]:
+        """Of all that are named, those that may be nested."""
+        return tuple(column for column in (self.prompt_column, *self.columns) if "." in column)
+
 
 class SourceSurvey:
     """Keeps 4 bytes a row, and 8 more for each of ids and numbers. `finish` is called when all rows were seen."""
 
     def __init__(self, needs: Needs) -> None:
         self._needs = needs
+        self._nested = needs.nested
         self._lengths = array("i")
         self._ids = array("q")
         self._values = array("d")
@@ -72,7 +79,7 @@ class SourceSurvey:
         return np.frombuffer(self._values, np.float64)
 
     def row(self, where: str, number: int, row: Row) -> None:
-        row = with_nested(row, (self._needs.prompt_column, *self._needs.columns))
+        row = with_nested(row, self._nested)
         content = self._needs.content(row, self._needs.prompt_column, where)
         self._others(where, row)
         self._lengths.append(
@@ -82,24 +89,35 @@ class SourceSurvey:
             self._check_waiting()
 
     def look(self, where: str) -> Look:
-        """What sees batches. Of a batch whose prompts are plainly good, only the columns that are named become rows."""
+        """What sees batches."""
 
         def look(batch: pa.RecordBatch, start: int) -> None:
-            self._check_waiting()
-            kept = len(self._ids), len(self._values), len(self._waiting)
-            try:
-                lengths, rows = prompt_lengths(batch, self._needs.prompt_column), named(batch, self._needs.columns)
-                if lengths is not None and rows is not None:
-                    for number, row in enumerate(rows, start=start + 1):
-                        self._others(name_row(where, "row", number), row)
-                    self._lengths.extend(lengths.to_pylist())
-                    return
-            except ConfigError:  # said again below, of the whole row
-                del self._ids[kept[0] :], self._values[kept[1] :], self._waiting[kept[2] :]
-            for number, row in enumerate(rows_of(batch), start=start + 1):
-                self.row(name_row(where, "row", number), number, row)
+            if not self._is_plainly_good(batch, where, start):
+                for number, row in enumerate(rows_of(batch), start=start + 1):
+                    self.row(name_row(where, "row", number), number, row)
 
         return look
+
+    def _is_plainly_good(self, batch: pa.RecordBatch, where: str, start: int) -> bool:
+        """Whether the columns tell that all rows are, many times faster than the rows themselves. If not, each is to be
+        looked at: some may be bad, or of a kind that is not known here."""
+        needs = self._needs
+        lengths, columns = prompt_lengths(batch, needs.prompt_column), pick(batch, needs.columns)
+        if lengths is None or any(name not in columns or columns[name].null_count for name in needs.required):
+            return False
+        ids = _all(needs.id_column, columns, ids_of)
+        values = _all(needs.numbers, columns, numbers_of)
+        seen = {name: columns[name] for name in needs.read if name in columns}
+        if ids is None or values is None or (needs.read and not seen):
+            return False
+        self._check_waiting()
+        if needs.check is not None:
+            rows = enumerate(rows_from(seen), start=start + 1)
+            needs.check((name_row(where, "row", number), row) for number, row in rows)
+        self._lengths.extend(lengths.to_pylist())
+        self._ids.extend(map(hash, ids))
+        self._values.extend(values)
+        return True
 
     def finish(self, rows: Rows) -> None:
         """All rows were seen. Raises ConfigError for an id that two of them have, and for what is still unchecked."""
@@ -143,6 +161,15 @@ class SourceSurvey:
         waiting, self._waiting = self._waiting, []
         if self._needs.check is not None and waiting:
             self._needs.check(waiting)
+
+
+def _all(
+    column: str | None, columns: dict[str, pa.Array], read: Callable[[pa.Array], list[T] | None]
+) -> list[T] | None:
+    """The values of a column, none of no column; None where it is not there, or some are not what they should be."""
+    if column is None:
+        return []
+    return read(columns[column]) if column in columns else None
 
 
 def id_of(row: Row, column: str, where: str) -> str:
