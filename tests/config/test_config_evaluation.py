@@ -25,8 +25,8 @@ def test_a_set_inherits_what_it_does_not_give() -> None:
     found = sets(every=10, temperature=0.7, samples=4, sets={"gsm": {"data": "g", "samples": 8, "metrics": ["pass@8"]}})
     assert list(found) == ["eval", "gsm"]
     plain, gsm = found.values()
-    assert (plain.data, plain.samples, plain.metrics, plain.key) == ("e", 4, ("mean",), "evaluation")
-    assert (gsm.data, gsm.samples, gsm.every, gsm.temperature, gsm.prompt_column) == ("g", 8, 10, 0.7, "q")
+    assert (plain.source.path, plain.samples, plain.metrics, plain.key) == ("e", 4, ("mean",), "evaluation")
+    assert (gsm.source.path, gsm.samples, gsm.every, gsm.temperature, gsm.prompt_column) == ("g", 8, 10, 0.7, "q")
     assert (gsm.max_new_tokens, gsm.key, gsm.own_reward) == (256, "evaluation.sets.gsm", False)
 
 

@@ -155,7 +155,7 @@ def test_a_dotted_key_in_a_file_is_told_where_it_goes(says: Says) -> None:
     ("trainer.optimizer.lr=fast", "trainer.optimizer.lr is 'fast': a number is wanted"),
     ("trainer.optimizer.lr=nan", "trainer.optimizer.lr is 'nan': a finite number is wanted"),
     ("data.shuffle=maybe", "data.shuffle is 'maybe': true or false is wanted"),
-    ("data.train=5", "data.train is 5: text is wanted; put it in quotes"),
+    ("data.train=5", "data.train is 5: a path (text; put it in quotes), a mapping with path, or a list of these is"),
     ("rollout.sampling=5", "rollout.sampling is 5: a mapping of keys is wanted"),
     ("rollout.filters=zero_spread", "rollout.filters is 'zero_spread': a list is wanted"),
     ("algorithm.shaping.clip=[1,2,3]", "algorithm.shaping.clip is [1, 2, 3]: too many values; it takes at most 2"),

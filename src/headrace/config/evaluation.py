@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from headrace.config.base import Section
-from headrace.config.data import RewardConfig
+from headrace.config.data import OneSource, RewardConfig, SourceConfig
 from headrace.config.temperature import AnyTemperature
 
 PLAIN = "eval"
@@ -53,8 +53,8 @@ def _names(sets: dict[str, EvaluationSetConfig]) -> dict[str, EvaluationSetConfi
 class EvaluationSetConfig(Section):
     """What is not given is as in `evaluation`, and the reward as in `reward`."""
 
-    data: str
-    """JSONL file of held-out prompts."""
+    data: OneSource
+    """Held-out prompts: a file, folder or Hub name, or a mapping with its options, as `data.eval`."""
     prompt_column: str | None = None
     """As `data.prompt_column`, which it is unless given."""
     every: int | None = Field(default=None, ge=1)
@@ -133,7 +133,7 @@ class HeldOut:
     """A held-out set with all of its settings."""
 
     name: str
-    data: str
+    source: SourceConfig
     prompt_column: str
     every: int | None
     samples: int

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from headrace.config.base import Section
-from headrace.config.data import TooLong
+from headrace.config.data import Sources, TooLong, TrainingData, check_unweighted
 from headrace.config.model import ModelConfig
 from headrace.config.named import one_of
 from headrace.config.sft import OfflineCheckpointConfig, SFTRuntimeConfig, differ
@@ -15,9 +15,10 @@ from headrace.config.template import TemplateConfig
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
 
 
-class PairDataConfig(Section):
-    train: str
-    """JSONL file, one pair a line."""
+class PairDataConfig(TrainingData):
+    train: Annotated[Sources, AfterValidator(check_unweighted)]
+    """A file, folder or Hub name with one pair a row; or a mapping with its options, as `headrace train` has
+    it; or a list of these, which are put together. See docs/data.md."""
     prompt_column: str = "prompt"
     chosen_column: str = "chosen"
     rejected_column: str = "rejected"

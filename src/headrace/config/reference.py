@@ -89,14 +89,16 @@ def _listed_sections(field: FieldInfo) -> tuple[type[Section], ...]:
     """The sections that may stand in the field's list."""
     whole = field.annotation
     kinds = get_args(whole) if get_origin(whole) in (Union, UnionType) else (whole,)
-    listed = next((kind for kind in kinds if get_origin(kind) is tuple), None)
+    listed = next((kind for kind in map(_bare, kinds) if get_origin(kind) is tuple), None)
     if listed is None:
         return ()
-    item = get_args(listed)[0]
-    item = get_args(item)[0] if get_origin(item) is Annotated else item
+    item = _bare(get_args(listed)[0])
     parts = get_args(item) if get_origin(item) in (Union, UnionType) else (item,)
-    bare = [get_args(part)[0] if get_origin(part) is Annotated else part for part in parts]
-    return tuple(part for part in bare if _is_section(part))
+    return tuple(part for part in map(_bare, parts) if _is_section(part))
+
+
+def _bare(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _named_sections(field: FieldInfo) -> type[Section] | None:

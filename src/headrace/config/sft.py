@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from headrace.config.base import Section
-from headrace.config.data import TooLong
+from headrace.config.data import Sources, TooLong, TrainingData, check_unweighted
 from headrace.config.model import ModelConfig
 from headrace.config.named import one_of
 from headrace.config.template import TemplateConfig
@@ -26,9 +26,10 @@ def differ(section: S, columns: Mapping[str, str]) -> S:
     return section
 
 
-class SFTDataConfig(Section):
-    train: str
-    """JSONL file, one demonstration a line."""
+class SFTDataConfig(TrainingData):
+    train: Annotated[Sources, AfterValidator(check_unweighted)]
+    """A file, folder or Hub name with one demonstration a row; or a mapping with its options, as `headrace train` has
+    it; or a list of these, which are put together. See docs/data.md."""
     prompt_column: str = "prompt"
     response_column: str = "response"
     messages_column: str | None = None

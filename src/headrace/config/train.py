@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from headrace.config.algorithm import BY_GROUP, AlgorithmConfig
 from headrace.config.base import Section
-from headrace.config.data import DataConfig, RewardConfig
+from headrace.config.data import DataConfig, RewardConfig, sources_of
 from headrace.config.evaluation import PLAIN, BestBy, EvaluationConfig, EvaluationSetConfig, HeldOut, best_by
 from headrace.config.filters import FilterConfig
 from headrace.config.model import EngineConfig, ModelConfig
@@ -184,7 +184,7 @@ class TrainConfig(Section):
         }
         return HeldOut(
             name=name,
-            data=given.data,
+            source=sources_of(given.data)[0],
             prompt_column=given.prompt_column or self.data.prompt_column,
             max_new_tokens=given.max_new_tokens or usual.max_new_tokens or self.rollout.sampling.max_new_tokens,
             reward=given.reward or self.reward,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from headrace.config import ConfigError
 from headrace.config.sft import SFTDataConfig
 from headrace.controller.sample_lengths import fitting
 from headrace.experience.chat_template import ChatTemplate
-from headrace.experience.dataset import PromptDataset
+from headrace.experience.dataset import open_prompts
 from headrace.experience.loss_spans import LossTurns, Part, conversation_parts
 from headrace.models.packing import PackRow
 
@@ -33,20 +32,18 @@ def read_conversations(
     does not close. Raises ConfigError naming the file, the line and the mend.
     """
     assert config.messages_column is not None
-    path = Path(config.train)
-    dataset = PromptDataset.from_jsonl(
-        path, prompt_column=config.messages_column, id_column=None, tools_column=config.tools_column
-    )
     samples: list[tuple[str, list[Part]]] = []
-    for prompt in dataset:
-        name = f"line {prompt.prompt_id}"
-        try:
-            if isinstance(prompt.content, str):
-                raise ValueError(f"column {config.messages_column!r} is text; give a list of chat messages")
-            made = conversation_parts(template, prompt.content, prompt.tools, roles, turns)
-        except ValueError as error:
-            raise ConfigError(f"{path}, {name}: {error}") from error
-        samples += [(name, sample) for sample in made]
+    for source in config.sources:
+        prompts = open_prompts(source, prompt_column=config.messages_column, tools_column=config.tools_column)
+        for place, prompt in enumerate(prompts):
+            name = prompts.name_of(place)
+            try:
+                if isinstance(prompt.content, str):
+                    raise ValueError(f"column {config.messages_column!r} is text; give a list of chat messages")
+                made = conversation_parts(template, prompt.content, prompt.tools, roles, turns)
+            except ValueError as error:
+                raise ConfigError(f"{name}: {error}") from error
+            samples += [(name, sample) for sample in made]
     texts = [part.text for _, parts in samples for part in parts]
     ids = iter(template.tokenizer(texts, add_special_tokens=False)["input_ids"])
     stops = frozenset(stop_token_ids)
@@ -54,7 +51,7 @@ def read_conversations(
     for name, parts in samples:
         row = _row([(next(ids), part.in_loss) for part in parts], stops, end_token_id)
         if row is None:
-            raise ConfigError(f"{path}, {name}: there is no token in the loss; correct the line, or remove it")
+            raise ConfigError(f"{name}: there is no token in the loss; correct the line, or remove it")
         lines.append((name, [row]))
     return [row for _, (row,) in fitting(lines, config, max_context, what="samples")]
 

@@ -34,8 +34,9 @@ def _run(plan: Plan) -> list[str]:
         f"trainer {config.model.dtype}, engine {config.engine.dtype or config.model.dtype}, "
         f"context {plan.max_context} tokens",
         *([] if plan.origin is None else [f"from      {plan.origin.name}: {_taken(plan)}"]),
-        f"data      {config.data.train}: {len(plan.prompts)} prompts; held out: {_held_out(plan)}"
+        f"data      {config.data.described}: {len(plan.prompts)} prompts; held out: {_held_out(plan)}"
         + (f"; {plan.fit.cramped} leave no room for max_new_tokens" if plan.fit.cramped else ""),
+        *_sources(plan),
         f"batches   {plan.total_batches} of {rollout.prompts_per_batch} prompts x {rollout.samples_per_prompt} "
         f"samples, {_steps(plan)} each"
         + (f"; {rollout.surplus} prompt(s) more are started" if rollout.surplus else ""),
@@ -62,6 +63,26 @@ def _held_out(plan: Plan) -> str:
         name = "" if each.name == PLAIN else f"{each.name} "
         told.append(f"{name}{count}" + ("" if each.metrics == ("mean",) else f" ({', '.join(each.metrics)})"))
     return "; ".join(told) or "0"
+
+
+def _sources(plan: Plan) -> list[str]:
+    """What each of several sources has its share of, and how rows are ordered, if not just shuffled."""
+    data, lines = plan.config.data, []
+    if len(data.sources) > 1:
+        sizes = [len(part) for part in plan.prompts.parts]
+        weights = [
+            size if source.weight is None else source.weight for source, size in zip(data.sources, sizes, strict=True)
+        ]
+        lines += [
+            f"  {source.called:<17} {weight / sum(weights):.1%} of the prompts, {size} rows"
+            for source, weight, size in zip(data.sources, weights, sizes, strict=True)
+        ]
+    if data.curriculum.column is not None:
+        way = "from the highest" if data.curriculum.descending else "from the lowest"
+        lines.append(f"  order             by {data.curriculum.column}, {way}, in every epoch of a source")
+    if data.curriculum.pass_rate is not None:
+        lines.append(f"  order             rows never drawn first, then pass rates near {data.curriculum.pass_rate:g}")
+    return lines
 
 
 def _sampling(plan: Plan) -> str:

@@ -15,13 +15,13 @@ from headrace.controller.episodes import episode_runner, evaluations, policy_set
 from headrace.controller.models import Models
 from headrace.controller.plan import Plan
 from headrace.controller.policy_objective import policy_columns, prepare_batch
+from headrace.controller.prompt_source import make_prompt_source
 from headrace.controller.recorder import Recorder
 from headrace.controller.reward_pools import RewardPools
 from headrace.controller.stages import own_stages, scorers
 from headrace.controller.table_size import column_bytes, largest_group, table_bytes
 from headrace.controller.time_spent import TimeSpent
 from headrace.engines.protocol import SwapMode
-from headrace.experience.dataset import PromptOrder, PromptSource
 from headrace.experience.flow import Flow
 from headrace.experience.index import Consumer
 from headrace.experience.loader import StreamingLoader
@@ -135,13 +135,7 @@ def connect(
         ahead=ahead,
         surplus=rollout.surplus,
     )
-    source = PromptSource(
-        plan.prompts,
-        PromptOrder(len(plan.prompts), config.seed, config.data.shuffle),
-        epochs=None if config.trainer.batches is not None else config.trainer.epochs,
-        max_attempts=rollout.max_attempts,
-        frontier=_frontier(store),
-    )
+    source, pass_rates = make_prompt_source(plan, store)
     flow = Flow(
         schedule,
         table,
@@ -152,6 +146,7 @@ def connect(
         reward_column="reward" if models.reward is None else "scored",
         column_bytes=column_bytes(plan),
         quote=lambda group: quoted(group, decode),
+        pass_rates=pass_rates,
     )
     waits, tally, activity = WaitMeter(clock.now), Tally(), Activity()
     algorithm, kl = config.algorithm, models.kl
@@ -168,6 +163,7 @@ def connect(
         TimeSpent(clock, models.engine, flow, activity, on_policy=config.async_.in_order),
         rewards.training.times,
         branch=lineage.branch,
+        has_sources=len(plan.prompts.parts) > 1,
         kl_coefficient=lambda batch: kl.of(batch) if algorithm.kl.moves else None,
     )
     failures = FailureWatch(recorder.event, worth=rollout.prompts_per_batch * rollout.samples_per_prompt)
@@ -363,9 +359,3 @@ def _refresh(plan: Plan, models: Models, runtime: Runtime) -> Callable[[int], Aw
 def _evaluated(store: RunStore) -> dict[str, int]:
     """Of each held-out set the newest version whose evaluation stands in the record."""
     return {str(row.record.get("set", PLAIN)): row.number for row in store.metrics.read("eval")}
-
-
-def _frontier(store: RunStore) -> tuple[int, int] | None:
-    """First (epoch, position) that was never issued."""
-    last = store.ledger.frontier()
-    return None if last is None else (last[0], last[1] + 1)

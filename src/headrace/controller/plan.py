@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose
 from headrace.config import ConfigError, TrainConfig
-from headrace.config.data import RewardConfig
+from headrace.config.data import RewardConfig, SourceConfig
 from headrace.config.evaluation import HeldOut
 from headrace.config.trainer import ENTROPY_VOCABULARY
 from headrace.controller.origin import check_origin, with_origin
@@ -19,7 +20,7 @@ from headrace.controller.prompt_notes import check_template, length_notes, templ
 from headrace.controller.room import Fit, Room
 from headrace.controller.threads import check_threads
 from headrace.experience.chat_template import ChatTemplate
-from headrace.experience.dataset import Prompt, PromptDataset
+from headrace.experience.dataset import Prompt, PromptDataset, open_prompts
 from headrace.models.folder import check_weights
 from headrace.models.loading import (
     check_model,
@@ -32,7 +33,7 @@ from headrace.models.loading import (
 from headrace.observe.trackers.packages import check_packages
 from headrace.rollout.filters import Filter, load_filters
 from headrace.rollout.plugins import load_function
-from headrace.rollout.rewards.pool import RewardPool, check_rows, required_columns
+from headrace.rollout.rewards.pool import RewardPool, check_rows, read_columns, required_columns
 from headrace.rollout.tokens import TextCodec
 from headrace.rollout.workflow import Workflow, load_workflow
 from headrace.runtime.event_loop import run_to_end
@@ -110,8 +111,10 @@ def make_plan(config: TrainConfig, folder: Path | None = None) -> Plan:
     check_threads(config.runtime.threads)
     check_packages(config.trackers)
     recipe = _recipe(config)
-    prompts = _dataset(config, config.data.train, config.data.prompt_column, config.reward)
-    held_out = {each.name: _dataset(config, each.data, each.prompt_column, each.reward) for each in config.held_out}
+    prompts = _dataset(config, config.data.sources, config.data.prompt_column, config.reward, orders=True)
+    held_out = {
+        each.name: _dataset(config, (each.source,), each.prompt_column, each.reward) for each in config.held_out
+    }
     check_weights(config.model.path)
     workflow = load_workflow(config.rollout)
     filters = tuple(load_filters(config.filters))
@@ -136,13 +139,13 @@ def make_plan(config: TrainConfig, folder: Path | None = None) -> Plan:
         check_judges(reward, context)
     template = ChatTemplate.of(config.data.template, tokenizer)
     text = TextCodec(tokenizer, template)
-    everything = [*prompts, *chain.from_iterable(held_out.values())]
+    everything = (prompts, *held_out.values())
     check_template(config, text, everything)
     places = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     can_grow = config.engine.max_context is not None and (places is None or context < places)
     room = Room(text, tokenizer, context, vocab_size, can_grow, config.data.too_long, config.data.max_prompt_tokens)
     key, limit = "rollout.sampling.max_new_tokens", config.rollout.sampling.max_new_tokens
-    fit = room.check(prompts, config.data.train, key, limit)
+    fit = room.check(prompts, config.data.described, key, limit)
     fits = {each.name: _fit(room, held_out[each.name], each, key, limit) for each in config.held_out}
     lengths = {"prompts": (len(prompts), fit)}
     lengths |= {told_of(each.name): (len(held_out[each.name]), fits[each.name]) for each in config.held_out}
@@ -233,26 +236,40 @@ async def _check_reward(config: TrainConfig) -> None:
             await pool.close()
 
 
-def _dataset(config: TrainConfig, path: str, prompt_column: str, reward: RewardConfig) -> PromptDataset:
+def _dataset(
+    config: TrainConfig,
+    sources: Sequence[SourceConfig],
+    prompt_column: str,
+    reward: RewardConfig,
+    *,
+    orders: bool = False,
+) -> PromptDataset:
+    """`orders`: the rows are drawn in the curriculum's order."""
     # An environment gives the rewards of its episodes itself, as a rule.
     scores = config.rollout.environment is None
-    prompts = PromptDataset.from_jsonl(
-        Path(path),
-        prompt_column=prompt_column,
-        id_column=config.data.id_column,
-        required_columns=required_columns(reward) if scores else (),
-        tools_column=config.data.tools_column,
+    return PromptDataset(
+        *(
+            open_prompts(
+                source,
+                prompt_column=prompt_column,
+                id_column=config.data.id_column,
+                tools_column=config.data.tools_column,
+                required_columns=required_columns(reward) if scores else (),
+                read_columns=read_columns(reward) if scores else (),
+                check=partial(check_rows, reward) if scores else None,
+                numbers=config.data.curriculum.column if orders else None,
+                name=source.called if len(sources) > 1 else "",
+            )
+            for source in sources
+        )
     )
-    if scores:
-        check_rows(reward, ((f"{path}: prompt {prompt.prompt_id!r}", prompt.row) for prompt in prompts))
-    return prompts
 
 
 def _fit(room: Room, prompts: PromptDataset, held_out: HeldOut, key: str, limit: int) -> Fit:
     """`limit` is the value of `key`, which is training's."""
     if held_out.max_new_tokens != limit:
         key, limit = f"{held_out.key}.max_new_tokens", held_out.max_new_tokens
-    return room.check(prompts, held_out.data, key, limit)
+    return room.check(prompts, held_out.source.path, key, limit)
 
 
 def _check_stops(config: TrainConfig, vocab_size: int) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.evaluation import PLAIN
 from headrace.config.template import TemplateConfig
 from headrace.experience.chat_template import ChatTemplate
-from headrace.experience.dataset import Prompt
+from headrace.experience.dataset import Prompt, PromptDataset
 from headrace.rollout.tokens import TextCodec
 
 if TYPE_CHECKING:
@@ -20,18 +20,17 @@ _FIRST, _LAST = 1500, 500
 """Characters that are shown of a long prompt."""
 
 
-def check_template(config: TrainConfig, text: TextCodec, prompts: Iterable[Prompt]) -> None:
+def check_template(config: TrainConfig, text: TextCodec, prompts: Sequence[PromptDataset]) -> None:
     """Raises ConfigError if the template has no place for the tools of a prompt, or refuses what an environment is to
     say."""
-    prompts = tuple(prompts)
-    with_tools = next((prompt for prompt in prompts if prompt.tools), None)
+    with_tools = _first(each.first_with_tools() for each in prompts)
     if with_tools is not None and text.template.exists and not text.template.reads("tools"):
         raise ConfigError(
             f"prompt {with_tools.prompt_id!r} has tools (column {config.data.tools_column!r}), and the chat template "
             f"of {config.data.template.file or config.model.path} shows none, so the policy would not know them; "
             "give one that does (data.template.file), or set data.tools_column to null"
         )
-    chat = next((prompt for prompt in prompts if not isinstance(prompt.content, str)), None)
+    chat = _first(each.first_chat() for each in prompts)
     if config.rollout.workflow == "multi_turn" and chat is not None and text.template.exists:
         role = config.rollout.observation_role
         try:
@@ -42,13 +41,17 @@ def check_template(config: TrainConfig, text: TextCodec, prompts: Iterable[Promp
             ) from error
 
 
-def template_notes(config: TrainConfig, template: ChatTemplate, prompts: Iterable[Prompt]) -> Iterator[str]:
+def template_notes(config: TrainConfig, template: ChatTemplate, prompts: Sequence[PromptDataset]) -> Iterator[str]:
     """Keys of `data.template` that change nothing."""
     if config.data.template == TemplateConfig():
         return
-    if all(isinstance(prompt.content, str) for prompt in prompts):
+    if all(each.first_chat() is None for each in prompts):
         yield "data.template has no effect on prompts, which are text: only chat messages are rendered by a template"
     yield from unread_notes(template)
+
+
+def _first(found: Iterable[Prompt | None]) -> Prompt | None:
+    return next((prompt for prompt in found if prompt is not None), None)
 
 
 def unread_notes(template: ChatTemplate) -> Iterator[str]:

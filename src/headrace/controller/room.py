@@ -1,7 +1,8 @@
 """Whether prompts, and the responses that are asked for, fit into the model's context: counted before the start.
 
-What is counted is exact. To be quick with a million prompts, only those are tokenised whose bytes do not tell already
-that they leave room for the longest response (`experience.token_bound`), many at a time.
+What is counted is exact. To be quick with a million prompts, only those are read and tokenised whose bytes do not tell
+already that they leave room for the longest response (`experience.token_bound`), many at a time. Chats are all
+rendered, since what a template adds is known only then.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from headrace.config import ConfigError
 from headrace.config.data import TooLong
-from headrace.experience.dataset import Prompt, PromptDataset
-from headrace.experience.token_bound import token_bound
+from headrace.experience.dataset import Prompt, PromptDataset, SourcePrompts
+from headrace.experience.token_bound import TokenBound, token_bound
 from headrace.rollout.tokens import TextCodec
 
 _AT_ONCE = 1024
@@ -89,7 +92,7 @@ class Room:
         bound = token_bound(self.tokenizer)
         if max(self.tokenizer.get_vocab().values(), default=0) >= self.vocab_size:
             bound = None  # then each is looked at, for an id that the model has not
-        texts = ((place, *self._text(prompt, path)) for place, prompt in enumerate(prompts))
+        texts = ((place, *self._text(prompts[place], path)) for place in _places(prompts, bound, sure))
         unsure = ((place, text, bare) for place, text, bare in texts if bound is None or not text or bound(text) > sure)
         while some := list(islice(unsure, _AT_ONCE)):
             for bare in (False, True):
@@ -135,6 +138,17 @@ class Room:
 
     def _mend(self) -> str:
         return ", or raise engine.max_context" if self.can_grow else ""
+
+
+def _places(prompts: PromptDataset, bound: TokenBound | None, sure: int) -> Iterator[int]:
+    """Of all prompts but those of text whose bytes are so few that they have no more than `sure` tokens."""
+    begin = 0
+    for part in prompts.parts:
+        if bound is not None and isinstance(part, SourcePrompts) and part.first_chat is None:
+            yield from (np.flatnonzero(bound.of_bytes(part.lengths) > sure) + begin).tolist()
+        else:
+            yield from range(begin, begin + len(part))
+        begin += len(part)
 
 
 def _name(prompt: Prompt, path: str) -> str:

@@ -37,12 +37,12 @@ def fitting(
         )
         others = f" (and {len(over) - 1} more {what} have too many)" if len(over) > 1 else ""
         raise ConfigError(
-            f"{config.train}, {over[0]} has {length} tokens with its response, and {holds}{others}; shorten it, remove "
+            f"{over[0]} has {length} tokens with its response, and {holds}{others}; shorten it, remove "
             "the line, or set data.too_long to drop or truncate_left"
         )
     logger.warning(
         "%s: %s of %s %s are too long, with more than %s tokens (data.too_long: %s)",
-        config.train,
+        config.described,
         f"{len(over):,}",
         f"{len(lines):,}",
         what,
@@ -53,8 +53,8 @@ def fitting(
         return [(name, [_last(row, longest) for row in rows]) for name, rows in lines]
     if len(over) == len(lines):
         raise ConfigError(
-            f"all {len(lines)} {what} of {config.train} have more than {longest} tokens, and data.too_long is drop; "
-            "allow longer ones"
+            f"all {len(lines)} {what} of {config.described} have more than {longest} tokens, and data.too_long is "
+            "drop; allow longer ones"
         )
     return [(name, rows) for name, rows in lines if max(map(len, rows)) <= longest]
 

@@ -66,6 +66,7 @@ def open_store(
             folder, config_sha256=digest, config_yaml=text, keep_checkpoints=keep, keep_journal=keep_journal
         )
         try:
+            store.claim_data(plan.prompts.contents())
             for change in store.changed:
                 tell(str(change))
             store.take_config(text, digest, now)
@@ -83,6 +84,7 @@ def open_store(
         keep_checkpoints=keep,
         keep_journal=keep_journal,
     )
+    created.claim_data(plan.prompts.contents())
     return created, None
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 _KEEPS = {"Sequence", "ByteLevel", "Split", "Digits", "Punctuation"}
 """Pre-tokenizers that cut a text, and add nothing to it."""
@@ -13,9 +17,28 @@ _NFC_GROWTH = 3
 """Most bytes of UTF-8 that normalisation to NFC makes of one (the Unicode FAQ on normalisation)."""
 
 
-def token_bound(tokenizer: Any) -> Callable[[str], int] | None:
-    """A function that gives an upper bound of the number of tokens of a text, special tokens of the tokenizer's own
-    included, without tokenising it; None if the tokenizer is not of a kind whose bound is known.
+@dataclass(frozen=True, slots=True)
+class TokenBound:
+    """An upper bound of the number of tokens of a text, special tokens of the tokenizer's own included."""
+
+    composes: bool
+    """The text is normalised to NFC first."""
+    specials: int
+
+    def __call__(self, text: str) -> int:
+        if text.isascii():
+            return len(text) + self.specials
+        grows = self.composes and not unicodedata.is_normalized("NFC", text)
+        return len(text.encode(errors="replace")) * (_NFC_GROWTH if grows else 1) + self.specials
+
+    def of_bytes(self, lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        """[N]: of any texts of so many bytes of UTF-8, [N]."""
+        return lengths.astype(np.int64) * (_NFC_GROWTH if self.composes else 1) + self.specials
+
+
+def token_bound(tokenizer: Any) -> TokenBound | None:
+    """The bound for this tokenizer, for which nothing need be tokenised; None if it is not of a kind whose bound is
+    known.
 
     Known are those of bytes (GPT-2's kind: of Qwen, Llama 3 and most others): each token is of one byte at least.
     """
@@ -30,15 +53,7 @@ def token_bound(tokenizer: Any) -> Callable[[str], int] | None:
     if {part["type"] for part in cutting} - _KEEPS or {part["type"] for part in normalizing} - {"Sequence", "NFC"}:
         return None
     composes = any(part["type"] == "NFC" for part in normalizing)
-    specials = tokenizer.num_special_tokens_to_add()
-
-    def most(text: str) -> int:
-        if text.isascii():
-            return len(text) + specials
-        grows = composes and not unicodedata.is_normalized("NFC", text)
-        return len(text.encode(errors="replace")) * (_NFC_GROWTH if grows else 1) + specials
-
-    return most
+    return TokenBound(composes, tokenizer.num_special_tokens_to_add())
 
 
 def _parts(component: Any) -> list[dict[str, Any]]:

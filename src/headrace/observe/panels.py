@@ -81,6 +81,10 @@ def speed(snapshot: Snapshot, height: int) -> Panel:
         ("trained", amount(snapshot.trained_per_s), "tok/s"),
         ("response", decimal(last.response_tokens_mean, 1) if last else "-", "tokens, mean"),
         *((name, decimal(value), "reward term, mean") for name, value in (last.reward_terms if last else {}).items()),
+        *(
+            (name, decimal(value), "reward of its prompts")
+            for name, value in (last.reward_sources if last else {}).items()
+        ),
         ("scoring", brief(snapshot.reward_call_p50_s), f"p50; p99 {brief(snapshot.reward_call_p99_s)}"),
         ("mismatch", decimal(snapshot.mismatch, 4), "engine to trainer"),
         ("drift", decimal(stepped.drift_mean_abs, 4) if stepped else "-", "since sampled"),

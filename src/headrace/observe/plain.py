@@ -75,7 +75,8 @@ def _step(batch: BatchRecord) -> list[str]:
 
 
 def _terms(batch: BatchRecord) -> str:
-    terms = ", ".join(f"{name} {decimal(value)}" for name, value in batch.reward_terms.items())
+    parts = [*batch.reward_terms.items(), *batch.reward_sources.items()]
+    terms = ", ".join(f"{name} {decimal(value)}" for name, value in parts)
     return f" ({terms})" if terms else ""
 
 

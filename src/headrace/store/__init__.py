@@ -12,6 +12,7 @@ from headrace.store.checkpoints import Checkpoints, Prepared, Restored
 from headrace.store.counts import Counts
 from headrace.store.errors import (
     ConfigMismatch,
+    DataMismatch,
     DiskFull,
     IllegalTransition,
     LawBroken,
@@ -34,6 +35,7 @@ __all__ = [
     "Checkpoints",
     "ConfigMismatch",
     "Counts",
+    "DataMismatch",
     "DiskFull",
     "EventRow",
     "IllegalTransition",

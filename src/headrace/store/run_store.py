@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from headrace.config.changes import Change, changes, listed
 from headrace.config.resume import is_safe, why_not
 from headrace.store.checkpoints import Checkpoints
 from headrace.store.database import Database
-from headrace.store.errors import ConfigMismatch, RunExists, RunMissing, write_failed
+from headrace.store.errors import ConfigMismatch, DataMismatch, RunExists, RunMissing, write_failed
 from headrace.store.files import remove, write_whole
 from headrace.store.journal import SEGMENT_BYTES, Journal
 from headrace.store.ledger import Ledger
@@ -192,6 +193,21 @@ class RunStore:
             raise write_failed(error, path) from error
         finally:
             lock.release()
+
+    def claim_data(self, sources: Mapping[str, str]) -> None:
+        """Note what each source of the data holds, in a few words that differ where its rows do. Raises DataMismatch
+        where the run began with others."""
+        now = json.dumps(dict(sources))
+        self._database.execute("INSERT OR IGNORE INTO run VALUES ('data', ?)", (now,))
+        ((then,),) = self._database.rows("SELECT value FROM run WHERE name = 'data'")
+        before = json.loads(then)
+        changed = [name for name in sources if before.get(name) != sources[name]]
+        if changed:
+            raise DataMismatch(
+                f"{changed[0]} is not what it was when the run in {self.path} began (it held "
+                f"{before.get(changed[0])}, now {sources[changed[0]]}): put it back, or choose another --dir, or begin "
+                "again with --fresh"
+            )
 
     def transaction(self) -> AbstractContextManager[None]:
         """What ledger, metrics and events write inside commits together or not at all. Never await inside."""

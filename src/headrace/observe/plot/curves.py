@@ -57,9 +57,12 @@ class Panel:
     """Name of the held-out set whose evaluations it shows, instead of batches."""
 
 
-def panels(runs: Sequence[RunRecord]) -> tuple[Panel, ...]:
-    """All that a picture of these runs may have, in its order; a term of the reward has a panel of its own."""
+def panels(runs: Iterable[RunRecord]) -> tuple[Panel, ...]:
+    """All that a picture of these runs may have, in its order; a term of the reward, and a source of prompts, has a
+    panel of its own."""
+    runs = tuple(runs)
     terms = {name: None for run in runs for batch in run.batches for name in batch.reward_terms}
+    sources = {name: None for run in runs for batch in run.batches for name in batch.reward_sources}
     labels: dict[str, dict[str, None]] = {}
     for run in runs:
         for name, evaluations in run.sets.items():
@@ -71,6 +74,7 @@ def panels(runs: Sequence[RunRecord]) -> tuple[Panel, ...]:
         *(_evaluation(name, tuple(metrics)[:MOST_METRICS]) for name, metrics in labels.items()),
         *others,
         *(Panel(f"term:{name}", f"reward: {name}", "mean, before it is weighted", (_term(name),)) for name in terms),
+        *(Panel(f"source:{name}", f"reward: {name}", "mean of its prompts", (_source(name),)) for name in sources),
     )
 
 
@@ -150,6 +154,10 @@ def _trained(read: Callable[[BatchRecord], float | None]) -> Callable[[BatchReco
 
 def _term(name: str) -> Measure:
     return Measure("", lambda batch, lately: batch.reward_terms.get(name))
+
+
+def _source(name: str) -> Measure:
+    return Measure("", lambda batch, lately: batch.reward_sources.get(name))
 
 
 def _mean_staleness(batch: BatchRecord) -> float | None:

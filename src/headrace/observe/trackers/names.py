@@ -54,6 +54,7 @@ BATCH: Mapping[str, str] = {
 """Fields of `BatchRecord` that are one number; true is 1."""
 BATCH_BY_NAME: Mapping[str, str] = {
     "reward_terms": "reward/terms",
+    "reward_sources": "reward/sources",
     "failed_samples": "failed_samples",
     "dropped_groups": "dropped_groups",
     "own": "own",
