@@ -51,6 +51,8 @@ def unread(algorithm: AlgorithmConfig) -> set[str]:
 
 def _of_offline(config: SFTConfig | RMConfig | DPOConfig) -> Iterator[_Rule]:
     yield _of_schedule(config.trainer.lr_schedule)
+    nothing, evaluation = config.data.eval is None, config.evaluation
+    yield _Rule(nothing, "evaluation.", evaluation, _defaults(evaluation), (), "data.eval is not set")
     own = {"beta", "label_smoothing", "per_length", "margin"} & type(config).model_fields.keys()
     if own:
         yield _Rule(is_own(config.loss), "", config, _defaults(config), tuple(sorted(own)), f"loss is {config.loss}")

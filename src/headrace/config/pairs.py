@@ -9,13 +9,15 @@ from pydantic import Field, model_validator
 from headrace.config.base import Section
 from headrace.config.model import ModelConfig
 from headrace.config.named import one_of
-from headrace.config.sft import OfflineCheckpointConfig, SFTRuntimeConfig, differ
+from headrace.config.sft import OfflineCheckpointConfig, OfflineEvaluationConfig, SFTRuntimeConfig, Trackers, differ
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
 
 
 class PairDataConfig(Section):
     train: str
     """JSONL file, one pair a line."""
+    eval: str | None = None
+    """JSONL file of held-out ones, with the same columns."""
     prompt_column: str = "prompt"
     chosen_column: str = "chosen"
     rejected_column: str = "rejected"
@@ -47,7 +49,10 @@ class RMConfig(Section):
     margin: float = Field(default=0.0, ge=0)
     """By how much the chosen response's score is to be above the other's."""
     checkpoint: OfflineCheckpointConfig = OfflineCheckpointConfig()
+    evaluation: OfflineEvaluationConfig = OfflineEvaluationConfig()
     runtime: SFTRuntimeConfig = SFTRuntimeConfig()
+    track: Trackers = ()
+    """Where metrics go beside the record in `run.db`, as of `headrace train`. See docs/tracking.md."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data."""
 
@@ -66,7 +71,10 @@ class DPOConfig(Section):
     per_length: bool = False
     """Average over a response's tokens instead of summing."""
     checkpoint: OfflineCheckpointConfig = OfflineCheckpointConfig()
+    evaluation: OfflineEvaluationConfig = OfflineEvaluationConfig()
     runtime: SFTRuntimeConfig = SFTRuntimeConfig()
+    track: Trackers = ()
+    """Where metrics go beside the record in `run.db`, as of `headrace train`. See docs/tracking.md."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data."""
 

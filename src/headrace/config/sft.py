@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from headrace.config.base import Section
 from headrace.config.model import ModelConfig
 from headrace.config.named import one_of
+from headrace.config.track import TrackerConfig, each_once
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
 
 S = TypeVar("S", bound=Section)
+Trackers = Annotated[tuple[TrackerConfig, ...], AfterValidator(each_once)]
 
 
 def differ(section: S, columns: Mapping[str, str]) -> S:
@@ -27,6 +29,8 @@ def differ(section: S, columns: Mapping[str, str]) -> S:
 class SFTDataConfig(Section):
     train: str
     """JSONL file, one demonstration a line."""
+    eval: str | None = None
+    """JSONL file of held-out ones, with the same columns."""
     prompt_column: str = "prompt"
     response_column: str = "response"
     shuffle: bool = True
@@ -57,6 +61,13 @@ class OfflineCheckpointConfig(Section):
     is there."""
 
 
+class OfflineEvaluationConfig(Section):
+    every: int | None = Field(default=None, ge=1)
+    """Steps between evaluations on `data.eval`, beside those before and after training; none unless given."""
+    max_rows: int | None = Field(default=None, ge=1)
+    """Only the first so many held-out rows."""
+
+
 class SFTConfig(Section):
     model: ModelConfig
     data: SFTDataConfig
@@ -64,6 +75,9 @@ class SFTConfig(Section):
     loss: Annotated[str, one_of("sft")] = "sft"
     """`sft` (negative log-likelihood), or a function of yours: `path.py:function`. A mean over tokens."""
     checkpoint: OfflineCheckpointConfig = OfflineCheckpointConfig()
+    evaluation: OfflineEvaluationConfig = OfflineEvaluationConfig()
     runtime: SFTRuntimeConfig = SFTRuntimeConfig()
+    track: Trackers = ()
+    """Where metrics go beside the record in `run.db`, as of `headrace train`. See docs/tracking.md."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data."""

@@ -21,20 +21,28 @@ logger = logging.getLogger(__name__)
 
 
 def read_demonstrations(
-    config: SFTDataConfig, tokenizer: Any, *, end_token_id: int, max_context: int | None
+    config: SFTDataConfig, tokenizer: Any, *, file: str | None = None, end_token_id: int, max_context: int | None
 ) -> list[PackRow]:
-    """One row a line of `config.train`: prompt, response, `end_token_id`. The response and the end enter the loss.
+    """One row a line of `file` (`config.train` unless given): prompt, response, `end_token_id`. The response and the
+    end enter the loss.
 
     `tokenizer`: a Hugging Face tokenizer; chat messages are rendered by its template, as they are for generation.
     Raises ConfigError naming the file, the line and the mend.
     """
     columns = {"response_column": config.response_column}
-    lines = _read(config.train, config.prompt_column, columns, tokenizer, end_token_id, max_context)
+    path = file or config.train
+    lines = _read(path, config.prompt_column, columns, tokenizer, end_token_id, max_context)
     return [row for _, (row,) in lines]
 
 
 def read_pairs(
-    config: PairDataConfig, tokenizer: Any, *, end_token_id: int, max_context: int | None, compares: bool = True
+    config: PairDataConfig,
+    tokenizer: Any,
+    *,
+    file: str | None = None,
+    end_token_id: int,
+    max_context: int | None,
+    compares: bool = True,
 ) -> list[tuple[PackRow, PackRow]]:
     """The chosen and the rejected response to one prompt a line; as `read_demonstrations` otherwise.
 
@@ -42,12 +50,13 @@ def read_pairs(
     out, and told: that difference is constant, so they have no gradient, and would only weigh down the mean.
     """
     columns = {"chosen_column": config.chosen_column, "rejected_column": config.rejected_column}
-    lines = _read(config.train, config.prompt_column, columns, tokenizer, end_token_id, max_context)
+    path = file or config.train
+    lines = _read(path, config.prompt_column, columns, tokenizer, end_token_id, max_context)
     pairs = [(chosen, rejected) for _, (chosen, rejected) in lines]
     alike = [compares and np.array_equal(chosen.tokens, rejected.tokens) for chosen, rejected in pairs]
     if all(alike):
         raise ConfigError(
-            f"{config.train}: the rejected response of every pair is the chosen one, so there is nothing to learn; "
+            f"{path}: the rejected response of every pair is the chosen one, so there is nothing to learn; "
             "correct data.chosen_column or data.rejected_column, or the data"
         )
     if any(alike):
@@ -55,7 +64,7 @@ def read_pairs(
         logger.warning(
             "%s: in %s of %s pairs, first in %s, the rejected response is the chosen one; they teach nothing, and are "
             "left out",
-            config.train,
+            path,
             f"{sum(alike):,}",
             f"{len(pairs):,}",
             first,
