@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import time
@@ -70,8 +71,13 @@ def test_each_set_has_its_own_settings_and_its_numbers_are_everywhere(
     assert summary["eval"]["versions_behind"] <= 1, "in sync the trainer makes the next version and waits"
     assert "eval votes v2  pass@1 0.000 ±0.000  pass@4 0.000 ±0.000  majority 0.000 ±0.000" in told
     assert "prompts 4 x 4" in told
-    header = (run / "trackers" / "csv" / "evaluations.csv").read_text().splitlines()[0].split(",")
-    assert {"eval/score", "eval/votes/score", "eval/votes/pass_at_4", "eval/votes/majority_stderr"} <= set(header)
+    with (run / "trackers" / "csv" / "evaluations.csv").open() as file:
+        rows = {row["step"]: row for row in csv.DictReader(file)}
+    assert {"eval/votes/pass_at_4", "eval/votes/majority_stderr", "eval/versions_behind"} <= set(rows["0"])
+    assert list(rows) == ["0", "2", "3", "4", "6"], "a row holds all sets of a version"
+    for step, held in (("0", {"eval", "votes", "short"}), ("2", {"votes"}), ("3", {"eval", "short"})):
+        scores = {"eval": "eval/score", "votes": "eval/votes/score", "short": "eval/short/score"}
+        assert {name for name, column in scores.items() if rows[step][column]} == held
     assert main(["inspect", str(run)]) == 0
     assert "votes" in capsys.readouterr().out
     assert main(["plot", str(run), "-o", str(tmp_path / "plot.svg")]) == 0

@@ -123,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         offline = command(name, "offline", summary)
         _config(offline)
         offline.add_argument("--dir", required=True, help="folder for the model that comes out")
+        offline.add_argument("--plain", action="store_true", help="lines instead of the live view")
         _begin(offline)
         _from(offline)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 import regex
@@ -71,6 +71,11 @@ def sources_of(value: str | SourceConfig | tuple[str | SourceConfig, ...]) -> tu
     return tuple(SourceConfig(path=each) if isinstance(each, str) else each for each in values)
 
 
+def named_all(sources: Iterable[SourceConfig]) -> str:
+    """The sources, for messages."""
+    return ", ".join(source.path for source in sources)
+
+
 def check_sources(value: Sources) -> Sources:
     """Raises ValueError where there are none, they cannot be told apart, or only some have a weight."""
     sources = sources_of(value)
@@ -122,6 +127,12 @@ class TrainingData(Section):
     """What all kinds of data have in common."""
 
     train: Sources
+    eval: OneSource | None = None
+
+    @property
+    def held_out(self) -> tuple[SourceConfig, ...]:
+        """Of `eval`; none, or one."""
+        return () if self.eval is None else sources_of(self.eval)
 
     @property
     def sources(self) -> tuple[SourceConfig, ...]:
@@ -131,7 +142,7 @@ class TrainingData(Section):
     @property
     def described(self) -> str:
         """The training sources, for messages."""
-        return ", ".join(source.path for source in self.sources)
+        return named_all(self.sources)
 
 
 class DataConfig(TrainingData):

@@ -54,6 +54,8 @@ def _of_offline(config: SFTConfig | RMConfig | DPOConfig) -> Iterator[_Rule]:
     if isinstance(config, SFTConfig):
         roles, reason = ("loss_roles", "loss_turns"), "data.messages_column is not set"
         yield _Rule(config.data.messages_column is None, "", config, _defaults(config), roles, reason)
+    nothing, evaluation = config.data.eval is None, config.evaluation
+    yield _Rule(nothing, "evaluation.", evaluation, _defaults(evaluation), (), "data.eval is not set")
     own = {"beta", "label_smoothing", "per_length", "margin"} & type(config).model_fields.keys()
     if own:
         yield _Rule(is_own(config.loss), "", config, _defaults(config), tuple(sorted(own)), f"loss is {config.loss}")

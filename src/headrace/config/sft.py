@@ -8,13 +8,15 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AfterValidator, Field, model_validator
 
 from headrace.config.base import Section
-from headrace.config.data import Sources, TooLong, TrainingData, check_unweighted
+from headrace.config.data import OneSource, Sources, TooLong, TrainingData, check_unweighted
 from headrace.config.model import ModelConfig
 from headrace.config.named import one_of
 from headrace.config.template import TemplateConfig
+from headrace.config.track import TrackerConfig, each_once
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
 
 S = TypeVar("S", bound=Section)
+Trackers = Annotated[tuple[TrackerConfig, ...], AfterValidator(each_once)]
 
 
 def differ(section: S, columns: Mapping[str, str]) -> S:
@@ -30,6 +32,8 @@ class SFTDataConfig(TrainingData):
     train: Annotated[Sources, AfterValidator(check_unweighted)]
     """A file, folder or Hub name with one demonstration a row; or a mapping with its options, as `headrace train` has
     it; or a list of these, which are put together. See docs/data.md."""
+    eval: OneSource | None = None
+    """Held-out demonstrations, with the same columns: a file, folder or Hub name, or a mapping with its options."""
     prompt_column: str = "prompt"
     response_column: str = "response"
     messages_column: str | None = None
@@ -71,6 +75,13 @@ class OfflineCheckpointConfig(Section):
     is there."""
 
 
+class OfflineEvaluationConfig(Section):
+    every: int | None = Field(default=None, ge=1)
+    """Steps between evaluations on `data.eval`, beside those before and after training; none unless given."""
+    max_rows: int | None = Field(default=None, ge=1)
+    """Only the first so many held-out rows."""
+
+
 class SFTConfig(Section):
     model: ModelConfig
     data: SFTDataConfig
@@ -83,6 +94,9 @@ class SFTConfig(Section):
     """`data.messages_column`: `all` turns of these roles; the `last` alone; or `split`: a sample for each, as the model
     reads the conversation when it writes that turn."""
     checkpoint: OfflineCheckpointConfig = OfflineCheckpointConfig()
+    evaluation: OfflineEvaluationConfig = OfflineEvaluationConfig()
     runtime: SFTRuntimeConfig = SFTRuntimeConfig()
+    track: Trackers = ()
+    """Where metrics go beside the record in `run.db`, as of `headrace train`. See docs/tracking.md."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data."""

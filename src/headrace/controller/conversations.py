@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from headrace.config import ConfigError
+from headrace.config.data import SourceConfig
 from headrace.config.sft import SFTDataConfig
 from headrace.controller.sample_lengths import fitting
 from headrace.experience.chat_template import ChatTemplate
@@ -19,13 +20,15 @@ def read_conversations(
     config: SFTDataConfig,
     template: ChatTemplate,
     *,
+    sources: Sequence[SourceConfig] | None = None,
     roles: Collection[str],
     turns: LossTurns,
     end_token_id: int,
     stop_token_ids: Collection[int],
     max_context: int | None,
 ) -> list[PackRow]:
-    """One row a line of `config.train`, or one for each turn in the loss, if they are `split`.
+    """One row a line of `sources` (those of `config.train` unless given), or one for each turn in the loss, if they are
+    `split`.
 
     What is in the loss is tokenised apart from what is not, as when the model generates it. A turn's loss ends with
     that of `stop_token_ids` which the template closes it with; `end_token_id` is added to a sample whose last turn it
@@ -33,7 +36,7 @@ def read_conversations(
     """
     assert config.messages_column is not None
     samples: list[tuple[str, list[Part]]] = []
-    for source in config.sources:
+    for source in sources or config.sources:
         prompts = open_prompts(source, prompt_column=config.messages_column, tools_column=config.tools_column)
         for place, prompt in enumerate(prompts):
             name = prompts.name_of(place)
@@ -53,7 +56,7 @@ def read_conversations(
         if row is None:
             raise ConfigError(f"{name}: there is no token in the loss; correct the line, or remove it")
         lines.append((name, [row]))
-    return [row for _, (row,) in fitting(lines, config, max_context, what="samples")]
+    return [row for _, (row,) in fitting(lines, config, sources or config.sources, max_context, what="samples")]
 
 
 def _row(parts: Sequence[tuple[list[int], bool]], stops: frozenset[int], end_token_id: int) -> PackRow | None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config import ConfigError
+from headrace.config.data import SourceConfig, named_all
 from headrace.config.pairs import PairDataConfig
 from headrace.config.sft import SFTDataConfig
 from headrace.controller.sample_lengths import fitting
@@ -25,18 +26,20 @@ def read_demonstrations(
     config: SFTDataConfig,
     tokenizer: Any,
     *,
+    sources: Sequence[SourceConfig] | None = None,
     end_token_id: int,
     max_context: int | None,
     template: ChatTemplate | None = None,
 ) -> list[PackRow]:
-    """One row a line of `config.train`: prompt, response, `end_token_id`. The response and the end enter the loss.
+    """One row a line of `sources` (those of `config.train` unless given): prompt, response, `end_token_id`. The response
+    and the end enter the loss.
 
     `tokenizer`: a Hugging Face tokenizer; chat messages are rendered by `template` (its own, unless given), as they are
     for generation. Raises ConfigError naming the file, the line and the mend.
     """
     columns = {"response_column": config.response_column}
     codec = TextCodec(tokenizer, template)
-    lines = _read(config, columns, tokenizer, codec, end_token_id, max_context)
+    lines = _read(config, sources or config.sources, columns, tokenizer, codec, end_token_id, max_context)
     return [row for _, (row,) in lines]
 
 
@@ -44,6 +47,7 @@ def read_pairs(
     config: PairDataConfig,
     tokenizer: Any,
     *,
+    sources: Sequence[SourceConfig] | None = None,
     end_token_id: int,
     max_context: int | None,
     template: ChatTemplate | None = None,
@@ -56,13 +60,13 @@ def read_pairs(
     """
     columns = {"chosen_column": config.chosen_column, "rejected_column": config.rejected_column}
     codec = TextCodec(tokenizer, template)
-    lines = _read(config, columns, tokenizer, codec, end_token_id, max_context)
+    lines = _read(config, sources or config.sources, columns, tokenizer, codec, end_token_id, max_context)
     pairs = [(chosen, rejected) for _, (chosen, rejected) in lines]
     alike = [compares and np.array_equal(chosen.tokens, rejected.tokens) for chosen, rejected in pairs]
     if all(alike):
         raise ConfigError(
-            f"{config.described}: the rejected response of every pair is the chosen one, so there is nothing to learn; "
-            "correct data.chosen_column or data.rejected_column, or the data"
+            f"{named_all(sources or config.sources)}: the rejected response of every pair is the chosen one, so there "
+            "is nothing to learn; correct data.chosen_column or data.rejected_column, or the data"
         )
     if any(alike):
         first = lines[alike.index(True)][0]
@@ -78,6 +82,7 @@ def read_pairs(
 
 def _read(
     config: SFTDataConfig | PairDataConfig,
+    sources: Sequence[SourceConfig],
     columns: Mapping[str, str],
     tokenizer: Any,
     codec: TextCodec,
@@ -86,7 +91,7 @@ def _read(
 ) -> list[tuple[str, list[PackRow]]]:
     """For each line its name, and a row for each of `columns`, by the section's key that names it."""
     named: list[tuple[str, Prompt]] = []
-    for source in config.sources:
+    for source in sources:
         part = open_prompts(
             source,
             prompt_column=config.prompt_column,
@@ -99,7 +104,7 @@ def _read(
     lines = []
     for (where, _), before, *after in zip(named, _encode_prompts(named, tokenizer, codec), *responses, strict=True):
         lines.append((where, [_row(before, [*response, end_token_id]) for response in after]))
-    return fitting(lines, config, max_context, what="lines")
+    return fitting(lines, config, sources, max_context, what="lines")
 
 
 def _response(prompt: Prompt, column: str, key: str, where: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headrace.config import ConfigError
+from headrace.config.data import SourceConfig, named_all
 from headrace.config.pairs import PairDataConfig
 from headrace.config.sft import SFTDataConfig
 from headrace.models.packing import PackRow
@@ -17,12 +18,13 @@ logger = logging.getLogger(__name__)
 def fitting(
     lines: Sequence[tuple[str, list[PackRow]]],
     config: SFTDataConfig | PairDataConfig,
+    sources: Sequence[SourceConfig],
     max_context: int | None,
     *,
     what: str,
 ) -> list[tuple[str, list[PackRow]]]:
     """`lines`, each a name and its rows, as `config.too_long` says; how many were too long is logged. `what` they are,
-    in the plural. Raises ConfigError."""
+    in the plural, of `sources`. Raises ConfigError."""
     given = [length for length in (config.max_tokens, max_context) if length is not None]
     if not given:
         return list(lines)
@@ -42,7 +44,7 @@ def fitting(
         )
     logger.warning(
         "%s: %s of %s %s are too long, with more than %s tokens (data.too_long: %s)",
-        config.described,
+        named_all(sources),
         f"{len(over):,}",
         f"{len(lines):,}",
         what,
@@ -53,7 +55,7 @@ def fitting(
         return [(name, [_last(row, longest) for row in rows]) for name, rows in lines]
     if len(over) == len(lines):
         raise ConfigError(
-            f"all {len(lines)} {what} of {config.described} have more than {longest} tokens, and data.too_long is "
+            f"all {len(lines)} {what} of {named_all(sources)} have more than {longest} tokens, and data.too_long is "
             "drop; allow longer ones"
         )
     return [(name, rows) for name, rows in lines if max(map(len, rows)) <= longest]

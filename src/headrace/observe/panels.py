@@ -47,7 +47,7 @@ def header(snapshot: Snapshot, width: int) -> Panel:
             facts.append("   loss ", "dim").append(near_zero(last.loss))
             facts.append("   grad norm ", "dim").append(decimal(last.grad_norm, 2), "red" if last.skipped else "")
     title = Text.assemble(("headrace", "bold"), " · ", snapshot.name)
-    return _panel(line, facts, title=title, corner=Text(snapshot.status, status_style(snapshot.status)))
+    return panel(line, facts, title=title, corner=Text(snapshot.status, status_style(snapshot.status)))
 
 
 def reward(snapshot: Snapshot, width: int, height: int) -> Panel:
@@ -63,7 +63,7 @@ def reward(snapshot: Snapshot, width: int, height: int) -> Panel:
         if last is not first:
             footer.append(f" → v{last.number} " if len(sets) == 1 else "→")
             footer.append(decimal(last.score), "bold green")
-    return _panel(
+    return panel(
         *(Text(line, "cyan") for line in drawn),
         footer,
         title=Text.assemble("reward ", (decimal(rewards[-1] if rewards else None), "bold cyan")),
@@ -103,7 +103,7 @@ def speed(snapshot: Snapshot, height: int) -> Panel:
     table.add_column(style="dim", no_wrap=True)
     for row in rows[: height - 2]:
         table.add_row(*row)
-    return _panel(table, title=Text("speed"), height=height)
+    return panel(table, title=Text("speed"), height=height)
 
 
 def staleness(snapshot: Snapshot, width: int, height: int) -> Panel:
@@ -129,7 +129,7 @@ def staleness(snapshot: Snapshot, width: int, height: int) -> Panel:
     out.append("  late groups ", "dim").append(str(snapshot.late_groups))
     if snapshot.lost_branch_tokens:
         out.append("  lost ", "dim").append(amount(snapshot.lost_branch_tokens))
-    return _panel(table, out, title=Text(f"tokens by staleness, η = {snapshot.max_staleness}"))
+    return panel(table, out, title=Text(f"tokens by staleness, η = {snapshot.max_staleness}"))
 
 
 def times(snapshot: Snapshot, width: int, height: int) -> Panel:
@@ -149,7 +149,7 @@ def times(snapshot: Snapshot, width: int, height: int) -> Panel:
             style = "yellow" if share.is_wait else "grey37" if share.what == OTHER else "green"
             what = Text.assemble(("waits: ", "dim"), share.what) if share.is_wait else Text(share.what, "dim")
             table.add_row("" if place else side, Text(bar(share.share, cells), style), told, what)
-    return _panel(table, title=Text("where the time goes"), height=height)
+    return panel(table, title=Text("where the time goes"), height=height)
 
 
 def groups(snapshot: Snapshot, width: int, troubles: Sequence[Text] = ()) -> Panel:
@@ -168,7 +168,7 @@ def groups(snapshot: Snapshot, width: int, troubles: Sequence[Text] = ()) -> Pan
     queue.append("   trained ", "dim").append(str(snapshot.trained), "bold")
     lost = Text.assemble(("failed samples ", "dim"), (_by_reason(snapshot.failed), "red" if snapshot.failed else ""))
     lost.append("   dropped ", "dim").append(_by_reason(snapshot.dropped))
-    return _panel(queue, lost, *troubles, title=Text("groups"))
+    return panel(queue, lost, *troubles, title=Text("groups"))
 
 
 def troubles(snapshot: Snapshot, width: int, most: int, most_alarms: int) -> list[Text]:
@@ -202,7 +202,7 @@ def _by_reason(counted: dict[str, int]) -> str:
     return f"{total} ({by_name(counted)})"
 
 
-def _panel(*lines: RenderableType, title: Text, height: int | None = None, corner: Text | None = None) -> Panel:
+def panel(*lines: RenderableType, title: Text, height: int | None = None, corner: Text | None = None) -> Panel:
     """`corner` stands in the lower border, on the right."""
     # The border is dim, and would dim a title without a style of its own.
     title.stylize_before("not dim default")

@@ -24,6 +24,7 @@ from headrace.store.errors import (
 )
 from headrace.store.journal import Journal
 from headrace.store.ledger import AttemptRow, Ledger
+from headrace.store.offline import OfflineStore
 from headrace.store.reader import RunReader, RunStatus
 from headrace.store.records import EventRow, MetricRow
 from headrace.store.run_store import RunStore
@@ -44,6 +45,7 @@ __all__ = [
     "LawBroken",
     "Ledger",
     "MetricRow",
+    "OfflineStore",
     "Prepared",
     "Restored",
     "RunDamaged",

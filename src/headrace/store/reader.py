@@ -16,6 +16,7 @@ from headrace.store.journal import Journal
 from headrace.store.lock import is_held, owner
 from headrace.store.records import EventsReader, MetricsReader
 from headrace.store.run_store import DATABASE_NAME
+from headrace.store.schema import KIND, TRAIN
 from headrace.store.segment import JournalOffset
 
 _LAST_BATCH = 2**62
@@ -57,6 +58,12 @@ class RunReader:
     @property
     def config_sha256(self) -> str:
         return self._value("config_sha256")
+
+    @property
+    def kind(self) -> str:
+        """The command that made it: train, sft, rm or dpo."""
+        rows = self._database.rows("SELECT value FROM run WHERE name = ?", (KIND,))
+        return str(rows[0][0]) if rows else TRAIN
 
     @property
     def created_at(self) -> float:

@@ -12,6 +12,8 @@ ROLLOUTS_APPLICATION_ID = 0x48445252
 """"HDRR", in the header of rollouts.db."""
 ROLLOUTS_VERSION = 1
 
+KIND, TRAIN = "kind", "train"
+"""Name, in the table `run`, of the command that made it; absent of `headrace train`."""
 STATUSES = ("running", "finished", "stopped", "failed")
 
 SCHEMA = f"""

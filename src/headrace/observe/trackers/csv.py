@@ -79,14 +79,20 @@ class _Table:
         self._read()
 
     def add(self, step: int, at: float, values: Mapping[str, float]) -> None:
+        """A row, or more columns of the last one: evaluations of several sets come one after another."""
+        before: Mapping[str, str] = {}
         if step <= self._last:
+            last = self._rows()[-1]
+            known = {name: cell for name, cell in zip(self._columns, last, strict=False) if cell and name not in _KEYS}
+            before = known if step == self._last and not known.keys() & values.keys() else {}
             self.cut(step - 1)
         missing = [name for name in values if name not in self._columns]
         if missing or not self._path.exists():
             rows = self._rows()
             self._columns += missing
             self._write(rows)
-        row: dict[str, object] = {"step": step, "at": repr(at), **{name: repr(value) for name, value in values.items()}}
+        told = {**before, **{name: repr(value) for name, value in values.items()}}
+        row: dict[str, object] = {"step": step, "at": repr(at), **told}
         csv.writer(self._new).writerow([row.get(name, "") for name in self._columns])
         self._last = step
 
