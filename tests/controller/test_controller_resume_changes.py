@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sqlite3
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -137,6 +138,7 @@ def test_a_run_is_killed_made_longer_killed_again_and_loses_nothing(tmp_path: Pa
                 with RunReader(folder) as run:
                     if (run.version() or (0, 0))[1] >= reached:
                         break
+            time.sleep(0.02)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
     assert (

@@ -24,6 +24,10 @@ class DataConfig(Section):
     """Column with a stable prompt id; the line number unless given."""
     shuffle: bool = True
     """Shuffle each epoch, seeded by the run's seed."""
+    rollouts: str | None = None
+    """Folder of a run whose recorded rollouts are trained on, instead of new ones: batch by batch as they were, with
+    their rewards, log-probs and kept sets. `train` is not read then, and an engine is loaded only if `eval` is given.
+    See docs/replay.md."""
 
 
 class RemoteRewardConfig(Section):

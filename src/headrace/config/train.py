@@ -153,6 +153,9 @@ class TrainConfig(Section):
     track: Annotated[tuple[TrackerConfig, ...], AfterValidator(each_once)] = ()
     """Where metrics go beside the run's own record: `tensorboard`, `wandb`, `mlflow`, `trackio`, `csv`, or one of them
     with settings, as `{type: wandb, project: p}`. See docs/tracking.md."""
+    rollouts_only: bool = False
+    """Generate and record groups, and train nothing: `trainer.batches` of them, with `record.journal: all`. A later run
+    trains on them by `data.rollouts`. `headrace train --rollouts-only` sets it. See docs/replay.md."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data and, in training, of the sampling noise."""
 

@@ -25,22 +25,38 @@ def describe_plan(plan: Plan) -> str:
 
 def _run(plan: Plan) -> list[str]:
     config = plan.config
-    rollout, asynchrony = config.rollout, config.async_
+    rollout = config.rollout
     return [
         f"model     {config.model.path}: {plan.memory.parameters / 1e6:,.2f} M parameters, "
         f"trainer {config.model.dtype}, engine {config.engine.dtype or config.model.dtype}, "
         f"context {plan.max_context} tokens",
         *([] if plan.origin is None else [f"from      {plan.origin.name}: {_taken(plan)}"]),
-        f"data      {config.data.train}: {len(plan.prompts)} prompts; held out: {len(plan.eval_prompts)}"
+        f"data      {_data(plan)}; held out: {len(plan.eval_prompts)}"
         + (f"; {plan.cramped_prompts} leave no room for max_new_tokens" if plan.cramped_prompts else ""),
         f"batches   {plan.total_batches} of {rollout.prompts_per_batch} prompts x {rollout.samples_per_prompt} "
         f"samples, {_steps(plan)} each"
         + (f"; {rollout.surplus} prompt(s) more are started" if rollout.surplus else ""),
         f"sampling  {_sampling(plan)}",
-        f"schedule  {asynchrony.mode}: staleness at most {asynchrony.staleness_bound}, on deadline "
-        f"{config.deadline_rule}, swaps {asynchrony.swap}",
-        *_staleness(plan),
+        *_schedule(plan),
         *_table(plan),
+    ]
+
+
+def _data(plan: Plan) -> str:
+    data = plan.config.data
+    if plan.replay is not None:
+        return f"{data.rollouts}, recorded: {plan.replay.describe()}"
+    return f"{data.train}: {len(plan.prompts)} prompts"
+
+
+def _schedule(plan: Plan) -> list[str]:
+    config = plan.config
+    if plan.replay is not None:
+        return [f"schedule  as recorded: staleness at most {plan.replay.bound}, {config.async_.mode}, no engine for it"]
+    return [
+        f"schedule  {config.async_.mode}: staleness at most {config.async_.staleness_bound}, on deadline "
+        f"{config.deadline_rule}, swaps {config.async_.swap}",
+        *_staleness(plan),
     ]
 
 
@@ -132,7 +148,8 @@ def _roles(plan: Plan) -> list[str]:
     threads = available_threads(plan.config.runtime.threads)
     turns = plan.config.runtime.turns or takes_turns(plan.config)
     share = f"{threads} CPU thread(s), in turn with the others" if turns else "1 CPU thread"
-    names = [stage.name for stage in plan.recipe.stages if stage.name != "schedule"] + ["weight follower"]
+    left_out = ("schedule", "rollout") if plan.replay is not None else ("schedule",)
+    names = [stage.name for stage in plan.recipe.stages if stage.name not in left_out] + ["weight follower"]
     if plan.eval_prompts:
         names.append("evaluator")
     lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.config.weights.transport}"]

@@ -57,19 +57,27 @@ class MemoryEstimate:
         return sum(self.uses.values())
 
 
-def estimate_memory(config: TrainConfig, model_config: Any, device: torch.device) -> MemoryEstimate:
-    """`model_config`: a Hugging Face config. Builds the model on no device, and loads nothing.
+def estimate_memory(
+    config: TrainConfig, model_config: Any, device: torch.device, *, engine: bool = True
+) -> MemoryEstimate:
+    """`model_config`: a Hugging Face config. `engine`: whether there is one. Builds the model on no device, and loads
+    nothing.
 
     Raises ConfigError if the KV cache does not fit; for a device, if anything does not.
     """
     parameters, free = count_parameters(model_config), free_bytes(device)
     uses = _fixed(config, model_config, parameters, device)
-    if device.type == "cpu":
+    if not engine:
+        cache = CachePlan(slots=1, max_context=context_limit(model_config, config.engine), bytes_wanted=0)
+        uses |= {} if device.type == "cpu" else _activations(config, model_config)
+        uses = {use: size for use, size in uses.items() if not use.startswith("engine:")}
+    elif device.type == "cpu":
         cache = plan_kv_cache(model_config, config.engine, _engine_dtype(config), device)
     else:
         uses |= _activations(config, model_config)
         cache = _cache_beside(config, model_config, str(device), free, uses)
-    uses[_KV_CACHE] = cache.bytes_wanted
+    if engine:
+        uses[_KV_CACHE] = cache.bytes_wanted
     table = _table(config, model_config, cache)
     if device.type == "cpu":
         return MemoryEstimate(parameters, uses | table, _HOST, free, cache, {})

@@ -22,6 +22,8 @@ from headrace.experience.dataset import PromptOrder, PromptSource
 from headrace.experience.flow import Flow
 from headrace.experience.index import Consumer
 from headrace.experience.loader import StreamingLoader
+from headrace.experience.recorded import RecordedSource
+from headrace.experience.recorded_schedule import RecordedSchedule
 from headrace.experience.rollouts import quoted
 from headrace.experience.schedule import Schedule
 from headrace.experience.table import ExperienceTable
@@ -39,6 +41,7 @@ from headrace.roles.failures import FailureWatch
 from headrace.roles.filter import FilterRole
 from headrace.roles.function_stage import LANE, FunctionStageRole
 from headrace.roles.gap_sample import GapSampler, due_after
+from headrace.roles.replay import NeverFresh, RecordedLineage, ReplayRole
 from headrace.roles.reward import RewardRole
 from headrace.roles.rollout import RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
@@ -56,6 +59,8 @@ from headrace.weights.version import Lineage, Version
 
 _LEASED_BY_NOBODY = ("rollout", "schedule")
 """Stages that write columns, but lease no rows: they act through the flow."""
+_BATCHES_READ_AHEAD = 2
+"""Of a record."""
 _LEASE_TERMS_PER_STALL = 1.5
 """A wait of the run ends before a lease that is held through it."""
 
@@ -76,7 +81,7 @@ class Parts:
     recorder: Recorder
     checkpointer: Checkpointer
     rollouts: RolloutRecord
-    rollout: RolloutRole
+    rollout: RolloutRole | ReplayRole
     filter: FilterRole
     scorers: tuple[ScorerRole | RewardRole, ...]
     stages: tuple[FunctionStageRole, ...]
@@ -101,38 +106,29 @@ def connect(
 ) -> Parts:
     """Build roles, table and schedule around the models, whose engine has started. `committed`: the version that the
     run begins from."""
-    config = plan.config
+    config, replay = plan.config, plan.replay
     rollout = config.rollout
     clock = runtime.clock
+    if replay is not None:
+        lineage = RecordedLineage(lineage.branch, {})
     decode = partial(TextCodec(plan.tokenizer).decode, keep_special_tokens=True)
+    # On-policy, and on a record, nothing runs ahead of the trainer that could be compared with it.
     eta, ahead = config.async_.staleness_bound, config.ahead(models.engine.slots)
+    if replay is not None:
+        ahead = _BATCHES_READ_AHEAD * max(replay.rollouts.sizes)
     table = ExperienceTable(
         [
             Consumer(stage.name, frozenset(stage.reads), "group" if stage.unit == "group" else "row")
             for stage in plan.recipe.stages
             if stage.name not in _LEASED_BY_NOBODY
         ],
-        capacity=config.table_groups(models.engine.slots),
+        capacity=ahead + (eta + 2) * rollout.prompts_per_batch,
         capacity_bytes=table_bytes(config),
         group_bytes=largest_group(plan),
         lease_s=_LEASE_TERMS_PER_STALL * config.runtime.stall_timeout_s,
         clock=clock,
     )
-    schedule = Schedule(
-        prompts_per_batch=rollout.prompts_per_batch,
-        max_staleness=eta,
-        total_batches=plan.total_batches,
-        on_deadline=config.deadline_rule,
-        ahead=ahead,
-        surplus=rollout.surplus,
-    )
-    source = PromptSource(
-        plan.prompts,
-        PromptOrder(len(plan.prompts), config.seed, config.data.shuffle),
-        epochs=None if config.trainer.batches is not None else config.trainer.epochs,
-        max_attempts=rollout.max_attempts,
-        frontier=_frontier(store),
-    )
+    schedule, source = _schedule(plan, ahead), _source(plan, store)
     flow = Flow(
         schedule,
         table,
@@ -183,12 +179,10 @@ def connect(
         committed=committed.number,
     )
     published = Signal()
-    rule = StalenessRule(
-        eta,
-        masks=config.deadline_rule == "mask",
-        allows_late=config.deadline_rule == "late",
-        masks_truncated=algorithm.truncated == "mask",
-    )
+    truncated = algorithm.truncated == "mask"
+    rule = StalenessRule(eta, config.deadline_rule == "mask", config.deadline_rule == "late", truncated)
+    if replay is not None:
+        rule = replay.rule(masks_truncated=truncated)
 
     def loader(consumer: str, max_tokens: int, epochs: Epochs | None) -> StreamingLoader:
         return StreamingLoader(
@@ -223,12 +217,29 @@ def connect(
         critic = CriticRole(context, rows, models.critic, rule, max_tokens=budget, epochs=over)
     over = epochs(algorithm.updates_per_batch, algorithm.seals_batch)
     gap, fresh = None, FreshRule(lineage, keeps_keys=config.async_.swap == "keep")
-    if eta:
+    if replay is not None:
+        fresh = NeverFresh(lineage)
+    elif eta:
         policy = policy_settings(plan, models.engine, clock, evaluation=False)
         # The first batch that the actor looks at shows the gap, unless it comes after others, when it may be stale.
         warms_up = plan.warm_up_batches > committed.number
         first = plan.warm_up_batches if warms_up else due_after(committed.number)
         gap = GapSampler(context, models.engine, policy, plan.prompts, fresh, first=first)
+    role: RolloutRole | ReplayRole
+    if replay is not None:
+        role = ReplayRole(context, replay.rollouts)
+    else:
+        role = RolloutRole(
+            context,
+            models.engine,
+            episode_runner(plan, models.engine, clock, rewards, evaluation=False),
+            tally,
+            failures,
+            judges=tuple(models.judges.values()),
+            counted=recorder.progress,
+            min_samples=rollout.min_samples or min(2, rollout.samples_per_prompt),
+            record=record.failed,
+        )
     return Parts(
         branch=lineage.branch,
         begun=committed,
@@ -239,17 +250,7 @@ def connect(
         recorder=recorder,
         checkpointer=checkpointer,
         rollouts=record,
-        rollout=RolloutRole(
-            context,
-            models.engine,
-            episode_runner(plan, models.engine, clock, rewards, evaluation=False),
-            tally,
-            failures,
-            judges=tuple(models.judges.values()),
-            counted=recorder.progress,
-            min_samples=rollout.min_samples or min(2, rollout.samples_per_prompt),
-            record=record.failed,
-        ),
+        rollout=role,
         filter=FilterRole(context, plan.filters, record.dropped),
         scorers=scorers(context, plan, models, published, committed),
         stages=own_stages(context, plan),
@@ -304,6 +305,41 @@ def connect(
         if plan.eval_prompts
         else None,
         gap=gap,
+    )
+
+
+def _schedule(plan: Plan, ahead: int) -> Schedule:
+    config, rollout = plan.config, plan.config.rollout
+    if plan.replay is not None:
+        return RecordedSchedule(
+            prompts_per_batch=max(plan.replay.rollouts.sizes),
+            max_staleness=0,
+            total_batches=plan.total_batches,
+            on_deadline="wait",
+            ahead=ahead,
+            rollouts=plan.replay.rollouts,
+        )
+    return Schedule(
+        prompts_per_batch=rollout.prompts_per_batch,
+        max_staleness=config.async_.staleness_bound,
+        total_batches=plan.total_batches,
+        on_deadline=config.deadline_rule,
+        ahead=ahead,
+        surplus=rollout.surplus,
+    )
+
+
+def _source(plan: Plan, store: RunStore) -> PromptSource | RecordedSource:
+    config, frontier = plan.config, _frontier(store)
+    epochs = None if config.trainer.batches is not None else config.trainer.epochs
+    if plan.replay is not None:
+        return RecordedSource(plan.replay.rollouts, epochs=epochs, frontier=frontier)
+    return PromptSource(
+        plan.prompts,
+        PromptOrder(len(plan.prompts), config.seed, config.data.shuffle),
+        epochs=epochs,
+        max_attempts=config.rollout.max_attempts,
+        frontier=frontier,
     )
 
 

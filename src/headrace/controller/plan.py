@@ -12,6 +12,7 @@ from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, c
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.trainer import ENTROPY_VOCABULARY
 from headrace.controller.origin import check_origin, with_origin
+from headrace.controller.replay import Replay, find_record, open_replay
 from headrace.controller.room import Room
 from headrace.controller.threads import check_threads
 from headrace.experience.dataset import Prompt, PromptDataset
@@ -67,6 +68,14 @@ class Plan:
     origin: Origin | None = None
     """What the run begins from, if not from the model at `model.path`."""
 
+    replay: Replay | None = None
+    """The recorded rollouts that it trains on, if it generates none."""
+
+    @property
+    def needs_engine(self) -> bool:
+        """Whether anything is generated: rollouts, or answers to held-out prompts."""
+        return self.replay is None or bool(self.eval_prompts)
+
     @property
     def weights(self) -> str:
         """The model, a folder or Hub name, whose weights are version 0."""
@@ -92,15 +101,18 @@ def make_plan(config: TrainConfig, folder: Path | None = None) -> Plan:
     event loop runs. Loads no weights, and leaves nothing running.
     """
     config, origin = with_origin(config, folder)
+    config, recorded = find_record(config)
     check_threads(config.runtime.threads)
     check_packages(config.trackers)
     recipe = _recipe(config)
-    prompts = _dataset(config, config.data.train)
+    prompts = _dataset(config, config.data.train) if recorded is None else PromptDataset(())
     eval_prompts = tuple(_dataset(config, config.data.eval)) if config.data.eval else ()
     check_weights(config.model.path)
     workflow = load_workflow(config.rollout)
-    filters = tuple(load_filters(config.filters))
-    run_to_end(lambda: _check_reward(config), "a plan")
+    # What was trained on once has passed the filters of its time.
+    filters = tuple(load_filters(config.filters)) if recorded is None else ()
+    if recorded is None or eval_prompts:
+        run_to_end(lambda: _check_reward(config), "a plan")
 
     # From here on torch is needed, which takes seconds to import: faults in the data are told before.
     from headrace.controller.judges import check_judges
@@ -128,9 +140,14 @@ def make_plan(config: TrainConfig, folder: Path | None = None) -> Plan:
         key, limit = "evaluation.max_new_tokens", config.evaluation.max_new_tokens
     room.check(eval_prompts, config.data.eval or "", key, limit)
     _check_stops(config, vocab_size)
-    memory = estimate_memory(config, model_config, device)
+    replay = None
+    if recorded is not None:
+        replay = open_replay(config, recorded, folder, vocab_size=vocab_size, max_context=context)
+    memory = estimate_memory(config, model_config, device, engine=replay is None or bool(eval_prompts))
     batches = config.trainer.batches
-    if batches is None:
+    if batches is None and replay is not None:
+        batches = replay.rollouts.batches * config.trainer.epochs
+    elif batches is None:
         batches = math.ceil(len(prompts) * config.trainer.epochs / config.rollout.prompts_per_batch)
     stops = [*read_generation_stops(config.model.path, tokenizer), *config.rollout.sampling.stop_token_ids]
     return Plan(
@@ -149,6 +166,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None) -> Plan:
         filters=filters,
         pieces=load_pieces(config),
         origin=origin,
+        replay=replay,
         stages=tuple(
             load_function(stage.function, f"algorithm.stages: {stage.name}: function", (), keywords=stage.reads)
             for stage in config.algorithm.stages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.engines.absent import AbsentEngine
 from headrace.engines.protocol import Engine
 from headrace.experience.flow import Flow
 from headrace.observe import spent
@@ -23,6 +24,7 @@ class TimeSpent:
 
     def __init__(self, clock: Clock, engine: Engine, flow: Flow, activity: Activity, *, on_policy: bool) -> None:
         """`on_policy`: the engines wait for each new version by design, not at a bound that could be raised."""
+        self._has_engines = not isinstance(engine, AbsentEngine)
         self._clock = clock
         self._engine = engine
         self._flow = flow
@@ -46,7 +48,9 @@ class TimeSpent:
         return {name: value for name, value in seconds.items() if value > 0}
 
     def engines_s(self) -> dict[str, float]:
-        """The same of the engines."""
+        """The same of the engines; nothing where there are none."""
+        if not self._has_engines:
+            return {}
         now, before = self._engine.stats(), self._before
         left = self._clock.now() - self._began
         parts = {
@@ -79,6 +83,8 @@ class TimeSpent:
             return spent.SCORES
         if flow.is_sealed:
             return spent.COLUMNS
+        if not self._has_engines:
+            return spent.OTHER
         if flow.running_groups:
             return spent.GENERATION
         if activity.evaluating:

@@ -18,6 +18,7 @@ from headrace.controller.out_of_memory import told
 from headrace.controller.output import Begin
 from headrace.controller.parts import Parts, connect
 from headrace.controller.plan import Plan
+from headrace.controller.replay import note_replay
 from headrace.controller.resumed import resumed_plan
 from headrace.controller.stopping import StopRequest
 from headrace.controller.threads import inline_runtime, takes_turns
@@ -32,7 +33,6 @@ from headrace.observe.summary import build_summary, write_summary
 from headrace.observe.trace import write_trace
 from headrace.observe.watch import Noticed, View, watch
 from headrace.roles.actor import TRAINER_LANE
-from headrace.rollout.rewards.judge import Ask
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Runtime
@@ -116,6 +116,11 @@ async def train(
     store, restored = open_store(plan, folder, begin, runtime.clock.wall(), lambda line: tell(f"--resume: {line}"))
     try:
         plan = _with_own_origin(plan, store, restored, runtime.clock.wall())
+        if plan.replay is not None:
+            tell(f"data.rollouts: {plan.config.data.rollouts} holds {plan.replay.describe()}")
+            if restored is None:
+                data = note_replay(plan.replay, plan.config.data.rollouts or "")
+                store.events.write(runtime.clock.wall(), "replays", data)
     except BaseException:
         store.set_status("failed")
         store.close()
@@ -191,7 +196,7 @@ async def _train(
     """Build the run on its record, and see it to its end."""
     models = await load_models(plan, runtime, folder)
     begun = await _restore_models(plan, models, restored, runtime)
-    async with _rewards(plan, folder, runtime, asker(plan, models.engine, models.judges, runtime.clock)) as rewards:
+    async with _rewards(plan, folder, runtime, models) as rewards:
         # First, since only now it is known how many sequences it decodes together.
         await models.engine.start()
         try:
@@ -316,7 +321,12 @@ async def _end(tasks: list[asyncio.Task[Any]]) -> None:
 
 
 @asynccontextmanager
-async def _rewards(plan: Plan, folder: Path, runtime: Runtime, ask: Ask) -> AsyncGenerator[RewardPool]:
+async def _rewards(plan: Plan, folder: Path, runtime: Runtime, models: Models) -> AsyncGenerator[RewardPool]:
+    """Not started where nothing is scored."""
+    if not plan.needs_engine:
+        yield RewardPool(plan.config.reward, clock=runtime.clock)
+        return
+    ask = asker(plan, models.engine, models.judges, runtime.clock)
     pool = RewardPool(plan.config.reward, clock=runtime.clock, log_path=folder / "logs" / "reward.log", ask=ask)
     await pool.start()
     try:
