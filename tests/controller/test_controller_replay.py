@@ -83,6 +83,7 @@ def test_a_record_is_trained_on_by_another_loss_in_several_passes(tmp_path: Path
     assert len(batches(tmp_path / "other")) == 12
 
 
+@pytest.mark.slow
 def test_ages_are_those_of_the_record_also_where_its_first_batches_are_gone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +153,7 @@ def test_with_held_out_prompts_an_engine_answers_them(tmp_path: Path) -> None:
     assert summary["samples"]["generated"] == 0
 
 
+@pytest.mark.slow
 def test_ppo_with_a_critic_learns_from_a_record(tmp_path: Path) -> None:
     job = recorded(tmp_path / "job", trainer__batches=2, rollout__sampling={"top_k": 5, "max_new_tokens": 8})
     run = tmp_path / "run"

@@ -68,6 +68,11 @@ def _of_run(config: TrainConfig) -> Iterator[_Rule]:
     def rule(applies: bool, prefix: str, section: Section, keys: tuple[str, ...], reason: str) -> _Rule:
         return _Rule(applies, f"{prefix}.", section, _defaults(section), keys, reason)
 
+    held_out = ("eval",) if config.data.eval is not None else ()
+    if config.rollouts_only and held_out:
+        data = config.data
+        usual = data.model_copy(update={"eval": None})
+        yield _Rule(True, "data.", data, usual, held_out, "rollouts_only is true: no version is made to evaluate")
     yield rule(config.data.eval is None, "evaluation", config.evaluation, (), "data.eval is not set")
     single = rollout.workflow == "single_turn"
     turns = ("max_turns", "keep_special_tokens")

@@ -165,6 +165,11 @@ class TrainConfig(Section):
         return sections(self.track)
 
     @property
+    def keeps_journal(self) -> bool:
+        """Whether every finished group stays on disk."""
+        return self.rollouts_only or self.record.journal == "all"
+
+    @property
     def deadline_rule(self) -> OnDeadline:
         """`async.on_deadline`, or what it is unless given."""
         if self.async_.on_deadline is not None:
@@ -205,6 +210,8 @@ class TrainConfig(Section):
             return self.async_.ahead
         batch = self.rollout.prompts_per_batch
         full = batch + math.ceil(slots / self.rollout.samples_per_prompt)
+        if self.rollouts_only:  # no version comes that anything could be too old for
+            return max(2 * batch, full)
         bound = (self.async_.staleness_bound + 1) * batch
         return min(bound, max(2 * batch, full)) + self.rollout.surplus
 
@@ -214,6 +221,13 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> TrainConfig:
+        if self.rollouts_only and self.data.rollouts is not None:
+            raise ValueError("rollouts_only is true, and data.rollouts names what is recorded already; drop one")
+        if self.rollouts_only and self.rollout.surplus:
+            raise ValueError(
+                f"rollouts_only is true, and rollout.oversample is {self.rollout.oversample:g}: every group is "
+                "recorded, so none is surplus; use oversample: 1"
+            )
         if self.rollout.surplus and self.deadline_rule != "drop":
             raise ValueError(
                 f"rollout.oversample is {self.rollout.oversample:g} but async.on_deadline is {self.deadline_rule}: "

@@ -34,7 +34,7 @@ def _run(plan: Plan) -> list[str]:
         f"data      {_data(plan)}; held out: {len(plan.eval_prompts)}"
         + (f"; {plan.cramped_prompts} leave no room for max_new_tokens" if plan.cramped_prompts else ""),
         f"batches   {plan.total_batches} of {rollout.prompts_per_batch} prompts x {rollout.samples_per_prompt} "
-        f"samples, {_steps(plan)} each"
+        f"samples, {'nothing trained' if plan.config.rollouts_only else f'{_steps(plan)} each'}"
         + (f"; {rollout.surplus} prompt(s) more are started" if rollout.surplus else ""),
         f"sampling  {_sampling(plan)}",
         *_schedule(plan),
@@ -51,6 +51,9 @@ def _data(plan: Plan) -> str:
 
 def _schedule(plan: Plan) -> list[str]:
     config = plan.config
+    if config.rollouts_only:
+        most = config.ahead(plan.memory.slots)
+        return [f"schedule  rollouts only, of version 0: {most} groups run or wait to be recorded at most"]
     if plan.replay is not None:
         return [f"schedule  as recorded: staleness at most {plan.replay.bound}, {config.async_.mode}, no engine for it"]
     return [
@@ -127,12 +130,15 @@ def _steps(plan: Plan) -> str:
 
 def _dataflow(plan: Plan) -> list[str]:
     stages = check_dataflow(plan.recipe.stages)
-    lines = [f"dataflow  recipe {plan.recipe.name}"]
+    lines = [f"dataflow  {'' if plan.config.rollouts_only else 'recipe '}{plan.recipe.name}"]
     for stage in stages:
         reads = ", ".join(stage.reads) or "prompts"
-        writes = ", ".join(stage.writes) or f"version k + 1 (loss: {plan.recipe.loss[stage.name]})"
+        loss = plan.recipe.loss.get(stage.name)
+        made = "the record" if loss is None else f"version k + 1 (loss: {loss})"
+        writes = ", ".join(stage.writes) or made
         lines.append(f"  {stage.name:<11} each {stage.unit:<6} {reads} -> {writes}")
-    lines.append(f"  streaming: {_streaming(plan)}")
+    if not plan.config.rollouts_only:
+        lines.append(f"  streaming: {_streaming(plan)}")
     return lines
 
 
@@ -149,7 +155,8 @@ def _roles(plan: Plan) -> list[str]:
     turns = plan.config.runtime.turns or takes_turns(plan.config)
     share = f"{threads} CPU thread(s), in turn with the others" if turns else "1 CPU thread"
     left_out = ("schedule", "rollout") if plan.replay is not None else ("schedule",)
-    names = [stage.name for stage in plan.recipe.stages if stage.name not in left_out] + ["weight follower"]
+    names = [stage.name for stage in plan.recipe.stages if stage.name not in left_out]
+    names += [] if plan.config.rollouts_only else ["weight follower"]
     if plan.eval_prompts:
         names.append("evaluator")
     lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.config.weights.transport}"]

@@ -4,40 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from headrace.algorithms.estimate import AdvantageEstimator
 from headrace.controller.checkpointer import Checkpointer
 from headrace.controller.divergence import Divergence
-from headrace.controller.episodes import episode_runner, held_out_evaluation, policy_settings
+from headrace.controller.episodes import held_out_evaluation, policy_settings
+from headrace.controller.groundwork import lay_groundwork, rollout_role
 from headrace.controller.models import Models
 from headrace.controller.plan import Plan
 from headrace.controller.policy_objective import policy_columns, prepare_batch
 from headrace.controller.recorder import Recorder
 from headrace.controller.stages import own_stages, scorers
-from headrace.controller.table_size import column_bytes, largest_group, table_bytes
-from headrace.controller.time_spent import TimeSpent
 from headrace.engines.protocol import SwapMode
-from headrace.experience.dataset import PromptOrder, PromptSource
 from headrace.experience.flow import Flow
-from headrace.experience.index import Consumer
 from headrace.experience.loader import StreamingLoader
-from headrace.experience.recorded import RecordedSource
-from headrace.experience.recorded_schedule import RecordedSchedule
-from headrace.experience.rollouts import quoted
-from headrace.experience.schedule import Schedule
-from headrace.experience.table import ExperienceTable
-from headrace.observe.spent import Activity
-from headrace.observe.tally import Tally
-from headrace.observe.waits import WaitMeter
 from headrace.roles import actor
 from headrace.roles.actor import TRAINER_LANE, ActorRole, TrainedStep, WholeBatches
 from headrace.roles.advantages import AdvantagesRole
 from headrace.roles.batch_stats import BatchStats, FreshRule, StalenessRule
-from headrace.roles.context import RoleContext
 from headrace.roles.critic import CriticRole
 from headrace.roles.evaluator import EvaluatorRole
-from headrace.roles.failures import FailureWatch
 from headrace.roles.filter import FilterRole
 from headrace.roles.function_stage import LANE, FunctionStageRole
 from headrace.roles.gap_sample import GapSampler, due_after
@@ -48,21 +34,12 @@ from headrace.roles.rollout_record import RolloutRecord
 from headrace.roles.scorer import ScorerRole
 from headrace.roles.weight_follower import WeightFollowerRole
 from headrace.rollout.rewards.pool import RewardPool
-from headrace.rollout.tokens import TextCodec
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
 from headrace.store import RunStore
-from headrace.store.rollouts import Rollouts
 from headrace.training.epochs import Epochs
 from headrace.training.protocol import StepReport
 from headrace.weights.version import Lineage, Version
-
-_LEASED_BY_NOBODY = ("rollout", "schedule")
-"""Stages that write columns, but lease no rows: they act through the flow."""
-_BATCHES_READ_AHEAD = 2
-"""Of a record."""
-_LEASE_TERMS_PER_STALL = 1.5
-"""A wait of the run ends before a lease that is held through it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,68 +88,27 @@ def connect(
     clock = runtime.clock
     if replay is not None:
         lineage = RecordedLineage(lineage.branch, {})
-    decode = partial(TextCodec(plan.tokenizer).decode, keep_special_tokens=True)
-    # On-policy, and on a record, nothing runs ahead of the trainer that could be compared with it.
-    eta, ahead = config.async_.staleness_bound, config.ahead(models.engine.slots)
-    if replay is not None:
-        ahead = _BATCHES_READ_AHEAD * max(replay.rollouts.sizes)
-    table = ExperienceTable(
-        [
-            Consumer(stage.name, frozenset(stage.reads), "group" if stage.unit == "group" else "row")
-            for stage in plan.recipe.stages
-            if stage.name not in _LEASED_BY_NOBODY
-        ],
-        capacity=ahead + (eta + 2) * rollout.prompts_per_batch,
-        capacity_bytes=table_bytes(config),
-        group_bytes=largest_group(plan),
-        lease_s=_LEASE_TERMS_PER_STALL * config.runtime.stall_timeout_s,
-        clock=clock,
-    )
-    schedule, source = _schedule(plan, ahead), _source(plan, store)
-    flow = Flow(
-        schedule,
-        table,
-        source,
+    algorithm, kl = config.algorithm, models.kl
+    base = lay_groundwork(
+        plan,
         store,
         runtime,
-        max_drops_per_batch=rollout.most_drops,
-        reward_column="reward" if models.reward is None else "scored",
-        column_bytes=column_bytes(plan),
-        quote=lambda group: quoted(group, decode),
-    )
-    waits, tally, activity = WaitMeter(clock.now), Tally(), Activity()
-    algorithm, kl = config.algorithm, models.kl
-    estimator = AdvantageEstimator(
-        algorithm, max_length=rollout.sampling.max_new_tokens, pieces=plan.pieces, coefficient=kl
-    )
-    recorder = Recorder(
-        store,
-        clock,
         models.engine,
-        flow,
-        tally,
-        waits,
-        TimeSpent(clock, models.engine, flow, activity, on_policy=config.async_.in_order),
-        rewards.times,
-        branch=lineage.branch,
+        rewards,
+        lineage,
+        committed,
         kl_coefficient=lambda batch: kl.of(batch) if algorithm.kl.moves else None,
     )
-    failures = FailureWatch(recorder.event, worth=rollout.prompts_per_batch * rollout.samples_per_prompt)
-    context = RoleContext(
-        runtime, flow, table, waits, recorder.event, config.runtime.stall_timeout_s, activity=activity
-    )
-    record = RolloutRecord(
-        context,
-        lambda: Rollouts(store.path, first_batch=committed.number),
-        decode,
-        per_batch=config.record.samples_per_batch,
-        seed=config.seed,
+    flow, table, context, recorder, record = base.flow, base.table, base.context, base.recorder, base.record
+    eta = config.async_.staleness_bound
+    estimator = AdvantageEstimator(
+        algorithm, max_length=rollout.sampling.max_new_tokens, pieces=plan.pieces, coefficient=kl
     )
     checkpointer = Checkpointer(
         store,
         models.trainer,
         runtime,
-        activity,
+        context.activity,
         others=models.saved,
         state=lambda: dict(kl.state),
         every=config.checkpoint.every,
@@ -225,32 +161,19 @@ def connect(
         warms_up = plan.warm_up_batches > committed.number
         first = plan.warm_up_batches if warms_up else due_after(committed.number)
         gap = GapSampler(context, models.engine, policy, plan.prompts, fresh, first=first)
-    role: RolloutRole | ReplayRole
-    if replay is not None:
-        role = ReplayRole(context, replay.rollouts)
-    else:
-        role = RolloutRole(
-            context,
-            models.engine,
-            episode_runner(plan, models.engine, clock, rewards, evaluation=False),
-            tally,
-            failures,
-            judges=tuple(models.judges.values()),
-            counted=recorder.progress,
-            min_samples=rollout.min_samples or min(2, rollout.samples_per_prompt),
-            record=record.failed,
-        )
     return Parts(
         branch=lineage.branch,
         begun=committed,
-        ahead=ahead,
+        ahead=base.ahead,
         models=models,
         flow=flow,
         estimator=estimator,
         recorder=recorder,
         checkpointer=checkpointer,
         rollouts=record,
-        rollout=role,
+        rollout=rollout_role(plan, base, models.engine, models.judges, rewards)
+        if replay is None
+        else ReplayRole(context, replay.rollouts),
         filter=FilterRole(context, plan.filters, record.dropped),
         scorers=scorers(context, plan, models, published, committed),
         stages=own_stages(context, plan),
@@ -298,48 +221,13 @@ def connect(
         evaluator=EvaluatorRole(
             context,
             models.engine,
-            held_out_evaluation(plan, models.engine, clock, rewards, models.reward, failures.look_at),
+            held_out_evaluation(plan, models.engine, clock, rewards, models.reward, base.failures.look_at),
             recorder.evaluation,
             every=config.evaluation.every,
         )
         if plan.eval_prompts
         else None,
         gap=gap,
-    )
-
-
-def _schedule(plan: Plan, ahead: int) -> Schedule:
-    config, rollout = plan.config, plan.config.rollout
-    if plan.replay is not None:
-        return RecordedSchedule(
-            prompts_per_batch=max(plan.replay.rollouts.sizes),
-            max_staleness=0,
-            total_batches=plan.total_batches,
-            on_deadline="wait",
-            ahead=ahead,
-            rollouts=plan.replay.rollouts,
-        )
-    return Schedule(
-        prompts_per_batch=rollout.prompts_per_batch,
-        max_staleness=config.async_.staleness_bound,
-        total_batches=plan.total_batches,
-        on_deadline=config.deadline_rule,
-        ahead=ahead,
-        surplus=rollout.surplus,
-    )
-
-
-def _source(plan: Plan, store: RunStore) -> PromptSource | RecordedSource:
-    config, frontier = plan.config, _frontier(store)
-    epochs = None if config.trainer.batches is not None else config.trainer.epochs
-    if plan.replay is not None:
-        return RecordedSource(plan.replay.rollouts, epochs=epochs, frontier=frontier)
-    return PromptSource(
-        plan.prompts,
-        PromptOrder(len(plan.prompts), config.seed, config.data.shuffle),
-        epochs=epochs,
-        max_attempts=config.rollout.max_attempts,
-        frontier=frontier,
     )
 
 
@@ -375,9 +263,3 @@ def _refresh(plan: Plan, models: Models, runtime: Runtime) -> Callable[[int], Aw
             await runtime.compute("reference", lambda: own.take(dict(models.trainer.tensors())))
 
     return refresh
-
-
-def _frontier(store: RunStore) -> tuple[int, int] | None:
-    """First (epoch, position) that was never issued."""
-    last = store.ledger.frontier()
-    return None if last is None else (last[0], last[1] + 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose
+from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose, compose_recording
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.trainer import ENTROPY_VOCABULARY
 from headrace.controller.origin import check_origin, with_origin
@@ -106,7 +106,8 @@ def make_plan(config: TrainConfig, folder: Path | None = None) -> Plan:
     check_packages(config.trackers)
     recipe = _recipe(config)
     prompts = _dataset(config, config.data.train) if recorded is None else PromptDataset(())
-    eval_prompts = tuple(_dataset(config, config.data.eval)) if config.data.eval else ()
+    held_out = config.data.eval is not None and not config.rollouts_only
+    eval_prompts = tuple(_dataset(config, config.data.eval or "")) if held_out else ()
     check_weights(config.model.path)
     workflow = load_workflow(config.rollout)
     # What was trained on once has passed the filters of its time.
@@ -143,7 +144,8 @@ def make_plan(config: TrainConfig, folder: Path | None = None) -> Plan:
     replay = None
     if recorded is not None:
         replay = open_replay(config, recorded, folder, vocab_size=vocab_size, max_context=context)
-    memory = estimate_memory(config, model_config, device, engine=replay is None or bool(eval_prompts))
+    has_engine = replay is None or bool(eval_prompts)
+    memory = estimate_memory(config, model_config, device, engine=has_engine, trainer=not config.rollouts_only)
     batches = config.trainer.batches
     if batches is None and replay is not None:
         batches = replay.rollouts.batches * config.trainer.epochs
@@ -177,6 +179,9 @@ def make_plan(config: TrainConfig, folder: Path | None = None) -> Plan:
 def _recipe(config: TrainConfig) -> Recipe:
     """Raises ConfigError where its stages do not fit together."""
     reward_model = config.reward.model.path is not None
+    if config.rollouts_only:
+        kept_sets = config.rollout.sampling.truncates
+        return compose_recording(config.algorithm, reward_model=reward_model, kept_sets=kept_sets)
     recipe = compose(
         config.algorithm,
         own_proximal=config.own_proximal,

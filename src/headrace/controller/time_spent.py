@@ -22,8 +22,19 @@ class TimeSpent:
     engines, the seconds without work are shared out by what keeps work from them.
     """
 
-    def __init__(self, clock: Clock, engine: Engine, flow: Flow, activity: Activity, *, on_policy: bool) -> None:
-        """`on_policy`: the engines wait for each new version by design, not at a bound that could be raised."""
+    def __init__(
+        self,
+        clock: Clock,
+        engine: Engine,
+        flow: Flow,
+        activity: Activity,
+        *,
+        on_policy: bool,
+        trains: bool = True,
+    ) -> None:
+        """`on_policy`: the engines wait for each new version by design, not at a bound that could be raised. `trains`:
+        whether there is a trainer."""
+        self._trains = trains
         self._has_engines = not isinstance(engine, AbsentEngine)
         self._clock = clock
         self._engine = engine
@@ -39,7 +50,10 @@ class TimeSpent:
         flow.changed.listen(self._look)
 
     def trainer_s(self) -> dict[str, float]:
-        """By the names of `headrace.observe.spent`; they add up to the time since this was made."""
+        """By the names of `headrace.observe.spent`; they add up to the time since this was made. Nothing where there is
+        no trainer."""
+        if not self._trains:
+            return {}
         seconds = self._trainer.totals()
         idle = min(self._idle_of_trainer.totals().get(spent.GENERATION, 0.0), seconds.get(spent.GENERATION, 0.0))
         if idle:

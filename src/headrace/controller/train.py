@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, closing, suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from headrace.config import ConfigError, config_sha256, dump_config
-from headrace.controller.judge_engines import asker, serving, stop_engine
+from headrace.controller.judge_engines import serving, stop_engine
 from headrace.controller.models import Models, load_models
 from headrace.controller.origin import begin_from
 from headrace.controller.out_of_memory import told
@@ -20,20 +20,19 @@ from headrace.controller.parts import Parts, connect
 from headrace.controller.plan import Plan
 from headrace.controller.replay import note_replay
 from headrace.controller.resumed import resumed_plan
+from headrace.controller.rollouts_only import record_rollouts
 from headrace.controller.stopping import StopRequest
+from headrace.controller.supervise import end, rewards, tell_of_damage, unless, watching
 from headrace.controller.threads import inline_runtime, takes_turns
 from headrace.controller.tracking import tracking
 from headrace.controller.watching import watchdog
 from headrace.engines.protocol import SwapMode
-from headrace.experience.sample import GroupKey
 from headrace.models.loading import resolve_device
 from headrace.observe.run_record import RunRecord, RunWatcher
-from headrace.observe.snapshot import take_snapshot
 from headrace.observe.summary import build_summary, write_summary
 from headrace.observe.trace import write_trace
-from headrace.observe.watch import Noticed, View, watch
+from headrace.observe.watch import Noticed, View
 from headrace.roles.actor import TRAINER_LANE
-from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunReader, RunStore, StoreError
@@ -61,7 +60,7 @@ def open_store(
     """The run's record, held by this process. `tell` is given each key of the config that a resumed run changes. Raises
     StoreErrors that name the folder and the mend."""
     digest, text = config_sha256(plan.config), dump_config(plan.config)
-    keep, keep_journal = plan.config.checkpoint.keep, plan.config.record.journal == "all"
+    keep, keep_journal = plan.config.checkpoint.keep, plan.config.keeps_journal
     if begin == "resume":
         store = RunStore.open(
             folder, config_sha256=digest, config_yaml=text, keep_checkpoints=keep, keep_journal=keep_journal
@@ -143,7 +142,8 @@ async def train(
                             told(plan.config),
                             StopRequest("the batch at hand is given up; a second signal ends all at once") as stop,
                         ):
-                            status = await _train(plan, folder, store, restored, runtime, stop, noticed)
+                            go = record_rollouts if plan.config.rollouts_only else _train
+                            status = await go(plan, folder, store, restored, runtime, stop, noticed)
                 finally:
                     await runtime.close()
                     if settings.trace:
@@ -196,12 +196,12 @@ async def _train(
     """Build the run on its record, and see it to its end."""
     models = await load_models(plan, runtime, folder)
     begun = await _restore_models(plan, models, restored, runtime)
-    async with _rewards(plan, folder, runtime, models) as rewards:
+    async with rewards(plan, folder, runtime, models.engine, models.judges) as pool:
         # First, since only now it is known how many sequences it decodes together.
         await models.engine.start()
         try:
             parts = connect(
-                plan, models, store, runtime, rewards, Lineage(begun.branch, store.checkpoints.lineage()), begun
+                plan, models, store, runtime, pool, Lineage(begun.branch, store.checkpoints.lineage()), begun
             )
             started = {
                 "version": str(begun),
@@ -211,9 +211,12 @@ async def _train(
             }
             parts.recorder.event("started", started)
             try:
-                async with serving(models.judges, runtime.clock), _watching(view, folder, parts, runtime):
+                async with (
+                    serving(models.judges, runtime.clock),
+                    watching(view, folder, parts.branch, parts.recorder, runtime),
+                ):
                     if restored is not None:
-                        _tell_of_damage(parts, store, restored)
+                        tell_of_damage(parts.recorder, store, restored)
                         models.kl.restore(restored.state)
                         parts.flow.restore(restored.number, restored.ready, restored.running)
                     if begun > INITIAL:
@@ -226,14 +229,6 @@ async def _train(
                 await parts.rollouts.close()
         finally:
             await stop_engine(models.engine, runtime.clock)
-
-
-def _tell_of_damage(parts: Parts, store: RunStore, restored: Restored) -> None:
-    for row in restored.damaged:
-        if row.offset is not None:
-            file, group = store.journal.path(row.offset.segment), GroupKey(*row.key)
-            message = f"{file} is damaged at byte {row.offset.offset}: group {group} is generated again"
-            parts.recorder.event("reissued", {"prompt": row.prompt_id, "message": message})
 
 
 async def _restore_models(plan: Plan, models: Models, restored: Restored | None, runtime: Runtime) -> Version:
@@ -256,7 +251,7 @@ async def _supervise(parts: Parts, store: RunStore, runtime: Runtime, stop: Stop
     stopping = runtime.spawn(stop.wait(), "stop request")
     try:
         if parts.evaluator is not None and not store.metrics.read("eval"):
-            await _unless(stopping, runtime.spawn(parts.evaluator.evaluate(), "evaluation before"))
+            await unless(stopping, runtime.spawn(parts.evaluator.evaluate(), "evaluation before"))
         if not stopping.done():
             await _run_roles(parts, runtime, stopping)
         version = Version(parts.branch, parts.flow.batch)
@@ -267,7 +262,7 @@ async def _supervise(parts: Parts, store: RunStore, runtime: Runtime, stop: Stop
         evaluated = {row.number for row in store.metrics.read("eval")} if version == parts.begun else set()
         if parts.evaluator is not None and version.number > 0 and version.number not in evaluated:
             await parts.follower.follow()
-            await _unless(stopping, runtime.spawn(parts.evaluator.evaluate(), "evaluation after"))
+            await unless(stopping, runtime.spawn(parts.evaluator.evaluate(), "evaluation after"))
         parts.recorder.event("finished", {"version": str(version)})
         return "finished"
     finally:
@@ -302,48 +297,4 @@ async def _run_roles(parts: Parts, runtime: Runtime, stopping: asyncio.Task[Any]
                 if task in done:
                     task.result()
     finally:
-        await _end([*others, actor])
-
-
-async def _unless(stopping: asyncio.Task[Any], task: asyncio.Task[Any]) -> None:
-    """Wait for `task`, or cancel it when the run is told to stop."""
-    await asyncio.wait({stopping, task}, return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        task.result()
-    else:
-        await _end([task])
-
-
-async def _end(tasks: list[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@asynccontextmanager
-async def _rewards(plan: Plan, folder: Path, runtime: Runtime, models: Models) -> AsyncGenerator[RewardPool]:
-    """Not started where nothing is scored."""
-    if not plan.needs_engine:
-        yield RewardPool(plan.config.reward, clock=runtime.clock)
-        return
-    ask = asker(plan, models.engine, models.judges, runtime.clock)
-    pool = RewardPool(plan.config.reward, clock=runtime.clock, log_path=folder / "logs" / "reward.log", ask=ask)
-    await pool.start()
-    try:
-        yield pool
-    finally:
-        await pool.close()
-
-
-@asynccontextmanager
-async def _watching(view: View | None, folder: Path, parts: Parts, runtime: Runtime) -> AsyncGenerator[None]:
-    if view is None:
-        yield
-        return
-    with RunReader(folder) as reader:
-        watcher = RunWatcher(reader, live=lambda: (parts.branch, parts.recorder.totals()))
-        task = runtime.spawn(watch(view, lambda: take_snapshot(watcher.read()), runtime.clock), "view")
-        try:
-            yield
-        finally:
-            await _end([task])
+        await end([*others, actor])
