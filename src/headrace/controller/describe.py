@@ -176,6 +176,8 @@ def _roles(plan: Plan) -> list[str]:
         else:
             place = "event loop"
         lines.append(f"  {name:<16} {place}")
+    if not plan.needs_engine:
+        return lines
     reward = plan.config.reward
     apart = reward.group or any(term.function not in ("remote", "judge") for term in reward.all_terms)
     if reward.description:

@@ -114,12 +114,12 @@ async def train(
     )
     store, restored = open_store(plan, folder, begin, runtime.clock.wall(), lambda line: tell(f"--resume: {line}"))
     try:
-        plan = _with_own_origin(plan, store, restored, runtime.clock.wall())
+        plan = _with_own_origin(plan, store, runtime.clock.wall())
         if plan.replay is not None:
             tell(f"data.rollouts: {plan.config.data.rollouts} holds {plan.replay.describe()}")
-            if restored is None:
-                data = note_replay(plan.replay, plan.config.data.rollouts or "")
-                store.events.write(runtime.clock.wall(), "replays", data)
+            _note_once(
+                store, runtime.clock.wall(), "replays", note_replay(plan.replay, plan.config.data.rollouts or "")
+            )
     except BaseException:
         store.set_status("failed")
         store.close()
@@ -156,15 +156,20 @@ async def train(
     return Ended(status, _summarise(folder))
 
 
-def _with_own_origin(plan: Plan, store: RunStore, restored: Restored | None, now: float) -> Plan:
+def _with_own_origin(plan: Plan, store: RunStore, now: float) -> Plan:
     """The plan of a run that holds what it begins from, whatever becomes of the source. Blocking."""
     if plan.origin is None:
         return plan
     own = taken_origin(store.path, plan.origin.name) or take_origin(plan.origin, store.path)
-    if restored is None:
-        data = {"run": own.name, "optimizer": plan.config.from_.optimizer, "critic": own.critic is not None}
-        store.events.write(now, "began_from", data)
+    data = {"run": own.name, "optimizer": plan.config.from_.optimizer, "critic": own.critic is not None}
+    _note_once(store, now, "began_from", data)
     return replace(plan, origin=own)
+
+
+def _note_once(store: RunStore, now: float, kind: str, data: dict[str, Any]) -> None:
+    """An event of how the run began, which a kill may have come before."""
+    if all(event.kind != kind for event in store.events.read()):
+        store.events.write(now, kind, data)
 
 
 def _ended(plan: Plan, folder: Path) -> Ended | None:
