@@ -84,7 +84,7 @@ def test_the_rate_is_the_new_configs_from_the_next_step_on(tmp_path: Path, capsy
     assert told == [f"headrace: note: --resume: {line}" for line in changed]
     with RunReader(folder) as run:
         (event,) = [event.data for event in run.events.read() if event.kind == "config_changed"]
-        assert [row.number for row in run.metrics.read("eval")][0] == 3, "evaluated from where it went on"
+        assert next(row.number for row in run.metrics.read("eval")) == 3, "evaluated from where it went on"
         assert run.config_yaml == (folder / "config.yaml").read_text() != before
         assert event == {"changed": "; ".join(changed), "before": before}
         assert json.loads((folder / "summary.json").read_text())["config_sha256"] == run.config_sha256
