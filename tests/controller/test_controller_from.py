@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,12 @@ def test_what_cannot_be_begun_from_is_told_in_one_line(tmp_path: Path, capsys: p
     assert refused(model).endswith(f"{model} is a model, not a run; set model.path to it")
     assert "holds neither a run nor a checkpoint" in refused(tmp_path)
     assert "a model whose model_type is qwen3, and that of model.path" in refused(first, job=other)
+    connection = sqlite3.connect(first / "run.db")
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+    assert train(job, tmp_path / "new", "--from", str(first), "--dry-run") == 0, "of another format of the record"
+    assert f"from      {first}@3: its weights are version 0, the optimiser begins anew" in capsys.readouterr().out
     damaged = first / "checkpoints" / "step_3" / "trainer.safetensors"
     data = bytearray(damaged.read_bytes())
     data[-1] ^= 1

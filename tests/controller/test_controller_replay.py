@@ -131,6 +131,8 @@ def test_what_does_not_hold_for_the_record_is_refused_by_key(
     ]
     (line,) = refused("engine.max_context=11")
     assert "tokens, and the context holds 11; train a model with room for it, or raise engine.max_context" in line
+    assert train(run / "config.yaml", run, f"data.rollouts={run}", "--fresh") == 2
+    assert "which --fresh would erase" in capsys.readouterr().err
     for segment in (run / "journal").iterdir():
         segment.unlink()
     (line,) = refused()

@@ -99,8 +99,8 @@ async def train(
     shows the run while it goes; `tell` is given notes on how it begins, each a line. Raises ConfigError, StoreError,
     WaitTimeout, WeightError, EngineError, NothingToTrain, OutOfMemory.
     """
-    if begin == "fresh" and plan.origin is not None and plan.origin.path.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError(f"--from {plan.origin.name} is in {folder}, which --fresh would erase; give another --dir")
+    if begin == "fresh":
+        _refuse_to_erase(plan, folder)
     if begin == "resume" and (ended := _ended(plan, folder)) is not None:
         return ended
     if begin == "resume" and RunStore.exists(folder):
@@ -164,6 +164,17 @@ def _with_own_origin(plan: Plan, store: RunStore, now: float) -> Plan:
     data = {"run": own.name, "optimizer": plan.config.from_.optimizer, "critic": own.critic is not None}
     _note_once(store, now, "began_from", data)
     return replace(plan, origin=own)
+
+
+def _refuse_to_erase(plan: Plan, folder: Path) -> None:
+    """Raises ConfigError where the run would erase what it is to begin from."""
+    sources = {
+        "--from": None if plan.origin is None else plan.origin.path,
+        "data.rollouts": None if plan.replay is None else Path(plan.config.data.rollouts or "").expanduser(),
+    }
+    for key, path in sources.items():
+        if path is not None and path.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"{key} is {path}, in {folder}, which --fresh would erase; give another --dir")
 
 
 def _note_once(store: RunStore, now: float, kind: str, data: dict[str, Any]) -> None:
