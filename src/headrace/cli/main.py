@@ -112,6 +112,11 @@ def _parser() -> argparse.ArgumentParser:
     _begin(train)
     _from(train)
     train.add_argument("--from-optimizer", action="store_true", help="with --from: take the optimiser's moments too")
+    train.add_argument(
+        "--rollouts-only",
+        action="store_true",
+        help="generate and record, for a later run's data.rollouts; train nothing",
+    )
     train.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     train.add_argument("--plain", action="store_true", help="a line for each batch instead of the live view")
 

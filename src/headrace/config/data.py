@@ -169,6 +169,10 @@ class DataConfig(TrainingData):
     shuffle: bool = True
     """Shuffle each epoch, seeded by the run's seed."""
     curriculum: CurriculumConfig = CurriculumConfig()
+    rollouts: str | None = None
+    """Folder of a run whose recorded rollouts are trained on, instead of new ones: batch by batch as they were, with
+    their rewards, log-probs and kept sets. `train` is not read then, and an engine is loaded only if `eval` is given.
+    See docs/replay.md."""
 
 
 class RemoteRewardConfig(Section):

@@ -46,6 +46,15 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "ref_model_sync_steps": ("reference.refresh_every",),
     "teacher_model": ("teacher.model",),
     "critic_pretrain": ("critic.model",),
+    "resume_from_checkpoint": ("from.run",),
+    "resume_from_path": ("from.run",),
+    "load_checkpoint_path": ("from.run",),
+    "load_optimizer_states": ("from.optimizer",),
+    # The record.
+    "debug_rollout_only": ("rollouts_only",),
+    "load_debug_rollout_data": ("data.rollouts",),
+    "save_debug_rollout_data": ("record.journal",),
+    "rollout_data_dir": ("record.journal",),
     # The data.
     "dataset": ("data.train",),
     "dataset_name": ("data.train",),

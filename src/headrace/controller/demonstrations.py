@@ -31,8 +31,8 @@ def read_demonstrations(
     max_context: int | None,
     template: ChatTemplate | None = None,
 ) -> list[PackRow]:
-    """One row a line of `sources` (those of `config.train` unless given): prompt, response, `end_token_id`. The response
-    and the end enter the loss.
+    """One row a line of `sources` (those of `config.train` unless given): prompt, response, `end_token_id`. The
+    response and the end enter the loss.
 
     `tokenizer`: a Hugging Face tokenizer; chat messages are rendered by `template` (its own, unless given), as they are
     for generation. Raises ConfigError naming the file, the line and the mend.

@@ -288,7 +288,7 @@ class IssuedPrompt(NamedTuple):
     key: GroupKey
     prompt: Prompt
     row: int
-    """Index into the dataset."""
+    """Index into the dataset, or into the groups of a record."""
 
 
 class PromptSource:
