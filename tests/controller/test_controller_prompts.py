@@ -128,7 +128,7 @@ def test_truncation_on_the_left_keeps_the_end(tmp_path: Path) -> None:
     plan = make_plan(load_config(TrainConfig, path))
     assert len(plan.prompts) == 4
     engine: EmbeddedEngine = type("Engine", (), {"gives_kept_sets": True})()  # type: ignore[assignment]
-    settings = policy_settings(plan, engine, SystemClock(), evaluation=False)
+    settings = policy_settings(plan, engine, SystemClock())
     policy = Policy(settings, group=GroupKey(0, 0, 0), episode=0, min_version=INITIAL)
     whole = plan.codec().encode(plan.prompts[3].content)
     assert len(whole) == 300 + HEAD
