@@ -300,6 +300,8 @@ def test_a_name_that_is_nowhere_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("data/train.parquet", "a/b/c", "./x"):
         with pytest.raises(ConfigError, match="no dataset at"):
             open_prompts(name, prompt_column="prompt")
+    with pytest.raises(ConfigError, match="is an address, and none is read; fetch the file"):
+        open_prompts("https://host/train.jsonl", prompt_column="prompt")
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(ConfigError, match="neither file nor folder"):
         open_prompts("pipe.jsonl", prompt_column="prompt")

@@ -69,6 +69,10 @@ def _of_run(config: TrainConfig) -> Iterator[_Rule]:
         return _Rule(applies, f"{prefix}.", section, _defaults(section), keys, reason)
 
     yield rule(config.data.eval is None, "evaluation", config.evaluation, (), "data.eval is not set")
+    curriculum = config.data.curriculum
+    by_rate = curriculum.pass_rate is not None
+    passes = ("passes_above",)
+    yield rule(not by_rate, "data.curriculum", curriculum, passes, "data.curriculum.pass_rate is not set")
     single = rollout.workflow == "single_turn"
     turns = ("max_turns", "keep_special_tokens")
     yield rule(single, "rollout", rollout, turns, "rollout.workflow is single_turn")

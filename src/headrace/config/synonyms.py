@@ -58,6 +58,11 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "label_key": ("reward.answer_column",),
     "ground_truth_key": ("reward.answer_column",),
     "shuffle_dataset": ("data.shuffle",),
+    "dataset_config": ("data.train.subset",),
+    "dataset_split": ("data.train.split",),
+    "dataset_train_split": ("data.train.split",),
+    "prompt_split": ("data.train.split",),
+    "prompt_data_probs": ("data.train.weight",),
     # Sizes.
     "batch_size": _BATCH,
     "samples_per_batch": _BATCH,
