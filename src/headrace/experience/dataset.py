@@ -143,8 +143,9 @@ class PromptDataset:
             yield from part
 
     def contents(self) -> dict[str, str]:
-        """What each source that is read from a disk holds, as `1,000 rows, 5f0c…`; see `SourcePrompts.contents`."""
-        return {part.where: part.contents() for part in self.parts if isinstance(part, SourcePrompts)}
+        """What each source holds, by its place, as `1,000 rows, 5f0c…`; see `SourcePrompts.contents`."""
+        parts = [part for part in self.parts if isinstance(part, SourcePrompts)]
+        return {f"{part.name}: {part.where}" if part.name else part.where: part.contents() for part in parts}
 
     def extremes(self, count: int) -> Iterator[Prompt]:
         """Of each source the `count` longest prompts by characters, and the shortest: what fits of them, all do."""
