@@ -202,8 +202,8 @@ CODE_PATIENCE, CODE_TRIES = 6, 2
 that never ends has a 0 wherever it gets a sixth of a processor; and beyond, the model could choose that its sample
 fails."""
 
-PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""What stands for a text in a judge's question, with its name as group 1."""
+PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*(?:\.\w+)*)\}", re.ASCII)
+"""What stands for a text in a judge's question, with its name as group 1; dots name a nested column."""
 _OF_THE_EPISODE = ("prompt", "response")
 
 

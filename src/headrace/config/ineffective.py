@@ -80,6 +80,10 @@ def _of_run(config: TrainConfig) -> Iterator[_Rule]:
     yield rule(
         config.checkpoint.keep_best is None, "checkpoint", config.checkpoint, ("best_is",), "keep_best is not set"
     )
+    curriculum = config.data.curriculum
+    by_rate = curriculum.pass_rate is not None
+    passes = ("passes_above",)
+    yield rule(not by_rate, "data.curriculum", curriculum, passes, "data.curriculum.pass_rate is not set")
     single = rollout.workflow == "single_turn"
     turns = ("max_turns", "keep_special_tokens", "observation_role")
     yield rule(single, "rollout", rollout, turns, "rollout.workflow is single_turn")

@@ -86,6 +86,11 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "assistant_only_loss": _LOSS_ROLES,
     "completion_only_loss": _LOSS_ROLES,
     "train_on_inputs": _LOSS_ROLES,
+    "dataset_config": ("data.train.subset",),
+    "dataset_split": ("data.train.split",),
+    "dataset_train_split": ("data.train.split",),
+    "prompt_split": ("data.train.split",),
+    "prompt_data_probs": ("data.train.weight",),
     # Sizes.
     "batch_size": _BATCH,
     "samples_per_batch": _BATCH,

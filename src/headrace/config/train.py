@@ -305,6 +305,11 @@ class TrainConfig(Section):
                 f"reward.{key} lets a reward take {reward_s:g} s, more than runtime.stall_timeout_s ({stall_s:g}): the "
                 f"run would be taken for stalled meanwhile; lower it, or raise runtime.stall_timeout_s"
             )
+        if self.data.curriculum.pass_rate is not None and self.reward.model.path is not None:
+            raise ValueError(
+                "data.curriculum.pass_rate goes by what reward functions give with the rollout, and reward.model.path "
+                "scores later; order the rows by data.curriculum.column, or leave the reward model out"
+            )
         if self.algorithm.needs_teacher and self.teacher.model is None:
             what = "advantage is distillation" if self.algorithm.distils else "a function of yours reads teacher"
             raise ValueError(f"algorithm: {what}, which needs teacher.model")
