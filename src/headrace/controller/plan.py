@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -100,7 +100,7 @@ def make_plan(config: TrainConfig) -> Plan:
     check_weights(config.model.path)
     workflow = load_workflow(config.rollout)
     filters = tuple(load_filters(config.filters))
-    run_to_end(lambda: _check_reward(config), "a plan")
+    run_to_end(lambda: _check_reward(config, tuple(prompts[0].row)), "a plan")
 
     # From here on torch is needed, which takes seconds to import: faults in the data are told before.
     from headrace.controller.judges import check_judges
@@ -205,9 +205,9 @@ def _check_others(config: TrainConfig, vocab_size: int) -> None:
         check_reward_model(config.reward.model.path)
 
 
-async def _check_reward(config: TrainConfig) -> None:
+async def _check_reward(config: TrainConfig, columns: Sequence[str]) -> None:
     """Load the reward function where it will run: in a process of its own, of which one will do."""
-    pool = RewardPool(config.reward.model_copy(update={"workers": 1}), clock=SystemClock())
+    pool = RewardPool(config.reward.model_copy(update={"workers": 1}), clock=SystemClock(), columns=columns)
     try:
         await pool.start()
     finally:

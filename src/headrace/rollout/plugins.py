@@ -34,13 +34,19 @@ def load_function(
 
     `key` is the config key that holds `spec`, for errors. Raises ConfigError.
     """
-    function = _load(spec, key)
-    if not callable(function):
-        raise _config_error(f"{key} is {spec!r}, which is a {type(function).__name__}; name a function")
+    function = load_named(spec, key)
     if not awaited and any(map(inspect.iscoroutinefunction, (function, getattr(type(function), "__call__", None)))):  # noqa: B004
         raise _config_error(f"{key} is {spec!r}, which is async, and is called without waiting; write a plain def")
     accepted = tuple(name for name in optional if accepts_keyword(function, name))
     _check_call(function, arguments, f"{key} is {spec!r}, which", (*keywords, *accepted))
+    return function
+
+
+def load_named(spec: str, key: str) -> Callable[..., Any]:
+    """The callable that `spec` names, whatever it takes. Raises ConfigError."""
+    function = _load(spec, key)
+    if not callable(function):
+        raise _config_error(f"{key} is {spec!r}, which is a {type(function).__name__}; name a function")
     return function
 
 

@@ -129,7 +129,7 @@ class ForkedScorer:
             garbage = " and broke the protocol" if data else ""
             return None, describe(FailureKind.REWARD_DIED, f"the process {ending.words}{garbage}")
         match told:  # by a process that may have been taken over: nothing is believed but its own reward or failure
-            case [float() | list(), None]:
+            case [float() | list() | dict(), None]:
                 return told[0], None
             case [None, str(failure)]:
                 kind, _, detail = failure.partition(": ")

@@ -52,7 +52,7 @@ def _load(setup: dict[str, Any], closes: list[int]) -> list[Scorer]:
 
 def _load_term(setup: dict[str, Any], term: dict[str, Any]) -> Scorer:
     if term["function"] != "code":
-        return FunctionScorer(term)
+        return FunctionScorer(term, columns=setup.get("columns"))
     from headrace.rollout.rewards.code import CodeReward
     from headrace.rollout.sandbox.execute import Executor
     from headrace.rollout.sandbox.limits import Limits
