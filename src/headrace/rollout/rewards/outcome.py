@@ -65,7 +65,7 @@ def as_reward(value: object) -> float:
 def as_scored(value: object, *, lenient: bool = False) -> float | Scored:
     """A number as `as_reward`; a mapping with `score` and metrics with each number as a float. `lenient`: what is no
     number among the metrics is left out. Raises NotARewardError that names the wrong entry."""
-    if not isinstance(value, Mapping):
+    if type(value) in (float, int, bool) or not isinstance(value, Mapping):
         return as_reward(value)
     if SCORE not in value:
         raise NotARewardError(

@@ -122,6 +122,10 @@ class GroupScorer:
         return rewards
 
 
+_PLAIN = (float, int, bool, dict, list)
+"""What rewards return as a rule: to ask whether it can be awaited takes a fork longer than all else."""
+
+
 class Awaiter:
     """Waits for what async functions return, in one event loop: clients that the user keeps are bound to it."""
 
@@ -129,6 +133,8 @@ class Awaiter:
         self._runner: asyncio.Runner | None = None
 
     def __call__(self, value: Any) -> Any:
+        if type(value) in _PLAIN:
+            return value
         return self._result_of(value) if inspect.isawaitable(value) else value
 
     def _result_of(self, awaitable: Awaitable[Any]) -> Any:
