@@ -132,7 +132,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None) -> Plan:
     # What was trained on once has passed the filters of its time.
     filters = tuple(load_filters(config.filters)) if recorded is None else ()
     if recorded is None or held_out:
-        run_to_end(lambda: _check_reward(config), "a plan")
+        run_to_end(lambda: _check_rewards(config, prompts, held_out), "a plan")
 
     # From here on torch is needed, which takes seconds to import: faults in the data are told before.
     from headrace.controller.judges import check_judges
@@ -250,10 +250,16 @@ def _check_others(config: TrainConfig, vocab_size: int) -> None:
         check_reward_model(config.reward.model.path)
 
 
-async def _check_reward(config: TrainConfig) -> None:
+async def _check_rewards(config: TrainConfig, prompts: PromptDataset, held_out: Mapping[str, PromptDataset]) -> None:
     """Load the reward functions where they will run: in processes of their own, of which one will do."""
-    for reward in config.rewards:
-        pool = RewardPool(reward.model_copy(update={"workers": 1}), clock=SystemClock())
+    scored = [(config.reward, prompts), *((each.reward, held_out[each.name]) for each in config.held_out)]
+    done: list[RewardConfig] = []
+    for reward, rows in scored:
+        if not len(rows) or reward in done:
+            continue
+        done.append(reward)
+        alone = reward.model_copy(update={"workers": 1})
+        pool = RewardPool(alone, clock=SystemClock(), columns=tuple(rows[0].row))
         try:
             await pool.start()
         finally:
