@@ -25,8 +25,9 @@ from headrace.controller.watching import watchdog
 from headrace.engines.protocol import SwapMode
 from headrace.experience.sample import GroupKey
 from headrace.models.loading import resolve_device
+from headrace.observe.latest import LatestRollouts
 from headrace.observe.run_record import RunRecord, RunWatcher
-from headrace.observe.snapshot import take_snapshot
+from headrace.observe.snapshot import Snapshot, take_snapshot
 from headrace.observe.summary import build_summary, write_summary
 from headrace.observe.trace import write_trace
 from headrace.observe.watch import Noticed, View, watch
@@ -277,7 +278,13 @@ async def _watching(view: View | None, folder: Path, parts: Parts, runtime: Runt
         return
     with RunReader(folder) as reader:
         watcher = RunWatcher(reader, live=lambda: (parts.branch, parts.recorder.totals()))
-        task = runtime.spawn(watch(view, lambda: take_snapshot(watcher.read()), runtime.clock), "view")
+        rollouts = LatestRollouts(folder)
+
+        def take() -> Snapshot:
+            record = watcher.read()
+            return take_snapshot(record, rollouts.read(record.number))
+
+        task = runtime.spawn(watch(view, take, runtime.clock), "view")
         try:
             yield
         finally:
