@@ -26,8 +26,9 @@ def print_end(folder: Path, ended: Ended) -> None:
         print(f"  train on them with data.rollouts={folder}")
     elif run.number:
         print(f"  model:   {folder / 'checkpoints' / f'step_{run.number}' / 'model'}")
-    if run.best is not None and run.best.folder is not None:
+    if run.best is not None:
         told = f"v{run.best.number}, {run.best.metric} {run.best.value:.3f}"
-        print(f"  best:    {folder / 'checkpoints' / 'best' / 'model'} ({told})")
+        where = folder / "checkpoints" / "best" / "model" if run.best.folder else "the model that it began from"
+        print(f"  best:    {where} ({told})")
     print(f"  summary: {folder / 'summary.json'}")
     print(f"  look at: {called} inspect {folder}")

@@ -14,8 +14,9 @@ from headrace.controller.recorder import Recorder
 from headrace.controller.reward_pools import RewardPools, reward_pools
 from headrace.engines.protocol import Engine
 from headrace.experience.sample import GroupKey
+from headrace.observe.latest import LatestRollouts
 from headrace.observe.run_record import RunWatcher
-from headrace.observe.snapshot import take_snapshot
+from headrace.observe.snapshot import Snapshot, take_snapshot
 from headrace.observe.watch import View, watch
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.protocol import Runtime
@@ -68,7 +69,13 @@ async def watching(
         return
     with RunReader(folder) as reader:
         watcher = RunWatcher(reader, live=lambda: (branch, recorder.totals()))
-        task = runtime.spawn(watch(view, lambda: take_snapshot(watcher.read()), runtime.clock), "view")
+        rollouts = LatestRollouts(folder)
+
+        def take() -> Snapshot:
+            record = watcher.read()
+            return take_snapshot(record, rollouts.read(record.number))
+
+        task = runtime.spawn(watch(view, take, runtime.clock), "view")
         try:
             yield
         finally:
