@@ -209,6 +209,10 @@ def _damaged(tmp_path: Path) -> list[tuple[str, bytes, str]]:
         ("y.arrow", parquet, "is no Arrow file"),
         ("z.txt", b"a", r"has the suffix '.txt', which is no format.*use .jsonl, "),
         ("parquet.parquet.gz", packed, "packed twice"),
+        ("empty.arrow", b"", "is no Arrow file"),
+        ("empty.parquet", b"", "is no Parquet file"),
+        ("empty.jsonl.gz", b"", "holds no rows"),
+        ("empty.jsonl.zst", b"", "holds no rows"),
     ]
 
 
