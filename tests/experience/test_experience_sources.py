@@ -209,6 +209,10 @@ def _damaged(tmp_path: Path) -> list[tuple[str, bytes, str]]:
         ("y.arrow", parquet, "is no Arrow file"),
         ("z.txt", b"a", r"has the suffix '.txt', which is no format.*use .jsonl, "),
         ("parquet.parquet.gz", packed, "packed twice"),
+        ("empty.arrow", b"", "is no Arrow file"),
+        ("empty.parquet", b"", "is no Parquet file"),
+        ("empty.jsonl.gz", b"", "holds no rows"),
+        ("empty.jsonl.zst", b"", "holds no rows"),
     ]
 
 
@@ -294,6 +298,23 @@ def test_splits_and_subsets_of_folders(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_bytes(_lines(ROWS))
     with pytest.raises(ConfigError, match="is a file, which has no split; leave split out"):
         size(path=str(tmp_path / "t.jsonl"), split="train")
+
+
+def test_a_hub_name_is_asked_for_with_its_subset_split_and_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes to the package `datasets`, in place of the network."""
+    asked: list[Any] = []
+
+    def load_dataset(path: str, **options: Any) -> datasets.Dataset:
+        asked.append((path, options))
+        return datasets.Dataset.from_list(ROWS)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    source = SourceConfig(path="openai/gsm8k", subset="main", split="train[:10%]", revision="v1")
+    assert len(open_prompts(source, prompt_column="prompt")) == len(ROWS)
+    assert asked == [("openai/gsm8k", {"name": "main", "split": "train[:10%]", "revision": "v1"})]
 
 
 def test_a_name_that_is_nowhere_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

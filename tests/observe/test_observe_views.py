@@ -16,6 +16,7 @@ from rich.console import Console
 
 from headrace.observe.live import LiveView, render
 from headrace.observe.plain import PlainView, evaluation_line
+from headrace.observe.plot.curves import curves, panels
 from headrace.observe.record import BatchRecord
 from headrace.observe.run_record import RunRecord
 from headrace.observe.snapshot import Snapshot, take_snapshot
@@ -136,6 +137,20 @@ def test_terms_of_the_reward_are_shown() -> None:
     text = "\n".join(lines_of(samples.run(1, batches=(batch,))))
     assert re.search(r"math +0\.250 +reward term", text)
     assert re.search(r"a_name_that_i… +0\.900 +reward term", text)
+
+
+def test_the_reward_of_each_source_is_shown_and_plotted() -> None:
+    batch = samples.batch(0, reward_sources={"gsm8k": 0.25, "code": 0.5})
+    run = samples.run(1, batches=(batch,))
+    assert re.search(r"gsm8k +0\.250 +reward of its prompts", "\n".join(lines_of(run)))
+    told: list[str] = []
+    view = PlainView(told.append)
+    view.show(take_snapshot(samples.run(0)))
+    view.show(take_snapshot(run))
+    assert "(gsm8k 0.250, code 0.500)" in told[0]
+    own = [panel for panel in panels(iter([run])) if panel.key.startswith("source:")]
+    assert [panel.key for panel in own] == ["source:gsm8k", "source:code"]
+    assert curves(run, own, "batch").keys() == {"source:gsm8k", "source:code"}
 
 
 def test_more_ages_than_lines_are_gathered() -> None:

@@ -94,7 +94,7 @@ def read_arrow(file: Path, look: Look) -> BatchRows:
     import_pyarrow(file)
     import pyarrow as pa
 
-    with _in_words(file, "Arrow"), pa.OSFile(str(file), "rb") as raw:
+    with _in_words(file, "Arrow"), pa.memory_map(str(file)) as raw:
         try:
             source: Any = pa.ipc.open_file(raw)
             batches: Iterator[Any] = (source.get_batch(place) for place in range(source.num_record_batches))
