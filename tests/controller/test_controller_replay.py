@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 
 from headrace.cli.main import main
 from headrace.config import TrainConfig
+from headrace.controller.describe import describe_plan
+from headrace.controller.plan import make_plan
 from headrace.controller.replay import find_record
 from headrace.store import RunReader
 
@@ -136,6 +138,10 @@ def test_what_does_not_hold_for_the_record_is_refused_by_key(
     plain["data"]["rollouts"] = str(run)
     config, _ = find_record(TrainConfig.model_validate(plain))
     assert config.reward.function == f"{tmp_path}/job/reward.py:score", "left out, it is the record's"
+    plan = make_plan(config)
+    assert not plan.needs_engine
+    assert not [use for use in plan.memory.uses if use.startswith("engine")]
+    assert "1 whole batches" in describe_plan(plan)
     (line,) = refused("engine.max_context=11")
     assert "tokens, and the context holds 11; train a model with room for it, or raise engine.max_context" in line
     assert train(run / "config.yaml", run, f"data.rollouts={run}", "--fresh") == 2
