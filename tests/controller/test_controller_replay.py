@@ -11,10 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from controller_jobs import make_job, start
+from controller_jobs import make_job, make_model, start
 from safetensors.torch import load_file
 
 from headrace.cli.main import main
+from headrace.config import TrainConfig
+from headrace.controller.describe import describe_plan
+from headrace.controller.plan import make_plan
+from headrace.controller.replay import find_record
 from headrace.store import RunReader
 
 
@@ -129,6 +133,15 @@ def test_what_does_not_hold_for_the_record_is_refused_by_key(
         "  - rollout.sampling.temperature: was 1.0, now 0.5 (the recorded log-probs are under it)",
         f"give its own, as {run}/config.yaml has them, or generate anew without data.rollouts",
     ]
+    plain = yaml.safe_load((run / "config.yaml").read_text())
+    del plain["reward"]
+    plain["data"]["rollouts"] = str(run)
+    config, _ = find_record(TrainConfig.model_validate(plain))
+    assert config.reward.function == f"{tmp_path}/job/reward.py:score", "left out, it is the record's"
+    plan = make_plan(config)
+    assert not plan.needs_engine
+    assert not [use for use in plan.memory.uses if use.startswith("engine")]
+    assert "1 whole batches" in describe_plan(plan)
     (line,) = refused("engine.max_context=11")
     assert "tokens, and the context holds 11; train a model with room for it, or raise engine.max_context" in line
     assert train(run / "config.yaml", run, f"data.rollouts={run}", "--fresh") == 2
@@ -167,6 +180,32 @@ def test_ppo_with_a_critic_learns_from_a_record(tmp_path: Path) -> None:
     found = batches(tmp_path / "again")
     assert [batch["critic_loss"] is not None for batch in found] == [True, True]
     assert 0 < found[0]["kept_mass"] < 1, "the kept sets came along"
+
+
+@pytest.mark.slow
+def test_a_reward_models_part_is_worked_out_anew(tmp_path: Path) -> None:
+    """The record has what the reward was before it; trained on, it comes to the same."""
+    pairs = [{"prompt": f"{a}+{a}=", "chosen": "aaa", "rejected": "ZZZ"} for a in range(8)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    rm = {
+        "model": {"path": str(make_model(tmp_path / "base"))},
+        "data": {"train": str(tmp_path / "pairs.jsonl")},
+        "trainer": {"pairs_per_batch": 4, "steps": 6, "optimizer": {"lr": 3e-3}},
+    }
+    (tmp_path / "rm.yaml").write_text(yaml.safe_dump(rm))
+    assert main(["rm", str(tmp_path / "rm.yaml"), "--dir", str(tmp_path / "rm")]) == 0
+    reward = {"function": f"{tmp_path}/job/reward.py:score", "model": {"path": str(tmp_path / "rm" / "model")}}
+    job = recorded(tmp_path / "job", async__mode="sync", trainer__batches=2, reward=reward)
+    run, only = tmp_path / "run", tmp_path / "only"
+    assert train(job, run) == 0
+    assert train(run / "config.yaml", tmp_path / "again", f"data.rollouts={run}") == 0
+    assert are_equal(weights(run, 2), weights(tmp_path / "again", 2))
+    assert "model" in batches(tmp_path / "again")[0]["reward_terms"]
+
+    assert train(job, only, "--rollouts-only") == 0
+    assert train(job, tmp_path / "later", f"data.rollouts={only}") == 0
+    rewards = [[batch["reward_mean"] for batch in batches(folder)] for folder in (only, tmp_path / "later")]
+    assert rewards[0] == pytest.approx(rewards[1])
 
 
 @pytest.mark.slow

@@ -59,6 +59,7 @@ def test_it_records_batches_of_version_0_and_trains_nothing(tmp_path: Path, caps
     kept = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {(one["batch"], *set(filter(lambda v: v >= 0, one["versions"]))) for one in kept} == {(4, 0)}
     assert main(["inspect", str(folder)]) == 0
+    assert "on disk, all that was finished" in capsys.readouterr().out
 
     assert train(job, tmp_path / "trained", f"data.rollouts={folder}", "data.eval=null") == 0
     with RunReader(tmp_path / "trained") as run:
