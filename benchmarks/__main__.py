@@ -8,7 +8,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-ALONE = ("table", "schedule", "startup", "packing", "engine", "modes")
+ALONE = ("table", "schedule", "startup", "packing", "engine", "modes", "sandboxed_rewards")
 
 if __name__ == "__main__":
     sys.argv = sys.argv[:1]

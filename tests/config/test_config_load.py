@@ -218,6 +218,8 @@ def test_what_could_not_run_is_refused(tmp_path: Path, overrides: list[str], wor
     (RMConfig, ["loss=m.py:f", "margin=1"], ["margin has no effect: loss is m.py:f"]),
     (SFTConfig, ["trainer.lr_schedule.min_ratio=0.5"],
      ["trainer.lr_schedule.min_ratio has no effect: trainer.lr_schedule.kind is constant"]),
+    (SFTConfig, ["loss_turns=last"], ["loss_turns has no effect: data.messages_column is not set"]),
+    (SFTConfig, ["loss_turns=last", "data.messages_column=messages"], []),
 ])  # fmt: skip
 def test_settings_of_offline_trainers_without_effect_are_named(
     tmp_path: Path, kind: Any, overrides: list[str], told: list[str]

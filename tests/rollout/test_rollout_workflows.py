@@ -73,6 +73,28 @@ def test_an_async_environment_without_reward_leaves_it_to_the_reward_function() 
     assert trajectory.reward is None
 
 
+def test_an_observation_has_the_role_that_the_config_says() -> None:
+    prompt = Prompt("p", [{"role": "user", "content": "q"}], {})
+    engine = ScriptedEngine(says("a"), says("stop"))
+    workflow = MultiTurn(Guess, 3)
+    trajectory = asyncio.run(workflow.run(prompt, policy(engine, chat=True, observation_role="tool")))
+    first, after = ids("[user]q[assistant]"), ids("[tool]no;[assistant]")
+    assert trajectory.tokens.tolist() == [*first, *ids("a"), EOS, *after, *ids("stop"), EOS]
+    assert trajectory.messages is not None
+    assert [message["role"] for message in trajectory.messages] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_a_turn_that_a_stop_text_ends_is_closed_before_the_observation() -> None:
+    """The policy did not write the closing token, so it comes with what the environment says."""
+    prompt = Prompt("p", [{"role": "user", "content": "q"}], {})
+    engine = ScriptedEngine(says("a;b"), says("stop"))
+    trajectory = asyncio.run(MultiTurn(Guess, 3).run(prompt, policy(engine, chat=True, stop=(";",))))
+    row = sample(trajectory)
+    first, after = ids("[user]q[assistant]"), ids("[user]no;[assistant]")
+    assert row.tokens.tolist() == [*first, *ids("a;"), EOS, *after, *ids("stop"), EOS]
+    assert row.loss_mask[len(first) :].tolist() == [True] * 2 + [False] * (1 + len(after)) + [True] * 5
+
+
 def test_the_limit_on_turns_truncates_after_a_last_observation() -> None:
     """The state at which another turn would have begun."""
     row = sample(play(Guess, says("a"), max_turns=2))

@@ -25,7 +25,10 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER =
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 38, 47, 2
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _CAP_DAC_READ_SEARCH = 2
-_CAPABILITY_VERSION_3 = 0x20080522
+_CAPABILITY_HEADER = struct.pack("II", 0x20080522, 0)
+"""Version 3, of this process."""
+_READS_ALL = struct.pack("6I", *[1 << _CAP_DAC_READ_SEARCH] * 3, 0, 0, 0)
+"""Effective, permitted and inheritable."""
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _KCMP, _KCMP_VM = {"x86_64": 312, "aarch64": 272}, 1
 _MOUNT_SETATTR = 442
@@ -118,15 +121,14 @@ def become(user: int, *, reads_all: bool) -> None:
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
     if reads_all:
-        keep_capabilities([_CAP_DAC_READ_SEARCH])
+        _check(_libc().capset(_CAPABILITY_HEADER, _READS_ALL), "capset")
         _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_READ_SEARCH)
 
 
 def keep_capabilities(numbers: Iterable[int]) -> None:
     """This process, which must have them, keeps these capabilities (below 32) and no other."""
     mask = sum(1 << number for number in numbers)
-    header = struct.pack("II", _CAPABILITY_VERSION_3, 0)
-    _check(_libc().capset(header, struct.pack("6I", mask, mask, mask, 0, 0, 0)), "capset")
+    _check(_libc().capset(_CAPABILITY_HEADER, struct.pack("6I", mask, mask, mask, 0, 0, 0)), "capset")
 
 
 def _prctl(option: int, one: int, two: int = 0) -> None:

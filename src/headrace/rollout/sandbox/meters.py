@@ -28,6 +28,10 @@ _TRIES = 3
 
 
 class Meter(Protocol):
+    @property
+    def first_s(self) -> float:
+        """Seconds after the start of the child in which nothing can be full, so that nobody need look."""
+
     def look(self, moment: float) -> tuple[bool, float]:
         """Whether the child has to end now, and otherwise in how many seconds to look again. `moment` is that of
         `watch.now`."""
@@ -42,10 +46,15 @@ class MemoryMeter:
         self._most_bytes = most_bytes
         self._network = network
 
+    @property
+    def first_s(self) -> float:
+        """See `Meter`. What there is at the start is far less than half of what may be."""
+        return _pause_s(self._most_bytes / 2)
+
     def look(self, moment: float) -> tuple[bool, float]:
         """See `Meter`."""
         left = self._most_bytes - self._used()
-        return left < 0, min(max(left / _FASTEST_BYTES, _SOONEST_S), _LATEST_S)
+        return left < 0, _pause_s(left)
 
     def _used(self) -> int:
         most = 0
@@ -67,6 +76,11 @@ class MemoryMeter:
         return 0
 
 
+def _pause_s(left: float) -> float:
+    """In which processes cannot take so many bytes."""
+    return min(max(left / _FASTEST_BYTES, _SOONEST_S), _LATEST_S)
+
+
 class TimeMeter:
     """The own time of the processes that come from this one, counted from `begin` on."""
 
@@ -75,6 +89,11 @@ class TimeMeter:
         self._began = self._due = math.inf
         self._own = OwnTime({})
         self._computed_s = 0.0
+
+    @property
+    def first_s(self) -> float:
+        """See `Meter`."""
+        return _SOONEST_S
 
     @property
     def runs(self) -> bool:

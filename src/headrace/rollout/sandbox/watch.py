@@ -18,7 +18,6 @@ from headrace.rollout.sandbox.tree import descendants
 
 _TICK_S = 0.01
 """How often a child is asked for where the kernel does not tell."""
-_FIRST_LOOK_S = 0.01
 _CHUNK = 1 << 16
 _KILLING_S = 0.5
 
@@ -96,7 +95,7 @@ def watch(
         os.set_blocking(stream.fd, False)
         poll.register(stream.fd, select.POLLIN)
     given = ((Over.MEMORY, memory), (Over.TIME, own_time))
-    looks = [_Looks(over, meter, now() + _FIRST_LOOK_S) for over, meter in given if meter is not None]
+    looks = [_Looks(over, meter, now() + meter.first_s) for over, meter in given if meter is not None]
     handle = _handle_of(child)
     if handle is not None:
         poll.register(handle, select.POLLIN)
