@@ -50,10 +50,10 @@ def test_a_newcomers_week(tmp_path: Path) -> None:
             runs[name] = RunWatcher(reader).read()
     assert [len(runs[name].batches) for name in "abc"] == [30, 20, 30]
     assert set(runs["a"].sets) == {"short", "long"}
-    assert {"long/mean", "long/pass@4"} <= {f"long/{name}" for each in runs["a"].sets["long"] for name in each.metrics}
+    assert {"mean", "pass@4"} <= {name for each in runs["a"].sets["long"] for name in each.metrics}
     assert not runs["c"].evaluations
-    first, last = (sum(batch.reward_mean for batch in part) / 5 for part in (runs["a"].batches[:5], runs["a"].batches[-5:]))
-    assert last > first + 0.2, "it learns"
+    rewards = [batch.reward_mean for batch in runs["a"].batches]
+    assert sum(rewards[-5:]) > sum(rewards[:5]) + 1, "it learns"
     assert (tmp_path / "seeds.svg").read_text().startswith("<svg")
     assert (tmp_path / "losses.html").stat().st_size > 10_000
     assert any((tmp_path / "runs" / "a").rglob("events.out.tfevents*"))
