@@ -37,10 +37,12 @@ class Checkpointer:
         state: Callable[[], dict[str, Any]] = dict,
         every: int,
         committed: int,
+        listener: Callable[[int, Path], None] = lambda number, folder: None,
     ) -> None:
         """`others`: models that go with the policy's, by the name of their folder. `state`: small values that go with
         the weights, taken when a batch is `trained`. `committed`: number of the version that the run could be restored
-        to now."""
+        to now. `listener` is told of each commit."""
+        self._listener = listener
         self._store = store
         self._trainer = trainer
         self._others = others
@@ -73,6 +75,7 @@ class Checkpointer:
             self._store.ledger.counts().check()
             checkpoints.commit(prepared, branch=version.branch, number=version.number, state=self._state_then)
         self._committed = version.number
+        self._listener(version.number, prepared.path)
 
     def _save(self, folder: Path) -> None:
         self._trainer.save(folder)

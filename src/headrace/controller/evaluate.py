@@ -25,10 +25,11 @@ async def evaluate(plan: Plan) -> dict[str, Any]:
         model_reward = await load_model_reward(plan, runtime)
         judges = await load_judges(plan, runtime)
         clock = runtime.clock
-        rewards = RewardPool(plan.config.reward, clock=clock, ask=asker(plan, engine, judges, clock))
+        ask = asker(plan, engine, judges, clock)
+        rewards = RewardPool(plan.config.reward, clock=clock, ask=ask, given=plan.given)
         try:
             await rewards.start()
-            async with watchdog(plan.config), serving({"policy": engine, **judges}, clock):
+            async with watchdog(plan), serving({"policy": engine, **judges}, clock):
                 _, result = await held_out_evaluation(plan, engine, clock, rewards, model_reward).run()
         finally:
             await rewards.close()

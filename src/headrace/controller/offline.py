@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, config_sha256, dump_config
+from headrace.controller.given_inputs import check_inputs
 from headrace.controller.out_of_memory import told
 from headrace.controller.output import Begin, OutputFolder
 from headrace.controller.progress import Made, Progress, read_progress, write_progress
@@ -60,6 +61,7 @@ def look_at(config: SFTConfig | RMConfig | DPOConfig, output: OutputFolder) -> S
     if source.exists() and source.resolve() == output.model.resolve():
         raise ConfigError(f"{output.model} is the model to begin from, and would be overwritten; give another --dir")
     check_threads(config.runtime.threads)
+    check_inputs(config)
     device = resolve_device(config.model.device)
     check_model(config.model.path)
     tokenizer = load_tokenizer(config.model.path)
@@ -86,10 +88,11 @@ def run_offline(
     begin: Begin = "new",
     report: Report,
     now: Callable[[], float],
+    stop: StopFlag | None = None,
 ) -> OfflineResult:
     """Train on `units`, `per_batch` of them a step; write `model` and `summary.json` into `output`, over what a
-    finished run left there. SIGINT and SIGTERM end it after the step at hand, with a checkpoint; a finished run that is
-    resumed stays as it is.
+    finished run left there. SIGINT, SIGTERM and `stop` end it after the step at hand, with a checkpoint; a finished run
+    that is resumed stays as it is.
 
     `make_trainer` is given the number of steps. `prepare` may add columns once the model is loaded. `report` is called
     some twenty times. `now`: monotonic seconds. Raises ConfigError for a folder that cannot be written, and what
@@ -120,13 +123,13 @@ def run_offline(
         output.write_checkpoint(fill)
 
     tell, start = _teller(report, steps, progress), now() - progress.wall_s
-    with told(config), StopFlag() as stop:
+    with told(config), stop or StopFlag() as told_to_stop:
         for step in _steps(trainer, batches, config.trainer.max_tokens_per_microbatch):
             progress = progress.after(step, now() - start)
             tell(progress)
-            if progress.steps < steps and (stop.requested or progress.steps % config.checkpoint.every == 0):
+            if progress.steps < steps and (told_to_stop.requested or progress.steps % config.checkpoint.every == 0):
                 save(progress)
-            if stop.requested:
+            if told_to_stop.requested:
                 break
     status: Literal["finished", "stopped"] = "finished" if progress.steps == steps else "stopped"
     result = OfflineResult(**asdict(progress), model=output.model, status=status)

@@ -21,6 +21,7 @@ from headrace.controller.demonstrations import read_pairs
 from headrace.controller.offline import OfflineResult, Report, Source, Unit, look_at, micro_batches, run_offline
 from headrace.controller.output import Begin, OutputFolder
 from headrace.controller.pieces import load_piece
+from headrace.controller.stopping import StopFlag
 from headrace.models.loading import load_causal_lm, load_value_model, save_reward_model
 from headrace.models.packing import MicroBatch, pack
 from headrace.models.values import sample_scores
@@ -31,7 +32,13 @@ _PREFERENCE = ("logprobs", "reference", "mask", "sample_index")
 
 
 def run_dpo(
-    config: DPOConfig, out: Path, *, begin: Begin = "new", report: Report, now: Callable[[], float]
+    config: DPOConfig,
+    out: Path,
+    *,
+    begin: Begin = "new",
+    report: Report,
+    now: Callable[[], float],
+    stop: StopFlag | None = None,
 ) -> OfflineResult:
     """See `run_offline`; losses are means over pairs. The reference's log-probs are computed once, at the start."""
     output = OutputFolder(out)
@@ -82,11 +89,18 @@ def run_dpo(
         begin=begin,
         report=report,
         now=now,
+        stop=stop,
     )
 
 
 def run_rm(
-    config: RMConfig, out: Path, *, begin: Begin = "new", report: Report, now: Callable[[], float]
+    config: RMConfig,
+    out: Path,
+    *,
+    begin: Begin = "new",
+    report: Report,
+    now: Callable[[], float],
+    stop: StopFlag | None = None,
 ) -> OfflineResult:
     """See `run_offline`; losses are means over pairs. What comes out is a sequence classifier of one class: the score
     at a response's last token."""
@@ -126,6 +140,7 @@ def run_rm(
         begin=begin,
         report=report,
         now=now,
+        stop=stop,
     )
 
 

@@ -25,6 +25,7 @@ from headrace.experience.loader import StreamingLoader
 from headrace.experience.rollouts import quoted
 from headrace.experience.schedule import Schedule
 from headrace.experience.table import ExperienceTable
+from headrace.observe.listeners import NOBODY, Listeners
 from headrace.observe.spent import Activity
 from headrace.observe.tally import Tally
 from headrace.observe.waits import WaitMeter
@@ -96,6 +97,7 @@ def connect(
     rewards: RewardPool,
     lineage: Lineage,
     committed: Version,
+    listeners: Listeners = NOBODY,
 ) -> Parts:
     """Build roles, table and schedule around the models, whose engine has started. `committed`: the version that the
     run begins from."""
@@ -158,6 +160,7 @@ def connect(
         rewards.times,
         branch=lineage.branch,
         kl_coefficient=lambda batch: kl.of(batch) if algorithm.kl.moves else None,
+        listeners=listeners,
     )
     failures = FailureWatch(recorder.event, worth=rollout.prompts_per_batch * rollout.samples_per_prompt)
     context = RoleContext(
@@ -169,6 +172,7 @@ def connect(
         decode,
         per_batch=config.record.samples_per_batch,
         seed=config.seed,
+        listener=listeners.rollouts,
     )
     checkpointer = Checkpointer(
         store,
@@ -179,6 +183,7 @@ def connect(
         state=lambda: dict(kl.state),
         every=config.checkpoint.every,
         committed=committed.number,
+        listener=listeners.checkpoint,
     )
     published = Signal()
     rule = StalenessRule(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.trainer import ENTROPY_VOCABULARY
+from headrace.controller.given_inputs import check_inputs
 from headrace.controller.room import Room
 from headrace.controller.threads import check_threads
 from headrace.experience.dataset import Prompt, PromptDataset
@@ -25,7 +26,7 @@ from headrace.models.loading import (
 )
 from headrace.observe.trackers.packages import check_packages
 from headrace.rollout.filters import Filter, load_filters
-from headrace.rollout.plugins import load_function
+from headrace.rollout.plugins import NOTHING_GIVEN, Given, load_function
 from headrace.rollout.rewards.pool import RewardPool, check_rows, required_columns
 from headrace.rollout.tokens import TextCodec
 from headrace.rollout.workflow import Workflow, load_workflow
@@ -62,6 +63,8 @@ class Plan:
     """The user's own functions in the place of named ones."""
     stages: tuple[Callable[..., Any], ...] = ()
     """The functions of the user's own stages, in their order."""
+    given: Given = field(default_factory=dict)
+    """What was given in Python, by the text that stands for it in the config."""
 
     @property
     def records_entropy(self) -> bool:
@@ -75,21 +78,23 @@ class Plan:
         return self.config.critic.warmup_batches if self.config.algorithm.needs_critic else 0
 
 
-def make_plan(config: TrainConfig) -> Plan:
-    """Read the data, the tokenizer and the model's config; load the user's own classes and functions.
+def make_plan(config: TrainConfig, given: Given = NOTHING_GIVEN) -> Plan:
+    """Read the data, the tokenizer and the model's config; load the user's own classes and functions, but for those
+    that are `given`.
 
     Raises ConfigError for whatever would make the run fail later, and where an event loop runs. Loads no weights, and
     leaves nothing running.
     """
     check_threads(config.runtime.threads)
+    check_inputs(config)
     check_packages(config.trackers)
     recipe = _recipe(config)
     prompts = _dataset(config, config.data.train)
     eval_prompts = tuple(_dataset(config, config.data.eval)) if config.data.eval else ()
     check_weights(config.model.path)
-    workflow = load_workflow(config.rollout)
-    filters = tuple(load_filters(config.filters))
-    run_to_end(lambda: _check_reward(config), "a plan")
+    workflow = load_workflow(config.rollout, given)
+    filters = load_filters(config.filters, given)
+    run_to_end(lambda: _check_reward(config, given), "a plan")
 
     # From here on torch is needed, which takes seconds to import: faults in the data are told before.
     from headrace.controller.judges import check_judges
@@ -139,6 +144,7 @@ def make_plan(config: TrainConfig) -> Plan:
             load_function(stage.function, f"algorithm.stages: {stage.name}: function", (), keywords=stage.reads)
             for stage in config.algorithm.stages
         ),
+        given=given,
     )
 
 
@@ -183,9 +189,9 @@ def _check_others(config: TrainConfig, vocab_size: int) -> None:
         check_reward_model(config.reward.model.path)
 
 
-async def _check_reward(config: TrainConfig) -> None:
+async def _check_reward(config: TrainConfig, given: Given) -> None:
     """Load the reward function where it will run: in a process of its own, of which one will do."""
-    pool = RewardPool(config.reward.model_copy(update={"workers": 1}), clock=SystemClock())
+    pool = RewardPool(config.reward.model_copy(update={"workers": 1}), clock=SystemClock(), given=given)
     try:
         await pool.start()
     finally:

@@ -16,6 +16,7 @@ from headrace.controller.demonstrations import read_demonstrations
 from headrace.controller.offline import OfflineResult, Report, look_at, run_offline
 from headrace.controller.output import Begin, OutputFolder
 from headrace.controller.pieces import load_piece
+from headrace.controller.stopping import StopFlag
 from headrace.models.loading import load_causal_lm
 from headrace.models.packing import MicroBatch
 from headrace.training.protocol import LossTerms
@@ -23,7 +24,13 @@ from headrace.training.trainer import HFTrainer
 
 
 def run_sft(
-    config: SFTConfig, out: Path, *, begin: Begin = "new", report: Report, now: Callable[[], float]
+    config: SFTConfig,
+    out: Path,
+    *,
+    begin: Begin = "new",
+    report: Report,
+    now: Callable[[], float],
+    stop: StopFlag | None = None,
 ) -> OfflineResult:
     """See `run_offline`; losses are mean negative log-likelihoods of a response token, in nats."""
     output = OutputFolder(out)
@@ -60,6 +67,7 @@ def run_sft(
         begin=begin,
         report=report,
         now=now,
+        stop=stop,
     )
 
 

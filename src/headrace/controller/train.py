@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from headrace.config import config_sha256, dump_config
@@ -24,6 +25,7 @@ from headrace.controller.watching import watchdog
 from headrace.engines.protocol import SwapMode
 from headrace.experience.sample import GroupKey
 from headrace.models.loading import resolve_device
+from headrace.observe.listeners import NOBODY, Listeners
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.observe.snapshot import take_snapshot
 from headrace.observe.summary import build_summary, write_summary
@@ -40,6 +42,9 @@ from headrace.weights.version import INITIAL, Lineage, Version
 
 _MOST_SPANS = 200_000
 """Of a trace: the last ones are kept."""
+
+STOPPING = "the batch at hand is given up; a second signal ends all at once"
+"""What is said of a signal to stop."""
 
 Status = Literal["finished", "stopped", "failed"]
 
@@ -71,10 +76,20 @@ def open_store(plan: Plan, folder: Path, begin: Begin, now: float) -> tuple[RunS
     return created, None
 
 
-async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None) -> Ended:
-    """Run to the end, or until SIGINT or SIGTERM. Whatever is raised leaves the run ready to be resumed.
+async def train(
+    plan: Plan,
+    folder: Path,
+    begin: Begin,
+    view: View | None = None,
+    *,
+    stop: StopRequest | None = None,
+    listeners: Listeners = NOBODY,
+    owners: Mapping[str, str] = MappingProxyType({}),
+) -> Ended:
+    """Run to the end, or until SIGINT or SIGTERM, or `stop`. Whatever is raised leaves the run ready to be resumed.
 
-    A run that is finished stays as it is when it is resumed. `view` shows the run while it goes. Raises ConfigError,
+    A run that is finished stays as it is when it is resumed. `view` shows the run while it goes.
+    `owners`: what each file of the caller's that listeners are in is, for the watchdog. Raises ConfigError,
     StoreError, WaitTimeout, WeightError, EngineError, NothingToTrain, OutOfMemory.
     """
     if begin == "resume" and (ended := _ended(plan, folder)) is not None:
@@ -100,12 +115,11 @@ async def train(plan: Plan, folder: Path, begin: Begin, view: View | None = None
         with closing(store):
             async with tracking(plan.config.trackers, folder, runtime.clock, event, seen):
                 try:
-                    async with watchdog(plan.config, record=store.path / DATABASE_NAME):
-                        with (
-                            told(plan.config),
-                            StopRequest("the batch at hand is given up; a second signal ends all at once") as stop,
-                        ):
-                            status = await _train(plan, folder, store, restored, runtime, stop, noticed)
+                    async with watchdog(plan, owners, record=store.path / DATABASE_NAME):
+                        with told(plan.config), stop or StopRequest(STOPPING) as told_to_stop:
+                            status = await _train(
+                                plan, folder, store, restored, runtime, told_to_stop, noticed, listeners
+                            )
                 finally:
                     await runtime.close()
                     if settings.trace:
@@ -143,6 +157,7 @@ async def _train(
     runtime: Runtime,
     stop: StopRequest,
     view: View | None,
+    listeners: Listeners,
 ) -> Status:
     """Build the run on its record, and see it to its end."""
     models = await load_models(plan, runtime, folder)
@@ -152,7 +167,14 @@ async def _train(
         await models.engine.start()
         try:
             parts = connect(
-                plan, models, store, runtime, rewards, Lineage(begun.branch, store.checkpoints.lineage()), begun
+                plan,
+                models,
+                store,
+                runtime,
+                rewards,
+                Lineage(begun.branch, store.checkpoints.lineage()),
+                begun,
+                listeners,
             )
             started = {
                 "version": str(begun),
@@ -269,7 +291,8 @@ async def _end(tasks: list[asyncio.Task[Any]]) -> None:
 
 @asynccontextmanager
 async def _rewards(plan: Plan, folder: Path, runtime: Runtime, ask: Ask) -> AsyncGenerator[RewardPool]:
-    pool = RewardPool(plan.config.reward, clock=runtime.clock, log_path=folder / "logs" / "reward.log", ask=ask)
+    log = folder / "logs" / "reward.log"
+    pool = RewardPool(plan.config.reward, clock=runtime.clock, log_path=log, ask=ask, given=plan.given)
     await pool.start()
     try:
         yield pool

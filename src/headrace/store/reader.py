@@ -74,6 +74,13 @@ class RunReader:
         )
         return None if number is None else (branch, number)
 
+    def checkpoint(self) -> Path | None:
+        """The folder of the newest checkpoint that was committed; None if there is none with files."""
+        rows = self._database.rows(
+            "SELECT folder FROM checkpoints WHERE folder IS NOT NULL ORDER BY number DESC LIMIT 1"
+        )
+        return self.path / "checkpoints" / rows[0][0] if rows else None
+
     def journalled(self, first_batch: int | None = None, last_batch: int | None = None) -> Iterator[JournalledGroup]:
         """Finished groups that are still in the journal, in the order in which they finished. With a limit, of batches
         within it: a group that was not trained counts as of the batch that its deadline is, or was."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.rollout.conversation import conversation
 from headrace.rollout.failures import FailureKind, describe, describe_exception
-from headrace.rollout.plugins import accepts_keyword, load_function
+from headrace.rollout.plugins import NOTHING_GIVEN, Given, accepts_keyword, load_function
 from headrace.rollout.rewards.builtin import BUILTIN_REWARDS, EXTRAS, answer_of, builtin_reward
 from headrace.rollout.rewards.outcome import FailedReward, NotARewardError, Verdict, as_reward
 
@@ -27,13 +27,13 @@ class Scorer(Protocol):
 class FunctionScorer:
     """A reward of one sample: a built-in one, or the user's `f(response, row)`, perhaps with `prompt`, `messages`."""
 
-    def __init__(self, term: dict[str, Any], code: CodeReward | None = None) -> None:
+    def __init__(self, term: dict[str, Any], code: CodeReward | None = None, given: Given = NOTHING_GIVEN) -> None:
         """`term` has the keys of a reward function in the config; `code` is given if it is the function `code`.
 
         Raises ConfigError, ValueError or ImportError, with a message for the user.
         """
         self._keywords: list[str] = []
-        self._reward = self._load(term, code)
+        self._reward = self._load(term, code, given)
         self._await = Awaiter()
 
     def score(self, arguments: list[Any]) -> Verdict:
@@ -43,7 +43,7 @@ class FunctionScorer:
         keywords = {name: given[name] for name in self._keywords}
         return verdict(lambda: as_reward(self._await(self._reward(response, row, **keywords))))
 
-    def _load(self, term: dict[str, Any], code: CodeReward | None) -> Callable[..., Any]:
+    def _load(self, term: dict[str, Any], code: CodeReward | None, given: Given) -> Callable[..., Any]:
         function, column, answer = term["function"], term["answer_column"], term["answer"]
         if code is not None:
             judge = code
@@ -62,7 +62,8 @@ class FunctionScorer:
                 "path.py:function or module:function"
             )
         optional = ("prompt", "messages")
-        loaded = load_function(function, "reward.function", ("response", "row"), optional, awaited=True)
+        arguments = ("response", "row")
+        loaded = load_function(function, "reward.function", arguments, optional, awaited=True, given=given)
         self._keywords = [name for name in optional if accepts_keyword(loaded, name)]
         return loaded
 
@@ -71,10 +72,11 @@ class GroupScorer:
     """The user's `f(responses, row)`, perhaps with `prompt`, `rewards` and `messages`: a reward for each sample of a
     group."""
 
-    def __init__(self, function: str) -> None:
+    def __init__(self, function: str, given: Given = NOTHING_GIVEN) -> None:
         """Raises ConfigError."""
         optional = ("prompt", "rewards", "messages")
-        self._reward = load_function(function, "reward.group", ("responses", "row"), optional, awaited=True)
+        arguments = ("responses", "row")
+        self._reward = load_function(function, "reward.group", arguments, optional, awaited=True, given=given)
         self._keywords = [name for name in optional if accepts_keyword(self._reward, name)]
         self._await = Awaiter()
 
