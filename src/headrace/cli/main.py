@@ -92,6 +92,17 @@ def _parser() -> argparse.ArgumentParser:
     quickstart.add_argument("--only-inputs", action="store_true", help="make the data, the model and the configs only")
     quickstart.add_argument("--fresh", action="store_true", help="erase what an earlier quickstart made there")
 
+    init = command("init", "init.command", "write a config, a reward with its test, and a few rows, to begin with")
+    init.add_argument("dir", metavar="DIR", nargs="?", default=".", help="folder for them (default: this one)")
+    init.add_argument(
+        "--from",
+        dest="source",
+        nargs=2,
+        metavar=("trl|verl", "FILE"),
+        help="translate another trainer's settings: arguments of TRL's GRPOConfig in YAML, JSON or a Python file, or "
+        "verl's in YAML or a shell script; and list what could not be",
+    )
+
     train = command("train", "train", "train a policy with asynchronous reinforcement learning")
     _config(train)
     train.add_argument("--dir", help="the run's folder (default: runs/NAME-OF-CONFIG)")
