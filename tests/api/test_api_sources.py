@@ -50,6 +50,7 @@ GOOD = {
     "module by another name": "import math as m\ndef score(response, row): return m.sqrt(len(response)) - 1",
     "imported": "from math import sqrt\ndef score(response, row): return sqrt(len(response)) - 1",
     "imported class": "from fractions import Fraction as F\ndef score(response, row): return float(F(len(row) + 4, 4))",
+    "imported class in C": "from itertools import repeat\ndef score(response, row): return sum(repeat(0.5, 2))",
     "constant": "BEST = {'a': [1, 2.5]}\ndef score(response, row): return BEST['a'][0] * 1.0",
     "pattern": "import re\nD = re.compile('[A-D]', re.I)\ndef score(response, row): return len(D.findall(response))/4",
     "helper": "def half(n): return n / 4\ndef score(response, row): return half(len(response))",

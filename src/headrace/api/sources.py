@@ -153,9 +153,9 @@ class _Writer:
     def _define_global(self, name: str, value: Any) -> None:
         if isinstance(value, ModuleType):
             self._import(value, f"import {value.__name__}" + _renamed(value.__name__, name))
-        elif isinstance(value, FunctionType | type) and place_of(value) is not None:
-            module = sys.modules[value.__module__]
-            self._import(module, f"from {module.__name__} import {value.__name__}{_renamed(value.__name__, name)}")
+        elif (imported := _exported(value)) is not None:
+            module, theirs = imported
+            self._import(module, f"from {module.__name__} import {theirs}{_renamed(theirs, name)}")
         elif isinstance(value, FunctionType | type):
             own = self._define(value, name)
             if own != name:
@@ -163,8 +163,6 @@ class _Writer:
         elif isinstance(value, re.Pattern):
             self._imports["import re"] = None
             self._constants[name] = f"re.compile({value.pattern!r}, {value.flags})"
-        elif (imported := _exported(value)) is not None:
-            self._imports[f"from {imported[0]} import {imported[1]}{_renamed(imported[1], name)}"] = None
         elif _is_literal(value):
             self._constants[name] = repr(value)
         else:
@@ -254,14 +252,14 @@ def _same_constant(one: object, other: object) -> bool:
     return type(one) is type(other) and repr(one) == repr(other)
 
 
-def _exported(value: object) -> tuple[str, str] | None:
-    """Module and name of what is neither function nor class and says where it is from, as functions of C code and
-    generic aliases do."""
+def _exported(value: object) -> tuple[ModuleType, str] | None:
+    """The module that has `value` at its top level, and its name there, if it says where it is from: as functions and
+    classes do, and some other objects."""
     module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
     if not (isinstance(module, str) and isinstance(name, str)) or module == "__main__":
         return None
-    found = getattr(sys.modules.get(module), name, None)
-    return (module, name) if found is value and value is not None else None
+    found = sys.modules.get(module)
+    return (found, name) if found is not None and getattr(found, name, None) is value else None
 
 
 def _is_literal(value: object) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from rich.console import Console
 
 from headrace.observe.watch import View, view_for
@@ -18,4 +20,5 @@ class _LastingConsole(Console):
 def caller_view() -> View:
     """On the caller's standard output. In a notebook, where a picture that redraws itself would be one of many, lines
     come below the cell."""
-    return view_for(_LastingConsole(force_jupyter=False))
+    # Said to it, since notebooks set FORCE_COLOR, which rich takes for a terminal.
+    return view_for(_LastingConsole(force_jupyter=False, force_terminal=sys.stdout.isatty()))
