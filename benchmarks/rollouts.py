@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import queue
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -146,38 +149,61 @@ def large_page() -> str:
     return page("benchmark", rollouts, _Words())
 
 
+PROBE = """<script>
+addEventListener("load", () => requestAnimationFrame(function look() {
+  const spans = document.querySelectorAll("article span").length;
+  if (!spans) return requestAnimationFrame(look);
+  const load = performance.getEntriesByType("navigation")[0].loadEventStart;
+  fetch("/times", {method: "POST", body: JSON.stringify({load, shown: performance.now(), spans})});
+}));
+</script>"""
+"""By the browser's own clock, in ms since it began to ask for the page."""
+
+
 def page_row(folder: Path, chromium: str) -> dict[str, Any]:
-    """Seconds by the browser's own clock, written into the page's title when the first samples are shown."""
-    file = folder / "page.html"
+    """Seconds until the page's load event, and until the first frame with samples in it."""
     text = large_page()
-    file.write_text(text)
-    probe = (
-        "<script>addEventListener('load', () => setTimeout(() => { document.body.textContent = 'LOADED ' + "
-        "Math.round(performance.timing.loadEventEnd - performance.timing.navigationStart) + ' SHOWN ' + "
-        "Math.round(performance.now()) + ' SPANS ' + window.spans; }, 0)); "
-        "requestAnimationFrame(function look() { window.spans = document.querySelectorAll('article span').length; "
-        "if (!window.spans) requestAnimationFrame(look); });</script>"
-    )
     # The page forbids every script but its own: the copy that is timed has no such policy.
-    unguarded = text.replace('http-equiv="Content-Security-Policy"', 'name="x"').replace(
-        "</head>", probe + "</head>", 1
-    )
-    timed = folder / "timed.html"
-    timed.write_text(unguarded)
-    loads = []
-    for run in range(RUNS):
-        out = subprocess.run(
-            [
-                chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-                "--disable-background-networking", "--disable-component-update", "--disable-sync",
-                f"--user-data-dir={folder}/chrome{run}", "--timeout=20000", "--dump-dom", timed.as_uri(),
-            ],
-            capture_output=True, text=True, check=True, timeout=120,
-        ).stdout  # fmt: skip
-        words = out.partition("LOADED ")[2].split()
-        loads.append((int(words[0]) / 1e3, int(words[2]) / 1e3))
-    loaded, shown = (statistics.median(column) for column in zip(*loads, strict=True))
-    return {"megabytes": len(text) / 1e6, "load_s": loaded, "shown_s": shown}
+    unguarded = text.replace('http-equiv="Content-Security-Policy"', 'name="x"')
+    timed = unguarded.replace("</head>", f"{PROBE}</head>", 1).encode()
+    told: queue.Queue[dict[str, float]] = queue.Queue()
+
+    class Front(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/" else 404)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            if self.path == "/":
+                self.wfile.write(timed)
+
+        def do_POST(self) -> None:
+            told.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    times = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Front) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for run in range(RUNS):
+            browser = subprocess.Popen(
+                [
+                    chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+                    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+                    f"--user-data-dir={folder}/chrome{run}", f"http://127.0.0.1:{server.server_port}/",
+                ],
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            try:
+                times.append(told.get(timeout=120))
+            finally:
+                browser.terminate()
+                browser.wait(30)
+        server.shutdown()
+    load, shown = (statistics.median(one[name] for one in times) / 1e3 for name in ("load", "shown"))
+    return {"megabytes": len(text) / 1e6, "load_s": load, "shown_s": shown, "tokens_shown": int(times[0]["spans"])}
 
 
 def main() -> None:

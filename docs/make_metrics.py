@@ -6,6 +6,7 @@ from pathlib import Path
 from headrace.observe import spent
 from headrace.observe.metrics import EPOCH, SUMMARY, TOTALS, Metric
 from headrace.observe.metrics import batch as rows
+from headrace.observe.metrics import offline
 
 HEAD = """# Metrics
 
@@ -30,6 +31,13 @@ PARTS: dict[str, tuple[Metric, ...]] = {
     "### `totals`, of a process": TOTALS,
 }
 """Sections, with their rows."""
+OFFLINE_PARTS: dict[str, tuple[Metric, ...]] = {
+    "## `sft`, `rm` and `dpo`: a step": offline.OFFLINE_STEP,
+    "### `measured`": offline.MEASURED,
+    "## `sft`, `rm` and `dpo`: held-out rows": offline.OFFLINE_EVALUATION,
+    "## `sft`, `rm` and `dpo`: `summary.json`": offline.OFFLINE_SUMMARY,
+}
+"""Of the offline trainers."""
 NAMES = {
     "trainer": {
         spent.TRAINS: "the optimiser's steps, and what goes with them",
@@ -73,6 +81,8 @@ def page() -> str:
         lines += [f"| `{name}` | {what} |" for name, what in names.items()]
         lines.append("")
     lines += ["## `summary.json`", "", "The names are stable.", "", *_table(SUMMARY)]
+    for title, metrics in OFFLINE_PARTS.items():
+        lines += [title, "", *_table(metrics)]
     return "\n".join(lines)
 
 

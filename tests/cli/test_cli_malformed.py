@@ -122,7 +122,7 @@ OVERRIDES = [
     ("an address that is none", "check", ["reward.function=remote", "reward.remote.url=ftp://x"],
      "reward.remote.url is"),
     ("no such dataset", "eval", ["data.eval=/none.jsonl"], "no dataset at /none.jsonl"),
-    ("a folder for a dataset", "check", ["data.train={folder}"], "cannot read the dataset"),
+    ("a folder for a dataset", "check", ["data.train={folder}"], "set split to one of them"),
     ("no held-out prompts", "eval", ["data.eval=null"], "names no held-out prompts"),
     ("a workflow without environment", "check", ["rollout.workflow=multi_turn"], "needs rollout.environment"),
     ("an unknown key", "train", ["trainer.max_steps=3"], "did you mean trainer.batches?"),
@@ -188,7 +188,7 @@ DATASETS: list[tuple[str, tuple[str, ...], list[Any], list[str], str]] = [
     ("a chat without a template", ("check", "eval", "sft"), ["CHAT"], [], "has no chat template"),
     ("no answer", ("check", "train"), [{"prompt": "a"}], [], "line 1 has no value in column 'answer'"),
     ("an answer without a number", ("check", "eval"), ["GOOD", {"prompt": "a", "answer": "b"}],
-     ["reward.function=numeric"], "prompt '2', column 'answer': its reward numeric could not compare"),
+     ["reward.function=numeric"], "line 2, column 'answer': its reward numeric could not compare"),
     ("an answer that is no pattern", ("check",), [{"prompt": "a", "answer": "("}], ["reward.function=regex"],
      "its reward regex could not compare with that: missing )"),
     ("an answer that is no letter", ("check",), [{"prompt": "a", "answer": "42"}], ["reward.function=choice"],
@@ -217,7 +217,7 @@ DATASETS: list[tuple[str, tuple[str, ...], list[Any], list[str], str]] = [
     ("the prompt for a response", ("sft",), ["GOOD"], ["data.response_column=prompt"],
      "prompt_column and response_column are both 'prompt'"),
     ("a file in UTF-16", ("check", "sft"), ["UTF-16"], [], "line 1 is not JSON"),
-    ("a compressed file", ("check", "dpo"), ["GZIP"], [], "line 1 is not JSON"),
+    ("a compressed file", ("check", "dpo"), ["GZIP"], [], "another kind by its content, gzip (.gz); give it that"),
 ]  # fmt: skip
 CASES = [
     pytest.param(command, lines, overrides, words, id=f"{command}: {what}")

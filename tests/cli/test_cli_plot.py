@@ -150,8 +150,7 @@ def test_a_run_that_goes_and_one_that_was_resumed(tmp_path: Path) -> None:
         (["empty", "-o", "a.svg"], "empty has trained no batch yet: there is nothing to plot; its status is stopped"),
         (
             ["sft", "-o", "a.svg"],
-            "sft is of an offline trainer (sft, rm or dpo), which records no batches to plot; give the folder of a run "
-            "of `headrace train`",
+            "sft holds no run (there is no run.db); check the path",
         ),
         (["run", "-o", "a.svg", "--smooth", "0"], "--smooth is 0; give a number of batches, 1 or more"),
     ],
@@ -210,6 +209,6 @@ def test_a_folder_with_a_name_that_is_no_text(tmp_path: Path) -> None:
     store.close()
     for name in ("a.svg", "a.html"):
         assert main(["plot", str(path), "-o", str(tmp_path / name)]) == 0
-    assert "run-�-<script>" in Picture((tmp_path / "a.svg").read_bytes()).words
-    assert "run-�-&lt;script&gt;" in (tmp_path / "a.html").read_text()
+    assert "run-<U+DCFF>-<script>" in Picture((tmp_path / "a.svg").read_bytes()).words
+    assert "run-&lt;U+DCFF&gt;-&lt;script&gt;" in (tmp_path / "a.html").read_text()
     shutil.rmtree(path)

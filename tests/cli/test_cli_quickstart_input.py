@@ -145,7 +145,7 @@ def test_the_grpo_config_is_asynchronous_and_can_be_planned(made: QuickstartFile
     assert config.algorithm.objective == "decoupled"
     assert (config.rollout.prompts_per_batch, config.rollout.samples_per_prompt) == (16, 8)
     plan = make_plan(config)
-    assert len(plan.eval_prompts) == EVAL_ROWS
+    assert len(plan.held_out["eval"]) == EVAL_ROWS
     assert plan.max_context == MAX_PROMPT + MAX_RESPONSE
     assert config.rollout.sampling.max_new_tokens == MAX_RESPONSE
 
@@ -165,8 +165,8 @@ def test_next_steps_are_commands_to_be_copied(tmp_path: Path, monkeypatch: pytes
     folder = tmp_path / "a [bold] folder of a name so long that no terminal has a line for it" / ("x" * 60)
     text = render_next_steps(folder, folder / "run" / "model", folder / "plot.html").plain
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("headrace")]
-    assert [command[1] for command in commands] == ["inspect", "eval", "eval", "check", "serve"]
-    assert commands[2] == ["headrace", "eval", f"{folder}/grpo.yaml", "--model", f"{folder}/run/model"]
+    assert [command[1] for command in commands] == ["inspect", "rollouts", "eval", "eval", "check", "serve"]
+    assert commands[3] == ["headrace", "eval", f"{folder}/grpo.yaml", "--model", f"{folder}/run/model"]
 
 
 def test_commands_can_be_copied_where_the_shell_does_not_know_the_program(monkeypatch: pytest.MonkeyPatch) -> None:

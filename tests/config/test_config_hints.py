@@ -50,7 +50,7 @@ def test_every_word_of_other_trainers_leads_to_keys_that_exist(name: str, keys: 
     ("train", "learning_rate", "trainer.optimizer.lr"),
     ("train", "trainer.learning_rate", "trainer.optimizer.lr"),
     ("train", "max_completion_length", "rollout.sampling.max_new_tokens"),
-    ("train", "max_prompt_length", "engine.max_context"),
+    ("train", "max_prompt_length", "data.max_prompt_tokens"),
     ("train", "epsilon_high", "algorithm.clip_high"),
     ("train", "scale_rewards", "algorithm.advantage"),
     ("train", "per_device_train_batch_size", "rollout.prompts_per_batch or trainer.max_tokens_per_microbatch"),
@@ -91,7 +91,7 @@ def test_every_word_of_other_trainers_leads_to_keys_that_exist(name: str, keys: 
     # and what is usual besides
     ("train", "group_size", "rollout.samples_per_prompt"),
     ("train", "batch_size", "rollout.prompts_per_batch"),
-    ("train", "rollout.sampling.stop", "rollout.sampling.stop_token_ids"),
+    ("train", "rollout.sampling.stop_strings", "rollout.sampling.stop"),
     ("train", "n", "rollout.samples_per_prompt"),
     ("train", "steps", "trainer.batches"),
     ("train", "N-Samples", "rollout.samples_per_prompt"),
@@ -116,7 +116,7 @@ def test_a_key_of_another_trainer_gets_the_one_that_is_meant(says: Says, command
     assert f"unknown key {key}; did you mean {meant}" in says(f"{key}=1", command=command)
 
 
-@pytest.mark.parametrize("key", ["max_length", "max_prompt_length", "trainer.max_seq_length", "kl_coef"])
+@pytest.mark.parametrize("key", ["max_model_len", "max_prompt_length", "trainer.max_completion_length", "kl_coef"])
 def test_a_setting_of_other_trainers_that_a_command_does_not_have_is_told_so(says: Says, key: str) -> None:
     assert f"unknown key {key}; this command has no such setting" in says(f"{key}=1", command="dpo")
 
@@ -155,7 +155,7 @@ def test_a_dotted_key_in_a_file_is_told_where_it_goes(says: Says) -> None:
     ("trainer.optimizer.lr=fast", "trainer.optimizer.lr is 'fast': a number is wanted"),
     ("trainer.optimizer.lr=nan", "trainer.optimizer.lr is 'nan': a finite number is wanted"),
     ("data.shuffle=maybe", "data.shuffle is 'maybe': true or false is wanted"),
-    ("data.train=5", "data.train is 5: text is wanted; put it in quotes"),
+    ("data.train=5", "data.train is 5: a path (text; put it in quotes), a mapping with path, or a list of these is"),
     ("rollout.sampling=5", "rollout.sampling is 5: a mapping of keys is wanted"),
     ("rollout.filters=zero_spread", "rollout.filters is 'zero_spread': a list is wanted"),
     ("algorithm.shaping.clip=[1,2,3]", "algorithm.shaping.clip is [1, 2, 3]: too many values; it takes at most 2"),

@@ -116,7 +116,7 @@ def test_a_judge_that_says_no_number_fails_every_sample_with_that_reason(tmp_pat
     with pytest.raises(NothingToTrain, match=r"samples failed, the last one with .reward_judge: no number"):
         go(job)
     assert not (tmp_path / "job" / "keep.py.seen").exists()
-    result = asyncio.run(evaluate(make_plan(load_config(TrainConfig, job))))
+    result = asyncio.run(evaluate(make_plan(load_config(TrainConfig, job))))["eval"]
     assert (result["reward_mean"], result["failed"]) == (None, 2)
 
 

@@ -99,7 +99,12 @@ def test_summary(tmp_path: Path, model: Path) -> None:
         "last_loss": result.last_loss,
         "tokens": 16 * 6,
         "trained_tokens": 16 * 2,
+        "padding_tokens": 0,
         "wall_s": 0.0,
+        "tokens_per_s": None,
+        "last": {"loss": result.last_loss},
+        "eval": {"rows": None, "before": None, "after": None, "lowest_loss_step": None},
+        "kind": "sft",
         "seed": 0,
         "config_sha256": config_sha256(make_config(tmp_path, model)),
     }
@@ -245,7 +250,7 @@ def test_a_second_run_replaces_the_first_ones_model(tmp_path: Path, model: Path)
     (out / "model").mkdir(parents=True)
     (out / "model" / "stale.safetensors").write_bytes(b"")
     run_sft(make_config(tmp_path, model, steps=1), out, report=no_report, now=stopped_clock)
-    assert sorted(path.name for path in out.iterdir()) == ["model", "summary.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["model", "run.db", "run.lock", "summary.json"]
     assert not (out / "model" / "stale.safetensors").exists()
 
 
@@ -334,8 +339,12 @@ def may_mount() -> bool:
 
 
 @pytest.mark.skipif(not may_mount(), reason="mounting a small disk needs user namespaces")
-@pytest.mark.parametrize("size", ["32k", "96k"], ids=["weights", "tokenizer"])
-def test_a_disk_that_fills_up_while_the_model_is_saved(tmp_path: Path, model: Path, size: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "where"),
+    [("32k", "run.db"), ("200k", "model"), ("220k", "model")],
+    ids=["record", "weights", "tokenizer"],
+)
+def test_a_disk_that_fills_up(tmp_path: Path, model: Path, size: str, where: str) -> None:
     (tmp_path / "disk").mkdir()
     config = tmp_path / "sft.yaml"
     config.write_text(dump_config(make_config(tmp_path, model, steps=1)))
@@ -344,5 +353,5 @@ def test_a_disk_that_fills_up_while_the_model_is_saved(tmp_path: Path, model: Pa
         ["unshare", "--mount", "--map-root-user", *shell], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 1
-    assert f"no space left while writing {tmp_path}/disk/out/model: free space on its disk" in done.stderr
+    assert f"no space left while writing {tmp_path}/disk/out/{where}: free space on its disk" in done.stderr
     assert "Traceback" not in done.stderr

@@ -108,7 +108,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_model(tmp_path: Path, model: 
     for field in ("wall_s", "model"):
         del whole[field], resumed[field]
     assert resumed == whole
-    assert sorted(path.name for path in folder.iterdir()) == ["model", "summary.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["model", "run.db", "run.lock", "summary.json"]
 
 
 def test_a_signal_stops_after_the_step_with_a_checkpoint(tmp_path: Path, model: Path) -> None:

@@ -135,9 +135,9 @@ def test_pairs_that_are_alike_are_left_out_and_told(
         weights.append((result.model / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
     (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("in 2 of 10 pairs, first in ")
     assert told.endswith(
-        "pairs.jsonl: in 2 of 10 pairs, first in line 2, the rejected response is the chosen one; they teach nothing, "
-        "and are left out"
+        "pairs.jsonl, line 2, the rejected response is the chosen one; they teach nothing, and are left out"
     )
 
 

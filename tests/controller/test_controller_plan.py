@@ -129,10 +129,10 @@ def test_an_engine_that_cannot_say_what_it_kept_is_refused(job: Path) -> None:
     plan = make_plan(load_config(TrainConfig, job, ["rollout.sampling.top_k=9"]))
     engine = Forgetful.__new__(Forgetful)
     with pytest.raises(ConfigError, match=r"top_p 1 and top_k 9, but the engine cannot say which tokens they keep"):
-        policy_settings(plan, engine, SystemClock(), evaluation=False)
-    assert not policy_settings(plan, engine, SystemClock(), evaluation=True).return_kept
+        policy_settings(plan, engine, SystemClock())
+    assert not policy_settings(plan, engine, SystemClock(), plan.config.held_out[0]).return_kept
     plain = make_plan(load_config(TrainConfig, job))
-    policy_settings(plain, engine, SystemClock(), evaluation=False)
+    policy_settings(plain, engine, SystemClock())
 
 
 def test_memory_in_bfloat16_and_weights_by_disk(job: Path) -> None:

@@ -153,9 +153,10 @@ def test_a_resumed_run_may_change_where_it_runs_but_not_what_it_computes(job: Pa
     assert code == 2
     assert out.splitlines() == [
         f"headrace: {folder} was made with another config",
-        '  - rollout.filters: was null, now ["zero_spread"]',
-        "  - trainer.max_grad_norm: was 1.0, now 2.0",
-        f"continue it with its own, {folder}/config.yaml, or choose another --dir, or begin again with --fresh",
+        '  - rollout.filters: was null, now ["zero_spread"] (the groups so far were drawn by it)',
+        "  - trainer.max_grad_norm: was 1.0, now 2.0 (the batches so far were trained by it)",
+        f"continue it with its own, {folder}/config.yaml, of which docs/run.md says what may change; or begin another "
+        "from its weights with --dir OTHER --from RUN; or begin again with --fresh",
     ]
 
 

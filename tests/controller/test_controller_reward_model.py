@@ -152,7 +152,7 @@ def test_it_scores_beside_generation_and_training(tmp_path: Path, reward_model: 
 
 def test_evaluation_apart_from_a_run_scores_with_it_too(tmp_path: Path, reward_model: Path) -> None:
     job = job_with(tmp_path, {"model": {"path": str(reward_model)}})
-    result = asyncio.run(evaluate(make_plan(load_config(TrainConfig, job))))
+    result = asyncio.run(evaluate(make_plan(load_config(TrainConfig, job))))["eval"]
     assert (result["prompts"], result["failed"]) == (4, 0)
     assert math.isfinite(result["reward_mean"])
 

@@ -228,7 +228,7 @@ def test_an_evaluation_that_takes_too_long_is_left_out(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", evaluation__timeout_s=1e-6)
     summary = train(job, tmp_path / "run", "trainer.batches=2")
     assert summary["status"] == "finished"
-    assert summary["eval"] == {"before": None, "after": None}
+    assert (summary["eval"]["before"], summary["eval"]["after"]) == (None, None)
     with RunReader(tmp_path / "run") as reader:
         kinds = [event.kind for event in reader.events.read()]
     assert kinds.count("evaluation_given_up") == 2

@@ -161,3 +161,26 @@ def test_metadata_that_is_not_json_like_is_refused(metadata: Any, words: str) ->
 def test_an_array_of_another_dtype_is_refused() -> None:
     with pytest.raises(CodecError, match="an array of dtype int64"):
         encode_group(small_group(tokens=np.array([5, 6], np.int64)))
+
+
+def test_a_token_takes_17_bytes_of_the_journal() -> None:
+    """As docs/replay.md says: 4 of id, log-prob, version and branch each, 1 of the mask; the rest is per sample."""
+
+    def size(length: int) -> int:
+        key = GroupKey(0, 0, 0)
+        sample = Sample(
+            group=key,
+            episode=0,
+            index=0,
+            tokens=np.zeros(length, np.int32),
+            loss_mask=np.ones(length, np.bool_),
+            logprobs=np.zeros(length, np.float32),
+            versions=np.zeros(length, np.int32),
+            branches=np.zeros(length, np.int32),
+            status=SampleStatus.COMPLETED,
+            reward=1.0,
+        )
+        return len(encode_group(Group(key, "p", 0, 0, (sample,))))
+
+    assert size(3000) - size(2000) == 17 * 1000
+    assert size(300) - 17 * 300 < 120

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import ConfigError
-from headrace.experience.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
+from headrace.experience.dataset import Prompt, PromptDataset, PromptOrder, PromptSource, open_prompts
 from headrace.experience.sample import GroupKey
 
 
@@ -19,7 +19,7 @@ def read(path: Path, *lines: Any, **options: Any) -> PromptDataset:
     """Dicts are written as JSON, strings and bytes as they are."""
     raw = [json.dumps(line) if not isinstance(line, str | bytes) else line for line in lines]
     path.write_bytes(b"\n".join(line if isinstance(line, bytes) else line.encode() for line in raw))
-    return PromptDataset.from_jsonl(path, **{"prompt_column": "prompt", "id_column": None, **options})
+    return PromptDataset(open_prompts(str(path), **{"prompt_column": "prompt", **options}))
 
 
 @pytest.fixture
@@ -71,9 +71,9 @@ def test_byte_order_mark_and_non_ascii_text_are_read(file: Path) -> None:
         ([{}], {}, "(it has no columns)"),
         ([{"prompt": 3}], {}, "is a JSON number; give text"),
         ([{"prompt": None}], {}, "is a JSON null; give text"),
-        ([{"prompt": ["a"]}], {}, "is a JSON list; give text, or a list of messages"),
-        ([{"prompt": [{"role": "user"}]}], {}, "list of messages"),
-        ([{"prompt": [{"role": "user", "content": [{"type": "text"}]}]}], {}, "list of messages"),
+        ([{"prompt": ["a"]}], {}, "message 1 is 'a'; give {'role': text, 'content': text}"),
+        ([{"prompt": [{"role": "user"}]}], {}, "message 1 (of user) has no content; give"),
+        ([{"prompt": [{"role": "user", "content": [{"type": "text"}]}]}], {}, "the part {'type': 'text'}, and"),
         ([{"prompt": ""}], {}, "empty prompt"),
         ([{"prompt": []}], {}, "empty prompt"),
         (
@@ -103,9 +103,9 @@ def test_bad_file_is_one_error_that_names_file_line_and_mend(
 
 
 def test_missing_file_and_folder_are_named(tmp_path: Path) -> None:
-    for path, said in ((tmp_path / "none.jsonl", "no dataset at"), (tmp_path, "cannot read the dataset")):
+    for path, said in ((tmp_path / "none.jsonl", "no dataset at"), (tmp_path, "cannot read .*give a file, a folder")):
         with pytest.raises(ConfigError, match=said) as caught:
-            PromptDataset.from_jsonl(path, prompt_column="prompt", id_column=None)
+            open_prompts(str(path), prompt_column="prompt")
         assert str(path) in str(caught.value)
 
 

@@ -21,7 +21,18 @@ from headrace.observe.record import BatchRecord, EpochRecord, Totals
 from headrace.observe.summary import build_summary
 
 DOCS = Path(__file__).parents[2] / "docs"
-OPEN = ("wait_s", "trainer_s", "engines_s", "terms", "histogram", "dropped", "drop_words", "failed", "failure_words")
+OPEN = (
+    "wait_s",
+    "trainer_s",
+    "engines_s",
+    "terms",
+    "histogram",
+    "dropped",
+    "drop_words",
+    "failed",
+    "failure_words",
+    "sets",
+)
 """Fields of the summary whose names are those of what is counted."""
 
 

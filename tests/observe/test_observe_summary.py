@@ -88,7 +88,14 @@ def test_names_and_values() -> None:
             "call_p50_s": 0.012,
             "call_p99_s": 1.0,
         },
-        "eval": {"before": 0.25, "after": 0.75},
+        "eval": {
+            "before": 0.25,
+            "after": 0.75,
+            "sets": {"eval": {"before": 0.25, "after": 0.75, "version": 3, "prompts": 64, "failed": 0, "metrics": {}}},
+            "seconds": None,
+            "versions_behind": None,
+        },
+        "best": {"version": None, "metric": None, "value": None, "checkpoint": None},
         "time": {
             "generate_s": pytest.approx(2.8),
             "train_s": 1.75,
@@ -125,7 +132,7 @@ def test_what_was_not_measured_is_null() -> None:
     assert summary["tokens"]["nonpad_share"] is None
     assert summary["staleness"] == {"max": None, "mean": None, "histogram": {}}
     assert summary["reward"] == {"first": None, "last": None, "terms": {}, "call_p50_s": None, "call_p99_s": None}
-    assert summary["eval"] == {"before": 0.25, "after": None}
+    assert (summary["eval"]["before"], summary["eval"]["after"]) == (0.25, None)
     assert summary["mismatch"] == {"mean_abs": None, "max_abs": None, "tokens": 0}
     assert summary["drift"] == {"mean_abs": None, "max_abs": None}
 

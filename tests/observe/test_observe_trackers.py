@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +85,16 @@ class Record:
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Record:
-    return Record(tmp_path / "run")
+def record(tmp_path: Path) -> Iterator[Record]:
+    record = Record(tmp_path / "run")
+    yield record
+    record.store.close()
 
 
 @pytest.fixture
-def reader(record: Record) -> RunReader:
-    return RunReader(record.path)
+def reader(record: Record) -> Iterator[RunReader]:
+    with RunReader(record.path) as reader:
+        yield reader
 
 
 def at(record: Record) -> Path:
@@ -284,6 +287,15 @@ def test_a_table_of_samples(tmp_path: Path) -> None:
     assert rows(tmp_path / "samples-4.csv") == [
         {"prompt": "2+3=", "response": '5,"\n', "reward": "1.0"},
         {"prompt": "a", "response": "b", "reward": ""},
+    ]
+
+
+def test_what_a_spreadsheet_would_compute_is_text_to_it(tmp_path: Path) -> None:
+    run = TrackedRun(name="run", key="ab", folder=tmp_path, parameters={}, id=None)
+    table = [{"prompt": "=cmd|' /C calc'!A0", "response": "-2+3", "advantage": -0.5}]
+    CsvFiles(run, tmp_path).samples(4, 0.0, table)
+    assert rows(tmp_path / "samples-4.csv") == [
+        {"prompt": "'=cmd|' /C calc'!A0", "response": "'-2+3", "advantage": "-0.5"}
     ]
 
 

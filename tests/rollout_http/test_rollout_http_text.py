@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from headrace.engines.protocol import FinishReason, TokenChunk
-from headrace.rollout.http.detokenize import Detokenizer
-from headrace.rollout.http.stops import StopStrings
+from headrace.rollout.detokenize import Detokenizer
 from headrace.rollout.http.text import TextDelta, TextStream
+from headrace.rollout.stops import StopStrings
 
 BYTES = byte_tokenizer()
 

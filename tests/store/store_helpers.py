@@ -10,14 +10,22 @@ CONFIG = "seed: 0\n"
 SHA = "c0ffee"
 
 
-def create(path: Path, *, keep: int = 2, segment_bytes: int = 1 << 20) -> RunStore:
+def create(path: Path, *, keep: int = 2, segment_bytes: int = 1 << 20, keep_journal: bool = False) -> RunStore:
     return RunStore.create(
-        path, config_yaml=CONFIG, config_sha256=SHA, now=1000.0, keep_checkpoints=keep, segment_bytes=segment_bytes
+        path,
+        config_yaml=CONFIG,
+        config_sha256=SHA,
+        now=1000.0,
+        keep_checkpoints=keep,
+        keep_journal=keep_journal,
+        segment_bytes=segment_bytes,
     )
 
 
-def reopen(path: Path, *, keep: int = 2, segment_bytes: int = 1 << 20) -> RunStore:
-    return RunStore.open(path, config_sha256=SHA, keep_checkpoints=keep, segment_bytes=segment_bytes)
+def reopen(path: Path, *, keep: int = 2, segment_bytes: int = 1 << 20, keep_journal: bool = False) -> RunStore:
+    return RunStore.open(
+        path, config_sha256=SHA, keep_checkpoints=keep, keep_journal=keep_journal, segment_bytes=segment_bytes
+    )
 
 
 def issue(store: RunStore, position: int, attempt: int = 0) -> tuple[int, int, int]:

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from store_helpers import CONFIG, checkpoint, create, issue, reopen, train
 
 from headrace.store import (
     ConfigMismatch,
+    DataMismatch,
     RunDamaged,
     RunExists,
     RunInUse,
@@ -147,7 +149,8 @@ def test_open_of_a_folder_without_a_run(tmp_path: Path) -> None:
 def test_open_with_another_config(tmp_path: Path) -> None:
     create(tmp_path / "run").close()
     with pytest.raises(
-        ConfigMismatch, match=r"another config\n  - seed: was 0, now 1\ncontinue it with .*config\.yaml"
+        ConfigMismatch,
+        match=r"another config\n  - seed: was 0, now 1 \(the order of .*\)\ncontinue it with .*config\.yaml",
     ):
         RunStore.open(tmp_path / "run", config_sha256="beef", config_yaml="seed: 1\n")
     with pytest.raises(ConfigMismatch, match=r"another config\ncontinue"):
@@ -248,8 +251,41 @@ def test_another_format_is_told(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "run" / "run.db") as database:
         database.execute("PRAGMA user_version = 99")
     database.close()
-    with pytest.raises(StoreError, match="has format 99, this headrace reads format 2"):
+    with pytest.raises(StoreError, match="has format 99, this headrace reads format 3"):
         reopen(tmp_path / "run")
+
+
+def test_a_run_of_the_format_before_can_be_looked_at_but_not_gone_on_with(tmp_path: Path) -> None:
+    """Format 2 has no rows and pass rates in its ledger."""
+    path = tmp_path / "run"
+    store = create(path)
+    train(store, 0, batch=0)
+    issue(store, 1)
+    store.close()
+    with closing(sqlite3.connect(path / "run.db", isolation_level=None)) as database:
+        database.execute("DROP INDEX pass_rates")
+        for column in ("row", "pass_rate", "scored_in"):
+            database.execute(f"ALTER TABLE attempts DROP COLUMN {column}")
+        database.execute("PRAGMA user_version = 2")
+    with RunReader(path) as reader:
+        assert (reader.counts().trained, reader.counts().running) == (1, 1)
+        assert [group.batch for group in reader.journalled()] == [0]
+    with pytest.raises(
+        StoreError, match=r"has format 2, this headrace reads format 3: continue the run with"
+    ) as caught:
+        reopen(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_data_that_a_run_began_with_are_held(tmp_path: Path) -> None:
+    store = create(tmp_path / "run")
+    store.claim_data({"a.jsonl": "3 rows, aa", "b.csv": "5 rows, bb"})
+    store.close()
+    store = reopen(tmp_path / "run")
+    store.claim_data({"a.jsonl": "3 rows, aa", "b.csv": "5 rows, bb"})
+    with pytest.raises(DataMismatch, match=r"b.csv is not what .* \(it held 5 rows, bb, now 4 rows, cc\): put it back"):
+        store.claim_data({"a.jsonl": "3 rows, aa", "b.csv": "4 rows, cc"})
+    store.close()
 
 
 def test_erase_removes_what_a_run_made_and_nothing_else(tmp_path: Path) -> None:

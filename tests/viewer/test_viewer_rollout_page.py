@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from headrace.experience.rollout_codec import RolloutDetail, encode_detail
+from headrace.observe.untrusted import visible
 from headrace.store.rollouts import Rollout, Turn
 from headrace.viewer.rollout_page import page
 from headrace.viewer.rollout_text import as_json, as_text
 from headrace.viewer.tokens import TokenTexts
-from headrace.viewer.visible import visible
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=alert(2)> <!-- --> ]]> &lt;b&gt; \" ' ` ${x} "
@@ -98,6 +98,7 @@ def test_hostile_text_is_data_and_nothing_else() -> None:
     seen.feed(text)
     data = [json.loads(body) for named, body in seen.scripts if named.get("type") == "application/json"]
     assert [one["text"] for one in data] == [HOSTILE, HOSTILE], "all of it is there"
+    assert not any("<" in body for named, body in seen.scripts if "type" in named), "no tag, nor the beginning of one"
     code = [body for named, body in seen.scripts if "type" not in named]
     assert len(code) == 1
     digest = base64.b64encode(hashlib.sha256(code[0].encode()).digest()).decode()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
@@ -54,13 +53,6 @@ async def unless(stop: StopRequest, work: Coroutine[Any, Any, T]) -> T | None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         return None
-
-
-def tell(line: str) -> None:
-    """Print a line of work that goes on, whether or not it can be written."""
-    with suppress(OSError, ValueError):
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
 
 
 def wait(call: Callable[[], T], stop: Stop) -> tuple[T, str]:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from headrace.api import background
 from headrace.api.inputs import Inputs
 from headrace.api.training import Config, dotted
+from headrace.api.view import notes
 from headrace.config import TrainConfig, load_config
+from headrace.config.evaluation import PLAIN
 
 if TYPE_CHECKING:
     from headrace.controller.stopping import StopRequest
@@ -56,6 +58,11 @@ async def aevaluate(
     return await background.wait_async(lambda: job.run(stop), stop) or {}
 
 
+def as_json(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The results of the sets by name, as one mapping: those of `data.eval`, and of the others under `sets`."""
+    return {**results.get(PLAIN, {}), "sets": {name: one for name, one in results.items() if name != PLAIN}}
+
+
 @dataclass(frozen=True, slots=True)
 class _Job:
     config: Config
@@ -75,8 +82,10 @@ class _Job:
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
             inputs = Inputs(Path(folder), resume=False)
             try:
-                plan = make_plan(load_config(TrainConfig, self.config, self._values(inputs)), inputs.objects)
-                return run_to_end(lambda: background.unless(stop, evaluate(plan)), "headrace.evaluate")
+                plan = make_plan(load_config(TrainConfig, self.config, self._values(inputs)), given=inputs.objects)
+                notes(plan.notes)
+                results = run_to_end(lambda: background.unless(stop, evaluate(plan)), "headrace.evaluate")
+                return None if results is None else as_json(results)
             except BaseException as error:
                 inputs.rename(error)
                 raise

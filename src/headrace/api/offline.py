@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from headrace.api import background
+from headrace.api.errors import for_caller
 from headrace.api.inputs import Inputs
 from headrace.api.interrupted import Interrupted
+from headrace.api.picture import Picture, picture_of
 from headrace.api.training import dotted
+from headrace.api.view import notes, offline_view
 from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, load_config
-from headrace.observe.glyphs import near_zero
+from headrace.config.ineffective import ineffective
+from headrace.observe.offline.run import OfflineRun as OfflineRecord
+from headrace.observe.offline.run import OfflineWatcher
+from headrace.observe.plot.curves import Axis
+from headrace.store import RunReader, RunStore, StoreError
 
 if TYPE_CHECKING:
     from headrace.controller.offline import OfflineResult
@@ -34,6 +41,15 @@ class OfflineRun:
         return f"<headrace run {self.path}: {self.status}>"
 
     @property
+    def record(self) -> OfflineRecord:
+        """All that is recorded, at this moment: its `steps`, its `evaluations`. Raises RunMissing."""
+        with RunReader(self.path) as reader:
+            try:
+                return OfflineWatcher(reader).read()
+            except KeyError:
+                raise ConfigError(f"{self.path} is of headrace train; it is a headrace.Run") from None
+
+    @property
     def summary(self) -> dict[str, Any]:
         """As in `summary.json`; empty before the run has ended."""
         try:
@@ -44,14 +60,24 @@ class OfflineRun:
 
     @property
     def status(self) -> str:
-        """finished, stopped, or running: it has not said how it ended."""
-        return str(self.summary.get("status", "running"))
+        """running, finished, stopped, failed, or killed."""
+        return self.record.status
 
     @property
     def model(self) -> Path | None:
         """Folder that `transformers` loads; None before the run is finished."""
         folder = self.path / "model"
         return folder if folder.is_dir() else None
+
+    def plot(
+        self, path: str | Path | None = None, *, by: Axis = "batch", smooth: int = 1, compare: Sequence[OfflineRun] = ()
+    ) -> Picture:
+        """See `Run.plot`."""
+        folders = [self.path, *(run.path for run in compare)]
+        try:
+            return picture_of(folders, None if path is None else Path(path), by=by, smooth=smooth)
+        except (ConfigError, StoreError) as error:
+            raise for_caller(error) from None
 
 
 def sft(
@@ -127,27 +153,27 @@ class _Job:
         from headrace.controller.pairs import run_dpo, run_rm
         from headrace.controller.sft import run_sft
 
+        view, report = offline_view(self.name)
         runs: dict[Kind, Callable[..., OfflineResult]] = {"sft": run_sft, "rm": run_rm, "dpo": run_dpo}
         folder, inputs = self.folder, Inputs(self.folder, resume=self.resume)
         try:
             values = {**dotted(self.overrides), **inputs.data(self.data, "data", "data.train", "train")}
             config = load_config(self.kind, self.config, values)
+            notes(ineffective(config))
             return runs[self.name](
                 config,
                 folder,
                 begin="resume" if self.resume else "new",
-                report=self._report,
+                report=report,
                 now=time.monotonic,
+                view=view,
                 stop=stop,
             )
         except BaseException as error:
             inputs.rename(error)
-            if not any((folder / name).exists() for name in ("model", "checkpoint")):
+            if not RunStore.exists(folder):
                 inputs.tidy()
             raise
-
-    def _report(self, step: int, loss: float, tokens_per_s: float) -> None:
-        background.tell(f"{self.name} step {step}: loss {near_zero(loss, 4)}, {tokens_per_s:,.0f} tokens/s")
 
 
 def _job(

@@ -8,17 +8,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from headrace.config.errors import ConfigError
+from headrace.observe.offline.run import OfflineWatcher
 from headrace.observe.plot.chart import Chart, NotDrawable, make_chart
 from headrace.observe.plot.curves import Axis
+from headrace.observe.plot.drawn import Drawn
 from headrace.observe.plot.svg import render_svg
 from headrace.observe.plot.words import distinct
 from headrace.observe.run_record import RunRecord, RunWatcher
-from headrace.store import RunMissing, RunReader
+from headrace.store import RunReader
 from headrace.store.files import write_whole
+from headrace.store.schema import TRAIN
 
 Render = Callable[[Chart], bytes]
-_OFFLINE = ("model", "checkpoint")
-"""What the folder of an offline trainer has of these two; that of a run has neither."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -97,18 +98,10 @@ def _names(folders: Sequence[Path]) -> tuple[str, ...]:
     return distinct(resolved)
 
 
-def _read(folder: Path) -> RunRecord:
+def _read(folder: Path) -> Drawn:
     """Raises ConfigError, StoreError."""
-    try:
-        with RunReader(folder) as reader:
-            record = RunWatcher(reader).read()
-    except RunMissing as error:
-        if any((folder / name).is_dir() for name in _OFFLINE):
-            raise ConfigError(
-                f"{folder} is of an offline trainer (sft, rm or dpo), which records no batches to plot; give the "
-                "folder of a run of `headrace train`"
-            ) from error
-        raise
-    if not record.batches:
+    with RunReader(folder) as reader:
+        record = RunWatcher(reader).read() if reader.kind == TRAIN else OfflineWatcher(reader).read()
+    if not record.number or (isinstance(record, RunRecord) and not record.batches):
         raise ConfigError(f"{folder} has trained no batch yet: there is nothing to plot; its status is {record.status}")
     return record

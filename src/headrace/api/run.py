@@ -16,6 +16,7 @@ from headrace.observe.run_record import Evaluation, RunRecord, RunWatcher
 from headrace.observe.summary import build_summary
 from headrace.store import RunMissing, RunReader, RunStore, StoreError
 from headrace.store.rollouts import ORDERS, Order, Query
+from headrace.store.schema import TRAIN
 
 
 class Metrics(Sequence[BatchRecord]):
@@ -49,10 +50,13 @@ class Run:
     """The run in a folder. Everything is read when it is asked for, so that a run that goes on can be watched."""
 
     def __init__(self, path: str | Path) -> None:
-        """Raises RunMissing if there is none."""
+        """Raises RunMissing if there is none, ConfigError for that of an offline trainer."""
         self.path = Path(path)
         if not RunStore.exists(self.path):
             raise RunMissing(f"{self.path} holds no run; check the path")
+        with RunReader(self.path) as reader:
+            if reader.kind != TRAIN:
+                raise ConfigError(f"{self.path} is of headrace {reader.kind}; it is a headrace.OfflineRun")
 
     def __repr__(self) -> str:
         record = self.record
@@ -91,8 +95,8 @@ class Run:
     def model(self) -> Path | None:
         """Folder of the newest checkpoint's model, which `transformers` loads; None before the first checkpoint."""
         with RunReader(self.path) as reader:
-            checkpoint = reader.checkpoint()
-        return None if checkpoint is None else checkpoint / "model"
+            newest = max(reader.checkpoints().items(), default=(0, None))[1]
+        return None if newest is None else self.path / "checkpoints" / newest / "model"
 
     def rollouts(
         self,

@@ -13,8 +13,9 @@ from headrace.api.callbacks import Callbacks
 from headrace.api.inputs import Inputs
 from headrace.api.interrupted import Interrupted
 from headrace.api.run import Run
-from headrace.api.view import caller_view
+from headrace.api.view import caller_view, note, notes
 from headrace.config import ConfigError, TrainConfig, load_config
+from headrace.config.ineffective import ineffective
 from headrace.store import RunExists, RunMissing, RunStore
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class _Job:
         callbacks, inputs = Callbacks(self.callbacks), Inputs(folder, resume=self.resume)
         try:
             config = load_config(TrainConfig, self.config, self._values(inputs))
+            notes(ineffective(config))
             status = self._train(config, folder, inputs, callbacks, stop)
         except BaseException as error:
             inputs.rename(error)
@@ -137,15 +139,18 @@ class _Job:
         }
 
     def _train(self, config: TrainConfig, folder: Path, inputs: Inputs, callbacks: Callbacks, stop: StopRequest) -> str:
+        from headrace.controller.origin import resumed_config
         from headrace.controller.plan import make_plan
         from headrace.controller.train import Begin, train
         from headrace.runtime.event_loop import run_to_end
 
-        plan = make_plan(config, inputs.objects)
         begin: Begin = "resume" if self.resume else "new"
+        resumed = resumed_config(config, folder) if self.resume else config
+        plan = make_plan(resumed, folder if self.resume else None, inputs.objects)
+        notes(plan.notes)
         view, listeners, owners = caller_view(), callbacks.listeners(), callbacks.files
         ended = run_to_end(
-            lambda: train(plan, folder, begin, view, stop=stop, listeners=listeners, owners=owners),
+            lambda: train(plan, folder, begin, view, note, stop=stop, listeners=listeners, owners=owners),
             "headrace.train",
         )
         return ended.status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from headrace.cli.load import load_noted
+from headrace.cli.load import load_noted, tell_notes
 from headrace.config import TrainConfig
 
 
@@ -13,6 +13,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.controller.plan import make_plan
 
     plan = make_plan(config)
+    tell_notes(plan.notes)
     from headrace.controller.describe import describe_plan
 
     print(describe_plan(plan))

@@ -4,26 +4,56 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
 
 from headrace.cli.piped import PipedConsole
+from headrace.observe.offline import summary as offline_summary
+from headrace.observe.offline import text as offline_text
+from headrace.observe.offline.record import OfflineStep
+from headrace.observe.offline.run import OfflineWatcher
+from headrace.observe.record import BatchRecord
 from headrace.observe.run_record import RunWatcher
 from headrace.observe.summary import build_summary
 from headrace.observe.text import describe_run
 from headrace.store import RunReader
+from headrace.store.schema import TRAIN
 
 
 def run(args: argparse.Namespace) -> int:
     with RunReader(Path(args.run_dir)) as reader:
+        if reader.kind != TRAIN:
+            return _offline(args, reader)
         record = RunWatcher(reader).read()
     summary = build_summary(record)
+    console = PipedConsole(lasting=False)
+    _tell(args, record.batches, summary, console, lambda: describe_run(record, summary, console.width))
+    record.counts.check()
+    return 0
+
+
+def _offline(args: argparse.Namespace, reader: RunReader) -> int:
+    record = OfflineWatcher(reader).read()
+    summary = offline_summary.build_summary(record)
+    console = PipedConsole(lasting=False)
+    _tell(args, record.steps, summary, console, lambda: offline_text.describe_run(record, summary, console.width))
+    return 0
+
+
+def _tell(
+    args: argparse.Namespace,
+    batches: Sequence[BatchRecord | OfflineStep],
+    summary: Mapping[str, Any],
+    console: PipedConsole,
+    described: Callable[[], RenderableType],
+) -> None:
     if args.batches:
-        for batch in record.batches:
+        for batch in batches:
             print(json.dumps(batch.to_json()))
     elif args.json:
         print(json.dumps(summary, indent=2))
     else:
-        console = PipedConsole(lasting=False)
-        console.print(describe_run(record, summary, console.width))
-    record.counts.check()
-    return 0
+        console.print(described())

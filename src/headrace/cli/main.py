@@ -107,6 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     _config(train)
     train.add_argument("--dir", help="the run's folder (default: runs/NAME-OF-CONFIG)")
     _begin(train)
+    _from(train)
+    train.add_argument("--from-optimizer", action="store_true", help="with --from: take the optimiser's moments too")
     train.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     train.add_argument("--plain", action="store_true", help="a line for each batch instead of the live view")
 
@@ -118,12 +120,16 @@ def _parser() -> argparse.ArgumentParser:
         offline = command(name, "offline", summary)
         _config(offline)
         offline.add_argument("--dir", required=True, help="folder for the model that comes out")
+        offline.add_argument("--plain", action="store_true", help="lines instead of the live view")
         _begin(offline)
+        _from(offline)
 
-    evaluate = command("eval", "evaluate", "score a model on the held-out prompts of a config")
-    _config(evaluate)
+    evaluate = command("eval", "evaluate", "score a model on the held-out prompts of a config, or a run")
+    _config(evaluate, "YAML file, or a run's folder: then its last checkpoint is scored")
     evaluate.add_argument("--model", help="model folder, instead of the config's")
-    evaluate.add_argument("--json", action="store_true", help="print the result as JSON")
+    evaluate.add_argument("--checkpoint", metavar="best|last|N", help="of the run, instead of its last one")
+    evaluate.add_argument("--set", metavar="NAME", action="append", default=[], help="only this held-out set")
+    evaluate.add_argument("--json", action="store_true", help="print the results as JSON, by set")
 
     check = command("check", "check", "validate a config of `headrace train` and print what it would start")
     _config(check)
@@ -195,8 +201,17 @@ def _begin(parser: argparse.ArgumentParser) -> None:
     begin.add_argument("--fresh", action="store_true", help="erase the run in --dir and begin again")
 
 
-def _config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help="YAML file")
+def _from(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--from",
+        dest="from_run",
+        metavar="RUN[@N]",
+        help="begin with the weights of another run's last checkpoint, or of that of version N",
+    )
+
+
+def _config(parser: argparse.ArgumentParser, what: str = "YAML file") -> None:
+    parser.add_argument("config", metavar="CONFIG", help=what)
     parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="override a key of the config")
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cli.load import load_noted
-from headrace.cli.piped import tell
+from headrace.cli.piped import PipedConsole, tell
 from headrace.cli.program import program
 from headrace.config import DPOConfig, RMConfig, SFTConfig
 from headrace.observe.glyphs import near_zero
+from headrace.observe.offline.view import OfflineLines, OfflineLiveView
 
 if TYPE_CHECKING:
+    from headrace.controller.offline_record import OfflineView
     from headrace.controller.output import Begin
 
 
@@ -24,26 +27,41 @@ def run(args: argparse.Namespace) -> int:
     def report(step: int, loss: float, tokens_per_s: float) -> None:
         tell(f"{name} step {step}: loss {near_zero(loss, 4)}, {tokens_per_s:,.0f} tokens/s")
 
+    # As `headrace train`: a view in place on a terminal, lines elsewhere.
+    console = PipedConsole(lasting=True)
+    in_place = not args.plain and console.is_terminal and not console.is_dumb_terminal
+    view: OfflineView = OfflineLiveView(console) if in_place else OfflineLines(tell)
+    if in_place:
+        report = _silent
     out = Path(args.dir)
+    if args.from_run is not None:
+        from headrace.store.origin import find_origin
+
+        args.overrides = [*args.overrides, f"model.path={json.dumps(str(find_origin(args.from_run).model))}"]
     begin: Begin = "resume" if args.resume else "fresh" if args.fresh else "new"
     if name == "sft":
         sft = load_noted(SFTConfig, args)
         from headrace.controller.sft import run_sft
 
-        result = run_sft(sft, out, begin=begin, report=report, now=time.monotonic)
+        result = run_sft(sft, out, begin=begin, report=report, now=time.monotonic, view=view)
     elif name == "rm":
         rm = load_noted(RMConfig, args)
         from headrace.controller.pairs import run_rm
 
-        result = run_rm(rm, out, begin=begin, report=report, now=time.monotonic)
+        result = run_rm(rm, out, begin=begin, report=report, now=time.monotonic, view=view)
     else:
         dpo = load_noted(DPOConfig, args)
         from headrace.controller.pairs import run_dpo
 
-        result = run_dpo(dpo, out, begin=begin, report=report, now=time.monotonic)
+        result = run_dpo(dpo, out, begin=begin, report=report, now=time.monotonic, view=view)
     if result.status == "stopped":
         again = [*program(), name, args.config, *args.overrides, "--dir", args.dir, "--resume"]
         print(f"stopped after step {result.steps}\n  continue with: {shlex.join(again)}")
     else:
         print(f"model: {result.model}")
+    print(f"  look at: {shlex.join(program())} inspect {args.dir}")
     return 0
+
+
+def _silent(step: int, loss: float, tokens_per_s: float) -> None:
+    """The view tells."""

@@ -6,18 +6,25 @@ import shlex
 from pathlib import Path
 
 from headrace.cli.program import program
+from headrace.config.evaluation import PLAIN
 from headrace.controller.train import Ended
 
 
 def print_end(folder: Path, ended: Ended) -> None:
     run, called = ended.record, shlex.join(program())
-    scores = [evaluation.score for evaluation in run.evaluations if evaluation.score is not None]
-    change = f", held-out score {scores[0]:.3f} -> {scores[-1]:.3f}" if len(scores) > 1 else ""
+    change = ""
+    for name, evaluations in run.sets.items():
+        scores = [evaluation.score for evaluation in evaluations if evaluation.score is not None]
+        told = "held-out score" if name == PLAIN else evaluations[-1].label
+        change += f", {told} {scores[0]:.3f} -> {scores[-1]:.3f}" if len(scores) > 1 else ""
     print(f"{ended.status}: v{run.number} after {run.totals.elapsed_s:.1f} s{change}")
     if ended.status == "stopped":
         # The run's own config has the overrides in it.
         print(f"  continue with: {called} train {folder / 'config.yaml'} --dir {folder} --resume")
     if run.number:
         print(f"  model:   {folder / 'checkpoints' / f'step_{run.number}' / 'model'}")
+    if run.best is not None and run.best.folder is not None:
+        told = f"v{run.best.number}, {run.best.metric} {run.best.value:.3f}"
+        print(f"  best:    {folder / 'checkpoints' / 'best' / 'model'} ({told})")
     print(f"  summary: {folder / 'summary.json'}")
     print(f"  look at: {called} inspect {folder}")

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
-from headrace.cli.load import load_noted
+from headrace.cli.load import load_noted, tell_note, tell_notes
 from headrace.config import TrainConfig
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.from_run is not None:
+        args.overrides = [*args.overrides, f"from.run={json.dumps(args.from_run)}"]
+    if args.from_optimizer:
+        args.overrides = [*args.overrides, "from.optimizer=true"]
+    folder = Path("runs") / Path(args.config).stem if args.dir is None else Path(args.dir)
     config = load_noted(TrainConfig, args)
+    from headrace.controller.origin import resumed_config
     from headrace.controller.plan import make_plan
 
-    plan = make_plan(config)
+    plan = make_plan(resumed_config(config, folder), folder) if args.resume else make_plan(config)
+    tell_notes(plan.notes)
     if args.dry_run:
         from headrace.controller.describe import describe_plan
 
@@ -25,9 +33,8 @@ def run(args: argparse.Namespace) -> int:
     from headrace.observe.watch import view_for
     from headrace.runtime.event_loop import run_to_end
 
-    folder = Path("runs") / Path(args.config).stem if args.dir is None else Path(args.dir)
     begin: Begin = "resume" if args.resume else "fresh" if args.fresh else "new"
     view = view_for(PipedConsole(lasting=True, force_terminal=False if args.plain else None))
-    ended = run_to_end(lambda: train(plan, folder, begin, view), "headrace train")
+    ended = run_to_end(lambda: train(plan, folder, begin, view, tell_note), "headrace train")
     print_end(folder, ended)
     return 0

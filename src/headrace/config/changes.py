@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from headrace.config.load import decisive
+from headrace.config.train import TrainConfig
 
 _MOST_TOLD = 20
 _MOST_SHOWN = 120
@@ -16,24 +19,56 @@ _MOST_SHOWN = 120
 _ABSENT = object()
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    key: str
+    """Dotted; of a value or of a list, never of a section that both have."""
+    was: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: was {_shown(self.was)}, now {_shown(self.now)}"
+
+
+def changes(before: str, now: str) -> list[Change] | None:
+    """Each key that differs. Both are as `dump_config` makes them; None if one is no such text, as when its file was
+    damaged. What a config of `headrace train` did not have yet counts as not given."""
+    old, new = _read(before), _read(now)
+    if old is None or new is None:
+        return None
+    return [Change(key, was, is_) for key, was, is_ in _differences(old, new, "")]
+
+
 def describe_changes(before: str, now: str) -> str:
     """A line for each key that decides a run's result and differs, with both values, each line after a line break.
 
-    Both are as `dump_config` makes them. Nothing if one is no such text, as when its file was damaged.
+    As `changes`; nothing if one of them is no text of a config.
     """
+    old, new = _read(before), _read(now)
+    if old is None or new is None:
+        return ""
+    return listed(str(Change(*found)) for found in _differences(decisive(old), decisive(new), ""))
+
+
+def listed(lines: Iterable[str]) -> str:
+    """Each after a line break; the first of many."""
+    shown = [f"\n  - {line}" for line in lines]
+    if len(shown) > _MOST_TOLD:
+        shown[_MOST_TOLD:] = [f"\n  - and {len(shown) - _MOST_TOLD} more"]
+    return "".join(shown)
+
+
+def _read(text: str) -> dict[str, Any] | None:
     try:
-        old, new = yaml.safe_load(before), yaml.safe_load(now)
+        values = yaml.safe_load(text)
     except yaml.YAMLError:
-        return ""
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return ""
-    lines = [
-        f"\n  - {key}: was {_shown(was)}, now {_shown(is_)}"
-        for key, was, is_ in _differences(decisive(old), decisive(new), "")
-    ]
-    if len(lines) > _MOST_TOLD:
-        lines[_MOST_TOLD:] = [f"\n  - and {len(lines) - _MOST_TOLD} more"]
-    return "".join(lines)
+        return None
+    if not isinstance(values, dict):
+        return None
+    try:
+        return TrainConfig.model_validate(values).model_dump(mode="json", by_alias=True)
+    except ValidationError:
+        return values
 
 
 def _differences(old: Any, new: Any, key: str) -> Iterator[tuple[str, Any, Any]]:

@@ -55,7 +55,8 @@ def known_keys(kind: type[Section], prefix: str = "") -> Iterator[str]:
 
 
 def _explain_one(kind: type[Section], detail: ErrorDetails) -> list[str]:
-    location = [str(part) for part in detail["loc"]]
+    # <…> is a tag of ours for one of the shapes that a value may have.
+    location = [str(part) for part in detail["loc"] if not str(part).startswith("<")]
     key = ".".join(location) or "config"
     value = detail["input"]
     match detail["type"]:

@@ -51,6 +51,11 @@ def unread(algorithm: AlgorithmConfig) -> set[str]:
 
 def _of_offline(config: SFTConfig | RMConfig | DPOConfig) -> Iterator[_Rule]:
     yield _of_schedule(config.trainer.lr_schedule)
+    if isinstance(config, SFTConfig):
+        roles, reason = ("loss_roles", "loss_turns"), "data.messages_column is not set"
+        yield _Rule(config.data.messages_column is None, "", config, _defaults(config), roles, reason)
+    nothing, evaluation = config.data.eval is None, config.evaluation
+    yield _Rule(nothing, "evaluation.", evaluation, _defaults(evaluation), (), "data.eval is not set")
     own = {"beta", "label_smoothing", "per_length", "margin"} & type(config).model_fields.keys()
     if own:
         yield _Rule(is_own(config.loss), "", config, _defaults(config), tuple(sorted(own)), f"loss is {config.loss}")
@@ -68,9 +73,12 @@ def _of_run(config: TrainConfig) -> Iterator[_Rule]:
     def rule(applies: bool, prefix: str, section: Section, keys: tuple[str, ...], reason: str) -> _Rule:
         return _Rule(applies, f"{prefix}.", section, _defaults(section), keys, reason)
 
-    yield rule(config.data.eval is None, "evaluation", config.evaluation, (), "data.eval is not set")
+    yield rule(not config.held_out, "evaluation", config.evaluation, (), "data.eval is not set")
+    yield rule(
+        config.checkpoint.keep_best is None, "checkpoint", config.checkpoint, ("best_is",), "keep_best is not set"
+    )
     single = rollout.workflow == "single_turn"
-    turns = ("max_turns", "keep_special_tokens")
+    turns = ("max_turns", "keep_special_tokens", "observation_role")
     yield rule(single, "rollout", rollout, turns, "rollout.workflow is single_turn")
     counted = trainer.batches is not None
     yield rule(counted, "trainer", trainer, ("epochs",), "trainer.batches says how long training takes")

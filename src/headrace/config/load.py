@@ -17,33 +17,10 @@ from headrace.config.base import Section
 from headrace.config.errors import ConfigError
 from headrace.config.explain import explain
 from headrace.config.kinds import KINDS
+from headrace.config.resume import is_operational
 
 C = TypeVar("C", bound=Section)
 
-_ENGINE_SIZES = {"max_concurrent_sequences", "kv_cache_gib", "prefill_tokens_per_step"}
-_MICRO_BATCH = {"max_tokens_per_microbatch"}
-_JUDGE: dict[str, Any] = {"timeout_s": True, "engine": _ENGINE_SIZES}
-OPERATIONAL: dict[str, Any] = {
-    "runtime": True,
-    "checkpoint": True,
-    "record": True,
-    "weights": True,
-    "evaluation": True,
-    "track": True,
-    "engine": _ENGINE_SIZES,
-    "model": {"gradient_checkpointing"},
-    "reward": {
-        "timeout_s": True,
-        "workers": True,
-        "judge": _JUDGE,
-        "terms": {"__all__": {"judge": _JUDGE}},
-        "model": _MICRO_BATCH,
-    },
-    "rollout": {"max_drops_per_batch"},
-    "async": {"table_gib"},
-    **dict.fromkeys(("trainer", "critic", "reference", "proximal", "teacher"), _MICRO_BATCH),
-}
-"""Keys that a resumed run may change: True for all that is under one, and `__all__` for the items of a list."""
 _NO_MAPPING = "holds no mapping; a config is a mapping of sections, as model, data and trainer"
 
 
@@ -179,18 +156,17 @@ def dump_config(config: Section) -> str:
 
 
 def config_sha256(config: Section) -> str:
-    """Hex digest of what decides a run's result: configs that differ only in where and how fast they run (`runtime`,
-    `checkpoint`, `weights`, `evaluation`, `track`, sizes of engines, micro-batches and table, gradient checkpointing,
-    processes and time limits of rewards), or in when they give up, have equal digests."""
+    """Hex digest of what decides a run's result: configs that differ only in where and how fast they run, in what is
+    beside training, or in when they give up, have equal digests; `headrace.config.resume` has the keys."""
     values = decisive(config.model_dump(mode="json", by_alias=True))
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def decisive(values: Any, without: Any = OPERATIONAL) -> Any:
-    """`values`, of a dumped config, less the keys that `without` names."""
+def decisive(values: Any, key: str = "") -> Any:
+    """`values`, of a dumped config, less the keys that decide nothing. `key`: of `values` themselves."""
     if isinstance(values, list):
-        return [decisive(value, without.get("__all__", {})) for value in values]
+        return [decisive(value, f"{key}.{place}") for place, value in enumerate(values)]
     if not isinstance(values, Mapping):
         return values
-    below = dict.fromkeys(without, True) if isinstance(without, set) else without
-    return {key: decisive(value, below.get(key, {})) for key, value in values.items() if below.get(key) is not True}
+    below = {name: f"{key}.{name}" if key else str(name) for name in values}
+    return {name: decisive(values[name], path) for name, path in below.items() if not is_operational(path)}

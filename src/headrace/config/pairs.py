@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from headrace.config.base import Section
+from headrace.config.data import OneSource, Sources, TooLong, TrainingData, check_unweighted
 from headrace.config.model import ModelConfig
 from headrace.config.named import one_of
-from headrace.config.sft import OfflineCheckpointConfig, SFTRuntimeConfig, differ
+from headrace.config.sft import OfflineCheckpointConfig, OfflineEvaluationConfig, SFTRuntimeConfig, Trackers, differ
+from headrace.config.template import TemplateConfig
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
 
 
-class PairDataConfig(Section):
-    train: str
-    """JSONL file, one pair a line."""
+class PairDataConfig(TrainingData):
+    train: Annotated[Sources, AfterValidator(check_unweighted)]
+    """A file, folder or Hub name with one pair a row; or a mapping with its options, as `headrace train` has
+    it; or a list of these, which are put together. See docs/data.md."""
+    eval: OneSource | None = None
+    """Held-out pairs, with the same columns: a file, folder or Hub name, or a mapping with its options."""
     prompt_column: str = "prompt"
     chosen_column: str = "chosen"
     rejected_column: str = "rejected"
+    tools_column: str | None = "tools"
+    """Column with JSON schemas of the tools of a prompt, for the chat template: a list, or its JSON text. Rows may lack
+    it."""
+    template: TemplateConfig = TemplateConfig()
+    max_tokens: int | None = Field(default=None, ge=2)
+    """Longest sample in tokens, response included; the model's context unless given."""
+    too_long: TooLong = "fail"
+    """What is done with pairs of which one is longer: `fail`, `drop` them, or `truncate_left`: keep its last tokens."""
     shuffle: bool = True
 
     @model_validator(mode="after")
@@ -47,7 +60,10 @@ class RMConfig(Section):
     margin: float = Field(default=0.0, ge=0)
     """By how much the chosen response's score is to be above the other's."""
     checkpoint: OfflineCheckpointConfig = OfflineCheckpointConfig()
+    evaluation: OfflineEvaluationConfig = OfflineEvaluationConfig()
     runtime: SFTRuntimeConfig = SFTRuntimeConfig()
+    track: Trackers = ()
+    """Where metrics go beside the record in `run.db`, as of `headrace train`. See docs/tracking.md."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data."""
 
@@ -66,7 +82,10 @@ class DPOConfig(Section):
     per_length: bool = False
     """Average over a response's tokens instead of summing."""
     checkpoint: OfflineCheckpointConfig = OfflineCheckpointConfig()
+    evaluation: OfflineEvaluationConfig = OfflineEvaluationConfig()
     runtime: SFTRuntimeConfig = SFTRuntimeConfig()
+    track: Trackers = ()
+    """Where metrics go beside the record in `run.db`, as of `headrace train`. See docs/tracking.md."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data."""
 

@@ -22,7 +22,7 @@ def render_reference(title: str, kind: type[Section]) -> str:
     lines = [f"## {title}", ""]
     for prefix, section, defaults in _sections(kind, None):
         lines += [f"### `{prefix}`" if prefix else "### top level", ""]
-        if "type" in section.model_fields and section.__doc__:
+        if ("type" in section.model_fields or prefix.endswith(".NAME")) and section.__doc__:
             lines += [" ".join(section.__doc__.split()), ""]
         lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
         for name, field in section.model_fields.items():
@@ -75,6 +75,8 @@ def _sections(
             yield from _sections(inner, default if isinstance(default, Section) else None, path)
         for listed in _listed_sections(field):
             yield from _sections(listed, None, f"{path}[]{_variant(listed)}")
+        if (named := _named_sections(field)) is not None:
+            yield from _sections(named, None, f"{path}.NAME")
 
 
 def _section_of(field: FieldInfo) -> type[Section] | None:
@@ -87,14 +89,22 @@ def _listed_sections(field: FieldInfo) -> tuple[type[Section], ...]:
     """The sections that may stand in the field's list."""
     whole = field.annotation
     kinds = get_args(whole) if get_origin(whole) in (Union, UnionType) else (whole,)
-    listed = next((kind for kind in kinds if get_origin(kind) is tuple), None)
+    listed = next((kind for kind in map(_bare, kinds) if get_origin(kind) is tuple), None)
     if listed is None:
         return ()
-    item = get_args(listed)[0]
-    item = get_args(item)[0] if get_origin(item) is Annotated else item
+    item = _bare(get_args(listed)[0])
     parts = get_args(item) if get_origin(item) in (Union, UnionType) else (item,)
-    bare = [get_args(part)[0] if get_origin(part) is Annotated else part for part in parts]
-    return tuple(part for part in bare if _is_section(part))
+    return tuple(part for part in map(_bare, parts) if _is_section(part))
+
+
+def _bare(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _named_sections(field: FieldInfo) -> type[Section] | None:
+    """The section that stands under each name, where the field is a mapping of names."""
+    arguments = get_args(field.annotation)
+    return arguments[1] if get_origin(field.annotation) is dict and _is_section(arguments[1]) else None
 
 
 def _is_section(annotation: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,7 @@ from headrace.config.temperature import SamplingTemperature
 
 TOP_K_OF_TOP_P = 512
 """The limit on what `top_p` keeps unless another is given."""
+StopText = Annotated[str, Field(min_length=1, max_length=256)]
 OnDeadline = Literal["wait", "mask", "drop", "late"]
 
 
@@ -26,6 +27,9 @@ class SamplingConfig(Section):
     top_k: int = Field(default=0, ge=0)
     """0 is no limit. With `top_p` below 1 it is 512 unless given: what is kept of the vocabulary travels with each
     token."""
+    stop: Annotated[tuple[StopText, ...], Field(max_length=16)] = ()
+    """Texts that end a response (in evaluation too), as `["</answer>"]`: its last token is the one that completes a
+    stop text, with whatever that token says beyond. Special tokens count as their text."""
     stop_token_ids: tuple[int, ...] = ()
     """Beside the model's own end-of-sequence tokens."""
 
@@ -61,6 +65,9 @@ class RolloutConfig(Section):
     keep_special_tokens: bool = False
     """`multi_turn`: the environment's `step`, and a reward's `messages`, show the special tokens that the policy wrote,
     its closing one among them. Unless kept they are left out."""
+    observation_role: str = Field(default="user", min_length=1)
+    """The role that what an environment says has in a chat, for the chat template: `user`, or `tool` where the policy
+    calls tools."""
     episode_timeout_s: float = Field(default=600.0, gt=0)
     """An episode that takes longer fails. At most `runtime.stall_timeout_s`."""
     min_samples: int | None = Field(default=None, ge=1)

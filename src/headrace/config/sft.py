@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from headrace.config.base import Section
+from headrace.config.data import OneSource, Sources, TooLong, TrainingData, check_unweighted
 from headrace.config.model import ModelConfig
 from headrace.config.named import one_of
+from headrace.config.template import TemplateConfig
+from headrace.config.track import TrackerConfig, each_once
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
 
 S = TypeVar("S", bound=Section)
+Trackers = Annotated[tuple[TrackerConfig, ...], AfterValidator(each_once)]
 
 
 def differ(section: S, columns: Mapping[str, str]) -> S:
@@ -24,11 +28,25 @@ def differ(section: S, columns: Mapping[str, str]) -> S:
     return section
 
 
-class SFTDataConfig(Section):
-    train: str
-    """JSONL file, one demonstration a line."""
+class SFTDataConfig(TrainingData):
+    train: Annotated[Sources, AfterValidator(check_unweighted)]
+    """A file, folder or Hub name with one demonstration a row; or a mapping with its options, as `headrace train` has
+    it; or a list of these, which are put together. See docs/data.md."""
+    eval: OneSource | None = None
+    """Held-out demonstrations, with the same columns: a file, folder or Hub name, or a mapping with its options."""
     prompt_column: str = "prompt"
     response_column: str = "response"
+    messages_column: str | None = None
+    """Column with a whole conversation, a list of chat messages, instead of a prompt and a response. What is in the
+    loss: see `loss_roles` and `loss_turns`."""
+    tools_column: str | None = "tools"
+    """Column with JSON schemas of the tools of a conversation, for the chat template: a list, or its JSON text. Rows
+    may lack it."""
+    template: TemplateConfig = TemplateConfig()
+    max_tokens: int | None = Field(default=None, ge=2)
+    """Longest sample in tokens, response included; the model's context unless given."""
+    too_long: TooLong = "fail"
+    """What is done with longer samples: `fail`, `drop` them, or `truncate_left`: keep their last tokens."""
     shuffle: bool = True
 
     @model_validator(mode="after")
@@ -57,13 +75,28 @@ class OfflineCheckpointConfig(Section):
     is there."""
 
 
+class OfflineEvaluationConfig(Section):
+    every: int | None = Field(default=None, ge=1)
+    """Steps between evaluations on `data.eval`, beside those before and after training; none unless given."""
+    max_rows: int | None = Field(default=None, ge=1)
+    """Only the first so many held-out rows."""
+
+
 class SFTConfig(Section):
     model: ModelConfig
     data: SFTDataConfig
     trainer: SFTTrainerConfig = SFTTrainerConfig()
     loss: Annotated[str, one_of("sft")] = "sft"
     """`sft` (negative log-likelihood), or a function of yours: `path.py:function`. A mean over tokens."""
+    loss_roles: tuple[str, ...] = Field(default=("assistant",), min_length=1)
+    """`data.messages_column`: whose words are in the loss."""
+    loss_turns: Literal["all", "last", "split"] = "all"
+    """`data.messages_column`: `all` turns of these roles; the `last` alone; or `split`: a sample for each, as the model
+    reads the conversation when it writes that turn."""
     checkpoint: OfflineCheckpointConfig = OfflineCheckpointConfig()
+    evaluation: OfflineEvaluationConfig = OfflineEvaluationConfig()
     runtime: SFTRuntimeConfig = SFTRuntimeConfig()
+    track: Trackers = ()
+    """Where metrics go beside the record in `run.db`, as of `headrace train`. See docs/tracking.md."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data."""

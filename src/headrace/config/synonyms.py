@@ -15,7 +15,13 @@ _STEPS = ("trainer.batches", "trainer.steps")
 _PER_PROMPT = ("rollout.samples_per_prompt",)
 _LONGEST = ("rollout.sampling.max_new_tokens",)
 _CONTEXT = ("engine.max_context",)
-_STOPS = ("rollout.sampling.stop_token_ids",)
+_STOPS = ("rollout.sampling.stop",)
+_STOP_IDS = ("rollout.sampling.stop_token_ids",)
+_PROMPT_TOKENS = ("data.max_prompt_tokens",)
+_TOO_LONG = ("data.too_long",)
+_TEMPLATE_KWARGS = ("data.template.kwargs",)
+_TEMPLATE_FILE = ("data.template.file",)
+_LOSS_ROLES = ("loss_roles",)
 _KL = ("algorithm.kl.coefficient",)
 _LR = ("trainer.optimizer.lr",)
 _MICRO = ("trainer.max_tokens_per_microbatch",)
@@ -58,6 +64,19 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "label_key": ("reward.answer_column",),
     "ground_truth_key": ("reward.answer_column",),
     "shuffle_dataset": ("data.shuffle",),
+    "chat_template": _TEMPLATE_FILE,
+    "chat_template_path": _TEMPLATE_FILE,
+    "custom_chat_template": _TEMPLATE_FILE,
+    "chat_template_kwargs": _TEMPLATE_KWARGS,
+    "apply_chat_template_kwargs": _TEMPLATE_KWARGS,
+    "enable_thinking": _TEMPLATE_KWARGS,
+    "system_prompt": ("data.template.system",),
+    "tool_key": ("data.tools_column",),
+    "tools_key": ("data.tools_column",),
+    "messages_key": ("data.messages_column",),
+    "assistant_only_loss": _LOSS_ROLES,
+    "completion_only_loss": _LOSS_ROLES,
+    "train_on_inputs": _LOSS_ROLES,
     # Sizes.
     "batch_size": _BATCH,
     "samples_per_batch": _BATCH,
@@ -120,18 +139,25 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "max_response_length": _LONGEST,
     "response_length": _LONGEST,
     "generate_max_len": _LONGEST,
-    "max_prompt_length": _CONTEXT,
-    "prompt_max_len": _CONTEXT,
-    "max_length": _CONTEXT,
-    "max_len": _CONTEXT,
-    "max_seq_len": _CONTEXT,
-    "max_seq_length": _CONTEXT,
+    "max_prompt_length": _PROMPT_TOKENS,
+    "prompt_max_len": _PROMPT_TOKENS,
+    "rollout_max_prompt_len": _PROMPT_TOKENS,
+    "filter_overlong_prompts": _TOO_LONG,
+    "truncation": _TOO_LONG,
+    "truncation_mode": _TOO_LONG,
+    "overlong_prompts": _TOO_LONG,
+    "max_length": (*_CONTEXT, "data.max_tokens"),
+    "max_len": (*_CONTEXT, "data.max_tokens"),
+    "max_seq_len": (*_CONTEXT, "data.max_tokens"),
+    "max_seq_length": (*_CONTEXT, "data.max_tokens"),
     "max_model_len": _CONTEXT,
     "vllm_max_model_length": _CONTEXT,
     "stop": _STOPS,
-    "stop_tokens": _STOPS,
+    "stop_words": _STOPS,
+    "stop_sequences": _STOPS,
     "stop_strings": _STOPS,
-    "eos_token_id": _STOPS,
+    "stop_tokens": _STOP_IDS,
+    "eos_token_id": _STOP_IDS,
     "max_num_seqs": ("engine.max_concurrent_sequences",),
     "max_running_requests": ("engine.max_concurrent_sequences",),
     "gpu_memory_utilization": ("engine.kv_cache_gib",),
@@ -271,6 +297,9 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "save_interval": ("checkpoint.every",),
     "checkpoint_interval": ("checkpoint.every",),
     "save_total_limit": ("checkpoint.keep",),
+    "load_best_model_at_end": ("checkpoint.keep_best",),
+    "metric_for_best_model": ("checkpoint.keep_best",),
+    "greater_is_better": ("checkpoint.best_is",),
     "max_ckpt_num": ("checkpoint.keep",),
     "max_actor_ckpt_to_keep": ("checkpoint.keep",),
     "eval_steps": ("evaluation.every",),
@@ -278,6 +307,9 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "eval_interval": ("evaluation.every",),
     "test_freq": ("evaluation.every",),
     "eval_temperature": ("evaluation.temperature",),
+    "val_kwargs.n": ("evaluation.samples",),
+    "n_samples_per_eval_prompt": ("evaluation.samples",),
+    "num_generations_eval": ("evaluation.samples",),
     "val_max_samples": ("evaluation.max_prompts",),
     "num_threads": ("runtime.threads",),
     "data_seed": ("seed",),

@@ -9,12 +9,13 @@ from pydantic import AfterValidator, Field, model_validator
 
 from headrace.config.algorithm import BY_GROUP, AlgorithmConfig
 from headrace.config.base import Section
-from headrace.config.data import DataConfig, RewardConfig
+from headrace.config.data import DataConfig, RewardConfig, sources_of
+from headrace.config.evaluation import PLAIN, BestBy, EvaluationConfig, EvaluationSetConfig, HeldOut, best_by
 from headrace.config.filters import FilterConfig
 from headrace.config.model import EngineConfig, ModelConfig
 from headrace.config.named import one_of
+from headrace.config.origin import FromConfig
 from headrace.config.rollout import AsyncConfig, OnDeadline, RolloutConfig
-from headrace.config.temperature import AnyTemperature
 from headrace.config.track import TrackerConfig, TrackerSection, each_once, sections
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig, TrainerConfig
 
@@ -29,12 +30,21 @@ class CheckpointConfig(Section):
     """Batches between checkpoints; one more is made at the end, and when the run is told to stop."""
     keep: int = Field(default=2, ge=1)
     """Newest checkpoints that are kept."""
+    keep_best: str | None = None
+    """The checkpoint that is best on a held-out set is kept as well: name of the set and a metric of it, as `eval/mean`
+    or `gsm/pass@1`; the set's first metric if none is named. Each version that the set is evaluated with then has a
+    checkpoint. See docs/evaluation.md."""
+    best_is: Literal["highest", "lowest"] = "highest"
+    """Which value of that metric is the best."""
 
 
 class RecordConfig(Section):
     rollouts: Annotated[int, Field(ge=0)] | Literal["all"] = 8
     """Samples of a batch that `headrace rollouts` finds for good: the best, the worst, and whole groups as they are
     drawn; and as many of what was dropped meanwhile. Those that failed are all kept, unless this is 0."""
+    journal: Literal["needed", "all"] = "needed"
+    """`all` keeps every finished group, so that `data.rollouts` can train on the record: 17 bytes a token of prompt and
+    response, and the kept sets of `top_k` and `top_p`. `needed`: until no kept checkpoint could want it again."""
 
     @property
     def samples_per_batch(self) -> int | None:
@@ -100,19 +110,6 @@ class CriticConfig(Section):
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
 
 
-class EvaluationConfig(Section):
-    every: int | None = Field(default=None, ge=1)
-    """Batches between evaluations, beside those before and after training; none unless given."""
-    max_new_tokens: int | None = Field(default=None, ge=1)
-    """Longest response; that of `rollout.sampling` unless given."""
-    temperature: AnyTemperature = 0.0
-    """0 is greedy; else at least 0.01."""
-    max_prompts: int | None = Field(default=None, ge=1)
-    """Only the first so many held-out prompts."""
-    timeout_s: float = Field(default=600.0, gt=0)
-    """An evaluation that takes longer is given up, and the engine freed for new weights."""
-
-
 class RuntimeConfig(Section):
     kind: Literal["inline"] = "inline"
     threads: int | None = Field(default=None, ge=1)
@@ -130,6 +127,7 @@ class RuntimeConfig(Section):
 class TrainConfig(Section):
     model: ModelConfig
     data: DataConfig
+    from_: FromConfig = Field(default=FromConfig(), alias="from")
     reward: RewardConfig = RewardConfig()
     rollout: RolloutConfig = RolloutConfig()
     async_: AsyncConfig = Field(default=AsyncConfig(), alias="async")
@@ -173,6 +171,40 @@ class TrainConfig(Section):
         return ("zero_spread",) if self.algorithm.advantage in BY_GROUP else ()
 
     @property
+    def held_out(self) -> tuple[HeldOut, ...]:
+        """The sets that are evaluated: that of `data.eval`, then those with names of their own."""
+        sets = {} if self.data.eval is None else {PLAIN: EvaluationSetConfig(data=self.data.eval)}
+        return tuple(self._held_out(name, each) for name, each in (sets | self.evaluation.sets).items())
+
+    def _held_out(self, name: str, given: EvaluationSetConfig) -> HeldOut:
+        usual = self.evaluation
+        values = {
+            key: getattr(usual, key) if (own := getattr(given, key)) is None else own
+            for key in ("every", "samples", "temperature", "max_prompts", "timeout_s", "metrics", "pass_at")
+        }
+        return HeldOut(
+            name=name,
+            source=sources_of(given.data)[0],
+            prompt_column=given.prompt_column or self.data.prompt_column,
+            max_new_tokens=given.max_new_tokens or usual.max_new_tokens or self.rollout.sampling.max_new_tokens,
+            reward=given.reward or self.reward,
+            own_reward=given.reward is not None,
+            **values,
+        )
+
+    @property
+    def best_by(self) -> BestBy | None:
+        """What the best checkpoint is found by; None if none is kept. Raises ValueError."""
+        if self.checkpoint.keep_best is None:
+            return None
+        return best_by(self.checkpoint.keep_best, self.held_out, highest=self.checkpoint.best_is == "highest")
+
+    @property
+    def rewards(self) -> tuple[RewardConfig, ...]:
+        """Training's, and those of held-out sets that are others."""
+        return (self.reward, *(each.reward for each in self.held_out if each.own_reward))
+
+    @property
     def own_proximal(self) -> bool:
         """Whether the proximal policy's log-probs come by a stage of their own."""
         return self.algorithm.kl_of_proximal or (self.algorithm.needs_proximal and self.proximal.placement == "own")
@@ -203,6 +235,23 @@ class TrainConfig(Section):
     def table_groups(self, slots: int) -> int:
         """Groups that the experience table has places for. `slots`: see `ahead`."""
         return self.ahead(slots) + (self.async_.staleness_bound + 2) * self.rollout.prompts_per_batch
+
+    @model_validator(mode="after")
+    def _evaluation_fits(self) -> TrainConfig:
+        for each in self.held_out:
+            each.check(single_turn=self.rollout.workflow == "single_turn")
+            longest, key = each.reward.longest
+            if each.own_reward and longest > self.runtime.stall_timeout_s:
+                raise ValueError(
+                    f"{each.key}.reward.{key} lets a reward take {longest:g} s, more than runtime.stall_timeout_s "
+                    f"({self.runtime.stall_timeout_s:g}); lower it, or raise runtime.stall_timeout_s"
+                )
+        _ = self.best_by  # or its error
+        engines: dict[str | None, EngineConfig] = {}
+        for judge in (judge for reward in self.rewards for judge in reward.judges):
+            if engines.setdefault(judge.model, judge.engine) != judge.engine:
+                raise ValueError(f"two judges are {judge.model!r} and share an engine; give both the same judge.engine")
+        return self
 
     @model_validator(mode="after")
     def _parts_fit(self) -> TrainConfig:

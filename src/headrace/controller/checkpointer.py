@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from headrace.controller.best import BestCheckpoint
 from headrace.observe.spent import CHECKPOINTS, Activity
 from headrace.roles.actor import TRAINER_LANE
 from headrace.runtime.protocol import Runtime
@@ -37,11 +38,13 @@ class Checkpointer:
         state: Callable[[], dict[str, Any]] = dict,
         every: int,
         committed: int,
+        best: BestCheckpoint | None = None,
         listener: Callable[[int, Path], None] = lambda number, folder: None,
     ) -> None:
         """`others`: models that go with the policy's, by the name of their folder. `state`: small values that go with
         the weights, taken when a batch is `trained`. `committed`: number of the version that the run could be restored
-        to now. `listener` is told of each commit."""
+        to now. `best`: needs checkpoints of its own. `listener` is told of each commit."""
+        self._best = best
         self._listener = listener
         self._store = store
         self._trainer = trainer
@@ -59,7 +62,8 @@ class Checkpointer:
 
     async def after(self, version: Version) -> None:
         """Checkpoint if it is time."""
-        if version.number - self._committed >= self._every:
+        is_due = self._best is not None and self._best.is_due(version.number)
+        if is_due or version.number - self._committed >= self._every:
             await self.commit(version)
 
     async def commit(self, version: Version) -> None:
@@ -75,6 +79,8 @@ class Checkpointer:
             self._store.ledger.counts().check()
             checkpoints.commit(prepared, branch=version.branch, number=version.number, state=self._state_then)
         self._committed = version.number
+        if self._best is not None:
+            self._best.committed(version.number)
         self._listener(version.number, prepared.path)
 
     def _save(self, folder: Path) -> None:

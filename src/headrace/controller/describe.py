@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from headrace.algorithms.kept_sets import most_bytes
 from headrace.algorithms.recipes import check_dataflow
+from headrace.config.evaluation import PLAIN
 from headrace.controller.memory import GIB, MIB
 from headrace.controller.plan import Plan
+from headrace.controller.prompt_notes import first_prompt
 from headrace.controller.table_size import largest_group, table_bytes
 from headrace.controller.threads import available_threads, takes_turns
 from headrace.experience.schedule import reachable_staleness
@@ -20,7 +22,8 @@ _OWN_LANE = {name: name for name in ("reward", "reference", "proximal", "teacher
 
 def describe_plan(plan: Plan) -> str:
     """Several lines, for a terminal."""
-    return "\n".join([*_run(plan), "", *_dataflow(plan), "", *_roles(plan), "", *_memory(plan)])
+    parts = [_run(plan), first_prompt(plan), _dataflow(plan), _roles(plan), _memory(plan)]
+    return "\n\n".join("\n".join(part) for part in parts)
 
 
 def _run(plan: Plan) -> list[str]:
@@ -30,8 +33,10 @@ def _run(plan: Plan) -> list[str]:
         f"model     {config.model.path}: {plan.memory.parameters / 1e6:,.2f} M parameters, "
         f"trainer {config.model.dtype}, engine {config.engine.dtype or config.model.dtype}, "
         f"context {plan.max_context} tokens",
-        f"data      {config.data.train}: {len(plan.prompts)} prompts; held out: {len(plan.eval_prompts)}"
-        + (f"; {plan.cramped_prompts} leave no room for max_new_tokens" if plan.cramped_prompts else ""),
+        *([] if plan.origin is None else [f"from      {plan.origin.name}: {_taken(plan)}"]),
+        f"data      {config.data.described}: {len(plan.prompts)} prompts; held out: {_held_out(plan)}"
+        + (f"; {plan.fit.cramped} leave no room for max_new_tokens" if plan.fit.cramped else ""),
+        *_sources(plan),
         f"batches   {plan.total_batches} of {rollout.prompts_per_batch} prompts x {rollout.samples_per_prompt} "
         f"samples, {_steps(plan)} each"
         + (f"; {rollout.surplus} prompt(s) more are started" if rollout.surplus else ""),
@@ -43,10 +48,49 @@ def _run(plan: Plan) -> list[str]:
     ]
 
 
+def _taken(plan: Plan) -> str:
+    assert plan.origin is not None
+    both = plan.config.algorithm.needs_critic and plan.origin.critic is not None
+    moments = "and the optimiser's moments" if plan.config.from_.optimizer else "the optimiser begins anew"
+    return f"its weights{' and its critic' if both else ''} are version 0, {moments}"
+
+
+def _held_out(plan: Plan) -> str:
+    """As `64`, or `64; gsm 1319 x 8 (pass@1, majority)`."""
+    told = []
+    for each in plan.config.held_out:
+        count = str(len(plan.held_out[each.name])) + (f" x {each.samples}" if each.samples > 1 else "")
+        name = "" if each.name == PLAIN else f"{each.name} "
+        told.append(f"{name}{count}" + ("" if each.metrics == ("mean",) else f" ({', '.join(each.metrics)})"))
+    return "; ".join(told) or "0"
+
+
+def _sources(plan: Plan) -> list[str]:
+    """What each of several sources has its share of, and how rows are ordered, if not just shuffled."""
+    data, lines = plan.config.data, []
+    if len(data.sources) > 1:
+        sizes = [len(part) for part in plan.prompts.parts]
+        weights = [
+            size if source.weight is None else source.weight for source, size in zip(data.sources, sizes, strict=True)
+        ]
+        lines += [
+            f"  {source.called:<17} {weight / sum(weights):.1%} of the prompts, {size} rows"
+            for source, weight, size in zip(data.sources, weights, sizes, strict=True)
+        ]
+    if data.curriculum.column is not None:
+        way = "from the highest" if data.curriculum.descending else "from the lowest"
+        lines.append(f"  order             by {data.curriculum.column}, {way}, in every epoch of a source")
+    if data.curriculum.pass_rate is not None:
+        lines.append(f"  order             rows never drawn first, then pass rates near {data.curriculum.pass_rate:g}")
+    return lines
+
+
 def _sampling(plan: Plan) -> str:
     """The distribution that tokens are drawn from."""
     sampling = plan.config.rollout.sampling
     drawn = f"at most {sampling.max_new_tokens} tokens, temperature {sampling.temperature:g}"
+    if sampling.stop:
+        drawn = f"up to {' or '.join(map(repr, sampling.stop))}, {drawn}"
     if not sampling.truncates:
         return f"{drawn}, from the whole vocabulary"
     cut = f"top_k {sampling.top_k}" if sampling.top_k else "no top_k"
@@ -125,7 +169,7 @@ def _roles(plan: Plan) -> list[str]:
     turns = plan.config.runtime.turns or takes_turns(plan.config)
     share = f"{threads} CPU thread(s), in turn with the others" if turns else "1 CPU thread"
     names = [stage.name for stage in plan.recipe.stages if stage.name != "schedule"] + ["weight follower"]
-    if plan.eval_prompts:
+    if plan.held_out:
         names.append("evaluator")
     lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.config.weights.transport}"]
     for name in names:

@@ -1,11 +1,13 @@
-"""The runners of episodes: for training, and for evaluation."""
+"""The runners of episodes: for training, and for the evaluation of each held-out set."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from headrace.config import ConfigError
+from headrace.config.evaluation import HeldOut
 from headrace.controller.plan import Plan
+from headrace.controller.reward_pools import RewardPools
 from headrace.engines.protocol import Engine, SamplingParams
 from headrace.experience.sample import Group
 from headrace.rollout.episodes import EpisodeRunner
@@ -14,24 +16,23 @@ from headrace.rollout.policy import PolicySettings
 from headrace.rollout.rewards.model import ModelReward
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.rollout.router import Router
-from headrace.rollout.tokens import TextCodec
 from headrace.runtime.protocol import Clock
 
 
-def policy_settings(plan: Plan, engine: Engine, clock: Clock, *, evaluation: bool) -> PolicySettings:
-    """Of the policy that is trained, or of evaluation. Raises ConfigError if the engine cannot give what training
-    needs."""
+def policy_settings(plan: Plan, engine: Engine, clock: Clock, held_out: HeldOut | None = None) -> PolicySettings:
+    """Of the policy that is trained, or of the evaluation of a set. Raises ConfigError if the engine cannot give what
+    training needs."""
     config, sampling = plan.config, plan.config.rollout.sampling
-    if sampling.truncates and not (evaluation or engine.gives_kept_sets):
+    if sampling.truncates and held_out is None and not engine.gives_kept_sets:
         raise ConfigError(
             f"rollout.sampling has top_p {sampling.top_p:g} and top_k {sampling.top_k}, but the engine cannot say "
             "which tokens they keep, and without that nothing is trained as it was sampled; use top_p 1, top_k 0, or "
             "another engine"
         )
-    if evaluation:
+    if held_out is not None:
         params = SamplingParams(
-            max_new_tokens=config.evaluation.max_new_tokens or sampling.max_new_tokens,
-            temperature=config.evaluation.temperature,
+            max_new_tokens=held_out.max_new_tokens,
+            temperature=held_out.temperature,
             stop_token_ids=plan.stop_token_ids,
         )
     else:
@@ -42,49 +43,59 @@ def policy_settings(plan: Plan, engine: Engine, clock: Clock, *, evaluation: boo
             top_k=sampling.top_k,
             stop_token_ids=plan.stop_token_ids,
         )
+    fit = plan.fit if held_out is None else plan.held_out_fits[held_out.name]
     return PolicySettings(
         router=Router([engine]),
-        text=TextCodec(plan.tokenizer),
+        text=plan.codec(),
         sampling=params,
         seed=config.seed,
         clock=clock,
         request_timeout_s=config.rollout.episode_timeout_s,
         max_context=plan.max_context,
-        return_kept=not evaluation,
+        return_kept=held_out is None,
+        stop=sampling.stop,
+        observation_role=config.rollout.observation_role,
+        truncate_to=fit.longest if config.data.too_long == "truncate_left" else None,
     )
 
 
-def episode_runner(plan: Plan, engine: Engine, clock: Clock, rewards: RewardPool, *, evaluation: bool) -> EpisodeRunner:
-    """The runner of training episodes, or that of evaluation. Raises ConfigError as `policy_settings`."""
+def episode_runner(
+    plan: Plan, engine: Engine, clock: Clock, rewards: RewardPool, held_out: HeldOut | None = None
+) -> EpisodeRunner:
+    """The runner of training episodes, or that of the evaluation of a set. Raises ConfigError as `policy_settings`."""
     config = plan.config
+    reward = config.reward if held_out is None else held_out.reward
     return EpisodeRunner(
         workflow=plan.workflow,
-        policy=policy_settings(plan, engine, clock, evaluation=evaluation),
+        policy=policy_settings(plan, engine, clock, held_out),
         rewards=rewards,
-        group_rewards=rewards if config.reward.group else None,
+        group_rewards=rewards if reward.group else None,
         clock=clock,
-        samples_per_prompt=1 if evaluation else config.rollout.samples_per_prompt,
+        samples_per_prompt=config.rollout.samples_per_prompt if held_out is None else held_out.samples,
         episode_timeout_s=config.rollout.episode_timeout_s,
     )
 
 
-def held_out_evaluation(
+def evaluations(
     plan: Plan,
     engine: Engine,
     clock: Clock,
-    rewards: RewardPool,
+    rewards: RewardPools,
     model_reward: ModelReward | None,
     ended: Callable[[Group], None] = lambda group: None,
-) -> Evaluation:
-    """Of the plan's held-out prompts; `ended` is called with each answer."""
-    return Evaluation(
-        engine,
-        episode_runner(plan, engine, clock, rewards, evaluation=True),
-        plan.eval_prompts,
-        TextCodec(plan.tokenizer).decode,
-        clock,
-        concurrency=2 * plan.config.engine.max_concurrent_sequences,
-        timeout_s=plan.config.evaluation.timeout_s,
-        model_reward=model_reward,
-        ended=ended,
+) -> tuple[Evaluation, ...]:
+    """Of each held-out set of the plan; `ended` is called with the answers to each prompt."""
+    slots = 2 * plan.config.engine.max_concurrent_sequences
+    return tuple(
+        Evaluation(
+            each,
+            episode_runner(plan, engine, clock, rewards.of(each), each),
+            plan.held_out[each.name],
+            plan.codec().decode,
+            clock,
+            concurrency=max(slots // each.samples, 1),
+            model_reward=None if each.own_reward else model_reward,
+            ended=ended,
+        )
+        for each in plan.config.held_out
     )

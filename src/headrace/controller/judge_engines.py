@@ -38,7 +38,7 @@ async def load_judges(plan: Plan, runtime: Runtime) -> dict[str, EmbeddedEngine]
     model = plan.config.model
     device = resolve_device(model.device)
     engines = {}
-    for own in own_judges(plan.config.reward):
+    for own in own_judges(plan.config.rewards):
         dtype = getattr(torch, own.engine.dtype or model.dtype)
         loaded = await runtime.compute(TRAINER_LANE, partial(load_causal_lm, own.path, dtype=dtype, device=device))
         engines[own.path] = EmbeddedEngine(loaded, config=own.engine, runtime=runtime, lane=JUDGE_LANE)
@@ -58,7 +58,7 @@ def asker(plan: Plan, policy: Engine, judges: Mapping[str, Engine], clock: Clock
             clock=clock,
         )
     }
-    for own in own_judges(plan.config.reward):
+    for own in own_judges(plan.config.rewards):
         tokenizer = load_tokenizer(own.path)
         models[own.path] = JudgeModel(
             Router([judges[own.path]]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headrace.config import ConfigError, EngineConfig
@@ -18,9 +19,10 @@ class OwnJudge:
     engine: EngineConfig
 
 
-def own_judges(config: RewardConfig) -> tuple[OwnJudge, ...]:
-    """Each model once."""
-    found = {judge.model: OwnJudge(judge.model, judge.engine) for judge in config.judges if judge.model is not None}
+def own_judges(rewards: Iterable[RewardConfig]) -> tuple[OwnJudge, ...]:
+    """Of all of them, each model once."""
+    judges = [judge for reward in rewards for judge in reward.judges]
+    found = {judge.model: OwnJudge(judge.model, judge.engine) for judge in judges if judge.model is not None}
     return tuple(found.values())
 
 
@@ -30,7 +32,7 @@ def check_judges(config: RewardConfig, policy_context: int) -> None:
     `policy_context`: tokens of the policy's engine.
     """
     contexts: dict[str | None, int] = {None: policy_context}
-    for own in own_judges(config):
+    for own in own_judges([config]):
         check_model(own.path)
         load_tokenizer(own.path)
         contexts[own.path] = context_limit(read_model_config(own.path), own.engine)

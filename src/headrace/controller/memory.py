@@ -119,7 +119,7 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     if config.reward.model.path is not None:
         scored = count_parameters(read_model_config(config.reward.model.path))
         uses["reward model: weights"] = trainer_bytes * scored
-    for judge in own_judges(config.reward):
+    for judge in own_judges(config.rewards):
         asked, dtype = read_model_config(judge.path), judge.engine.dtype or config.model.dtype
         uses[f"judge {judge.path}: weights"] = _BYTES[dtype] * count_parameters(asked)
         uses[f"judge {judge.path}: KV cache"] = plan_kv_cache(asked, judge.engine, dtype, device).bytes_wanted

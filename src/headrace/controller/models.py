@@ -70,7 +70,7 @@ async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
 
     def trainer() -> HFTrainer:
         made = HFTrainer(
-            load_causal_lm(config.model.path, dtype=torch.float32, device=device),
+            load_causal_lm(plan.weights, dtype=torch.float32, device=device),
             config=config.trainer,
             loss=PolicyObjective(algorithm, PolicyLoss(algorithm, plan.pieces, coefficient), plan.pieces, columns),
             total_steps=max(plan.total_batches - plan.warm_up_batches, 1) * algorithm.steps_per_batch,
@@ -92,7 +92,7 @@ async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
 
     def critic() -> HFTrainer:
         return HFTrainer(
-            load_value_model(config.critic.model or config.model.path, dtype=torch.float32, device=device),
+            load_value_model(_critic_path(plan), dtype=torch.float32, device=device),
             config=config.critic,
             loss=ValueObjective(config.critic.clip, plan.pieces.value_loss),
             total_steps=plan.total_batches * algorithm.epochs_per_batch * config.critic.updates_per_batch,
@@ -118,12 +118,12 @@ async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
     if algorithm.needs_critic:
         models = replace(models, critic=await load(critic))
     if algorithm.needs_reference and config.reference.placement == "own":
-        path = config.reference.model or config.model.path
+        path = config.reference.model or plan.weights
         models = replace(models, reference=await load(lambda: frozen(path)))
     if algorithm.needs_reference and config.reference.refresh_every is not None:
         models = replace(models, refreshed=models.reference or HybridReference(models.trainer))
     if config.copies_proximal:
-        models = replace(models, proximal=await load(lambda: frozen(config.model.path)))
+        models = replace(models, proximal=await load(lambda: frozen(plan.weights)))
     if algorithm.needs_teacher:
         teacher = config.teacher.model
         assert teacher is not None
@@ -131,12 +131,18 @@ async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
     return models
 
 
+def _critic_path(plan: Plan) -> str:
+    if plan.origin is not None and plan.origin.critic is not None:
+        return str(plan.origin.critic / "model")
+    return plan.config.critic.model or plan.weights
+
+
 async def load_engine(plan: Plan, runtime: Runtime) -> EmbeddedEngine:
     """The engine with weights of its own, not started."""
     config = plan.config
     dtype = getattr(torch, config.engine.dtype or config.model.dtype)
     device = resolve_device(config.model.device)
-    model = await runtime.compute(TRAINER_LANE, lambda: load_causal_lm(config.model.path, dtype=dtype, device=device))
+    model = await runtime.compute(TRAINER_LANE, lambda: load_causal_lm(plan.weights, dtype=dtype, device=device))
     return EmbeddedEngine(model, config=config.engine, runtime=runtime, cache=plan.memory.cache)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -13,12 +14,16 @@ from typing import Any, Literal
 import torch
 
 from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, config_sha256, dump_config
+from headrace.config.track import sections
 from headrace.controller.given_inputs import check_inputs
+from headrace.controller.offline_record import OfflineView, over, recording
 from headrace.controller.out_of_memory import told
 from headrace.controller.output import Begin, OutputFolder
 from headrace.controller.progress import Made, Progress, read_progress, write_progress
+from headrace.controller.prompt_notes import unread_notes
 from headrace.controller.stopping import StopFlag
 from headrace.controller.threads import available_threads, check_threads
+from headrace.experience.chat_template import ChatTemplate
 from headrace.experience.dataset import PromptOrder
 from headrace.models.loading import (
     check_model,
@@ -27,13 +32,19 @@ from headrace.models.loading import (
     read_model_config,
     resolve_device,
 )
-from headrace.models.packing import PackRow, pack, plan_microbatches
-from headrace.training.protocol import StepReport, Trainer
+from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
+from headrace.observe.offline.summary import build_summary
+from headrace.observe.trackers.packages import check_packages
+from headrace.training.protocol import LossTerms, StepReport, Trainer
+
+logger = logging.getLogger(__name__)
 
 _REPORTS = 20
 
 Unit = Sequence[PackRow]
 """Rows that are trained in one micro-batch: a demonstration, or the two of a pair."""
+Measure = Callable[[Trainer, MicroBatch], LossTerms]
+"""What the loss, and all that is told of it, is on rows that are not trained on."""
 Report = Callable[[int, float, float], None]
 """Steps done, loss of the last one, tokens/s since the report before."""
 
@@ -50,7 +61,10 @@ class Source:
     """The model that training begins from, looked at before it is loaded."""
 
     tokenizer: Any
+    template: ChatTemplate
     end_token_id: int
+    stop_token_ids: tuple[int, ...]
+    """That end a response."""
     max_context: int | None
     device: torch.device
 
@@ -62,6 +76,7 @@ def look_at(config: SFTConfig | RMConfig | DPOConfig, output: OutputFolder) -> S
         raise ConfigError(f"{output.model} is the model to begin from, and would be overwritten; give another --dir")
     check_threads(config.runtime.threads)
     check_inputs(config)
+    check_packages(sections(config.track))
     device = resolve_device(config.model.device)
     check_model(config.model.path)
     tokenizer = load_tokenizer(config.model.path)
@@ -73,7 +88,10 @@ def look_at(config: SFTConfig | RMConfig | DPOConfig, output: OutputFolder) -> S
         )
     end = stops[0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
     context = getattr(read_model_config(config.model.path).get_text_config(), "max_position_embeddings", None)
-    return Source(tokenizer, end, context, device)
+    template = ChatTemplate.of(config.data.template, tokenizer)
+    for note in unread_notes(template):
+        logger.warning("%s", note)
+    return Source(tokenizer, template, end, tuple(dict.fromkeys((end, *stops))), context, device)
 
 
 def run_offline(
@@ -85,19 +103,24 @@ def run_offline(
     make_trainer: Callable[[int], Trainer],
     prepare: Callable[[Trainer, Sequence[Unit]], Sequence[Unit]] = lambda trainer, units: units,
     export: Callable[[Trainer, Path], None] = lambda trainer, path: trainer.export(path),
+    held_out: Sequence[Unit] = (),
+    measure: Measure,
     begin: Begin = "new",
     report: Report,
     now: Callable[[], float],
+    view: OfflineView | None = None,
     stop: StopFlag | None = None,
 ) -> OfflineResult:
-    """Train on `units`, `per_batch` of them a step; write `model` and `summary.json` into `output`, over what a
-    finished run left there. SIGINT, SIGTERM and `stop` end it after the step at hand, with a checkpoint; a finished run
-    that is resumed stays as it is.
+    """Train on `units`, `per_batch` of them a step; write `model`, `run.db` and `summary.json` into `output`, over what
+    a finished run left there. SIGINT, SIGTERM and `stop` end it after the step at hand, with a checkpoint; a finished
+    run that is resumed stays as it is.
 
-    `make_trainer` is given the number of steps. `prepare` may add columns once the model is loaded. `report` is called
-    some twenty times. `now`: monotonic seconds. Raises ConfigError for a folder that cannot be written, and what
-    `OutputFolder.claim` and `read_progress` raise, before the model is loaded; DiskFull or another StoreError if the
-    model cannot be saved, OutOfMemory.
+    `make_trainer` is given the number of steps. `prepare` may add columns once the model is loaded. `held_out` is
+    measured before and after training, and every `evaluation.every` steps. `report` is called some twenty times.
+    `now`: monotonic seconds. `view` shows the record while it grows.
+
+    Raises ConfigError for a folder that cannot be written, and what `OutputFolder.claim` and `read_progress` raise,
+    before the model is loaded; DiskFull or another StoreError if the model or the record cannot be saved, OutOfMemory.
     """
     digest = config_sha256(config)
     if begin == "resume" and (ended := _ended(output, digest)) is not None:
@@ -109,7 +132,7 @@ def run_offline(
     torch.set_num_threads(available_threads(config.runtime.threads))
     with told(config):
         trainer = make_trainer(steps)
-        units = prepare(trainer, units)
+        units, held_out = prepare(trainer, units), prepare(trainer, held_out)
     if progress.steps:
         trainer.load(output.checkpoint)
     order = PromptOrder(len(units), config.seed, config.data.shuffle)
@@ -122,23 +145,60 @@ def run_offline(
 
         output.write_checkpoint(fill)
 
-    tell, start = _teller(report, steps, progress), now() - progress.wall_s
-    with told(config), stop or StopFlag() as told_to_stop:
-        for step in _steps(trainer, batches, config.trainer.max_tokens_per_microbatch):
-            progress = progress.after(step, now() - start)
-            tell(progress)
-            if progress.steps < steps and (told_to_stop.requested or progress.steps % config.checkpoint.every == 0):
-                save(progress)
-            if told_to_stop.requested:
-                break
-    status: Literal["finished", "stopped"] = "finished" if progress.steps == steps else "stopped"
-    result = OfflineResult(**asdict(progress), model=output.model, status=status)
-    if status == "finished":
-        output.replace_model(lambda path: export(trainer, path))
-    output.write_summary({**asdict(result), "model": str(result.model), "seed": config.seed, "config_sha256": digest})
-    if status == "finished":
-        output.finish()
+    max_tokens = config.trainer.max_tokens_per_microbatch
+    with recording(config, output.folder, view, done=progress.steps) as record:
+        tell, start = _teller(report, steps, progress), now() - progress.wall_s
+
+        def evaluate() -> float:
+            """Seconds that it took, which are not of training."""
+            if not held_out or record.is_evaluated(progress.steps):
+                return 0.0
+            began = now()
+            terms = [
+                measure(trainer, pack([row for place in places for row in held_out[place]]))
+                for places in micro_batches(held_out, max_tokens)
+            ]
+            seconds = now() - began
+            record.evaluation(progress.steps, len(held_out), over(terms), seconds)
+            return seconds
+
+        record.started(steps, progress.steps)
+        with told(config), stop or StopFlag() as told_to_stop:
+            if progress.steps == 0 or _is_due(progress.steps, config.evaluation.every):
+                start += evaluate()
+            for rows, step in _steps(trainer, batches, max_tokens):
+                progress = progress.after(step, now() - start)
+                record.step(progress.steps, rows, step, progress.wall_s)
+                tell(progress)
+                if progress.steps < steps and (told_to_stop.requested or progress.steps % config.checkpoint.every == 0):
+                    save(progress)
+                if told_to_stop.requested:
+                    break
+                if progress.steps < steps and _is_due(progress.steps, config.evaluation.every):
+                    start += evaluate()
+            if progress.steps == steps:
+                evaluate()
+        status: Literal["finished", "stopped"] = "finished" if progress.steps == steps else "stopped"
+        result = OfflineResult(**asdict(progress), model=output.model, status=status)
+        if status == "finished":
+            output.replace_model(lambda path: export(trainer, path))
+        output.write_summary(
+            {
+                **build_summary(record.read()),
+                **asdict(result),
+                "model": str(result.model),
+                "seed": config.seed,
+                "config_sha256": digest,
+            }
+        )
+        if status == "finished":
+            output.finish()
+        record.status = status
     return result
+
+
+def _is_due(steps: int, every: int | None) -> bool:
+    return every is not None and steps % every == 0
 
 
 def _ended(output: OutputFolder, digest: str) -> OfflineResult | None:
@@ -175,11 +235,12 @@ def _batches(units: Sequence[Unit], order: PromptOrder, *, size: int, steps: int
         yield [units[order.row(epoch, position)] for epoch, position in places]
 
 
-def _steps(trainer: Trainer, batches: Iterator[list[Unit]], max_tokens: int) -> Iterator[StepReport]:
+def _steps(trainer: Trainer, batches: Iterator[list[Unit]], max_tokens: int) -> Iterator[tuple[int, StepReport]]:
+    """Each with the units of its batch."""
     for batch in batches:
         for places in micro_batches(batch, max_tokens):
             trainer.accumulate(pack([row for place in places for row in batch[place]]))
-        yield trainer.step()
+        yield len(batch), trainer.step()
 
 
 def _teller(report: Report, steps: int, begun: Progress) -> Callable[[Progress], None]:

@@ -11,6 +11,7 @@ from headrace.config import ConfigError
 from headrace.controller.replaced import ReplacedFolder
 from headrace.store import RunExists, RunMissing
 from headrace.store.files import write_whole
+from headrace.store.offline import refuse_run
 
 Begin = Literal["new", "resume", "fresh"]
 """`new`: where no run is. `resume`: go on with the one that is there. `fresh`: erase it and begin again."""
@@ -26,6 +27,10 @@ class OutputFolder:
         self._summary = folder / "summary.json"
 
     @property
+    def folder(self) -> Path:
+        return self._folder
+
+    @property
     def model(self) -> Path:
         return self._model.path
 
@@ -38,12 +43,14 @@ class OutputFolder:
         """Make the folder, and see that it can be written, before training depends on it. A model that a finished run
         left stays until it is replaced.
 
-        Raises ConfigError; RunExists or RunMissing where there is a run that is not finished, or none.
+        Raises ConfigError; RunExists or RunMissing where there is a run that is not finished, or of `headrace train`,
+        or none.
         """
         if self._folder.exists() and not self._folder.is_dir():
             raise ConfigError(f"the output folder {self._folder} is a file; give another --dir")
         if begin == "resume" and not self._folder.exists():
             raise RunMissing(f"there is no {self._folder} to resume; begin without --resume")
+        refuse_run(self._folder)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._model.tidy()

@@ -16,16 +16,19 @@ from headrace.algorithms.losses import PairLoss, preference, reward_ranking
 from headrace.algorithms.losses.pairs import Preference
 from headrace.algorithms.pieces import not_a_pair_loss
 from headrace.config import DPOConfig, RMConfig
+from headrace.config.data import SourceConfig
 from headrace.config.named import is_own
 from headrace.controller.demonstrations import read_pairs
 from headrace.controller.offline import OfflineResult, Report, Source, Unit, look_at, micro_batches, run_offline
+from headrace.controller.offline_record import OfflineView
 from headrace.controller.output import Begin, OutputFolder
+from headrace.controller.pair_stats import of_preference, of_scores
 from headrace.controller.pieces import load_piece
 from headrace.controller.stopping import StopFlag
 from headrace.models.loading import load_causal_lm, load_value_model, save_reward_model
 from headrace.models.packing import MicroBatch, pack
 from headrace.models.values import sample_scores
-from headrace.training.protocol import LossTerms, Trainer
+from headrace.training.protocol import LossTerms, Scalar, Trainer
 from headrace.training.trainer import HFTrainer
 
 _PREFERENCE = ("logprobs", "reference", "mask", "sample_index")
@@ -39,6 +42,7 @@ def run_dpo(
     report: Report,
     now: Callable[[], float],
     stop: StopFlag | None = None,
+    view: OfflineView | None = None,
 ) -> OfflineResult:
     """See `run_offline`; losses are means over pairs. The reference's log-probs are computed once, at the start."""
     output = OutputFolder(out)
@@ -54,7 +58,8 @@ def run_dpo(
 
     def objective(logprobs: Tensor, micro: MicroBatch) -> LossTerms:
         reference = micro.columns["reference"]
-        return _terms(loss(logprobs, reference, micro.mask, micro.sample_index, *_of_samples(micro)))
+        pairs = loss(logprobs, reference, micro.mask, micro.sample_index, *_of_samples(micro))
+        return _terms(pairs, of_preference(logprobs, reference, micro, beta=config.beta, per_length=config.per_length))
 
     def make(steps: int) -> HFTrainer:
         return HFTrainer(
@@ -79,17 +84,21 @@ def run_dpo(
                 done[place] = [replace(row, columns={**row.columns, "reference": next(parts)}) for row in units[place]]
         return done
 
+    units, held_out = _units(config, source, config.data.sources), _held_out(config, source)
     return run_offline(
         config,
         output,
-        _units(config, source),
+        units,
         per_batch=config.trainer.pairs_per_batch,
         make_trainer=make,
         prepare=with_reference,
+        held_out=held_out,
+        measure=lambda trainer, micro: objective(trainer.outputs(micro), micro),
         begin=begin,
         report=report,
         now=now,
         stop=stop,
+        view=view,
     )
 
 
@@ -101,6 +110,7 @@ def run_rm(
     report: Report,
     now: Callable[[], float],
     stop: StopFlag | None = None,
+    view: OfflineView | None = None,
 ) -> OfflineResult:
     """See `run_offline`; losses are means over pairs. What comes out is a sequence classifier of one class: the score
     at a response's last token."""
@@ -111,7 +121,7 @@ def run_rm(
 
     def objective(outputs: Tensor, micro: MicroBatch) -> LossTerms:
         scores = outputs[micro.sequence_starts[1:].to(outputs.device) - 1]
-        return _terms(loss(scores, *_of_samples(micro)))
+        return _terms(loss(scores, *_of_samples(micro)), of_scores(scores))
 
     def make(steps: int) -> HFTrainer:
         return HFTrainer(
@@ -130,27 +140,38 @@ def run_rm(
         assert isinstance(trainer, HFTrainer)
         save_reward_model(trainer.model, source.tokenizer, path)
 
+    units, held_out = _units(config, source, config.data.sources), _held_out(config, source)
     return run_offline(
         config,
         output,
-        _units(config, source),
+        units,
         per_batch=config.trainer.pairs_per_batch,
         make_trainer=make,
         export=export,
+        held_out=held_out,
+        measure=lambda trainer, micro: objective(trainer.outputs(micro), micro),
         begin=begin,
         report=report,
         now=now,
         stop=stop,
+        view=view,
     )
 
 
-def _units(config: RMConfig | DPOConfig, source: Source) -> list[Unit]:
+def _held_out(config: RMConfig | DPOConfig, source: Source) -> list[Unit]:
+    sources = config.data.held_out
+    return _units(config, source, sources)[: config.evaluation.max_rows] if sources else []
+
+
+def _units(config: RMConfig | DPOConfig, source: Source, sources: Sequence[SourceConfig]) -> list[Unit]:
     """A pair a unit: the chosen one, the rejected one."""
     pairs = read_pairs(
         config.data,
         source.tokenizer,
+        sources=sources,
         end_token_id=source.end_token_id,
         max_context=source.max_context,
+        template=source.template,
         compares=not is_own(config.loss),
     )
     return [list(pair) for pair in pairs]
@@ -163,5 +184,5 @@ def _of_samples(micro: MicroBatch) -> tuple[Tensor, Tensor]:
     return sample // 2, sample % 2 == 0
 
 
-def _terms(loss: PairLoss) -> LossTerms:
-    return LossTerms(numerator=loss.per_pair.sum(), denominator=loss.per_pair.numel(), stats=dict(loss.stats))
+def _terms(loss: PairLoss, stats: dict[str, Scalar]) -> LossTerms:
+    return LossTerms(numerator=loss.per_pair.sum(), denominator=loss.per_pair.numel(), stats=stats)

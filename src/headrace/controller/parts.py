@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from functools import partial
 
 from headrace.algorithms.estimate import AdvantageEstimator
+from headrace.config.evaluation import PLAIN
+from headrace.controller.best import BestCheckpoint
 from headrace.controller.checkpointer import Checkpointer
 from headrace.controller.divergence import Divergence
-from headrace.controller.episodes import episode_runner, held_out_evaluation, policy_settings
+from headrace.controller.episodes import episode_runner, evaluations, policy_settings
 from headrace.controller.models import Models
 from headrace.controller.plan import Plan
 from headrace.controller.policy_objective import policy_columns, prepare_batch
+from headrace.controller.prompt_source import make_prompt_source
 from headrace.controller.recorder import Recorder
+from headrace.controller.reward_pools import RewardPools
 from headrace.controller.stages import own_stages, scorers
 from headrace.controller.table_size import column_bytes, largest_group, table_bytes
 from headrace.controller.time_spent import TimeSpent
 from headrace.engines.protocol import SwapMode
-from headrace.experience.dataset import PromptOrder, PromptSource
 from headrace.experience.flow import Flow
 from headrace.experience.index import Consumer
 from headrace.experience.loader import StreamingLoader
@@ -45,8 +48,6 @@ from headrace.roles.rollout import RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
 from headrace.roles.scorer import ScorerRole
 from headrace.roles.weight_follower import WeightFollowerRole
-from headrace.rollout.rewards.pool import RewardPool
-from headrace.rollout.tokens import TextCodec
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
 from headrace.store import RunStore
@@ -67,6 +68,8 @@ class Parts:
 
     branch: int
     """Of the versions that this process makes."""
+    begun: Version
+    """Where this process began."""
     ahead: int
     """Most groups that run or wait for a batch."""
     models: Models
@@ -87,6 +90,14 @@ class Parts:
     evaluator: EvaluatorRole | None
     gap: GapSampler | None
     """None on-policy, where every token shows the gap."""
+    best: BestCheckpoint | None
+    """Keeps the checkpoint that is best on a held-out set; None if none is to be kept."""
+
+    def stop(self) -> None:
+        """Have the actor end before the batch that it is at."""
+        self.actor.stop()
+        if self.best is not None:
+            self.best.let_go()
 
 
 def connect(
@@ -94,7 +105,7 @@ def connect(
     models: Models,
     store: RunStore,
     runtime: Runtime,
-    rewards: RewardPool,
+    rewards: RewardPools,
     lineage: Lineage,
     committed: Version,
     listeners: Listeners = NOBODY,
@@ -104,7 +115,7 @@ def connect(
     config = plan.config
     rollout = config.rollout
     clock = runtime.clock
-    decode = partial(TextCodec(plan.tokenizer).decode, keep_special_tokens=True)
+    decode = partial(plan.codec().decode, keep_special_tokens=True)
     eta, ahead = config.async_.staleness_bound, config.ahead(models.engine.slots)
     table = ExperienceTable(
         [
@@ -126,13 +137,7 @@ def connect(
         ahead=ahead,
         surplus=rollout.surplus,
     )
-    source = PromptSource(
-        plan.prompts,
-        PromptOrder(len(plan.prompts), config.seed, config.data.shuffle),
-        epochs=None if config.trainer.batches is not None else config.trainer.epochs,
-        max_attempts=rollout.max_attempts,
-        frontier=_frontier(store),
-    )
+    source, pass_rates = make_prompt_source(plan, store)
     flow = Flow(
         schedule,
         table,
@@ -143,6 +148,7 @@ def connect(
         reward_column="reward" if models.reward is None else "scored",
         column_bytes=column_bytes(plan),
         quote=lambda group: quoted(group, decode),
+        pass_rates=pass_rates,
     )
     waits, tally, activity = WaitMeter(clock.now), Tally(), Activity()
     algorithm, kl = config.algorithm, models.kl
@@ -157,8 +163,9 @@ def connect(
         tally,
         waits,
         TimeSpent(clock, models.engine, flow, activity, on_policy=config.async_.in_order),
-        rewards.times,
+        rewards.training.times,
         branch=lineage.branch,
+        has_sources=len(plan.prompts.parts) > 1,
         kl_coefficient=lambda batch: kl.of(batch) if algorithm.kl.moves else None,
         listeners=listeners,
     )
@@ -174,6 +181,9 @@ def connect(
         seed=config.seed,
         listener=listeners.rollouts,
     )
+    best = None
+    if (by := config.best_by) is not None:
+        best = BestCheckpoint(store.checkpoints, by, context, recorder.event)
     checkpointer = Checkpointer(
         store,
         models.trainer,
@@ -184,6 +194,7 @@ def connect(
         every=config.checkpoint.every,
         committed=committed.number,
         listener=listeners.checkpoint,
+        best=best,
     )
     published = Signal()
     rule = StalenessRule(
@@ -227,13 +238,14 @@ def connect(
     over = epochs(algorithm.updates_per_batch, algorithm.seals_batch)
     gap, fresh = None, FreshRule(lineage, keeps_keys=config.async_.swap == "keep")
     if eta:
-        policy = policy_settings(plan, models.engine, clock, evaluation=False)
+        policy = policy_settings(plan, models.engine, clock)
         # The first batch that the actor looks at shows the gap, unless it comes after others, when it may be stale.
         warms_up = plan.warm_up_batches > committed.number
         first = plan.warm_up_batches if warms_up else due_after(committed.number)
         gap = GapSampler(context, models.engine, policy, plan.prompts, fresh, first=first)
     return Parts(
         branch=lineage.branch,
+        begun=committed,
         ahead=ahead,
         models=models,
         flow=flow,
@@ -244,7 +256,7 @@ def connect(
         rollout=RolloutRole(
             context,
             models.engine,
-            episode_runner(plan, models.engine, clock, rewards, evaluation=False),
+            episode_runner(plan, models.engine, clock, rewards.training),
             tally,
             failures,
             judges=tuple(models.judges.values()),
@@ -290,7 +302,7 @@ def connect(
             gap_rows=gap.rows if gap is not None else lambda batch: (),
             trained=trained,
             after_step=_after_step(
-                recorder, record, Divergence(masks_truncated=rule.masks_truncated), checkpointer, lineage
+                recorder, record, Divergence(masks_truncated=rule.masks_truncated), checkpointer, best, lineage
             ),
         ),
         follower=WeightFollowerRole(
@@ -299,13 +311,16 @@ def connect(
         evaluator=EvaluatorRole(
             context,
             models.engine,
-            held_out_evaluation(plan, models.engine, clock, rewards, models.reward, failures.look_at),
+            evaluations(plan, models.engine, clock, rewards, models.reward, failures.look_at),
             recorder.evaluation,
-            every=config.evaluation.every,
+            recorded=_evaluated(store),
+            begins=None if best is None else best.begins,
+            ended=None if best is None else best.ended,
         )
-        if plan.eval_prompts
+        if plan.held_out
         else None,
         gap=gap,
+        best=best,
     )
 
 
@@ -314,6 +329,7 @@ def _after_step(
     rollouts: RolloutRecord,
     divergence: Divergence,
     checkpointer: Checkpointer,
+    best: BestCheckpoint | None,
     lineage: Lineage,
 ) -> Callable[[TrainedStep], Awaitable[None]]:
     async def after_step(step: TrainedStep) -> None:
@@ -321,6 +337,8 @@ def _after_step(
         recorder.batch(step)
         divergence.look_at(step)
         await checkpointer.after(Version(lineage.branch, step.batch + 1))
+        if best is not None:
+            await best.begun(step.batch + 1)
 
     return after_step
 
@@ -343,7 +361,6 @@ def _refresh(plan: Plan, models: Models, runtime: Runtime) -> Callable[[int], Aw
     return refresh
 
 
-def _frontier(store: RunStore) -> tuple[int, int] | None:
-    """First (epoch, position) that was never issued."""
-    last = store.ledger.frontier()
-    return None if last is None else (last[0], last[1] + 1)
+def _evaluated(store: RunStore) -> dict[str, int]:
+    """Of each held-out set the newest version whose evaluation stands in the record."""
+    return {str(row.record.get("set", PLAIN)): row.number for row in store.metrics.read("eval")}

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose
 from headrace.config import ConfigError, TrainConfig
+from headrace.config.data import RewardConfig, SourceConfig
+from headrace.config.evaluation import HeldOut
 from headrace.config.trainer import ENTROPY_VOCABULARY
 from headrace.controller.given_inputs import check_inputs
-from headrace.controller.room import Room
+from headrace.controller.origin import check_origin, with_origin
+from headrace.controller.prompt_notes import check_template, length_notes, template_notes, told_of
+from headrace.controller.room import Fit, Room
 from headrace.controller.threads import check_threads
-from headrace.experience.dataset import Prompt, PromptDataset
+from headrace.experience.chat_template import ChatTemplate
+from headrace.experience.dataset import Prompt, PromptDataset, open_prompts
 from headrace.models.folder import check_weights
 from headrace.models.loading import (
     check_model,
@@ -27,11 +34,12 @@ from headrace.models.loading import (
 from headrace.observe.trackers.packages import check_packages
 from headrace.rollout.filters import Filter, load_filters
 from headrace.rollout.plugins import NOTHING_GIVEN, Given, load_function
-from headrace.rollout.rewards.pool import RewardPool, check_rows, required_columns
+from headrace.rollout.rewards.pool import RewardPool, check_rows, read_columns, required_columns
 from headrace.rollout.tokens import TextCodec
 from headrace.rollout.workflow import Workflow, load_workflow
 from headrace.runtime.event_loop import run_to_end
 from headrace.runtime.inline import SystemClock
+from headrace.store.origin import Origin
 
 if TYPE_CHECKING:
     from headrace.algorithms.pieces import Pieces
@@ -45,7 +53,8 @@ class Plan:
     config: TrainConfig
     recipe: Recipe
     prompts: PromptDataset
-    eval_prompts: tuple[Prompt, ...]
+    held_out: Mapping[str, tuple[Prompt, ...]]
+    """The prompts of each held-out set, by the set's name."""
     tokenizer: Any
     """A Hugging Face tokenizer."""
     stop_token_ids: tuple[int, ...]
@@ -53,8 +62,13 @@ class Plan:
     max_context: int
     """Tokens of prompt and response."""
     vocab_size: int
-    cramped_prompts: int
-    """Those that leave room for fewer than `rollout.sampling.max_new_tokens`."""
+    template: ChatTemplate
+    fit: Fit
+    """What was found of the prompts' lengths; `prompts` are those that are kept."""
+    held_out_fits: Mapping[str, Fit]
+    """The same of each held-out set, by the set's name."""
+    notes: tuple[str, ...]
+    """What the user should hear of before the start, a line each."""
     total_batches: int
     memory: MemoryEstimate
     workflow: Workflow
@@ -65,6 +79,17 @@ class Plan:
     """The functions of the user's own stages, in their order."""
     given: Given = field(default_factory=dict)
     """What was given in Python, by the text that stands for it in the config."""
+    origin: Origin | None = None
+    """What the run begins from, if not from the model at `model.path`."""
+
+    @property
+    def weights(self) -> str:
+        """The model, a folder or Hub name, whose weights are version 0."""
+        return self.config.model.path if self.origin is None else str(self.origin.model)
+
+    def codec(self) -> TextCodec:
+        """A new one: each remembers the prompt that it encoded last."""
+        return TextCodec(self.tokenizer, self.template)
 
     @property
     def records_entropy(self) -> bool:
@@ -78,19 +103,22 @@ class Plan:
         return self.config.critic.warmup_batches if self.config.algorithm.needs_critic else 0
 
 
-def make_plan(config: TrainConfig, given: Given = NOTHING_GIVEN) -> Plan:
+def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NOTHING_GIVEN) -> Plan:
     """Read the data, the tokenizer and the model's config; load the user's own classes and functions, but for those
-    that are `given`.
+    that are `given`. `folder`: of the run, where it may have begun already.
 
-    Raises ConfigError for whatever would make the run fail later, and where an event loop runs. Loads no weights, and
-    leaves nothing running.
+    Raises ConfigError, or RunMissing for a run to begin from, for whatever would make the run fail later, and where an
+    event loop runs. Loads no weights, and leaves nothing running.
     """
+    config, origin = with_origin(config, folder)
     check_threads(config.runtime.threads)
     check_inputs(config)
     check_packages(config.trackers)
     recipe = _recipe(config)
-    prompts = _dataset(config, config.data.train)
-    eval_prompts = tuple(_dataset(config, config.data.eval)) if config.data.eval else ()
+    prompts = _dataset(config, config.data.sources, config.data.prompt_column, config.reward, orders=True)
+    held_out = {
+        each.name: _dataset(config, (each.source,), each.prompt_column, each.reward) for each in config.held_out
+    }
     check_weights(config.model.path)
     workflow = load_workflow(config.rollout, given)
     filters = load_filters(config.filters, given)
@@ -107,18 +135,28 @@ def make_plan(config: TrainConfig, given: Given = NOTHING_GIVEN) -> Plan:
     model_config = read_model_config(config.model.path)
     vocab_size = int(model_config.get_text_config().vocab_size)
     _check_others(config, vocab_size)
+    if origin is not None:
+        check_origin(config, origin)
     tokenizer = load_tokenizer(config.model.path)
     context = context_limit(model_config, config.engine)
-    check_judges(config.reward, context)
-    text = TextCodec(tokenizer)
+    for reward in config.rewards:
+        check_judges(reward, context)
+    template = ChatTemplate.of(config.data.template, tokenizer)
+    text = TextCodec(tokenizer, template)
+    everything = (prompts, *held_out.values())
+    check_template(config, text, everything)
     places = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     can_grow = config.engine.max_context is not None and (places is None or context < places)
-    room = Room(text, context, vocab_size, can_grow)
+    room = Room(text, tokenizer, context, vocab_size, can_grow, config.data.too_long, config.data.max_prompt_tokens)
     key, limit = "rollout.sampling.max_new_tokens", config.rollout.sampling.max_new_tokens
-    cramped = room.check(prompts, config.data.train, key, limit)
-    if config.evaluation.max_new_tokens is not None:
-        key, limit = "evaluation.max_new_tokens", config.evaluation.max_new_tokens
-    room.check(eval_prompts, config.data.eval or "", key, limit)
+    fit = room.check(prompts, config.data.described, key, limit)
+    fits = {each.name: _fit(room, held_out[each.name], each, key, limit) for each in config.held_out}
+    lengths = {"prompts": (len(prompts), fit)}
+    lengths |= {told_of(each.name): (len(held_out[each.name]), fits[each.name]) for each in config.held_out}
+    notes = (*template_notes(config, template, everything), *length_notes(config, lengths))
+    if config.data.too_long == "drop":
+        prompts = prompts.without(fit.too_long)
+        held_out = {name: kept.without(fits[name].too_long) for name, kept in held_out.items()}
     _check_stops(config, vocab_size)
     memory = estimate_memory(config, model_config, device)
     batches = config.trainer.batches
@@ -129,17 +167,21 @@ def make_plan(config: TrainConfig, given: Given = NOTHING_GIVEN) -> Plan:
         config=config,
         recipe=recipe,
         prompts=prompts,
-        eval_prompts=eval_prompts[: config.evaluation.max_prompts],
+        held_out={each.name: tuple(islice(held_out[each.name], each.max_prompts)) for each in config.held_out},
         tokenizer=tokenizer,
         stop_token_ids=tuple(dict.fromkeys(stops)),
         max_context=context,
         vocab_size=vocab_size,
-        cramped_prompts=cramped,
+        template=template,
+        fit=fit,
+        held_out_fits=fits,
+        notes=notes,
         total_batches=batches,
         memory=memory,
         workflow=workflow,
         filters=filters,
         pieces=load_pieces(config),
+        origin=origin,
         stages=tuple(
             load_function(stage.function, f"algorithm.stages: {stage.name}: function", (), keywords=stage.reads)
             for stage in config.algorithm.stages
@@ -190,26 +232,49 @@ def _check_others(config: TrainConfig, vocab_size: int) -> None:
 
 
 async def _check_reward(config: TrainConfig, given: Given) -> None:
-    """Load the reward function where it will run: in a process of its own, of which one will do."""
-    pool = RewardPool(config.reward.model_copy(update={"workers": 1}), clock=SystemClock(), given=given)
-    try:
-        await pool.start()
-    finally:
-        await pool.close()
+    """Load the reward functions where they will run: in processes of their own, of which one will do."""
+    for reward in config.rewards:
+        pool = RewardPool(reward.model_copy(update={"workers": 1}), clock=SystemClock(), given=given)
+        try:
+            await pool.start()
+        finally:
+            await pool.close()
 
 
-def _dataset(config: TrainConfig, path: str) -> PromptDataset:
+def _dataset(
+    config: TrainConfig,
+    sources: Sequence[SourceConfig],
+    prompt_column: str,
+    reward: RewardConfig,
+    *,
+    orders: bool = False,
+) -> PromptDataset:
+    """`orders`: the rows are drawn in the curriculum's order."""
     # An environment gives the rewards of its episodes itself, as a rule.
     scores = config.rollout.environment is None
-    prompts = PromptDataset.from_jsonl(
-        Path(path),
-        prompt_column=config.data.prompt_column,
-        id_column=config.data.id_column,
-        required_columns=required_columns(config.reward) if scores else (),
+    return PromptDataset(
+        *(
+            open_prompts(
+                source,
+                prompt_column=prompt_column,
+                id_column=config.data.id_column,
+                tools_column=config.data.tools_column,
+                required_columns=required_columns(reward) if scores else (),
+                read_columns=read_columns(reward) if scores else (),
+                check=partial(check_rows, reward) if scores else None,
+                numbers=config.data.curriculum.column if orders else None,
+                name=source.called if len(sources) > 1 else "",
+            )
+            for source in sources
+        )
     )
-    if scores:
-        check_rows(config.reward, ((f"{path}: prompt {prompt.prompt_id!r}", prompt.row) for prompt in prompts))
-    return prompts
+
+
+def _fit(room: Room, prompts: PromptDataset, held_out: HeldOut, key: str, limit: int) -> Fit:
+    """`limit` is the value of `key`, which is training's."""
+    if held_out.max_new_tokens != limit:
+        key, limit = f"{held_out.key}.max_new_tokens", held_out.max_new_tokens
+    return room.check(prompts, held_out.source.path, key, limit)
 
 
 def _check_stops(config: TrainConfig, vocab_size: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from headrace.algorithms.policy_loss import OWN
 from headrace.controller.time_spent import TimeSpent
 from headrace.engines.protocol import Engine
+from headrace.experience.dataset import source_of
 from headrace.experience.flow import Flow
 from headrace.observe.durations import Durations, quantile
 from headrace.observe.listeners import NOBODY, Listeners
@@ -39,10 +40,13 @@ class Recorder:
         reward_times: Durations,
         *,
         branch: int,
+        has_sources: bool = False,
         kl_coefficient: Callable[[int], float | None] = lambda batch: None,
         listeners: Listeners = NOBODY,
     ) -> None:
-        """`kl_coefficient`: of the penalty on a batch's KL to the reference, where it moves."""
+        """`kl_coefficient`: of the penalty on a batch's KL to the reference, where it moves. `has_sources`: there are
+        several, and a prompt's id begins with the name of its own."""
+        self._has_sources = has_sources
         self._listeners = listeners
         self._kl_coefficient = kl_coefficient
         self._store = store
@@ -153,6 +157,7 @@ class Recorder:
             kept_mass=sums["kept_mass"] / tokens if "kept_mass" in sums else None,
             truncated_samples=stats.truncated_samples,
             reward_terms=stats.terms,
+            reward_sources=_by_source(step) if self._has_sources else {},
             reward_min=stats.reward_range[0],
             reward_max=stats.reward_range[1],
             equal_groups=stats.equal_groups,
@@ -165,6 +170,14 @@ class Recorder:
             epochs=tuple(_epoch(made) for epoch in step.epochs if (made := [one for one in epoch if one.denominator])),
             warm_up=step.warm_up,
         )
+
+
+def _by_source(step: TrainedStep) -> dict[str, float]:
+    rewards: dict[str, list[float]] = {}
+    for trained in step.rows:
+        name = source_of(trained.row.columns["group"].prompt_id)
+        rewards.setdefault(name, []).append(float(trained.row.columns["reward"]))
+    return {name: sum(values) / len(values) for name, values in sorted(rewards.items())}
 
 
 def _epoch(reports: Sequence[StepReport]) -> EpochRecord:

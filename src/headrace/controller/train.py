@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from headrace.config import config_sha256, dump_config
+from headrace.config import ConfigError, config_sha256, dump_config
 from headrace.controller.judge_engines import asker, serving, stop_engine
 from headrace.controller.models import Models, load_models
+from headrace.controller.origin import begin_from
 from headrace.controller.out_of_memory import told
 from headrace.controller.output import Begin
 from headrace.controller.parts import Parts, connect
 from headrace.controller.plan import Plan
+from headrace.controller.resumed import resumed_plan
+from headrace.controller.reward_pools import reward_pools
 from headrace.controller.stopping import StopRequest
 from headrace.controller.threads import inline_runtime, takes_turns
 from headrace.controller.tracking import tracking
@@ -32,11 +35,10 @@ from headrace.observe.summary import build_summary, write_summary
 from headrace.observe.trace import write_trace
 from headrace.observe.watch import Noticed, View, watch
 from headrace.roles.actor import TRAINER_LANE
-from headrace.rollout.rewards.judge import Ask
-from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunReader, RunStore, StoreError
+from headrace.store.origin import take_origin, taken_origin
 from headrace.store.run_store import DATABASE_NAME
 from headrace.weights.version import INITIAL, Lineage, Version
 
@@ -57,13 +59,22 @@ class Ended:
     record: RunRecord
 
 
-def open_store(plan: Plan, folder: Path, begin: Begin, now: float) -> tuple[RunStore, Restored | None]:
-    """The run's record, held by this process. Raises StoreErrors that name the folder and the mend."""
-    digest = config_sha256(plan.config)
-    keep = plan.config.checkpoint.keep
+def open_store(
+    plan: Plan, folder: Path, begin: Begin, now: float, tell: Callable[[str], None] = lambda line: None
+) -> tuple[RunStore, Restored | None]:
+    """The run's record, held by this process. `tell` is given each key of the config that a resumed run changes. Raises
+    StoreErrors that name the folder and the mend."""
+    digest, text = config_sha256(plan.config), dump_config(plan.config)
+    keep, keep_journal = plan.config.checkpoint.keep, plan.config.record.journal == "all"
     if begin == "resume":
-        store = RunStore.open(folder, config_sha256=digest, config_yaml=dump_config(plan.config), keep_checkpoints=keep)
+        store = RunStore.open(
+            folder, config_sha256=digest, config_yaml=text, keep_checkpoints=keep, keep_journal=keep_journal
+        )
         try:
+            store.claim_data(plan.prompts.contents())
+            for change in store.changed:
+                tell(str(change))
+            store.take_config(text, digest, now)
             return store, store.checkpoints.restore()
         except BaseException:
             store.close()
@@ -71,8 +82,14 @@ def open_store(plan: Plan, folder: Path, begin: Begin, now: float) -> tuple[RunS
     if begin == "fresh" and RunStore.exists(folder):
         RunStore.erase(folder)
     created = RunStore.create(
-        folder, config_yaml=dump_config(plan.config), config_sha256=digest, now=now, keep_checkpoints=keep
+        folder,
+        config_yaml=text,
+        config_sha256=digest,
+        now=now,
+        keep_checkpoints=keep,
+        keep_journal=keep_journal,
     )
+    created.claim_data(plan.prompts.contents())
     return created, None
 
 
@@ -81,6 +98,7 @@ async def train(
     folder: Path,
     begin: Begin,
     view: View | None = None,
+    tell: Callable[[str], None] = lambda line: None,
     *,
     stop: StopRequest | None = None,
     listeners: Listeners = NOBODY,
@@ -88,12 +106,17 @@ async def train(
 ) -> Ended:
     """Run to the end, or until SIGINT or SIGTERM, or `stop`. Whatever is raised leaves the run ready to be resumed.
 
-    A run that is finished stays as it is when it is resumed. `view` shows the run while it goes.
-    `owners`: what each file of the caller's that listeners are in is, for the watchdog. Raises ConfigError,
-    StoreError, WaitTimeout, WeightError, EngineError, NothingToTrain, OutOfMemory.
+    A run that is finished stays as it is when it is resumed with its own config; with a longer one it goes on. `view`
+    shows the run while it goes; `tell` is given notes on how it begins, each a line. `owners`: what each file of the
+    caller's that listeners are in is, for the watchdog. Raises ConfigError, StoreError, WaitTimeout, WeightError,
+    EngineError, NothingToTrain, OutOfMemory.
     """
+    if begin == "fresh" and plan.origin is not None and plan.origin.path.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"--from {plan.origin.name} is in {folder}, which --fresh would erase; give another --dir")
     if begin == "resume" and (ended := _ended(plan, folder)) is not None:
         return ended
+    if begin == "resume" and RunStore.exists(folder):
+        plan = resumed_plan(plan, folder)
     settings = plan.config.runtime
     spans: deque[Span] = deque(maxlen=_MOST_SPANS)
     turns = settings.turns or takes_turns(plan.config)
@@ -101,7 +124,13 @@ async def train(
     runtime = inline_runtime(
         settings.threads, device=resolve_device(plan.config.model.device), turns=turns, trace=trace
     )
-    store, restored = open_store(plan, folder, begin, runtime.clock.wall())
+    store, restored = open_store(plan, folder, begin, runtime.clock.wall(), lambda line: tell(f"--resume: {line}"))
+    try:
+        plan = _with_own_origin(plan, store, restored, runtime.clock.wall())
+    except BaseException:
+        store.set_status("failed")
+        store.close()
+        raise
     status: Status = "failed"
     noticed = None if view is None else Noticed(view)
 
@@ -130,6 +159,17 @@ async def train(
             _summarise(folder)
         raise
     return Ended(status, _summarise(folder))
+
+
+def _with_own_origin(plan: Plan, store: RunStore, restored: Restored | None, now: float) -> Plan:
+    """The plan of a run that holds what it begins from, whatever becomes of the source. Blocking."""
+    if plan.origin is None:
+        return plan
+    own = taken_origin(store.path, plan.origin.name) or take_origin(plan.origin, store.path)
+    if restored is None:
+        data = {"run": own.name, "optimizer": plan.config.from_.optimizer, "critic": own.critic is not None}
+        store.events.write(now, "began_from", data)
+    return replace(plan, origin=own)
 
 
 def _ended(plan: Plan, folder: Path) -> Ended | None:
@@ -161,8 +201,9 @@ async def _train(
 ) -> Status:
     """Build the run on its record, and see it to its end."""
     models = await load_models(plan, runtime, folder)
-    begun = await _restore_models(models, restored, runtime)
-    async with _rewards(plan, folder, runtime, asker(plan, models.engine, models.judges, runtime.clock)) as rewards:
+    begun = await _restore_models(plan, models, restored, runtime)
+    ask = asker(plan, models.engine, models.judges, runtime.clock)
+    async with reward_pools(plan, runtime.clock, ask, folder / "logs" / "reward.log") as rewards:
         # First, since only now it is known how many sequences it decodes together.
         await models.engine.start()
         try:
@@ -191,7 +232,7 @@ async def _train(
                         parts.flow.restore(restored.number, restored.ready, restored.running)
                     if begun > INITIAL:
                         await models.engine.update(models.publisher.receiver(), SwapMode.RECOMPUTE)
-                    status = await _supervise(parts, store, runtime, stop)
+                    status = await _supervise(parts, runtime, stop)
                     store.set_status(status)
                     return status
             finally:
@@ -209,24 +250,27 @@ def _tell_of_damage(parts: Parts, store: RunStore, restored: Restored) -> None:
             parts.recorder.event("reissued", {"prompt": row.prompt_id, "message": message})
 
 
-async def _restore_models(models: Models, restored: Restored | None, runtime: Runtime) -> Version:
+async def _restore_models(plan: Plan, models: Models, restored: Restored | None, runtime: Runtime) -> Version:
     """Bring the trainer to the commit, and publish the version that the run begins from."""
     version = INITIAL if restored is None else Version(restored.branch, restored.number)
     if restored is not None and restored.path is not None:
         await runtime.compute(TRAINER_LANE, models.trainer.load, restored.path)
         for name, other in models.saved.items():
             await runtime.compute(TRAINER_LANE, other.load, restored.path / name)
+    elif plan.origin is not None:
+        own = (plan.origin, models.trainer, models.critic, plan.config)
+        await runtime.compute(TRAINER_LANE, lambda: begin_from(*own))
     if version > INITIAL:
         await runtime.compute(TRAINER_LANE, models.publisher.publish, version, models.trainer.tensors())
     return version
 
 
-async def _supervise(parts: Parts, store: RunStore, runtime: Runtime, stop: StopRequest) -> Status:
+async def _supervise(parts: Parts, runtime: Runtime, stop: StopRequest) -> Status:
     """Evaluate, run the roles until the actor is done, evaluate again, checkpoint."""
     stopping = runtime.spawn(stop.wait(), "stop request")
     try:
-        if parts.evaluator is not None and not store.metrics.read("eval"):
-            await _unless(stopping, runtime.spawn(parts.evaluator.evaluate(), "evaluation before"))
+        if parts.evaluator is not None:
+            await _unless(stopping, runtime.spawn(parts.evaluator.before(), "evaluation before"))
         if not stopping.done():
             await _run_roles(parts, runtime, stopping)
         version = Version(parts.branch, parts.flow.batch)
@@ -236,7 +280,7 @@ async def _supervise(parts: Parts, store: RunStore, runtime: Runtime, stop: Stop
             return "stopped"
         if parts.evaluator is not None and version.number > 0:
             await parts.follower.follow()
-            await _unless(stopping, runtime.spawn(parts.evaluator.evaluate(), "evaluation after"))
+            await _unless(stopping, runtime.spawn(parts.evaluator.after(), "evaluation after"))
         parts.recorder.event("finished", {"version": str(version)})
         return "finished"
     finally:
@@ -257,8 +301,9 @@ async def _run_roles(parts: Parts, runtime: Runtime, stopping: asyncio.Task[Any]
         others.append(runtime.spawn(parts.advantages.run(), "advantages"))
     if parts.critic is not None:
         others.append(runtime.spawn(parts.critic.run(), "critic"))
+    evaluator = None
     if parts.evaluator is not None:
-        others.append(runtime.spawn(parts.evaluator.run(parts.flow.batch), "evaluator"))
+        others.append(evaluator := runtime.spawn(parts.evaluator.run(), "evaluator"))
     if parts.gap is not None:
         others.append(runtime.spawn(parts.gap.run(), "gap sample"))
     try:
@@ -266,10 +311,12 @@ async def _run_roles(parts: Parts, runtime: Runtime, stopping: asyncio.Task[Any]
         while not actor.done():
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if stopping in done:
-                parts.actor.stop()
+                parts.stop()
             for task in (actor, *others):
                 if task in done:
                     task.result()
+        if evaluator is not None and parts.flow.is_finished:
+            await _unless(stopping, evaluator)  # what it is at is worth having
     finally:
         await _end([*others, actor])
 
@@ -287,17 +334,6 @@ async def _end(tasks: list[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@asynccontextmanager
-async def _rewards(plan: Plan, folder: Path, runtime: Runtime, ask: Ask) -> AsyncGenerator[RewardPool]:
-    log = folder / "logs" / "reward.log"
-    pool = RewardPool(plan.config.reward, clock=runtime.clock, log_path=log, ask=ask, given=plan.given)
-    await pool.start()
-    try:
-        yield pool
-    finally:
-        await pool.close()
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from headrace.experience.codec import decode_group, encode_group
 from headrace.experience.dataset import Prompt, PromptSource
+from headrace.experience.pass_rates import PassRates
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.experience.schedule import Bound, Placement, Schedule
 from headrace.experience.table import ExperienceTable
@@ -68,10 +69,15 @@ class Flow:
         reward_column: str = "reward",
         column_bytes: int = 0,
         quote: Callable[[Group], str] | None = None,
+        pass_rates: PassRates | None = None,
     ) -> None:
         """`max_drops_per_batch`: after so many drops while one batch is composed, the gate raises NothingToTrain.
         `reward_column`: what the table calls the reward that a sample came with. `column_bytes`: of a token, in the
-        columns that stages will write. `quote`: a sample of a group in words, for messages."""
+        columns that stages will write. `quote`: a sample of a group in words, for messages.
+        `pass_rates`: of a curriculum by them."""
+        self._pass_rates = pass_rates
+        self._learnt = 0
+        """The curriculum has the pass rates of all batches before this one."""
         self._quote = quote
         self._examples: dict[str, Group] = {}
         """The last group that was dropped, by reason."""
@@ -149,9 +155,9 @@ class Flow:
                 self._schedule.dataset_spent()
                 self._advance()
                 return None
-            key, prompt = issued
+            key, prompt, row = issued
             deadline = self._schedule.start(key, version)
-            self._store.ledger.issue(key, prompt_id=prompt.prompt_id, start_version=version, deadline=deadline)
+            self._store.ledger.issue(key, prompt_id=prompt.prompt_id, start_version=version, deadline=deadline, row=row)
         self._table.reserve(key)
         return Admission(key, prompt, version, deadline)
 
@@ -169,7 +175,8 @@ class Flow:
         await self._runtime.compute(JOURNAL_LANE, self._store.journal.sync)
         if group.key in self._overdue:
             return
-        self._store.ledger.ready(group.key, offset)
+        rate = None if self._pass_rates is None else self._pass_rates.of(group)
+        self._store.ledger.ready(group.key, offset, pass_rate=rate, composing=self._schedule.batch)
         self._put(group)
 
     def hand_back(self, key: GroupKey, reason: str, failure: str | None = None) -> None:
@@ -217,7 +224,9 @@ class Flow:
         self._faults.clear()
         self._examples.clear()
         # All that are overdue go before anything enters the new batch: none of them may be taken.
-        self._shed(self._schedule.step())
+        overdue = self._schedule.step()
+        self._learn()
+        self._shed(overdue)
         self._advance()
         return done
 
@@ -231,16 +240,28 @@ class Flow:
             finished.append((row.offset, row))
         finished.sort(key=lambda pair: pair[0])
         self._schedule.restore(batch, [(GroupKey(*row.key), row.deadline) for _, row in finished])
-        for offset, _ in finished:
+        for offset, row in finished:
             group = decode_group(self._store.journal.read(offset))
+            rate = self._pass_rates.of(group) if self._pass_rates is not None and row.pass_rate is None else None
+            if rate is not None:
+                # Where nothing runs ahead it is of the batch that was composed when the crash came.
+                self._store.ledger.score(row.key, pass_rate=rate, composing=row.start_version)
             self._table.reserve(group.key, beyond_capacity=True)
             self._put(group)
+        self._learn()
         self._reissue.extend(GroupKey(*row.key) for row in running)
         for row in self._store.ledger.attempts("dropped"):
             key = GroupKey(*row.key)
             handed_back = (row.reason or "").startswith(HANDED_BACK)
             if handed_back and self._store.ledger.latest_attempt(key.epoch, key.position) == key.attempt:
                 self._source.returned(key)
+
+    def _learn(self) -> None:
+        """The curriculum goes by what was known when the batch at hand began: so it does not depend on who ends first
+        while a batch is composed, and a resumed run chooses as one that was not interrupted."""
+        if self._pass_rates is not None:
+            self._pass_rates.learn(self._store.ledger.pass_rates(self._learnt, self._schedule.batch))
+            self._learnt = self._schedule.batch
 
     def _check_drops(self) -> None:
         drops = Counter(self._dropped)

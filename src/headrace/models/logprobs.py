@@ -13,12 +13,13 @@ from torch.utils.checkpoint import checkpoint
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
 
-Column = Literal["logprob", "entropy", "whole_entropy", "kept_mass"]
+Column = Literal["logprob", "entropy", "whole_entropy", "kept_mass", "first_choice"]
 """Of each token, under the policy p = softmax(logits / temperature). Where the token has a kept set S, p cut to S and
 renormalised takes the place of p.
 
 `logprob`: of the token. `entropy`: of that distribution, in nats. `whole_entropy`: of p over the whole vocabulary,
-without gradient. `kept_mass`: p(S), without gradient; 1 where there is no S.
+without gradient. `kept_mass`: p(S), without gradient; 1 where there is no S. `first_choice`: 1 if no token is more
+likely, else 0.
 """
 
 MAX_LOGITS = 2**26
@@ -100,6 +101,8 @@ def _uncut(logits: Tensor, targets: Tensor, columns: Sequence[Column]) -> Tensor
         found["whole_entropy"] = _entropy_of_rows(everything)
     if "kept_mass" in columns:
         found["kept_mass"] = torch.ones_like(found["logprob"])
+    if "first_choice" in columns:
+        found["first_choice"] = (logits.argmax(dim=-1) == targets).to(logits.dtype)
     return torch.stack([found[name] for name in columns], dim=1)
 
 
@@ -126,6 +129,8 @@ def _cut(logits: Tensor, targets: Tensor, ids: Tensor, possible: Tensor, columns
             of_all = logits.logsumexp(dim=1)
         if "kept_mass" in columns:
             found["kept_mass"] = (mass - of_all).exp()
+        if "first_choice" in columns:
+            found["first_choice"] = (logits.argmax(dim=-1) == targets).to(logits.dtype)
     return torch.stack([found[name] for name in columns], dim=1)
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from headrace.observe.glyphs import amount, bar, brief, by_name, curve, decimal, duration, near_zero, percent, percents
 from headrace.observe.record import no_step
+from headrace.observe.run_record import by_set
 from headrace.observe.shares import at_most, of_side
 from headrace.observe.snapshot import Snapshot
 from headrace.observe.spent import OTHER
@@ -46,23 +47,23 @@ def header(snapshot: Snapshot, width: int) -> Panel:
             facts.append("   loss ", "dim").append(near_zero(last.loss))
             facts.append("   grad norm ", "dim").append(decimal(last.grad_norm, 2), "red" if last.skipped else "")
     title = Text.assemble(("headrace", "bold"), " · ", snapshot.name)
-    return _panel(line, facts, title=title, corner=Text(snapshot.status, status_style(snapshot.status)))
+    return panel(line, facts, title=title, corner=Text(snapshot.status, status_style(snapshot.status)))
 
 
 def reward(snapshot: Snapshot, width: int, height: int) -> Panel:
     """The curve of mean rewards over the run, its range in the lower border, and evaluations under it."""
     rewards = [batch.reward_mean for batch in snapshot.batches]
     drawn = curve(rewards, width - 4, height - 3, snapshot.planned_batches or 0)
-    scored = [evaluation for evaluation in snapshot.evaluations if evaluation.score is not None]
-    footer = Text.assemble(("eval ", "dim"))
-    if scored:
+    sets = by_set(evaluation for evaluation in snapshot.evaluations if evaluation.score is not None)
+    footer = Text() if sets else Text.assemble(("eval ", "dim"), "-")
+    for scored in sets.values():
         first, last = scored[0], scored[-1]
-        footer.append(f"v{first.number} ").append(decimal(first.score), "bold")
+        footer.append("  " if footer.plain else "").append(f"{last.label} ", "dim")
+        footer.append(f"v{first.number} " if len(sets) == 1 else "").append(decimal(first.score), "bold")
         if last is not first:
-            footer.append(f" → v{last.number} ").append(decimal(last.score), "bold green")
-    else:
-        footer.append("-")
-    return _panel(
+            footer.append(f" → v{last.number} " if len(sets) == 1 else "→")
+            footer.append(decimal(last.score), "bold green")
+    return panel(
         *(Text(line, "cyan") for line in drawn),
         footer,
         title=Text.assemble("reward ", (decimal(rewards[-1] if rewards else None), "bold cyan")),
@@ -80,6 +81,10 @@ def speed(snapshot: Snapshot, height: int) -> Panel:
         ("trained", amount(snapshot.trained_per_s), "tok/s"),
         ("response", decimal(last.response_tokens_mean, 1) if last else "-", "tokens, mean"),
         *((name, decimal(value), "reward term, mean") for name, value in (last.reward_terms if last else {}).items()),
+        *(
+            (name, decimal(value), "reward of its prompts")
+            for name, value in (last.reward_sources if last else {}).items()
+        ),
         ("scoring", brief(snapshot.reward_call_p50_s), f"p50; p99 {brief(snapshot.reward_call_p99_s)}"),
         ("mismatch", decimal(snapshot.mismatch, 4), "engine to trainer"),
         ("drift", decimal(stepped.drift_mean_abs, 4) if stepped else "-", "since sampled"),
@@ -98,7 +103,7 @@ def speed(snapshot: Snapshot, height: int) -> Panel:
     table.add_column(style="dim", no_wrap=True)
     for row in rows[: height - 2]:
         table.add_row(*row)
-    return _panel(table, title=Text("speed"), height=height)
+    return panel(table, title=Text("speed"), height=height)
 
 
 def staleness(snapshot: Snapshot, width: int, height: int) -> Panel:
@@ -124,7 +129,7 @@ def staleness(snapshot: Snapshot, width: int, height: int) -> Panel:
     out.append("  late groups ", "dim").append(str(snapshot.late_groups))
     if snapshot.lost_branch_tokens:
         out.append("  lost ", "dim").append(amount(snapshot.lost_branch_tokens))
-    return _panel(table, out, title=Text(f"tokens by staleness, η = {snapshot.max_staleness}"))
+    return panel(table, out, title=Text(f"tokens by staleness, η = {snapshot.max_staleness}"))
 
 
 def times(snapshot: Snapshot, width: int, height: int) -> Panel:
@@ -144,7 +149,7 @@ def times(snapshot: Snapshot, width: int, height: int) -> Panel:
             style = "yellow" if share.is_wait else "grey37" if share.what == OTHER else "green"
             what = Text.assemble(("waits: ", "dim"), share.what) if share.is_wait else Text(share.what, "dim")
             table.add_row("" if place else side, Text(bar(share.share, cells), style), told, what)
-    return _panel(table, title=Text("where the time goes"), height=height)
+    return panel(table, title=Text("where the time goes"), height=height)
 
 
 def groups(snapshot: Snapshot, width: int, troubles: Sequence[Text] = ()) -> Panel:
@@ -163,7 +168,7 @@ def groups(snapshot: Snapshot, width: int, troubles: Sequence[Text] = ()) -> Pan
     queue.append("   trained ", "dim").append(str(snapshot.trained), "bold")
     lost = Text.assemble(("failed samples ", "dim"), (_by_reason(snapshot.failed), "red" if snapshot.failed else ""))
     lost.append("   dropped ", "dim").append(_by_reason(snapshot.dropped))
-    return _panel(queue, lost, *troubles, title=Text("groups"))
+    return panel(queue, lost, *troubles, title=Text("groups"))
 
 
 def troubles(snapshot: Snapshot, width: int, most: int, most_alarms: int) -> list[Text]:
@@ -197,7 +202,7 @@ def _by_reason(counted: dict[str, int]) -> str:
     return f"{total} ({by_name(counted)})"
 
 
-def _panel(*lines: RenderableType, title: Text, height: int | None = None, corner: Text | None = None) -> Panel:
+def panel(*lines: RenderableType, title: Text, height: int | None = None, corner: Text | None = None) -> Panel:
     """`corner` stands in the lower border, on the right."""
     # The border is dim, and would dim a title without a style of its own.
     title.stylize_before("not dim default")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from headrace.config.evaluation import PLAIN
 from headrace.observe.alarms import RECENT
 from headrace.observe.glyphs import amount, by_name, decimal, duration, near_zero, percent
 from headrace.observe.metrics import Alarm
 from headrace.observe.record import BatchRecord, no_step
-from headrace.observe.run_record import Evaluation
+from headrace.observe.run_record import Estimate, Evaluation
 from headrace.observe.snapshot import Snapshot
 from headrace.store import EventRow
 
@@ -74,7 +75,8 @@ def _step(batch: BatchRecord) -> list[str]:
 
 
 def _terms(batch: BatchRecord) -> str:
-    terms = ", ".join(f"{name} {decimal(value)}" for name, value in batch.reward_terms.items())
+    parts = [*batch.reward_terms.items(), *batch.reward_sources.items()]
+    terms = ", ".join(f"{name} {decimal(value)}" for name, value in parts)
     return f" ({terms})" if terms else ""
 
 
@@ -88,11 +90,27 @@ def _lost(what: str, counts: Mapping[str, int], words: Mapping[str, str]) -> lis
 
 
 def evaluation_line(evaluation: Evaluation) -> str:
-    return (
-        f"eval v{evaluation.number}  score {decimal(evaluation.score)}  "
-        f"response {decimal(evaluation.response_tokens_mean, 1)} tok  prompts {evaluation.prompts}"
-        + (f"  failed {evaluation.failed}" if evaluation.failed else "")
+    """Of a set with one metric `score 0.500`, else each by its name with its standard error."""
+    name = "" if evaluation.set == PLAIN else f" {evaluation.set}"
+    found = evaluation.metrics if list(evaluation.metrics) != ["mean"] else {}
+    told = [f"{metric} {decimal(each.value)}{error(each)}" for metric, each in found.items()]
+    samples = evaluation.drawn or evaluation.prompts
+    return "  ".join(
+        [
+            f"eval{name} v{evaluation.number}",
+            *(told or [f"score {decimal(evaluation.score)}"]),
+            f"response {decimal(evaluation.response_tokens_mean, 1)} tok",
+            f"prompts {evaluation.prompts}"
+            + ("" if samples == evaluation.prompts else f" x {samples // evaluation.prompts}"),
+            *([f"failed {evaluation.failed}"] if evaluation.failed else []),
+            *([f"{evaluation.versions_behind} versions behind"] if evaluation.versions_behind else []),
+        ]
     )
+
+
+def error(estimate: Estimate) -> str:
+    """As ` ±0.021`."""
+    return "" if estimate.stderr is None else f" ±{decimal(estimate.stderr)}"
 
 
 def trouble_line(event: EventRow) -> str:

@@ -118,6 +118,8 @@ class BatchRecord:
     reward_terms: dict[str, float] = field(default_factory=dict)
     """Of a reward of several terms: the mean of each over the samples that have it, before it is weighted, by name. The
     reward model's score is `model`."""
+    reward_sources: dict[str, float] = field(default_factory=dict)
+    """Of several sources of prompts: the mean reward of the samples of each, by its name."""
     reward_min: float | None = None
     """The lowest reward of a sample of the batch, as scored."""
     reward_max: float | None = None

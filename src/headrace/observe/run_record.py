@@ -2,35 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 
+from headrace.config.evaluation import PLAIN
 from headrace.config.train import TrainConfig
 from headrace.observe import totals
 from headrace.observe.alarms import Seen
 from headrace.observe.record import BatchRecord, Totals
-from headrace.store import Counts, EventRow, MetricRow, RunReader
+from headrace.store import Best, Counts, EventRow, MetricRow, RunReader
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
+class Estimate:
+    """Of one metric of an evaluation."""
+
+    value: float | None
+    """None if no prompt tells it."""
+    stderr: float | None
+    """Standard error over prompts; None of fewer than two."""
+    prompts: int
+    """That it is a mean of."""
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Held-out prompts, answered by one version."""
+    """The prompts of a held-out set, answered by one version."""
 
     branch: int
     number: int
     score: float | None
-    """Accuracy where it is recorded, else the mean reward; None if no answer could be scored."""
+    """The set's first metric, which is the mean reward unless the config says another; None if no answer could be
+    scored."""
     response_tokens_mean: float
     prompts: int
     samples: tuple[Mapping[str, Any], ...] = ()
     """The first few: prompt, response, reward."""
     failed: int = 0
     """Answers without a score."""
+    set: str = PLAIN
+    """Its name."""
+    drawn: int | None = None
+    """Answers, failed ones included; None in older records."""
+    metrics: Mapping[str, Estimate] = field(default_factory=dict)
+    """By name, the score's first; none in older records."""
+    seconds: float | None = None
+    versions_behind: int | None = None
+    """Versions that were newer than the evaluated one when it ended: the engine was pinned meanwhile."""
 
     @staticmethod
     def of(row: MetricRow) -> Evaluation:
@@ -38,12 +61,31 @@ class Evaluation:
         return Evaluation(
             branch=row.branch,
             number=row.number,
-            score=record.get("accuracy", record.get("reward_mean")),
+            score=record["score"] if "score" in record else record.get("accuracy", record.get("reward_mean")),
             response_tokens_mean=record["response_tokens_mean"],
             prompts=record["prompts"],
             samples=tuple(record.get("samples", ())),
             failed=record.get("failed", 0),
+            set=record.get("set", PLAIN),
+            drawn=record.get("drawn"),
+            metrics={name: Estimate(**found) for name, found in record.get("metrics", {}).items()},
+            seconds=record.get("seconds"),
+            versions_behind=record.get("versions_behind"),
         )
+
+    @property
+    def label(self) -> str:
+        """What its score is, as `eval` or `gsm pass@1`."""
+        first = next(iter(self.metrics), "mean")
+        return self.set if first == "mean" else f"{self.set} {first}"
+
+
+def by_set(evaluations: Iterable[Evaluation]) -> dict[str, tuple[Evaluation, ...]]:
+    """By the name of the set, the plain one first."""
+    found: dict[str, list[Evaluation]] = {}
+    for evaluation in sorted(evaluations, key=lambda each: each.set != PLAIN):
+        found.setdefault(evaluation.set, []).append(evaluation)
+    return {name: tuple(each) for name, each in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +112,15 @@ class RunRecord:
     processes: Mapping[int, Totals]
     """The last totals of each process of the run, by its branch; work that a restore took back included."""
     events: tuple[EventRow, ...] = field(default=(), repr=False)
+    journal_bytes: int = 0
+    """Of finished groups, on disk now."""
+    best: Best | None = None
+    """The checkpoint that is kept as the best; None if none is."""
+
+    @property
+    def sets(self) -> dict[str, tuple[Evaluation, ...]]:
+        """Evaluations by held-out set, the plain one first."""
+        return by_set(self.evaluations)
 
     @property
     def seen(self) -> Seen:
@@ -132,6 +183,8 @@ class RunWatcher:
             evaluations=tuple(Evaluation.of(row) for row in self._evaluations),
             processes=self._processes(),
             events=tuple(self._events),
+            journal_bytes=self._reader.journal_bytes(),
+            best=self._reader.best(),
         )
 
     def _said(self, what: str, configured: T) -> T:

@@ -15,10 +15,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from headrace.config.evaluation import PLAIN
 from headrace.observe.durations import quantile
 from headrace.observe.metrics import ringing
 from headrace.observe.record import BatchRecord
-from headrace.observe.run_record import RunRecord
+from headrace.observe.run_record import Evaluation, RunRecord
 from headrace.store.files import write_whole
 
 
@@ -62,6 +63,7 @@ def build_summary(run: RunRecord) -> dict[str, Any]:
             "call_p99_s": quantile(total.reward_calls, 0.99),
         },
         "eval": _evaluations(run),
+        "best": _best(run),
         "time": {
             "generate_s": total.generate_s,
             "train_s": total.train_s,
@@ -122,12 +124,45 @@ def _terms(batches: Sequence[BatchRecord]) -> dict[str, dict[str, float]]:
     return {name: {"first": first[name], "last": last[name]} for name in first}
 
 
-def _evaluations(run: RunRecord) -> dict[str, float | None]:
+def _evaluations(run: RunRecord) -> dict[str, Any]:
+    """`before` and `after` are of the plain set."""
+    sets = run.sets
+    seconds = [evaluation.seconds for evaluation in run.evaluations if evaluation.seconds is not None]
+    behind = [each.versions_behind for each in run.evaluations if each.versions_behind is not None]
+    return {
+        **before_and_after(sets.get(PLAIN, ())),
+        "sets": {name: _set(each) for name, each in sets.items()},
+        "seconds": sum(seconds) if seconds else None,
+        "versions_behind": max(behind, default=None),
+    }
+
+
+def _best(run: RunRecord) -> dict[str, Any]:
+    """`checkpoint` is relative to the run's folder; null for version 0 as well, the initial model."""
+    best = run.best
+    if best is None:
+        return {"version": None, "metric": None, "value": None, "checkpoint": None}
+    folder = None if best.folder is None else f"checkpoints/{best.folder}"
+    return {"version": best.number, "metric": best.metric, "value": best.value, "checkpoint": folder}
+
+
+def before_and_after(evaluations: Sequence[Evaluation]) -> dict[str, float | None]:
     """The last one counts as `after` only if it is of a later version than the first."""
-    if not run.evaluations:
+    if not evaluations:
         return {"before": None, "after": None}
-    first, last = run.evaluations[0], run.evaluations[-1]
+    first, last = evaluations[0], evaluations[-1]
     return {"before": first.score, "after": last.score if last.number > first.number else None}
+
+
+def _set(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+    last = evaluations[-1]
+    return {
+        **before_and_after(evaluations),
+        "version": last.number,
+        "prompts": last.prompts,
+        "failed": last.failed,
+        "metrics": {name: asdict(found) for name, found in last.metrics.items()},
+    }
 
 
 def _nonpad_share(batches: Sequence[BatchRecord]) -> float | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from headrace.config.evaluation import PLAIN
 from headrace.observe.glyphs import amount, bar, brief, curve, decimal, duration, percent, percents
 from headrace.observe.metrics import ringing
 from headrace.observe.panels import status_style
@@ -38,7 +39,8 @@ def describe_run(run: RunRecord, summary: Mapping[str, Any], width: int) -> Rend
     if notable:
         parts.append(Text("\nlast events", "bold"))
     for event in notable:
-        told = ", ".join(f"{key} {value}" for key, value in event.data.items())
+        # What has lines of its own, as a whole config, is for machines.
+        told = ", ".join(f"{key} {value}" for key, value in event.data.items() if "\n" not in str(value))
         parts.append(Text.assemble("  ", (event.kind, "cyan"), "  ", told))
     return Group(*parts)
 
@@ -80,7 +82,8 @@ def _facts(run: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             (f"  {name}", f"{decimal(term['first'])} → {decimal(term['last'])}")
             for name, term in reward["terms"].items()
         ),
-        ("evaluation", f"{decimal(summary['eval']['before'])} → {decimal(summary['eval']['after'])}"),
+        *_evaluations(summary["eval"]),
+        *_best(summary["best"]),
         (
             "groups",
             f"{groups['issued']} issued = {groups['running']} running + {groups['ready']} ready + "
@@ -108,9 +111,37 @@ def _facts(run: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{amount(mismatch['tokens'])} fresh tokens",
         ),
         ("log-prob drift", f"{decimal(drift['mean_abs'], 4)} mean, {decimal(drift['max_abs'])} largest"),
+        ("journal", f"{amount(run.journal_bytes)}B on disk (record.journal: {run.config.record.journal})"),
         ("seed", str(summary["seed"])),
     ]
     return facts
+
+
+def _evaluations(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A line for each held-out set, and what holding the engine for them took."""
+    sets = summary["sets"]
+    if PLAIN in sets or not sets:
+        yield "evaluation", f"{decimal(summary['before'])} → {decimal(summary['after'])}"
+    for name, found in sets.items():
+        told = [
+            f"{metric} {decimal(each['value'])}" + ("" if each["stderr"] is None else f" ±{decimal(each['stderr'])}")
+            for metric, each in found["metrics"].items()
+        ]
+        failed = f", {found['failed']} samples failed" if found["failed"] else ""
+        if name != PLAIN:
+            change = f"{decimal(found['before'])} → {decimal(found['after'])}"
+            yield f"  {name}", f"{change}; v{found['version']}: {', '.join(told)}{failed}"
+        elif len(told) > 1 or failed:
+            yield "", f"v{found['version']}: {', '.join(told)}{failed}"
+    if summary["seconds"]:
+        behind = summary["versions_behind"]
+        yield "evaluated for", f"{duration(summary['seconds'])}, at most {behind} versions behind at the end of one"
+
+
+def _best(best: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if best["version"] is not None:
+        where = best["checkpoint"] or "the model that it began from"
+        yield "best", f"v{best['version']}, {best['metric']} {decimal(best['value'])}: {where}"
 
 
 def _staleness(summary: Mapping[str, Any]) -> RenderableType:

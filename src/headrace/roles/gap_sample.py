@@ -121,8 +121,9 @@ class GapSampler:
     async def _sample(self, position: int, version: Version) -> Sample | None:
         """None if the engine did not serve it, which is the rollouts' business to end the run for."""
         key = GroupKey(_EPOCH, position, 0)
-        policy = Policy(self._policy, group=key, episode=0, min_version=version)
-        trajectory = Trajectory(policy.encode(self._prompts[position].content))
+        prompt = self._prompts[position]
+        policy = Policy(self._policy, group=key, episode=0, min_version=version, tools=prompt.tools)
+        trajectory = Trajectory(policy.encode(prompt.content))
         limit = min(TOKENS, self._policy.sampling.max_new_tokens)
         try:
             trajectory.add_completion(await policy.generate(trajectory.tokens, max_new_tokens=limit))

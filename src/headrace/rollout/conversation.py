@@ -5,16 +5,31 @@ The process that scores rewards reads this file, so it imports the standard libr
 
 from __future__ import annotations
 
-Messages = list[dict[str, str]]
-"""Each with `role` (system, user, assistant) and `content`."""
+from typing import Any
+
+Messages = list[dict[str, Any]]
+"""Each with `role` (system, user, assistant, tool) and `content`, both text, and perhaps further keys of JSON values,
+as `tool_calls`."""
 
 
 def are_messages(value: object) -> bool:
-    """Whether `value` is of this form; keys beside the two may be there, of text as well."""
+    """Whether `value` is of this form."""
     return isinstance(value, list) and all(
-        isinstance(part, dict) and {"role", "content"} <= part.keys() and all(isinstance(v, str) for v in part.values())
+        isinstance(part, dict)
+        and isinstance(part.get("role"), str)
+        and isinstance(part.get("content"), str)
+        and _is_json(part)
         for part in value
     )
+
+
+def _is_json(value: object) -> bool:
+    match value:
+        case dict():
+            return all(isinstance(name, str) and _is_json(entry) for name, entry in value.items())
+        case list():
+            return all(map(_is_json, value))
+    return value is None or isinstance(value, str | int | float | bool)
 
 
 def opening(prompt: str | Messages) -> Messages:

@@ -85,7 +85,10 @@ class EpisodeRunner:
     ) -> _Played | list[Sample]:
         try:
             trajectories = await self._clock.wait_for(
-                self._play(Policy(self._policy, group=key, episode=episode, min_version=min_version), prompt),
+                self._play(
+                    Policy(self._policy, group=key, episode=episode, min_version=min_version, tools=prompt.tools),
+                    prompt,
+                ),
                 self._episode_timeout_s,
                 f"episode {key}/{episode}",
             )
@@ -155,7 +158,7 @@ class EpisodeRunner:
         if len(turns) == 1:
             return None
         said = [(chosen, self._policy.text.decode(tokens)) for chosen, tokens in turns]
-        roles = {True: "assistant", False: "user"}
+        roles = {True: "assistant", False: self._policy.observation_role}
         return [*opening(prompt.content), *({"role": roles[chosen], "content": text} for chosen, text in said)]
 
 
@@ -223,7 +226,9 @@ def _check(trajectories: object) -> None:
         if trajectory.response is not None and not isinstance(trajectory.response, str):
             raise TypeError(f"the trajectory's response is a {type(trajectory.response).__name__}; set text")
         if trajectory.messages is not None and not are_messages(trajectory.messages):
-            raise TypeError("the trajectory's messages are no list of {'role': text, 'content': text}; set one")
+            raise TypeError(
+                "the trajectory's messages are no list of {'role': text, 'content': text} with JSON values; set one"
+            )
         if not trajectory.has_completion:
             raise ValueError("the policy chose no token: no room was left after the prompt, or it was never asked")
         check_metadata(trajectory.metadata)

@@ -1,21 +1,26 @@
-"""Answers held-out prompts with one pinned version, and scores the answers."""
+"""Answers the prompts of a held-out set with one pinned version, and scores the answers."""
 
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.engines.protocol import Engine
+from headrace.config.evaluation import PLAIN, HeldOut, passes
 from headrace.experience.dataset import Prompt
-from headrace.experience.sample import Group, GroupKey
+from headrace.experience.sample import Group, GroupKey, Sample
+from headrace.rollout import estimates
 from headrace.rollout.episodes import EpisodeRunner
+from headrace.rollout.estimates import Estimate, Scored
 from headrace.rollout.failures import failure_kind
 from headrace.rollout.rewards.model import ModelReward
+from headrace.rollout.rewards.votes import Answer, answer_of
 from headrace.runtime.protocol import Clock
 from headrace.weights.version import Version
 
@@ -25,53 +30,54 @@ _EPOCH = 2**31 - 1
 
 
 class Evaluation:
+    """One held-out set. Its noise is that of the set, the prompt and the sample, whatever the version: what two
+    versions answer differs by their weights alone."""
+
     def __init__(
         self,
-        engine: Engine,
+        held_out: HeldOut,
         runner: EpisodeRunner,
         prompts: Sequence[Prompt],
         decode: Callable[[NDArray[np.int32]], str],
         clock: Clock,
         *,
         concurrency: int,
-        timeout_s: float,
         model_reward: ModelReward | None = None,
         ended: Callable[[Group], None] = lambda group: None,
     ) -> None:
-        """`runner` draws one episode a prompt; `concurrency` prompts are answered at a time. `ended` is called with
-        each answer, and may end the evaluation with an error."""
+        """`runner` draws `held_out.samples` episodes a prompt; `concurrency` prompts are answered at a time. `ended` is
+        called with the answers to each prompt, and may end the evaluation with an error."""
+        self.held_out = held_out
         self._ended = ended
         self._model_reward = model_reward
-        self._engine = engine
         self._runner = runner
         self._prompts = prompts
         self._decode = decode
         self._clock = clock
         self._concurrency = concurrency
-        self._timeout_s = timeout_s
+        self._attempt = 0 if held_out.name == PLAIN else zlib.crc32(held_out.name.encode())
+        votes = "majority" in held_out.metrics
+        self._answer: Answer | None = answer_of(held_out.reward.all_terms[0].function) if votes else None
 
-    async def run(self) -> tuple[Version, dict[str, Any]]:
-        """All prompts once, on the engine's present version.
+    async def run(self, version: Version) -> dict[str, Any]:
+        """All prompts, answered by `version`, which the engine must be pinned to.
 
-        The result has `reward_mean` over scored samples (None if none was), `response_tokens_mean`, `prompts`,
-        `failed`, with `failed_by_kind` and `last_failure` (None if none failed with a reason), and the first few
-        `samples`. Raises WaitTimeout; the engine is freed in any case.
+        The result has `set` (its name), `score` (the value of its first metric, None if none could be told),
+        `reward_mean`, `metrics` (of each `value`, `stderr` and `prompts`), `response_tokens_mean`, `prompts`, `drawn`
+        (samples), `failed`, with `failed_by_kind` and `last_failure` (None if none failed with a reason), and the first
+        few `samples`. Raises WaitTimeout.
         """
-        pinned = self._engine.pin()
-        try:
-            groups = await self._clock.wait_for(
-                self._answers(pinned.version), self._timeout_s, f"the evaluation of {pinned.version}"
-            )
-            return pinned.version, self._result(groups)
-        finally:
-            pinned.release()
+        what = f"the evaluation of {version}" + (f" on {self.held_out.name}" if self.held_out.name != PLAIN else "")
+        groups = await self._clock.wait_for(self._answers(version), self.held_out.timeout_s, what)
+        return self._result(groups)
 
     async def _answers(self, version: Version) -> list[Group]:
         places = asyncio.Semaphore(self._concurrency)
 
         async def answer(position: int, prompt: Prompt) -> Group:
             async with places:
-                group = await self._runner.run_group(GroupKey(_EPOCH, position, 0), prompt, version, version.number)
+                key = GroupKey(_EPOCH, position, self._attempt)
+                group = await self._runner.run_group(key, prompt, version, version.number)
                 self._ended(group)
                 return group
 
@@ -84,23 +90,51 @@ class Evaluation:
         return groups if self._model_reward is None else await self._model_reward.scored(groups)
 
     def _result(self, groups: Sequence[Group]) -> dict[str, Any]:
-        samples = [group.samples[0] for group in groups]
-        rewards = [sample.reward for sample in samples if sample.reward is not None]
+        answers = [_last_of_each(group) for group in groups]
+        samples = [sample for of_prompt in answers for sample in of_prompt]
         failures = [sample.failure for sample in samples if sample.reward is None and sample.failure is not None]
+        scored = [
+            [self._scored(sample, sample.reward) for sample in of_prompt if sample.reward is not None]
+            for of_prompt in answers
+        ]
+        mean = estimates.mean_reward(scored)
+        metrics = {name: self._estimate(name, scored) for name in self.held_out.metrics}
         shown = [
             {
                 "prompt": prompt.content,
-                "response": self._decode(sample.tokens[sample.loss_mask]),
-                "reward": sample.reward,
+                "response": self._decode(of_prompt[0].tokens[of_prompt[0].loss_mask]),
+                "reward": of_prompt[0].reward,
             }
-            for prompt, sample in list(zip(self._prompts, samples, strict=True))[:_SAMPLES_SHOWN]
+            for prompt, of_prompt in list(zip(self._prompts, answers, strict=True))[:_SAMPLES_SHOWN]
         ]
         return {
-            "reward_mean": sum(rewards) / len(rewards) if rewards else None,
+            "set": self.held_out.name,
+            "score": metrics[self.held_out.metrics[0]].value,
+            "reward_mean": mean.value,
+            "metrics": {name: asdict(estimate) for name, estimate in metrics.items()},
             "response_tokens_mean": sum(sample.response_tokens for sample in samples) / len(samples),
-            "prompts": len(samples),
-            "failed": len(samples) - len(rewards),
+            "prompts": len(groups),
+            "drawn": len(samples),
+            "failed": len(samples) - sum(map(len, scored)),
             "failed_by_kind": dict(Counter(failure_kind(failure) for failure in failures).most_common()),
             "last_failure": failures[-1] if failures else None,
             "samples": shown,
         }
+
+    def _scored(self, sample: Sample, reward: float) -> Scored:
+        if self._answer is None:
+            return Scored(reward)
+        return Scored(reward, self._answer(self._decode(sample.tokens[sample.loss_mask])))
+
+    def _estimate(self, metric: str, scored: estimates.Prompts) -> Estimate:
+        if metric == "mean":
+            return estimates.mean_reward(scored)
+        k, pass_at = passes(metric), self.held_out.pass_at
+        if k is None:
+            return estimates.majority(scored, pass_at=pass_at)
+        return estimates.pass_at_k(scored, k, pass_at=pass_at)
+
+
+def _last_of_each(group: Group) -> list[Sample]:
+    """Of each episode its last sample, which its reward is about."""
+    return list({sample.episode: sample for sample in group.samples}.values())

@@ -54,7 +54,7 @@ class MultiTurn:
             last = int(completion.tokens[-1])
             chat = not isinstance(content, str)
             trajectory.add_observation(policy.encode_observation(step.observation, chat=chat, last_token=last))
-            messages.append({"role": "user", "content": step.observation})
+            messages.append({"role": policy.observation_role, "content": step.observation})
         return trajectory
 
 

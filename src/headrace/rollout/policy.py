@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headrace.algorithms.kept_sets import KeptSets, joined
 from headrace.engines.protocol import Engine, EngineError, FinishReason, GenerateRequest, SamplingParams, TokenChunk
+from headrace.experience.messages import Tool
 from headrace.experience.sample import GroupKey
 from headrace.rollout.router import Router
+from headrace.rollout.stop_texts import StopTexts
 from headrace.rollout.tokens import Content, TextCodec
 from headrace.runtime.protocol import Clock
 from headrace.weights.version import Version
@@ -70,6 +73,12 @@ class PolicySettings:
     """Longest prompt + response in tokens that the engines take; no limit of its own unless given."""
     return_kept: bool = False
     """Whether completions come with the kept sets of their tokens, as training needs them."""
+    observation_role: str = "user"
+    """Of what an environment says, in a chat."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion, with the token that completes one."""
+    truncate_to: int | None = None
+    """A prompt that has more tokens keeps the last so many."""
 
 
 def noise_key(seed: int, group: GroupKey, episode: int, index: int) -> int:
@@ -85,8 +94,18 @@ def noise_key(seed: int, group: GroupKey, episode: int, index: int) -> int:
 class Policy:
     """The policy for one episode. No token that it gives is of a version older than `min_version`."""
 
-    def __init__(self, settings: PolicySettings, *, group: GroupKey, episode: int, min_version: Version) -> None:
+    def __init__(
+        self,
+        settings: PolicySettings,
+        *,
+        group: GroupKey,
+        episode: int,
+        min_version: Version,
+        tools: Sequence[Tool] | None = None,
+    ) -> None:
+        """`tools`: JSON schemas of what the policy may call; they are shown to it wherever messages are encoded."""
         self._settings = settings
+        self._tools = tools
         self._group = group
         self._episode = episode
         self._completions = Completions(
@@ -96,15 +115,28 @@ class Policy:
             name=f"{group}/{episode}",
             min_version=min_version,
             return_kept=settings.return_kept,
+            stop=settings.stop,
+            decode=partial(settings.text.decode, keep_special_tokens=True),
         )
 
     def encode(self, content: Content) -> NDArray[np.int32]:
-        """See `TextCodec.encode`."""
-        return self._settings.text.encode(content)
+        """Ids of a prompt; see `TextCodec.encode`. The tools of the prompt's row are shown in a chat, and a prompt that
+        is too long loses its beginning, if `data.too_long` says so."""
+        text, longest = self._settings.text, self._settings.truncate_to
+        ids = text.encode(content, None if isinstance(content, str) else self._tools)
+        return ids if longest is None else text.truncated_left(ids, longest)
+
+    @property
+    def observation_role(self) -> str:
+        """Of what an environment says, in a chat."""
+        return self._settings.observation_role
 
     def encode_observation(self, text: str, *, chat: bool, last_token: int | None = None) -> NDArray[np.int32]:
-        """See `TextCodec.encode_observation`."""
-        return self._settings.text.encode_observation(text, chat=chat, last_token=last_token)
+        """Ids of what comes after a turn of the policy, as a message of `observation_role` in a chat; see
+        `TextCodec.encode_observation`."""
+        return self._settings.text.encode_observation(
+            text, chat=chat, last_token=last_token, role=self.observation_role, tools=self._tools
+        )
 
     def decode(self, tokens: ArrayLike, *, keep_special_tokens: bool = False) -> str:
         """See `TextCodec.decode`."""
@@ -113,7 +145,7 @@ class Policy:
     async def generate(
         self, prompt: Sequence[int] | NDArray[np.int32], *, max_new_tokens: int | None = None, index: int = 0
     ) -> Completion:
-        """Sample after `prompt` (token ids, at least one), until a stop token or a limit.
+        """Sample after `prompt` (token ids, at least one), until a stop token, a stop text or a limit.
 
         `max_new_tokens` lowers or raises the run's limit. Calls with another `index` draw other noise: give one to
         each of several continuations of the same tokens. If no room is left in the context, the completion is empty
@@ -148,8 +180,13 @@ class Completions:
         name: str,
         min_version: Version | None = None,
         return_kept: bool = False,
+        stop: Sequence[str] = (),
+        decode: Callable[[NDArray[np.int32]], str] = lambda tokens: "",
     ) -> None:
-        """`name` begins the id of every request; nobody else may use it at the time."""
+        """`name` begins the id of every request; nobody else may use it at the time. `stop`: texts that end a
+        completion; `decode` gives the text of tokens, special ones included."""
+        self._stop = tuple(stop)
+        self._decode = decode
         self._return_kept = return_kept
         self._router = router
         self._sampling = sampling
@@ -162,6 +199,7 @@ class Completions:
         """Sample at most `limit` tokens with noise of `key`: ask until an engine ends the completion, each time with
         what was sampled before. Raises EngineError, RequestError and GenerationAborted."""
         chunks: list[TokenChunk] = []
+        stops = StopTexts(self._decode, prompt, self._stop) if self._stop else None
         sampled = 0
         failed: list[int] = []
         while sampled < limit:
@@ -171,19 +209,22 @@ class Completions:
                 sampling=replace(self._sampling, max_new_tokens=limit - sampled),
                 noise_key=key,
                 min_version=self._min_version,
+                stream=stops is not None,
                 return_kept=self._return_kept,
             )
             self._requests += 1
             before = sampled
             with self._router.lease(self._min_version, failed) as (engine_index, engine):
                 try:
-                    finish = await self._ask(engine, request, chunks)
+                    finish, stopped = await self._ask(engine, request, chunks, stops)
                 except EngineError:
                     failed.append(engine_index)
                     if len(failed) >= _MAX_ENGINE_FAILURES or len(failed) == len(self._router.loads):
                         raise
-                    finish = FinishReason.INTERRUPTED
+                    finish, stopped = FinishReason.INTERRUPTED, None
             sampled = sum(len(chunk.tokens) for chunk in chunks)
+            if stopped is not None:
+                return _completion(chunks, FinishReason.STOP).first(stopped)
             if finish is FinishReason.ABORT:
                 raise GenerationAborted(f"request {request.request_id} was aborted")
             if finish is not FinishReason.INTERRUPTED:
@@ -192,13 +233,19 @@ class Completions:
                 await self._clock.sleep(_NO_PROGRESS_PAUSE_S)
         return _completion(chunks, FinishReason.LENGTH)
 
-    async def _ask(self, engine: Engine, request: GenerateRequest, chunks: list[TokenChunk]) -> FinishReason:
-        """Append what one engine samples to `chunks`, until it says why it ended."""
+    async def _ask(
+        self, engine: Engine, request: GenerateRequest, chunks: list[TokenChunk], stops: StopTexts | None
+    ) -> tuple[FinishReason, int | None]:
+        """Append what one engine samples to `chunks`, until it says why it ended, or a stop text is complete: then the
+        engine is told to end it, and how many tokens the completion has comes along."""
         finish = None
         try:
             async for chunk in engine.generate(request):
                 self._check(chunk, request)
                 chunks.append(chunk)
+                stopped = None if stops is None else stops.push(chunk.tokens)
+                if stopped is not None:
+                    return FinishReason.STOP, stopped
                 if chunk.finish_reason is not None:
                     finish = chunk.finish_reason
             if finish is None:
@@ -206,7 +253,7 @@ class Completions:
         finally:
             if finish is None:
                 engine.abort((request.request_id,))
-        return finish
+        return finish, None
 
     def _check(self, chunk: TokenChunk, request: GenerateRequest) -> None:
         lengths = {len(chunk.tokens), len(chunk.logprobs), len(chunk.versions), len(chunk.branches)}

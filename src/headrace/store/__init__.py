@@ -7,10 +7,12 @@ What survives:
   attempt the ledger still knows is ready again when the run is opened.
 """
 
+from headrace.store.best import Best
 from headrace.store.checkpoints import Checkpoints, Prepared, Restored
 from headrace.store.counts import Counts
 from headrace.store.errors import (
     ConfigMismatch,
+    DataMismatch,
     DiskFull,
     IllegalTransition,
     LawBroken,
@@ -22,6 +24,7 @@ from headrace.store.errors import (
 )
 from headrace.store.journal import Journal
 from headrace.store.ledger import AttemptRow, Ledger
+from headrace.store.offline import OfflineStore
 from headrace.store.reader import RunReader, RunStatus
 from headrace.store.records import EventRow, MetricRow
 from headrace.store.run_store import RunStore
@@ -29,9 +32,11 @@ from headrace.store.segment import JournalOffset
 
 __all__ = [
     "AttemptRow",
+    "Best",
     "Checkpoints",
     "ConfigMismatch",
     "Counts",
+    "DataMismatch",
     "DiskFull",
     "EventRow",
     "IllegalTransition",
@@ -40,6 +45,7 @@ __all__ = [
     "LawBroken",
     "Ledger",
     "MetricRow",
+    "OfflineStore",
     "Prepared",
     "Restored",
     "RunDamaged",

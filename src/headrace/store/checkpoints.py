@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace.store.best import Best, link_best, read_best, write_best
 from headrace.store.database import Database
 from headrace.store.errors import RunDamaged, StoreError, write_failed
 from headrace.store.files import remove, sha256_of, sync_path
@@ -64,17 +65,52 @@ class Checkpoints:
         *,
         keep: int,
         damaged: Collection[AttemptKey],
+        keep_journal: bool = False,
     ) -> None:
-        """`damaged`: attempts whose group can no more be read from the journal."""
+        """`damaged`: attempts whose group can no more be read from the journal. `keep_journal`: no segment of it ever
+        goes."""
+        self._keep_journal = keep_journal
         self._damaged = frozenset(damaged)
         self._folder = folder
         self._database = database
         self._ledger = ledger
         self._journal = journal
         self._keep = keep
+        self._held: set[int] = set()
         self._prepare_lock = threading.Lock()
-        self._committed = {name for (name,) in self._rows("folder IS NOT NULL", "folder")}
+        self._committed = self._named()
         """Names of committed folders; replaced, never changed, because `prepare` reads it on other threads."""
+
+    @property
+    def best(self) -> Best | None:
+        """See `keep_as_best`."""
+        return read_best(self._database)
+
+    def has(self, number: int) -> bool:
+        """Whether there is a checkpoint of version `number` to go back to."""
+        return bool(self._rows("number = ?", "number", number))
+
+    def hold(self, number: int) -> None:
+        """That of version `number` stays until it is released, however many newer ones there are. Not durable."""
+        self._held.add(number)
+
+    def release(self, number: int) -> None:
+        self._held.discard(number)
+
+    def keep_as_best(self, number: int, *, metric: str, value: float) -> None:
+        """Name the checkpoint of version `number` as the best, durably; `checkpoints/best` leads to it.
+
+        It stays until another is named so, also when it is too old to go back to. That of version 0 has no files.
+        Raises StoreError if there is no such checkpoint.
+        """
+        found = self._rows("number = ?", "branch, folder", number)
+        if not found:
+            raise StoreError(f"there is no checkpoint of version {number} to keep as the best")
+        ((branch, folder),) = found
+        with self._database.transaction(durable=True):
+            write_best(self._database, Best(number, branch, folder, metric, value))
+        link_best(self._folder, folder)
+        self._remove_unnamed()
 
     def prepare(self, number: int, write: Callable[[Path], None]) -> Prepared:
         """Have `write` fill a fresh folder, and make it durable as `step_<number>`. Safe on any thread.
@@ -103,7 +139,8 @@ class Checkpoints:
     def commit(self, prepared: Prepared, *, branch: int, number: int, state: dict[str, Any]) -> None:
         """Make a prepared checkpoint the one to restore, durably; groups of batches below `number` are then settled.
 
-        Afterwards removes checkpoints beyond those to keep, and journal segments that no kept one needs.
+        Afterwards removes checkpoints beyond those to keep, and (unless all are kept) journal segments that no kept one
+        needs.
         Raises LawBroken if attempts do not add up.
         """
         if prepared.number != number:
@@ -121,16 +158,16 @@ class Checkpoints:
                 "INSERT INTO checkpoints VALUES (?, ?, ?, ?, ?)",
                 (number, branch, prepared.path.name, json.dumps(prepared.files), json.dumps(state)),
             )
+            held = sorted(self._held)
             self._database.execute(
                 "DELETE FROM checkpoints WHERE number NOT IN "
-                "(SELECT number FROM checkpoints ORDER BY number DESC LIMIT ?)",
-                (self._keep,),
+                "(SELECT number FROM checkpoints ORDER BY number DESC LIMIT ?) "
+                f"AND number NOT IN ({', '.join('?' * len(held))})",
+                (self._keep, *held),
             )
-        before = self._committed
-        self._committed = {name for (name,) in self._rows("folder IS NOT NULL", "folder")}
-        for name in sorted(before - self._committed):
-            remove(self._folder / name)
-        self._journal.remove(removable_segments(self._database, self._journal))
+        self._remove_unnamed()
+        if not self._keep_journal:
+            self._journal.remove(removable_segments(self._database, self._journal))
 
     def restore(self) -> Restored:
         """Go back to the newest commit, on a new branch. Only the model's state goes back; the ledger does not,
@@ -140,6 +177,9 @@ class Checkpoints:
         Raises RunDamaged, naming the file; LawBroken.
         """
         self._ledger.counts().check()
+        best = self.best
+        if best is not None and best.folder is not None and not (self._folder / best.folder).is_dir():
+            write_best(self._database, None)  # somebody removed it
         self._sweep()
         kept = self._rows("1 ORDER BY number DESC", "number, branch, folder, files, state")
         missing: list[Path] = []
@@ -179,6 +219,8 @@ class Checkpoints:
         """The new branch, and the attempts that lost their group."""
         with self._database.transaction(durable=True):
             self._database.execute("DELETE FROM checkpoints WHERE number > ?", (number,))
+            if (best := self.best) is not None and best.number > number:
+                write_best(self._database, None)
             self._database.execute(
                 "UPDATE attempts SET state = 'ready', batch = NULL WHERE state = 'trained' AND batch >= ?", (number,)
             )
@@ -187,7 +229,8 @@ class Checkpoints:
                 self._ledger.lose(row.key)
             self._database.execute("INSERT INTO branches SELECT max(branch) + 1, ?, ? FROM branches", (parent, number))
             ((branch,),) = self._database.rows("SELECT max(branch) FROM branches")
-        self._committed = {name for (name,) in self._rows("folder IS NOT NULL", "folder")}
+        self._committed = self._named()
+        link_best(self._folder, None if (best := self.best) is None else best.folder)
         return branch, damaged
 
     def _free_name(self, number: int) -> Path:
@@ -204,8 +247,20 @@ class Checkpoints:
             if _OURS.fullmatch(path.name) and path.name not in self._committed:
                 remove(path)
 
-    def _rows(self, where: str, columns: str) -> list[tuple[Any, ...]]:
-        return self._database.rows(f"SELECT {columns} FROM checkpoints WHERE {where}")
+    def _named(self) -> set[str]:
+        """Folders that the record names: of versions to go back to, and of the best."""
+        names = {name for (name,) in self._rows("folder IS NOT NULL", "folder")}
+        best = self.best
+        return names if best is None or best.folder is None else names | {best.folder}
+
+    def _remove_unnamed(self) -> None:
+        """Folders that the record named until now."""
+        before, self._committed = self._committed, self._named()
+        for name in sorted(before - self._committed):
+            remove(self._folder / name)
+
+    def _rows(self, where: str, columns: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        return self._database.rows(f"SELECT {columns} FROM checkpoints WHERE {where}", parameters)
 
 
 def _seal(folder: Path, number: int) -> dict[str, dict[str, Any]]:

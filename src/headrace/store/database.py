@@ -35,7 +35,7 @@ class Database:
                 f"{path.resolve().as_uri()}?mode={mode}", uri=True, timeout=_BUSY_S, isolation_level=None
             )
         try:
-            self._check_format()
+            self._check_format(read_only)
             self.execute("PRAGMA temp_store = MEMORY")
             if not read_only:
                 self.execute("PRAGMA foreign_keys = ON")
@@ -131,12 +131,13 @@ class Database:
         with self._explained():
             self._connection.close()
 
-    def _check_format(self) -> None:
+    def _check_format(self, read_only: bool) -> None:
         ((application,),) = self.rows("PRAGMA application_id")
         ((version,),) = self.rows("PRAGMA user_version")
         if application != self._layout.application_id:
             raise _damaged(self._path, f"it is not the database of {self._layout.what}")
-        if version != self._layout.version:
+        oldest = self._layout.oldest_read if read_only else self._layout.version
+        if not oldest <= version <= self._layout.version:
             raise StoreError(
                 f"{self._path} has format {version}, this headrace reads format {self._layout.version}: "
                 "continue the run with the headrace that made it, or start another with --fresh"

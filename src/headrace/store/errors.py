@@ -30,6 +30,10 @@ class ConfigMismatch(StoreError):
     """The run in the folder was made with another config."""
 
 
+class DataMismatch(StoreError):
+    """The run in the folder was begun with other data."""
+
+
 class RunDamaged(StoreError):
     """A file of the run is broken or gone."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from headrace.store.errors import StoreError, write_failed
@@ -56,17 +57,30 @@ class Journal:
         names = [path.stem for path in self._folder.glob(f"*{_SUFFIX}")]
         return sorted(int(name) for name in names if name.isdecimal())
 
+    @property
+    def nbytes(self) -> int:
+        """Of all segment files."""
+        sizes = 0
+        for segment in self.segments():
+            with suppress(FileNotFoundError):  # it went meanwhile
+                sizes += self.path(segment).stat().st_size
+        return sizes
+
     def path(self, segment: int) -> Path:
         return self._folder / f"{segment:06d}{_SUFFIX}"
 
-    def recover(self, known: Mapping[int, Collection[int]]) -> list[tuple[AttemptKey, JournalOffset]]:
+    def recover(
+        self, known: Mapping[int, Collection[int]], skip: Collection[int] = ()
+    ) -> list[tuple[AttemptKey, JournalOffset]]:
         """Read every record, cut what a crash left half written, and be ready to append. All on disk is fsynced.
 
         `known`: for each segment, offsets at which the ledger knows that records begin or end. A record that is
-        damaged is left out of what is returned.
+        damaged is left out of what is returned. `skip`: segments of which nothing is needed; never the last one.
         """
         found: list[tuple[AttemptKey, JournalOffset]] = []
         for segment in self.segments():
+            if segment in skip:
+                continue
             path = self.path(segment)
             records = list(scan(path, known.get(segment, ())))
             whole = records[-1].end if records else 0

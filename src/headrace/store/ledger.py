@@ -29,6 +29,10 @@ class AttemptRow:
     """Only of a trained attempt."""
     reason: str | None
     """Only of a dropped attempt."""
+    row: int | None = None
+    """Of the dataset: which was drawn for the position."""
+    pass_rate: float | None = None
+    """Share of its episodes that passed, where a curriculum asks for it."""
 
 
 class Ledger:
@@ -41,8 +45,11 @@ class Ledger:
         self._database = database
         self._journal = journal
 
-    def issue(self, key: AttemptKey, *, prompt_id: str, start_version: int, deadline: int) -> None:
-        """A new attempt, now running. Earlier attempts at the same prompt of the epoch must have been dropped."""
+    def issue(
+        self, key: AttemptKey, *, prompt_id: str, start_version: int, deadline: int, row: int | None = None
+    ) -> None:
+        """A new attempt, now running. Earlier attempts at the same prompt of the epoch must have been dropped. `row`:
+        of the dataset."""
         epoch, position, attempt = key
         with self._database.transaction():
             rivals = self._database.rows(
@@ -58,8 +65,8 @@ class Ledger:
                 )
             self._database.execute(
                 "INSERT INTO attempts (epoch, position, attempt, prompt_id, start_version, deadline, state, "
-                "since_segment, since_offset) VALUES (?, ?, ?, ?, ?, ?, 'running', ?, ?)",
-                (epoch, position, attempt, prompt_id, start_version, deadline, *self._journal.end),
+                "since_segment, since_offset, row) VALUES (?, ?, ?, ?, ?, ?, 'running', ?, ?, ?)",
+                (epoch, position, attempt, prompt_id, start_version, deadline, *self._journal.end, row),
             )
             self._database.execute("UPDATE counters SET value = value + 1 WHERE name = 'issued'")
 
@@ -71,25 +78,36 @@ class Ledger:
         )
         self._expect(changed, key, "reissue", "running")
 
-    def ready(self, key: AttemptKey, offset: JournalOffset) -> None:
-        """A running attempt's group is in the journal, and synced."""
+    def ready(
+        self, key: AttemptKey, offset: JournalOffset, *, pass_rate: float | None = None, composing: int | None = None
+    ) -> None:
+        """A running attempt's group is in the journal, and synced. `composing`: the batch at hand, where it has a
+        `pass_rate`."""
         if not self._journal.is_synced(offset):
             raise IllegalTransition(
                 f"cannot make attempt {_name(key)} ready: its journal record {tuple(offset)} is not synced; "
                 "call journal.sync() first"
             )
         changed = self._database.execute(
-            "UPDATE attempts SET state = 'ready', segment = ?, offset = ?, length = ? "
+            "UPDATE attempts SET state = 'ready', segment = ?, offset = ?, length = ?, pass_rate = ?, scored_in = ? "
             f"WHERE {_KEY} AND state = 'running'",
-            (*offset, *key),
+            (*offset, pass_rate, None if pass_rate is None else composing, *key),
         )
         self._expect(changed, key, "make ready", "running")
+
+    def score(self, key: AttemptKey, *, pass_rate: float, composing: int) -> None:
+        """A ready attempt that a crash kept from being scored."""
+        changed = self._database.execute(
+            f"UPDATE attempts SET pass_rate = ?, scored_in = ? WHERE {_KEY} AND state = 'ready'",
+            (pass_rate, composing, *key),
+        )
+        self._expect(changed, key, "score", "ready")
 
     def lose(self, key: AttemptKey) -> None:
         """A ready attempt's group can no more be read from the journal: it is running again."""
         changed = self._database.execute(
-            "UPDATE attempts SET state = 'running', segment = NULL, offset = NULL, length = NULL, since_segment = ?, "
-            f"since_offset = ? WHERE {_KEY} AND state = 'ready'",
+            "UPDATE attempts SET state = 'running', segment = NULL, offset = NULL, length = NULL, pass_rate = NULL, "
+            f"scored_in = NULL, since_segment = ?, since_offset = ? WHERE {_KEY} AND state = 'ready'",
             (*self._journal.end, *key),
         )
         self._expect(changed, key, "lose the group of", "ready")
@@ -129,7 +147,7 @@ class Ledger:
             raise ValueError(f"no state {state!r}; the states are {', '.join(STATES)}")
         rows = self._database.rows(
             "SELECT epoch, position, attempt, prompt_id, start_version, deadline, segment, offset, length, batch, "
-            "reason FROM attempts WHERE state = ? ORDER BY sequence",
+            "reason, row, pass_rate FROM attempts WHERE state = ? ORDER BY sequence",
             (state,),
         )
         return [_attempt(row) for row in rows]
@@ -138,6 +156,30 @@ class Ledger:
         """The last (epoch, position) that was issued: where the dataset goes on. None before the first."""
         rows = self._database.rows("SELECT epoch, position FROM attempts ORDER BY epoch DESC, position DESC LIMIT 1")
         return (rows[0][0], rows[0][1]) if rows else None
+
+    def row(self, epoch: int, position: int) -> int | None:
+        """Which row of the dataset was drawn for a position; None if none was yet."""
+        rows = self._database.rows(
+            "SELECT row FROM attempts WHERE epoch = ? AND position = ? AND row IS NOT NULL LIMIT 1", (epoch, position)
+        )
+        return int(rows[0][0]) if rows else None
+
+    def drawn(self) -> list[tuple[int, int, int]]:
+        """(epoch, position, row) of every position that was issued, in their order."""
+        rows = self._database.rows(
+            "SELECT epoch, position, row FROM attempts WHERE attempt = 0 AND row IS NOT NULL ORDER BY epoch, position"
+        )
+        return [(epoch, position, row) for epoch, position, row in rows]
+
+    def pass_rates(self, first: int, before: int) -> list[tuple[int, float]]:
+        """(row, pass rate) of groups that were ready while a batch from `first` to below `before` was composed: batch
+        after batch, and in the order in which they were issued."""
+        rows = self._database.rows(
+            "SELECT row, pass_rate FROM attempts WHERE pass_rate IS NOT NULL AND row IS NOT NULL "
+            "AND scored_in >= ? AND scored_in < ? ORDER BY scored_in, sequence",
+            (first, before),
+        )
+        return [(row, rate) for row, rate in rows]
 
     def latest_attempt(self, epoch: int, position: int) -> int | None:
         """The highest attempt number issued for a prompt of an epoch."""
@@ -155,7 +197,8 @@ class Ledger:
 
 
 def _attempt(row: Sequence[Any]) -> AttemptRow:
-    epoch, position, attempt, prompt_id, start_version, deadline, segment, offset, length, batch, reason = row
+    epoch, position, attempt, prompt_id, start_version, deadline, segment, offset, length, batch, reason, *more = row
+    drawn, pass_rate = more
     return AttemptRow(
         key=(epoch, position, attempt),
         prompt_id=prompt_id,
@@ -164,6 +207,8 @@ def _attempt(row: Sequence[Any]) -> AttemptRow:
         offset=None if segment is None else JournalOffset(segment, offset, length),
         batch=batch,
         reason=reason,
+        row=drawn,
+        pass_rate=pass_rate,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from headrace.store.best import Best, read_best
 from headrace.store.counts import Counts, count
 from headrace.store.database import Database
 from headrace.store.errors import RunDamaged
@@ -15,6 +16,7 @@ from headrace.store.journal import Journal
 from headrace.store.lock import is_held, owner
 from headrace.store.records import EventsReader, MetricsReader
 from headrace.store.run_store import DATABASE_NAME
+from headrace.store.schema import KIND, TRAIN
 from headrace.store.segment import JournalOffset
 
 _LAST_BATCH = 2**62
@@ -58,6 +60,12 @@ class RunReader:
         return self._value("config_sha256")
 
     @property
+    def kind(self) -> str:
+        """The command that made it: train, sft, rm or dpo."""
+        rows = self._database.rows("SELECT value FROM run WHERE name = ?", (KIND,))
+        return str(rows[0][0]) if rows else TRAIN
+
+    @property
     def created_at(self) -> float:
         """Seconds since the epoch."""
         return float(self._value("created_at"))
@@ -74,12 +82,31 @@ class RunReader:
         )
         return None if number is None else (branch, number)
 
-    def checkpoint(self) -> Path | None:
-        """The folder of the newest checkpoint that was committed; None if there is none with files."""
-        rows = self._database.rows(
-            "SELECT folder FROM checkpoints WHERE folder IS NOT NULL ORDER BY number DESC LIMIT 1"
+    def committed(self) -> int:
+        """The number of the newest checkpoint; 0 if there is none yet."""
+        ((number,),) = self._database.rows("SELECT max(number) FROM checkpoints")
+        return int(number)
+
+    def settled_groups(self) -> int:
+        """Groups that a checkpoint has as trained."""
+        ((groups,),) = self._database.rows(
+            "SELECT count(*) FROM attempts WHERE state = 'trained' AND batch < (SELECT max(number) FROM checkpoints)"
         )
-        return self.path / "checkpoints" / rows[0][0] if rows else None
+        return int(groups)
+
+    def begun_epochs(self) -> int:
+        """Epochs of the dataset of which a prompt was issued."""
+        ((epoch,),) = self._database.rows("SELECT max(epoch) FROM attempts")
+        return 0 if epoch is None else epoch + 1
+
+    def checkpoints(self) -> dict[int, str | None]:
+        """Of the checkpoints that the run can go back to: name of the folder in `checkpoints/`, by version; None for
+        version 0, the initial model."""
+        return dict(self._database.rows("SELECT number, folder FROM checkpoints ORDER BY number"))
+
+    def best(self) -> Best | None:
+        """The checkpoint that was kept as the best; None if none was."""
+        return read_best(self._database)
 
     def journalled(self, first_batch: int | None = None, last_batch: int | None = None) -> Iterator[JournalledGroup]:
         """Finished groups that are still in the journal, in the order in which they finished. With a limit, of batches
@@ -96,6 +123,10 @@ class RunReader:
         for state, batch, reason, *place in rows:
             with suppress(RunDamaged):  # the segment is gone meanwhile, or what it holds of this group is
                 yield JournalledGroup(state, batch, reason, journal.read(JournalOffset(*place)))
+
+    def journal_bytes(self) -> int:
+        """On disk now."""
+        return Journal(self.path / "journal").nbytes
 
     def status(self) -> RunStatus:
         alive = is_held(self.path)

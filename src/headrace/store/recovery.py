@@ -22,7 +22,8 @@ def recover(database: Database, journal: Journal) -> frozenset[AttemptKey]:
     known: dict[int, list[int]] = {}
     for record in needed.values():
         known.setdefault(record.segment, []).extend((record.offset, record.end[1]))
-    finished = journal.recover(known)
+    # What a journal of which all is kept holds of groups that are long settled is not read again.
+    finished = journal.recover(known, skip=removable_segments(database, journal))
     with database.transaction():
         since: dict[AttemptKey, tuple[int, int]] = {
             (epoch, position, attempt): (segment, offset)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
-from headrace.config.changes import describe_changes
+from headrace.config.changes import Change, changes, listed
+from headrace.config.resume import is_safe, why_not
 from headrace.store.checkpoints import Checkpoints
 from headrace.store.database import Database
-from headrace.store.errors import ConfigMismatch, RunExists, RunMissing, write_failed
+from headrace.store.errors import ConfigMismatch, DataMismatch, RunExists, RunMissing, write_failed
 from headrace.store.files import remove, write_whole
 from headrace.store.journal import SEGMENT_BYTES, Journal
 from headrace.store.ledger import Ledger
 from headrace.store.lock import LOCK_NAME, RunLock
+from headrace.store.origin import ORIGIN_NAME
 from headrace.store.records import Events, Metrics
 from headrace.store.recovery import recover
 from headrace.store.schema import STATUSES
@@ -25,7 +28,7 @@ ROLLOUTS_NAME = "rollouts.db"
 CONFIG_NAME = "config.yaml"
 FOLDERS = ("journal", "checkpoints", "logs")
 TRACKERS_NAME = "trackers"
-_MORE_FOLDERS = ("weights", TRACKERS_NAME)
+_MORE_FOLDERS = ("weights", TRACKERS_NAME, ORIGIN_NAME)
 _FILES = (DATABASE_NAME, ROLLOUTS_NAME, CONFIG_NAME, "summary.json", LOCK_NAME)
 _MADE_BY_RUNS = (
     *(name + end for name in (DATABASE_NAME, ROLLOUTS_NAME) for end in ("", "-wal", "-shm", ".new")),
@@ -34,6 +37,8 @@ _MADE_BY_RUNS = (
     "summary.json",
     "weights",
     TRACKERS_NAME,
+    ORIGIN_NAME,
+    f"{ORIGIN_NAME}.new",
     LOCK_NAME,
 )
 
@@ -52,6 +57,7 @@ class RunStore:
         journal: Journal,
         *,
         keep_checkpoints: int,
+        keep_journal: bool,
         damaged: Collection[AttemptKey],
     ) -> None:
         """`damaged`: attempts whose group was in the journal, and cannot be read from it any more."""
@@ -59,10 +65,18 @@ class RunStore:
         self.journal = journal
         self.ledger = Ledger(database, journal)
         self.checkpoints = Checkpoints(
-            path / "checkpoints", database, self.ledger, journal, keep=keep_checkpoints, damaged=damaged
+            path / "checkpoints",
+            database,
+            self.ledger,
+            journal,
+            keep=keep_checkpoints,
+            damaged=damaged,
+            keep_journal=keep_journal,
         )
         self.metrics = Metrics(database)
         self.events = Events(database)
+        self.changed: tuple[Change, ...] = ()
+        """What `open` found to differ from the run's config, all of it safe."""
         self._lock = lock
         self._database = database
         self.set_status("running")
@@ -76,6 +90,7 @@ class RunStore:
         config_sha256: str,
         now: float,
         keep_checkpoints: int = 2,
+        keep_journal: bool = False,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> RunStore:
         """Begin a run in a folder that is absent or holds none. `now` is in seconds since the epoch.
@@ -105,7 +120,7 @@ class RunStore:
                 Database.create(path / DATABASE_NAME, values)
             except OSError as error:
                 raise write_failed(error, path / DATABASE_NAME) from error
-            return cls._opened(path, lock, undo, keep_checkpoints, segment_bytes)
+            return cls._opened(path, lock, undo, (keep_checkpoints, keep_journal), segment_bytes)
 
     @classmethod
     def open(
@@ -115,14 +130,15 @@ class RunStore:
         config_sha256: str,
         config_yaml: str = "",
         keep_checkpoints: int = 2,
+        keep_journal: bool = False,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> RunStore:
         """Take over a run that was begun before. Groups that a crash left journalled but running become ready.
 
-        `config_yaml`: the config of now, to tell what differs if its digest is not that of the run's.
+        `config_yaml`: the config of now. What of it differs is in `changed`, until `take_config` makes it the run's.
 
-        Raises RunMissing, RunInUse, ConfigMismatch, RunDamaged; RunExists where a file is in the place of a folder;
-        StoreError where it cannot be written.
+        Raises RunMissing, RunInUse, RunDamaged; ConfigMismatch if more differs than is safe; RunExists where a file is
+        in the place of a folder; StoreError where it cannot be written.
         """
         if not cls.exists(path):
             raise RunMissing(
@@ -132,7 +148,8 @@ class RunStore:
         with ExitStack() as undo:
             lock = RunLock(path)
             undo.callback(lock.release)
-            return cls._opened(path, lock, undo, keep_checkpoints, segment_bytes, (config_sha256, config_yaml))
+            keep = (keep_checkpoints, keep_journal)
+            return cls._opened(path, lock, undo, keep, segment_bytes, (config_sha256, config_yaml))
 
     @classmethod
     def _opened(
@@ -140,19 +157,21 @@ class RunStore:
         path: Path,
         lock: RunLock,
         undo: ExitStack,
-        keep_checkpoints: int,
+        keep: tuple[int, bool],
         segment_bytes: int,
         config: tuple[str, str] | None = None,
     ) -> RunStore:
         database = Database(path / DATABASE_NAME)
         undo.callback(database.close)
+        changed: list[Change] = []
         if config is not None:
             database.check_integrity()
-            _compare_config(path, database, *config)
+            changed = _compare_config(path, database, *config)
         _make_folders(path)
         journal = Journal(path / "journal", segment_bytes=segment_bytes)
         damaged = recover(database, journal)
-        store = cls(path, lock, database, journal, keep_checkpoints=keep_checkpoints, damaged=damaged)
+        store = cls(path, lock, database, journal, keep_checkpoints=keep[0], keep_journal=keep[1], damaged=damaged)
+        store.changed = tuple(changed)
         undo.pop_all()
         return store
 
@@ -175,6 +194,21 @@ class RunStore:
         finally:
             lock.release()
 
+    def claim_data(self, sources: Mapping[str, str]) -> None:
+        """Note what each source of the data holds, in a few words that differ where its rows do. Raises DataMismatch
+        where the run began with others."""
+        now = json.dumps(dict(sources))
+        self._database.execute("INSERT OR IGNORE INTO run VALUES ('data', ?)", (now,))
+        ((then,),) = self._database.rows("SELECT value FROM run WHERE name = 'data'")
+        before = json.loads(then)
+        changed = [name for name in sources if before.get(name) != sources[name]]
+        if changed:
+            raise DataMismatch(
+                f"{changed[0]} is not what it was when the run in {self.path} began (it held "
+                f"{before.get(changed[0])}, now {sources[changed[0]]}): put it back, or choose another --dir, or begin "
+                "again with --fresh"
+            )
+
     def transaction(self) -> AbstractContextManager[None]:
         """What ledger, metrics and events write inside commits together or not at all. Never await inside."""
         return self._database.transaction()
@@ -184,6 +218,22 @@ class RunStore:
         if status not in STATUSES:
             raise ValueError(f"no status {status!r}; it is one of {', '.join(STATUSES)}")
         self._database.execute("UPDATE run SET value = ? WHERE name = 'status'", (status,))
+
+    def take_config(self, config_yaml: str, config_sha256: str, now: float) -> None:
+        """Make the config that the run was opened with the run's own. The one before stays in the event
+        `config_changed`. `now` is in seconds since the epoch."""
+        if self.changed:
+            with self._database.transaction():
+                ((before,),) = self._database.rows("SELECT value FROM run WHERE name = 'config_yaml'")
+                for name, value in (("config_yaml", config_yaml), ("config_sha256", config_sha256)):
+                    self._database.execute("UPDATE run SET value = ? WHERE name = ?", (value, name))
+                changed = "; ".join(map(str, self.changed))
+                self.events.write(now, "config_changed", {"changed": changed, "before": before})
+            self.changed = ()
+        # A kill may have come between the record and the file.
+        path = self.path / CONFIG_NAME
+        if not path.is_file() or path.read_bytes() != config_yaml.encode():
+            write_whole(path, config_yaml.encode())
 
     def close(self) -> None:
         """Sync the journal, and give the run free."""
@@ -226,10 +276,16 @@ def _refuse_taken(path: Path, config_yaml: str) -> None:
         raise RunExists(f"{config} would be overwritten by the run's own: choose another --dir, or move it away")
 
 
-def _compare_config(path: Path, database: Database, config_sha256: str, config_yaml: str) -> None:
+def _compare_config(path: Path, database: Database, config_sha256: str, config_yaml: str) -> list[Change]:
+    """What differs. Raises ConfigMismatch if that is more than is safe, or cannot be told."""
     values = dict(database.rows("SELECT name, value FROM run WHERE name IN ('config_sha256', 'config_yaml')"))
-    if values["config_sha256"] != config_sha256:
-        raise ConfigMismatch(
-            f"{path} was made with another config{describe_changes(values['config_yaml'], config_yaml)}\n"
-            f"continue it with its own, {path / CONFIG_NAME}, or choose another --dir, or begin again with --fresh"
-        )
+    found = changes(values["config_yaml"], config_yaml)
+    refused = [change for change in found or () if not is_safe(change.key)]
+    if not refused and (found is not None or values["config_sha256"] == config_sha256):
+        return found or []
+    lines = listed(f"{change} ({why_not(change.key)})" for change in refused)
+    raise ConfigMismatch(
+        f"{path} was made with another config{lines}\ncontinue it with its own, {path / CONFIG_NAME}, of which "
+        "docs/run.md says what may change; or begin another from its weights with --dir OTHER --from RUN; or begin "
+        "again with --fresh"
+    )

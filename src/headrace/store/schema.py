@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 APPLICATION_ID = 0x48445243
 """"HDRC", in the header of run.db."""
-VERSION = 2
+VERSION = 3
+OLDEST_READ = 2
 ROLLOUTS_APPLICATION_ID = 0x48445252
 """"HDRR", in the header of rollouts.db."""
 ROLLOUTS_VERSION = 1
 
+KIND, TRAIN = "kind", "train"
+"""Name, in the table `run`, of the command that made it; absent of `headrace train`."""
 STATUSES = ("running", "finished", "stopped", "failed")
 
 SCHEMA = f"""
@@ -32,6 +35,8 @@ CREATE TABLE attempts (
     since_segment INTEGER NOT NULL, since_offset INTEGER NOT NULL,
     segment INTEGER, offset INTEGER, length INTEGER,
     batch INTEGER, reason TEXT,
+    -- The dataset's row; the share of its episodes that passed, and the batch that was composed when it was ready.
+    row INTEGER, pass_rate REAL, scored_in INTEGER,
     UNIQUE (epoch, position, attempt),
     CHECK ((state = 'trained') = (batch IS NOT NULL)),
     CHECK ((state = 'dropped') = (reason IS NOT NULL)),
@@ -40,6 +45,7 @@ CREATE TABLE attempts (
 CREATE INDEX attempts_by_state ON attempts (state);
 CREATE INDEX drops_by_reason ON attempts (reason) WHERE state = 'dropped';
 CREATE INDEX trained_by_batch ON attempts (batch) WHERE state = 'trained';
+CREATE INDEX pass_rates ON attempts (scored_in, sequence) WHERE pass_rate IS NOT NULL;
 CREATE UNIQUE INDEX one_trained ON attempts (epoch, position) WHERE state = 'trained';
 
 CREATE TABLE branches (branch INTEGER PRIMARY KEY, parent_branch INTEGER, parent_number INTEGER);
@@ -111,7 +117,9 @@ class Layout:
     application_id: int
     version: int
     schema: str
+    oldest_read: int
+    """The oldest format that can still be looked at, without being gone on with."""
 
 
-RUN = Layout("a run", APPLICATION_ID, VERSION, SCHEMA)
-ROLLOUTS = Layout("a run's rollouts", ROLLOUTS_APPLICATION_ID, ROLLOUTS_VERSION, ROLLOUTS_SCHEMA)
+RUN = Layout("a run", APPLICATION_ID, VERSION, SCHEMA, OLDEST_READ)
+ROLLOUTS = Layout("a run's rollouts", ROLLOUTS_APPLICATION_ID, ROLLOUTS_VERSION, ROLLOUTS_SCHEMA, ROLLOUTS_VERSION)

@@ -60,16 +60,22 @@ def read_state(path: Path, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, 
     yield from read_tensors(path / _TENSORS, wanted)
 
 
-def read_tensors(file: Path, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def read_some_state(path: Path, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """As `read_state`, of a folder that may hold more."""
+    yield from read_tensors(path / _TENSORS, wanted, exactly=False)
+
+
+def read_tensors(file: Path, wanted: Mapping[str, Tensor], *, exactly: bool = True) -> Iterator[tuple[str, Tensor]]:
     """The tensors saved under the names of `wanted`, one by one, on the CPU.
 
-    Raises CheckpointError if the file is damaged, or does not hold exactly these names, shapes and dtypes.
+    Raises CheckpointError if the file is damaged, or does not hold these names (if `exactly`, no others), with these
+    shapes and dtypes.
     """
     try:
         with safe_open(file, framework="pt") as saved:
             names = set(saved.keys())
-            if names != wanted.keys():
-                odd = sorted(names ^ wanted.keys())
+            if names != wanted.keys() if exactly else not wanted.keys() <= names:
+                odd = sorted(names ^ wanted.keys() if exactly else wanted.keys() - names)
                 raise CheckpointError(
                     f"{file} is of another model: {len(odd)} tensors are in only one of the two ({odd[0]}, ...); "
                     "resume with the model that the run began with"

@@ -29,6 +29,7 @@ from headrace.training.schedule import ScheduleSettings, learning_rate
 from headrace.training.state import (
     TrainerRecord,
     read_record,
+    read_some_state,
     read_state,
     restore_rng,
     rng_tensors,
@@ -199,6 +200,17 @@ class HFTrainer:
         self._optimizer.updates = record.updates
         self._step_count = record.step_count
         self.discard()
+
+    def begin_from(self, path: Path, *, masters: bool, optimizer: bool) -> None:
+        """Take what another trainer of this model saved into `path`: its master weights, the moments of its optimiser.
+        The learning rate's schedule is at its beginning. Raises CheckpointError."""
+        parts = [*(["master"] if masters else []), *(["exp_avg", "exp_avg_sq"] if optimizer else [])]
+        state = {name: view for name, view in self._state().items() if name.partition(".")[0] in parts}
+        if optimizer:
+            self._optimizer.updates = read_record(path).updates
+        for name, saved in read_some_state(path, state):
+            state[name].copy_(saved)
+        self._flat.publish()
 
     def export(self, path: Path) -> None:
         save_pretrained_folder(self._model, self._tokenizer, path)

@@ -6,10 +6,8 @@ A policy in the page forbids every other script, and every address.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
-import json
+import math
 from collections.abc import Sequence
 from importlib.resources import files
 from itertools import groupby
@@ -19,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from headrace.experience.rollout_codec import decode_detail
+from headrace.observe.html import json_element, policy
 from headrace.store import RunReader
 from headrace.store.rollouts import Rollout
 from headrace.viewer.rollout_text import gap
@@ -37,7 +36,6 @@ def write_page(file: Path, run: Path, rollouts: Sequence[Rollout]) -> None:
 def page(name: str, rollouts: Sequence[Rollout], texts: TokenTexts) -> str:
     """Groups stand in the order of their first sample."""
     style, script = (_asset(f"rollouts.{kind}") for kind in ("css", "js"))
-    policy = f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}"
     groups: dict[tuple[int, int, int], list[tuple[int, Rollout]]] = {}
     for number, rollout in enumerate(rollouts):
         groups.setdefault(rollout.key, []).append((number, rollout))
@@ -46,7 +44,7 @@ def page(name: str, rollouts: Sequence[Rollout], texts: TokenTexts) -> str:
     title = html.escape(f"{name}: {len(rollouts)} rollouts")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy(script=script, style=style)}">'
         f'<meta name="viewport" content="width=device-width"><title>{title}</title><style>{style}</style></head><body>'
         f"<header><h1>{title}</h1><label>colour by "
         '<select id="by"><option>version<option>gap<option>advantage<option>mask</select></label>'
@@ -98,16 +96,13 @@ def _data(number: int, rollout: Rollout, texts: TokenTexts) -> str:
         "lengths": [_units(piece) for piece in pieces],
         "mask": "".join(map(str, (detail.loss_mask.astype(int) + trained.astype(int)).tolist())),
         "versions": _runs(detail.versions.tolist()),
-        "gap": None if gaps is None else [round(value, _DIGITS) for value in gaps.tolist()],
+        "gap": None if gaps is None else [_rounded(value) for value in gaps.tolist()],
         "advantage": None
         if detail.advantages is None
-        else _runs([round(value, _DIGITS) for value in detail.advantages.tolist()]),
+        else _runs([_rounded(value) for value in detail.advantages.tolist()]),
         "skip": int(chosen[0]) if len(chosen) else len(pieces),
     }
-    text = json.dumps(sample, ensure_ascii=True, separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return f'<script type="application/json" id="s{number}">{text}</script>\n'
+    return f"{json_element(f's{number}', sample)}\n"
 
 
 def _units(text: str) -> int:
@@ -115,13 +110,14 @@ def _units(text: str) -> int:
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
-def _runs(values: Sequence[float]) -> list[list[float]]:
+def _rounded(value: float) -> float | None:
+    """None for what is not finite, which JSON has no word for."""
+    return round(value, _DIGITS) if math.isfinite(value) else None
+
+
+def _runs(values: Sequence[float | None]) -> list[list[float | None]]:
     return [[value, len(list(part))] for value, part in groupby(values)]
 
 
 def _asset(name: str) -> str:
     return (files("headrace.viewer") / "page" / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -9,8 +9,8 @@ import numpy as np
 from rich.text import Text
 
 from headrace.experience.rollout_codec import RolloutDetail, decode_detail
+from headrace.observe.untrusted import visible
 from headrace.store.rollouts import Rollout
-from headrace.viewer.visible import visible
 
 _STYLES = {"completed": "green", "truncated": "yellow", "failed": "red", "dropped": "magenta", "aborted": "dim"}
 

@@ -47,6 +47,7 @@ def render_next_steps(folder: Path, model: Path, plot: Path) -> Text:
     rows: list[tuple[list[object], str]] = [
         ([plot], "the run's curves: open it in a browser"),
         ([*program(), "inspect", folder / "run"], "the run's record: time, staleness, waits"),
+        ([*program(), "rollouts", folder / "run", "--worst"], "what the policy wrote, its worst answers first"),
         ([*program(), "eval", config], "score what training began with on the held-out prompts, as was done before it"),
         ([*program(), "eval", config, "--model", model], "the same for what was trained, as was done after it"),
         ([*program(), "check", config], "the dataflow, the roles and the memory of this job"),

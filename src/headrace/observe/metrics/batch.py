@@ -70,6 +70,13 @@ REWARDS = (
         "change the weights in `reward.terms`",
     ),
     Metric(
+        "reward_sources",
+        "reward, by name",
+        "Of several sources of prompts the mean reward of each one's samples.",
+        "one stands still while the others rise",
+        "look at its samples: its prompts or its reward may not fit; or give it another weight in `data.train`",
+    ),
+    Metric(
         "equal_groups",
         "groups",
         "Groups whose samples all have one reward. Their advantages are 0: they were generated for nothing. (Of "

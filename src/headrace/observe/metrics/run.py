@@ -109,14 +109,43 @@ SUMMARY = (
     Metric("reward.terms", "reward, by name", "Of a reward of several terms `first` and `last` of each."),
     Metric("reward.call_p50_s", "seconds", "Half of the reward functions' calls took no longer."),
     Metric("reward.call_p99_s", "seconds", "99 % took no longer.", "see `reward_call_p99_s`", "see there"),
-    Metric("eval.before", "accuracy or reward", "On held-out prompts, of the first evaluated version."),
+    Metric("eval.before", "reward", "On the held-out prompts of `data.eval`, of the first evaluated version."),
     Metric(
         "eval.after",
-        "accuracy or reward",
+        "reward",
         "The same of the last one.",
         "it falls while `reward_mean` rises: the policy learns its prompts by heart, or tricks the reward",
         "read its answers; take more prompts, or lower `trainer.epochs`",
     ),
+    Metric(
+        "eval.sets",
+        "by set",
+        "Of each held-out set, that of `data.eval` included as `eval`: the score `before` and `after`, and of its last "
+        "evaluation `version`, `prompts`, `failed` (samples) and `metrics`, of each `value`, `stderr` (standard error "
+        "over prompts) and `prompts` (that it is a mean of).",
+        "a `stderr` is as large as what changes",
+        "take more prompts; more `evaluation.samples` where one prompt's answers differ much",
+    ),
+    Metric("eval.seconds", "seconds", "That evaluations took; the engine was pinned to one version meanwhile."),
+    Metric(
+        "eval.versions_behind",
+        "versions",
+        "The most versions that were made during one evaluation, which the engine could not take: what it generated "
+        "for training then is so much staler.",
+        "it is near `async.max_staleness`: generation for training stands still until an evaluation ends",
+        "evaluate less often (`evaluation.every`), fewer prompts (`evaluation.max_prompts`) or fewer "
+        "`evaluation.samples`",
+    ),
+    Metric(
+        "best.version",
+        "number",
+        "Whose checkpoint is kept as the best (`checkpoint.keep_best`); 0 is the model that training began from.",
+        "it is old, and `best.value` no longer rises: what is trained since makes it worse, or nothing",
+        "go on from it with a lower `trainer.optimizer.lr`, or end here",
+    ),
+    Metric("best.metric", "", "By which it is the best, as `gsm/pass@1`."),
+    Metric("best.value", "as the metric", "Of that version."),
+    Metric("best.checkpoint", "", "Its folder in the run's; `checkpoints/best` leads to it. Null of version 0."),
     Metric("time.generate_s", "seconds", "In which the engines computed."),
     Metric("time.train_s", "seconds", "In which the trainer computed, for batches that are done."),
     Metric("time.swap_stall_s", "seconds", "In which new weights kept the engines from decoding."),
@@ -160,5 +189,5 @@ SUMMARY = (
     Metric("kept_mass.last", "share", "The same in the last batch.", "see `kept_mass`", "see there"),
     Metric("alarms", "a list", "What rang when the run was last looked at: `metric`, `finding`, `act`."),
     Metric("seed", "number", "Of the config."),
-    Metric("config_sha256", "", "Digest of what decides the run's result: a resumed run must have the same."),
+    Metric("config_sha256", "", "Digest of what decides the run's result, as it is since it was last resumed."),
 )

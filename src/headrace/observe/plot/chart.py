@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.observe.plot.curves import Axis, Panel, curves, panels
+from headrace.observe.plot.curves import Axis, Panel
+from headrace.observe.plot.drawn import Drawn, Mixed, curves, mark, panels, x_name
 from headrace.observe.plot.marks import MOST_COLOURS
 from headrace.observe.plot.points import Curve, smoothed
 from headrace.observe.plot.seeds import band, together
-from headrace.observe.run_record import RunRecord
 
 _NAMES_SHOWN = 3
 _UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
@@ -63,7 +63,7 @@ class NotDrawable(ValueError):
 
 
 def make_chart(
-    runs: Sequence[RunRecord], names: Sequence[str], *, by: Axis = "batch", smooth: int = 1, each: bool = False
+    runs: Sequence[Drawn], names: Sequence[str], *, by: Axis = "batch", smooth: int = 1, each: bool = False
 ) -> Chart:
     """`names` of the runs, in their order. `smooth`: batches that a value is the mean of. `each`: seeds of one config
     are lines of their own, too. Every run must have trained a batch.
@@ -76,7 +76,10 @@ def make_chart(
             f"{len(groups)} runs are more lines than can be told apart: give {MOST_COLOURS} at most (seeds of one "
             "config count as one, unless --each is given)"
         )
-    shown = panels(runs)
+    try:
+        shown = panels(runs)
+    except Mixed as error:
+        raise NotDrawable(str(error)) from error
     found = [curves(run, shown, by) for run in runs]
     plots = []
     for panel in shown:
@@ -96,7 +99,7 @@ def make_chart(
     return Chart(
         entries=tuple(_entry([runs[place] for place in group], [names[place] for place in group]) for group in groups),
         plots=tuple(plots),
-        x_name="batches trained" if by == "batch" else f"{unit_name} of running",
+        x_name=x_name(runs) if by == "batch" else f"{unit_name} of running",
         x_unit=1.0 if by == "batch" else unit,
         last=last if last > 0 else 1.0,
         whole=by == "batch",
@@ -116,10 +119,10 @@ def _lines(panel: Panel, entry: int, found: Sequence[Mapping[str, Curve]], by: A
     return lines
 
 
-def _entry(runs: Sequence[RunRecord], names: Sequence[str]) -> Entry:
+def _entry(runs: Sequence[Drawn], names: Sequence[str]) -> Entry:
     if len(runs) == 1:
         (run,) = runs
-        return Entry(names[0], "" if run.status == "finished" else f"{run.status} at v{run.number}", False)
+        return Entry(names[0], "" if run.status == "finished" else f"{run.status} at {mark(run)}", False)
     shown = ", ".join(names) if len(names) <= _NAMES_SHOWN else f"{names[0]}, {names[1]} … {names[-1]}"
     seeds = ", ".join(str(run.config.seed) for run in runs[:_NAMES_SHOWN]) + ("" if len(runs) <= _NAMES_SHOWN else " …")
     return Entry(shown, f"mean of {len(runs)} runs (seeds {seeds}); band: lowest to highest", True)

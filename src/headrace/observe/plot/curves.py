@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from headrace.config.evaluation import PLAIN
+from headrace.observe.plot.marks import DASHES
 from headrace.observe.plot.points import Curve, is_empty, point
 from headrace.observe.record import BatchRecord, Totals
-from headrace.observe.run_record import RunRecord
+from headrace.observe.run_record import Evaluation, RunRecord
 
 Axis = Literal["batch", "time"]
 """`batch`: versions made. `time`: seconds that the run's processes ran, one after another."""
 
+MOST_METRICS = len(DASHES)
+"""Of one set, in a picture: more lines could not be told apart."""
 _WAITED = "actor: rows of the batch"
 
 
@@ -49,14 +53,28 @@ class Panel:
     """Whether each value is marked."""
     if_any: bool = False
     """Whether nothing but zeros is no data."""
+    of_set: str | None = None
+    """Name of the held-out set whose evaluations it shows, instead of batches."""
 
 
 def panels(runs: Iterable[RunRecord]) -> tuple[Panel, ...]:
-    """All that a picture of these runs may have, in its order; a term of the reward has a panel of its own."""
+    """All that a picture of these runs may have, in its order; a term of the reward, and a source of prompts, has a
+    panel of its own."""
+    runs = tuple(runs)
     terms = {name: None for run in runs for batch in run.batches for name in batch.reward_terms}
+    sources = {name: None for run in runs for batch in run.batches for name in batch.reward_sources}
+    labels: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for name, evaluations in run.sets.items():
+            metrics = labels.setdefault(name, {})
+            metrics.update(dict.fromkeys(metric for each in evaluations for metric in each.metrics))
+    first, *others = _PANELS
     return (
-        *_PANELS,
+        first,
+        *(_evaluation(name, tuple(metrics)[:MOST_METRICS]) for name, metrics in labels.items()),
+        *others,
         *(Panel(f"term:{name}", f"reward: {name}", "mean, before it is weighted", (_term(name),)) for name in terms),
+        *(Panel(f"source:{name}", f"reward: {name}", "mean of its prompts", (_source(name),)) for name in sources),
     )
 
 
@@ -68,8 +86,8 @@ def curves(run: RunRecord, shown: Iterable[Panel], by: Axis) -> dict[str, Mappin
     found: dict[str, Mapping[str, Curve]] = {}
     for panel in shown:
         by_name = (
-            {"": _evaluations(run, times, by)}
-            if panel is EVALUATION
+            _evaluations(run.sets.get(panel.of_set, ()), panel, times, by)
+            if panel.of_set is not None
             else {
                 measure.name: tuple(
                     point(x, measure.of(batch, since)) for x, batch, since in zip(xs, run.batches, lately, strict=True)
@@ -82,16 +100,23 @@ def curves(run: RunRecord, shown: Iterable[Panel], by: Axis) -> dict[str, Mappin
     return found
 
 
-def _evaluations(run: RunRecord, times: Mapping[int, float], by: Axis) -> Curve:
+def _evaluations(
+    evaluations: Iterable[Evaluation], panel: Panel, times: Mapping[int, float], by: Axis
+) -> dict[str, Curve]:
     """Each where its version was made; of one version, the last."""
-    scores = {
-        evaluation.number: evaluation.score
-        for evaluation in run.evaluations
-        if evaluation.number == 0 or evaluation.number in times
+    known = {each.number: each for each in evaluations if each.number == 0 or each.number in times}
+    xs = {number: float(number) if by == "batch" else times.get(number, 0.0) for number in sorted(known)}
+    return {
+        measure.name: tuple(point(x, _metric(known[number], measure.name)) for number, x in xs.items())
+        for measure in panel.measures
     }
-    return tuple(
-        point(float(number) if by == "batch" else times.get(number, 0.0), scores[number]) for number in sorted(scores)
-    )
+
+
+def _metric(evaluation: Evaluation, name: str) -> float | None:
+    """The score, if `name` is empty."""
+    if not name:
+        return evaluation.score
+    return evaluation.metrics[name].value if name in evaluation.metrics else None
 
 
 def _times(run: RunRecord) -> dict[int, float]:
@@ -131,6 +156,10 @@ def _term(name: str) -> Measure:
     return Measure("", lambda batch, lately: batch.reward_terms.get(name))
 
 
+def _source(name: str) -> Measure:
+    return Measure("", lambda batch, lately: batch.reward_sources.get(name))
+
+
 def _mean_staleness(batch: BatchRecord) -> float | None:
     return _ratio(sum(age * tokens for age, tokens in batch.staleness.items()), sum(batch.staleness.values()))
 
@@ -168,12 +197,18 @@ def _one(
     return Panel(key, title, unit, (Measure("", of),), from_zero=from_zero, if_any=if_any)
 
 
-EVALUATION = Panel("evaluation", "evaluation", "held-out score, by version", (Measure("", lambda *_: None),), dots=True)
-"""From the evaluations, not the batches."""
+def _evaluation(name: str, metrics: Sequence[str]) -> Panel:
+    """From the evaluations of a set, not the batches. A single metric needs no name: it is the score."""
+    key = "evaluation" if name == PLAIN else f"evaluation:{name}"
+    title = "evaluation" if name == PLAIN else f"evaluation: {name}"
+    names = tuple(metrics) if len(metrics) > 1 else ("",)
+    unit = "held-out score, by version" if len(metrics) < 2 and set(metrics) <= {"mean"} else ", ".join(metrics)
+    measures = tuple(Measure(each, lambda *_: None) for each in names)
+    return Panel(key, title, "by version" if len(metrics) > 1 else unit, measures, dots=True, of_set=name)
+
 
 _PANELS = (
     _one("reward", "reward", "mean of the batch", lambda batch, _: batch.reward_mean),
-    EVALUATION,
     _one("length", "response length", "tokens, mean", lambda batch, _: batch.response_tokens_mean, from_zero=True),
     _one(
         "truncated",

@@ -9,7 +9,8 @@ from headrace.observe.plot.chart import Chart, Entry, Line, Plot
 from headrace.observe.plot.marks import DASHES, Area, Dot, Drawing, Mark, Path, Place, Text
 from headrace.observe.plot.points import Curve, Point, pieces, thinned
 from headrace.observe.plot.scale import Scale, along, scale_of
-from headrace.observe.plot.words import cut, shown, width_of
+from headrace.observe.plot.words import cut, width_of
+from headrace.observe.untrusted import visible_line
 
 WIDTH = 960.0
 _COLUMNS = 3
@@ -66,7 +67,7 @@ def _legend(entries: Sequence[Entry]) -> tuple[list[Mark], float]:
     x, y = _MARGIN, _MARGIN + 8.0
     for number, entry in enumerate(entries):
         beside = _SWATCH + 7 + (6 + width_of(entry.detail, _WORDS) if entry.detail else 0)
-        name = cut(shown(entry.name), _BOLD * _WORDS, min(WIDTH - 2 * _MARGIN - beside, _MOST_NAME))
+        name = cut(visible_line(entry.name), _BOLD * _WORDS, min(WIDTH - 2 * _MARGIN - beside, _MOST_NAME))
         taken = beside + width_of(name, _BOLD * _WORDS)
         if x > _MARGIN and x + taken > WIDTH - _MARGIN:
             x, y = _MARGIN, y + 20
@@ -76,7 +77,7 @@ def _legend(entries: Sequence[Entry]) -> tuple[list[Mark], float]:
             marks.append(Area(box, colour, 0.2))
         marks.append(Path(((x, y - 4), (x + _SWATCH, y - 4)), colour, 2.2))
         at = x + _SWATCH + 7
-        marks.append(Text(at, y, name, _WORDS, bold=True, whole=shown(entry.name)))
+        marks.append(Text(at, y, name, _WORDS, bold=True, whole=visible_line(entry.name)))
         if entry.detail:
             marks.append(Text(at + width_of(name, _BOLD * _WORDS) + 6, y, entry.detail, _WORDS, colour="muted"))
         x += taken + 26
@@ -106,7 +107,7 @@ def _frames(chart: Chart, columns: int, top: float) -> tuple[Frame, ...]:
 
 def _head(frame: Frame) -> Iterator[Mark]:
     panel, right = frame.plot.panel, frame.left + frame.width
-    title = shown(panel.title)
+    title = visible_line(panel.title)
     yield Text(frame.left, frame.top - 21, cut(title, _BOLD * _TITLE, frame.width), _TITLE, bold=True, whole=title)
     shown_lines = {line.measure for line in frame.plot.lines}
     x = right
@@ -142,7 +143,7 @@ def _axes(frame: Frame, chart: Chart, *, named: bool) -> Iterator[Mark]:
 def _drawn(frame: Frame, line: Line, entry: Entry) -> Iterator[Mark]:
     colour, dash = f"c{line.entry}", DASHES[line.measure]
     measure = frame.plot.panel.measures[line.measure].name
-    names = ", ".join(shown(part) for part in (entry.name, frame.plot.panel.title, measure) if part)
+    names = ", ".join(visible_line(part) for part in (entry.name, frame.plot.panel.title, measure) if part)
     for piece in pieces(visible(frame, line.recorded)):
         yield from _stroke(frame, piece, colour, 1.0, (), 0.25, names)
     curve = visible(frame, line.curve)

@@ -4,19 +4,17 @@ in it can do more than be shown."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
 from typing import Any
 
+from headrace.observe.html import json_element, policy
 from headrace.observe.plot.chart import Chart
 from headrace.observe.plot.layout import Frame, lay_out, visible
 from headrace.observe.plot.marks import DARK, LIGHT, MOST_COLOURS
 from headrace.observe.plot.svg import to_svg
-from headrace.observe.plot.words import shown
+from headrace.observe.untrusted import visible_line
 
 _DIGITS = 7
 
@@ -25,23 +23,19 @@ def render_page(chart: Chart) -> bytes:
     drawing, frames = lay_out(chart)
     script = files("headrace.observe.plot").joinpath("hover.js").read_text(encoding="utf-8")
     style = _style()
-    policy = (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'; "
-        "form-action 'none'"
-    )
-    title = escape(shown(chart.title))
+    title = escape(visible_line(chart.title))
     return "\n".join(
         (
             "<!DOCTYPE html>",
             '<html lang="en">',
             '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy(script=script, style=style)}">',
             '<meta name="viewport" content="width=device-width">',
             f"<title>{title}</title>",
             f"<style>{style}</style>",
-            to_svg(drawing, shown(chart.title)).rstrip(),
+            to_svg(drawing, visible_line(chart.title)).rstrip(),
             '<div id="tip" hidden></div>',
-            f'<script type="application/json" id="data">{_embedded(_values(chart, frames))}</script>',
+            json_element("data", _values(chart, frames)),
             f"<script>{script}</script>",
             "</html>\n",
         )
@@ -54,10 +48,10 @@ def _values(chart: Chart, frames: tuple[Frame, ...]) -> dict[str, Any]:
         "xName": chart.x_name,
         "xUnit": chart.x_unit,
         "last": chart.last,
-        "entries": [shown(entry.name) for entry in chart.entries],
+        "entries": [visible_line(entry.name) for entry in chart.entries],
         "plots": [
             {
-                "title": shown(frame.plot.panel.title),
+                "title": visible_line(frame.plot.panel.title),
                 "unit": frame.plot.panel.unit,
                 "left": frame.left,
                 "top": frame.top,
@@ -83,16 +77,6 @@ def _values(chart: Chart, frames: tuple[Frame, ...]) -> dict[str, Any]:
 
 def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.{_DIGITS}g}")
-
-
-def _embedded(values: Mapping[str, Any]) -> str:
-    """JSON in which no character means anything to HTML."""
-    text = json.dumps(values, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
-
-
-def _digest(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _style() -> str:

@@ -8,11 +8,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from headrace.config.load import decisive
+from headrace.observe.offline.run import OfflineRun
 from headrace.observe.plot.points import Curve, Point
 from headrace.observe.run_record import RunRecord
 
 
-def together(runs: Sequence[RunRecord]) -> list[list[int]]:
+def together(runs: Sequence[RunRecord | OfflineRun]) -> list[list[int]]:
     """Places of runs whose configs differ, in what decides the result, in their seed at most; in the order given."""
     found: dict[str, list[int]] = {}
     for place, run in enumerate(runs):

@@ -8,14 +8,14 @@ from xml.sax.saxutils import escape
 from headrace.observe.plot.chart import Chart
 from headrace.observe.plot.layout import lay_out
 from headrace.observe.plot.marks import LIGHT, Area, Dot, Drawing, Mark, Path, Place, Text
-from headrace.observe.plot.words import shown
+from headrace.observe.untrusted import visible_line
 
 _FONTS = "Helvetica, Arial, 'DejaVu Sans', sans-serif"
 
 
 def render_svg(chart: Chart) -> bytes:
     drawing, _ = lay_out(chart)
-    return to_svg(drawing, shown(chart.title)).encode()
+    return to_svg(drawing, visible_line(chart.title)).encode()
 
 
 def to_svg(drawing: Drawing, title: str) -> str:

@@ -11,14 +11,6 @@ _ELLIPSIS = "…"
 _NARROW, _WIDE = frozenset("iljtfrI.,:;|!'()[]/ -"), frozenset("mwMW@%…")
 
 
-def shown(text: str) -> str:
-    """Without what steers a display or is no text: controls, marks of direction, halves of surrogate pairs."""
-    return "".join("�" if unicodedata.category(letter) in _UNSHOWN else letter for letter in text)
-
-
-_UNSHOWN = ("Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp")
-
-
 def width_of(text: str, size: float) -> float:
     """Pixels that the text takes at most in a common sans-serif; DejaVu Sans, a wide one, is what it was fitted to."""
     return size * sum(map(_share, text))

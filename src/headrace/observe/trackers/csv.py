@@ -14,6 +14,8 @@ from headrace.observe.trackers.folders import refuse_others
 from headrace.observe.trackers.protocol import Cell, TrackedRun
 
 _KEYS = ("step", "at")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes for the beginning of a formula, or skips before it."""
 
 
 class CsvFiles:
@@ -49,7 +51,8 @@ class CsvFiles:
         if rows:
             columns = list(rows[0])
             _replace(
-                self._folder / f"samples-{step}.csv", [columns, *([row[name] for name in columns] for row in rows)]
+                self._folder / f"samples-{step}.csv",
+                [columns, *([_inert(row[name]) for name in columns] for row in rows)],
             )
 
     def flush(self) -> None:
@@ -76,14 +79,20 @@ class _Table:
         self._read()
 
     def add(self, step: int, at: float, values: Mapping[str, float]) -> None:
+        """A row, or more columns of the last one: evaluations of several sets come one after another."""
+        before: Mapping[str, str] = {}
         if step <= self._last:
+            last = self._rows()[-1]
+            known = {name: cell for name, cell in zip(self._columns, last, strict=False) if cell and name not in _KEYS}
+            before = known if step == self._last and not known.keys() & values.keys() else {}
             self.cut(step - 1)
         missing = [name for name in values if name not in self._columns]
         if missing or not self._path.exists():
             rows = self._rows()
             self._columns += missing
             self._write(rows)
-        row: dict[str, object] = {"step": step, "at": repr(at), **{name: repr(value) for name, value in values.items()}}
+        told = {**before, **{name: repr(value) for name, value in values.items()}}
+        row: dict[str, object] = {"step": step, "at": repr(at), **told}
         csv.writer(self._new).writerow([row.get(name, "") for name in self._columns])
         self._last = step
 
@@ -123,6 +132,11 @@ class _Table:
             lines = list(csv.reader(file))
         self._columns = lines[0] if lines else list(_KEYS)
         self._last = int(lines[-1][0]) if len(lines) > 1 else -1
+
+
+def _inert(cell: Cell) -> Cell:
+    """What a model wrote is untrusted: an apostrophe keeps a spreadsheet from computing it."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def _replace(path: Path, rows: Sequence[Sequence[object]]) -> None:

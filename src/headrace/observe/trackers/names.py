@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from headrace.config.evaluation import PLAIN
 from headrace.observe.record import BatchRecord, EpochRecord, Totals
 from headrace.observe.run_record import Evaluation
 
@@ -53,6 +54,7 @@ BATCH: Mapping[str, str] = {
 """Fields of `BatchRecord` that are one number; true is 1."""
 BATCH_BY_NAME: Mapping[str, str] = {
     "reward_terms": "reward/terms",
+    "reward_sources": "reward/sources",
     "failed_samples": "failed_samples",
     "dropped_groups": "dropped_groups",
     "own": "own",
@@ -85,8 +87,12 @@ EVALUATION: Mapping[str, str] = {
     "response_tokens_mean": "eval/response_tokens_mean",
     "prompts": "eval/prompts",
     "failed": "eval/failed",
+    "drawn": "eval/drawn",
+    "seconds": "eval/seconds",
+    "versions_behind": "eval/versions_behind",
 }
-"""Fields of `Evaluation`."""
+"""Fields of `Evaluation`; of a set with a name of its own under `eval/NAME`. Each metric of it is beside them, as
+`eval/NAME/pass_at_8`, with its standard error, as `eval/NAME/pass_at_8_stderr`."""
 STALENESS = "staleness"
 """`staleness/mean` and `staleness/max` over trained tokens, and `staleness/tokens/N`: how many have staleness N."""
 UNNAMED = {"batch": "the step", "totals.reward_calls": "time/reward_call_p50_s and time/reward_call_p99_s"}
@@ -102,7 +108,18 @@ def batch_values(record: BatchRecord) -> dict[str, float]:
 
 def evaluation_values(evaluation: Evaluation) -> dict[str, float]:
     """The same of an evaluation."""
-    return dict(_numbers(evaluation, EVALUATION))
+    return dict(_evaluation(evaluation))
+
+
+def _evaluation(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
+    prefix = "eval/" if evaluation.set == PLAIN else f"eval/{evaluation.set}/"
+    for name, value in _numbers(evaluation, EVALUATION):
+        yield prefix + name.removeprefix("eval/"), value
+    for metric, found in evaluation.metrics.items():
+        name = prefix + metric.replace("@", "_at_")
+        for ending, told in (("", found.value), ("_stderr", found.stderr)):
+            if told is not None:
+                yield name + ending, told
 
 
 def _batch(record: BatchRecord) -> Iterator[tuple[str, float]]:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engines.protocol import FinishReason, TokenChunk
-from headrace.rollout.http.detokenize import Detokenizer
-from headrace.rollout.http.stops import StopStrings
+from headrace.rollout.detokenize import Detokenizer
+from headrace.rollout.stops import StopStrings
 from headrace.rollout.tokens import HFTokenizer
 
 

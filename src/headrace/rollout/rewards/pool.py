@@ -66,6 +66,13 @@ def required_columns(config: RewardConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys(columns))
 
 
+def read_columns(config: RewardConfig) -> tuple[str, ...]:
+    """Columns that `check_rows` reads, where a row has them."""
+    columns = [] if config.choose_by is None else [config.choose_by]
+    columns += [column for term in config.all_terms for column in _columns_of(term)]
+    return tuple(dict.fromkeys(columns))
+
+
 def check_rows(config: RewardConfig, rows: Iterable[tuple[str, dict[str, Any]]]) -> None:
     """Raises ConfigError for the first of `rows`, each with its name, that has no reward, or lacks a column for it, or
     has an answer that its reward cannot compare with."""

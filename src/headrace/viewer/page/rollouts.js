@@ -26,8 +26,8 @@ function colour(sample, i, what) {
 function said(sample, i) {
   if (sample.mask[i] === "0") return "given to the policy";
   const parts = [`version ${sample.versions[i]}`, sample.mask[i] === "2" ? "trained" : "not trained"];
-  if (sample.gap) parts.push(`trainer - engine ${sample.gap[i]}`);
-  if (sample.advantage) parts.push(`advantage ${sample.advantage[i]}`);
+  if (sample.gap) parts.push(`trainer - engine ${sample.gap[i] ?? "not finite"}`);
+  if (sample.advantage) parts.push(`advantage ${sample.advantage[i] ?? "not finite"}`);
   return parts.join(", ");
 }
 

@@ -1,4 +1,4 @@
-"""Untrusted text on a terminal: what would steer it is shown instead."""
+"""Untrusted text, on a terminal or in a picture: what would steer it is shown instead."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _JOINERS = "\u200c\u200d"
 
 def visible(text: str) -> str:
     """`text` with every character that has no glyph replaced by one that names it; line breaks and tabs stay."""
-    return "".join(character if _is_harmless(character) else _named(character) for character in text)
+    return "".join(each if each in _LINE_BREAKS or _is_harmless(each) else _named(each) for each in text)
+
+
+def visible_line(text: str) -> str:
+    """`visible`, and line breaks and tabs are replaced too."""
+    return "".join(each if _is_harmless(each) else _named(each) for each in text)
 
 
 def _is_harmless(character: str) -> bool:
-    return (
-        " " <= character <= "~"
-        or character in _LINE_BREAKS
-        or character in _JOINERS
-        or unicodedata.category(character) not in _UNSEEN
-    )
+    return " " <= character <= "~" or character in _JOINERS or unicodedata.category(character) not in _UNSEEN
 
 
 def _named(character: str) -> str:

@@ -1,0 +1,60 @@
+"""The best checkpoint of a run, as its record names it: kept beside those that the run can go back to."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from headrace.store.database import Database
+from headrace.store.files import sync_path
+
+_NAME = "best"
+LINK_NAME = "best"
+"""Of the link in `checkpoints/`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """What a version was evaluated at, and where its files are."""
+
+    number: int
+    branch: int
+    folder: str | None
+    """In `checkpoints/`; None for version 0, the initial model."""
+    metric: str
+    """By which it is the best, as `eval` or `gsm/pass@1`."""
+    value: float
+
+
+def read_best(database: Database) -> Best | None:
+    rows = database.rows("SELECT value FROM run WHERE name = ?", (_NAME,))
+    return Best(**json.loads(rows[0][0])) if rows else None
+
+
+def write_best(database: Database, best: Best | None) -> None:
+    """Part of the caller's transaction, if there is one."""
+    if best is None:
+        database.execute("DELETE FROM run WHERE name = ?", (_NAME,))
+    else:
+        database.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (_NAME, json.dumps(asdict(best))))
+
+
+def link_best(checkpoints: Path, folder: str | None) -> None:
+    """Have `checkpoints/best` lead to `folder` beside it, or to nothing. The record is what counts: a file system that
+    has no links goes without."""
+    link = checkpoints / LINK_NAME
+    current = os.readlink(link) if link.is_symlink() else None
+    if current == folder or (current is None and link.exists()):
+        return
+    with suppress(OSError):
+        if folder is None:
+            link.unlink()
+        else:
+            fresh = checkpoints / f".{LINK_NAME}"
+            fresh.unlink(missing_ok=True)
+            fresh.symlink_to(folder, target_is_directory=True)
+            os.replace(fresh, link)
+        sync_path(checkpoints)
