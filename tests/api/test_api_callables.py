@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from api_jobs import ROWS, job
 from api_rewards import letters
-from controller_jobs import run as command
 
 import headrace
+from headrace.cli.main import main
 from headrace.rollout.single_turn import SingleTurn
 
 
@@ -30,7 +30,9 @@ def shared(value: object) -> Any:
     return score
 
 
-def test_a_closure_reaches_every_process_by_the_pipe_and_no_file(tmp_path: Path) -> None:
+def test_a_closure_reaches_every_process_by_the_pipe_and_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     secret = "a-text-that-only-the-closure-holds"
     run = train(tmp_path, reward=shared([secret]), reward__workers=2)
     assert [batch.reward_mean for batch in run.metrics] == [0.125]
@@ -38,8 +40,8 @@ def test_a_closure_reaches_every_process_by_the_pipe_and_no_file(tmp_path: Path)
     for path in run.path.rglob("*"):
         assert not path.is_file() or secret.encode() not in path.read_bytes(), path
     assert [path.name[:6] for path in (run.path / "inputs").iterdir()] == ["train-"]
-    code, out = command("check", str(run.path / "config.yaml"))
-    assert code == 2
+    assert main(["check", str(run.path / "config.yaml")]) == 2
+    out = capsys.readouterr().err
     assert (
         "reward.function is '<memory>:score': score was given in Python, and no file defines it; give it again" in out
     )

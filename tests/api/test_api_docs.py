@@ -16,6 +16,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "python.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_page_s_code_runs(tmp_path: Path) -> None:
     make_model(tmp_path / "model")
     (code,) = (text for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "callbacks=" in text)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from api_jobs import ROWS, job
 from api_rewards import letters
-from controller_jobs import run as command
 
 import headrace
+from headrace.cli.main import main
 from headrace.config import load_config
 from headrace.runtime.lane_thread import NAME_PREFIX
 from headrace.store import RunReader
@@ -120,8 +120,7 @@ def test_metrics_are_a_frame_where_pandas_is(trained: tuple[headrace.Run, Heard]
 def test_the_run_s_own_config_repeats_it(trained: tuple[headrace.Run, Heard], tmp_path: Path) -> None:
     """By the command, in another folder."""
     run, _ = trained
-    code, out = command("train", str(run.path / "config.yaml"), "--dir", str(tmp_path / "again"), "--plain")
-    assert code == 0, out
+    assert main(["train", str(run.path / "config.yaml"), "--dir", str(tmp_path / "again"), "--plain"]) == 0
     again = headrace.Run(tmp_path / "again")
     assert [batch.reward_mean for batch in again.metrics] == [batch.reward_mean for batch in run.metrics]
     with RunReader(run.path) as one, RunReader(again.path) as other:
@@ -148,15 +147,16 @@ def test_a_finished_run_stays_as_it_is_and_other_data_or_reward_are_another_run(
     assert sorted(path.name for path in (run.path / "inputs").iterdir()) == inputs
 
 
-def test_an_input_that_was_changed_is_refused(trained: tuple[headrace.Run, Heard], tmp_path: Path) -> None:
+def test_an_input_that_was_changed_is_refused(
+    trained: tuple[headrace.Run, Heard], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, _ = trained
     (source,) = (run.path / "inputs").glob("train-*.jsonl")
     changed = tmp_path / "inputs" / source.name
     changed.parent.mkdir()
     changed.write_bytes(source.read_bytes() + source.read_bytes())
-    code, out = command("check", str(run.path / "config.yaml"), f"data.train={changed}")
-    assert code == 2
-    assert f"headrace: data.train is {changed}, which was changed since it was written" in out
+    assert main(["check", str(run.path / "config.yaml"), f"data.train={changed}"]) == 2
+    assert f"headrace: data.train is {changed}, which was changed since it was written" in capsys.readouterr().err
 
 
 def test_a_callback_that_raises_costs_a_warning_and_how_often(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "controller"))
-from controller_jobs import make_model, run
+from controller_jobs import make_model
 
 from headrace.cli.init import trl, verl
 from headrace.cli.init.translate import Unreadable, translate
@@ -24,16 +24,17 @@ Captured = pytest.CaptureFixture[str]
 FILES = ["README.md", "config.yaml", "eval.jsonl", "reward.py", "test_reward.py", "train.jsonl"]
 
 
-def test_what_it_writes_is_a_run_once_there_is_a_model(tmp_path: Path) -> None:
-    code, out = run("init", str(tmp_path / "new"))
-    assert code == 0, out
+def test_what_it_writes_is_a_run_once_there_is_a_model(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "new"
+    assert main(["init", str(folder)]) == 0
     assert sorted(path.name for path in folder.iterdir()) == FILES
-    code, out = run("check", "config.yaml", cwd=folder)
-    assert (code, "model folder 'model' does not exist" in out) == (2, True)
+    monkeypatch.chdir(folder)
+    assert main(["check", "config.yaml"]) == 2
+    assert "model folder 'model' does not exist" in capsys.readouterr().err
     make_model(folder / "model")
-    code, out = run("check", "config.yaml", "rollout.sampling.max_new_tokens=8", cwd=folder)
-    assert code == 0, out
+    assert main(["check", "config.yaml", "rollout.sampling.max_new_tokens=8"]) == 0
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "test_reward.py"]
     tested = subprocess.run(tests, cwd=folder, capture_output=True, text=True)
     assert "3 passed" in tested.stdout, tested.stdout
