@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,7 @@ def test_the_weights_become_version_0_and_the_source_may_go(tmp_path: Path, caps
     assert 'from.run: was "' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_critic_begins_from_the_others_where_both_have_one(tmp_path: Path) -> None:
     ppo = {"recipe": "ppo", "kl": {"coefficient": 0.0}}
     job = on_policy(tmp_path / "job", algorithm=ppo, critic={"optimizer": {"lr": 1e-3}})
@@ -82,6 +84,7 @@ def test_the_critic_begins_from_the_others_where_both_have_one(tmp_path: Path) -
     assert [updates(part / "critic") for part in parts] == [2, 3]
 
 
+@pytest.mark.slow
 def test_master_weights_are_taken_where_the_model_is_them_rounded(tmp_path: Path) -> None:
     """A run in bfloat16 begins from the float32 masters of one in bfloat16; one in float32 from what was served."""
     job, first = on_policy(tmp_path / "job", model={"dtype": "bfloat16"}, trainer__batches=1), tmp_path / "first"
@@ -115,6 +118,12 @@ def test_what_cannot_be_begun_from_is_told_in_one_line(tmp_path: Path, capsys: p
     assert refused(model).endswith(f"{model} is a model, not a run; set model.path to it")
     assert "holds neither a run nor a checkpoint" in refused(tmp_path)
     assert "a model whose model_type is qwen3, and that of model.path" in refused(first, job=other)
+    connection = sqlite3.connect(first / "run.db")
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+    assert train(job, tmp_path / "new", "--from", str(first), "--dry-run") == 0, "of another format of the record"
+    assert f"from      {first}@3: its weights are version 0, the optimiser begins anew" in capsys.readouterr().out
     damaged = first / "checkpoints" / "step_3" / "trainer.safetensors"
     data = bytearray(damaged.read_bytes())
     data[-1] ^= 1

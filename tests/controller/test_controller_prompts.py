@@ -128,7 +128,7 @@ def test_truncation_on_the_left_keeps_the_end(tmp_path: Path) -> None:
     plan = make_plan(load_config(TrainConfig, path))
     assert len(plan.prompts) == 4
     engine: EmbeddedEngine = type("Engine", (), {"gives_kept_sets": True})()  # type: ignore[assignment]
-    settings = policy_settings(plan, engine, SystemClock(), evaluation=False)
+    settings = policy_settings(plan, engine, SystemClock())
     policy = Policy(settings, group=GroupKey(0, 0, 0), episode=0, min_version=INITIAL)
     whole = plan.codec().encode(plan.prompts[3].content)
     assert len(whole) == 300 + HEAD
@@ -137,8 +137,11 @@ def test_truncation_on_the_left_keeps_the_end(tmp_path: Path) -> None:
     assert "as the policy reads it, 248 tokens" in describe_plan(plan)
 
 
-def test_a_run_with_dropped_prompts_keeps_the_law(tmp_path: Path) -> None:
+def test_a_run_with_dropped_prompts_keeps_the_law_and_records_what_rewards_measure(tmp_path: Path) -> None:
     path = chat_job(tmp_path, [*ROWS, ask("a"), ask("b"), ask("c")], data__too_long="drop", trainer__batches=2)
+    (tmp_path / "reward.py").write_text(
+        "def score(response, row):\n    return {'score': sum(map(ord, response)) % 7, 'letters': len(response)}\n"
+    )
     code, out = run("train", path, "--dir", tmp_path / "run", "--plain", cwd=tmp_path)
     assert code == 0, out
     assert out.splitlines()[0] == (
@@ -146,8 +149,12 @@ def test_a_run_with_dropped_prompts_keeps_the_law(tmp_path: Path) -> None:
     )
     with RunReader(tmp_path / "run") as reader:
         counts = reader.counts()
+        recorded = [entry.record["reward_terms"] for entry in reader.metrics.read("batch")]
     assert counts.issued == counts.running + counts.ready + counts.trained + sum(counts.dropped.values())
     assert counts.trained == 4
+    assert all(0 <= terms["letters"] <= 8 for terms in recorded)
+    code, out = run("rollouts", tmp_path / "run", "--json", "--limit", "1", cwd=tmp_path)
+    assert "letters" in json.loads(out)["terms"]
 
 
 def test_an_environment_whose_role_the_template_refuses_is_told_before_the_start(tmp_path: Path) -> None:

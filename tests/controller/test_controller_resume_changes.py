@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sqlite3
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -62,15 +63,28 @@ def test_the_rate_is_the_new_configs_from_the_next_step_on(tmp_path: Path, capsy
     assert train(job, folder) == 0
     before = (folder / "config.yaml").read_text()
     capsys.readouterr()
-    assert train(job, folder, "trainer.batches=6", "trainer.optimizer.lr=2e-3", "checkpoint.every=7", "--resume") == 0
+    safe = ["trainer.batches=6", "trainer.optimizer.lr=2e-3", "checkpoint.every=7", "track=[csv]"]
+    safe += ["engine.max_concurrent_sequences=4", "rollout.episode_timeout_s=50", "reward.timeout_s=9"]
+    safe += [f"data.eval={tmp_path / 'job' / 'eval.jsonl'}", "evaluation.every=2"]
+    assert train(job, folder, *safe, "--resume") == 0
     assert rates(folder) == pytest.approx([1e-3, 5e-4, 0, 2e-3 * 2 / 5, 2e-3 / 5, 0])
 
     told = [line for line in capsys.readouterr().err.splitlines() if "--resume" in line]
-    changed = ["trainer.batches: was 3, now 6", "trainer.optimizer.lr: was 0.001, now 0.002"]
-    changed += ["checkpoint.every: was 2, now 7"]
+    changed = [
+        f'data.eval: was null, now "{tmp_path}/job/eval.jsonl"',
+        "reward.timeout_s: was 10.0, now 9.0",
+        "rollout.episode_timeout_s: was 60.0, now 50.0",
+        "trainer.batches: was 3, now 6",
+        "trainer.optimizer.lr: was 0.001, now 0.002",
+        "engine.max_concurrent_sequences: was 8, now 4",
+        "checkpoint.every: was 2, now 7",
+        "evaluation.every: was null, now 2",
+        'track: was [], now ["csv"]',
+    ]
     assert told == [f"headrace: note: --resume: {line}" for line in changed]
     with RunReader(folder) as run:
         (event,) = [event.data for event in run.events.read() if event.kind == "config_changed"]
+        assert next(row.number for row in run.metrics.read("eval")) == 3, "evaluated from where it went on"
         assert run.config_yaml == (folder / "config.yaml").read_text() != before
         assert event == {"changed": "; ".join(changed), "before": before}
         assert json.loads((folder / "summary.json").read_text())["config_sha256"] == run.config_sha256
@@ -137,6 +151,7 @@ def test_a_run_is_killed_made_longer_killed_again_and_loses_nothing(tmp_path: Pa
                 with RunReader(folder) as run:
                     if (run.version() or (0, 0))[1] >= reached:
                         break
+            time.sleep(0.02)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
     assert (

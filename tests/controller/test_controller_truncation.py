@@ -12,7 +12,7 @@ from controller_jobs import make_job, run, start
 
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.cli.main import main
-from headrace.controller import parts
+from headrace.controller import groundwork
 from headrace.experience.sample import GroupKey
 from headrace.experience.table import ExperienceTable, Lease
 from headrace.observe.record import BatchRecord
@@ -77,7 +77,7 @@ def test_a_table_without_bytes_for_more_than_a_batch_holds_no_more_and_the_run_e
             assert arrays <= self.nbytes, "what stages wrote is counted"
             super().ack(*leases)
 
-    monkeypatch.setattr(parts, "ExperienceTable", Watched)
+    monkeypatch.setattr(groundwork, "ExperienceTable", Watched)
     job = make_job(
         tmp_path,
         rollout__sampling=SAMPLING,

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from headrace.config import ConfigError
 from headrace.config.data import SourceConfig
@@ -300,6 +303,8 @@ def test_a_name_that_is_nowhere_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("data/train.parquet", "a/b/c", "./x"):
         with pytest.raises(ConfigError, match="no dataset at"):
             open_prompts(name, prompt_column="prompt")
+    with pytest.raises(ConfigError, match="is an address, and none is read; fetch the file"):
+        open_prompts("https://host/train.jsonl", prompt_column="prompt")
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(ConfigError, match="neither file nor folder"):
         open_prompts("pipe.jsonl", prompt_column="prompt")
@@ -352,3 +357,75 @@ for name in sys.argv[1:]:
     assert packed == "300", "gzip needs no extra"
     for line, package in zip(refused, ("pyarrow", "pyarrow", "datasets", "zstandard"), strict=True):
         assert f"needs the package {package}, which is not installed; pip install 'headrace[datasets]'" in line
+
+
+_JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    extras=st.lists(st.dictionaries(st.text(max_size=4), _JSON_VALUES, max_size=3), min_size=1, max_size=5),
+    chunk=st.integers(1, 40),
+    indent=st.sampled_from([None, 0, 3]),
+    escaped=st.booleans(),
+)
+def test_a_list_is_read_in_pieces_of_any_size(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    extras: list[dict[str, Any]],
+    chunk: int,
+    indent: int | None,
+    escaped: bool,
+) -> None:
+    """Wherever a piece ends: in a word, a number, an escape, between elements."""
+    monkeypatch.setattr("headrace.experience.sources.text_files._CHUNK", chunk)
+    rows = [{**extra, "prompt": f"p{i}"} for i, extra in enumerate(extras)]
+    (tmp_path / "t.json").write_text(json.dumps(rows, indent=indent, ensure_ascii=escaped), encoding="utf-8")
+    assert [prompt.row for prompt in open_prompts(str(tmp_path / "t.json"), prompt_column="prompt")] == rows
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.json", "t.csv", "t.jsonl.gz", "t.parquet", "saved"])
+def test_no_source_is_in_memory_as_objects(tmp_path: Path, name: str) -> None:
+    rows = [{"prompt": f"{i} " + "x" * 2000, "answer": str(i)} for i in range(8000)]
+    WRITERS[name](tmp_path / name, rows)
+    del rows
+    open_prompts(str(tmp_path / name), prompt_column="prompt")  # what is imported and cached once
+    before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        prompts = open_prompts(str(tmp_path / name), prompt_column="prompt", required_columns=["answer"])
+        seen = [prompts[place].row["answer"] for place in range(0, 8000, 100)]
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert seen == [str(place) for place in range(0, 8000, 100)]
+    assert held < 1 << 20, "of 16 MiB of text"
+    assert peak < 12 << 20
+    assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.json", "t.jsonl.gz", "t.parquet"])
+def test_a_copy_for_which_there_is_no_room_is_told(tmp_path: Path, name: str) -> None:
+    """A process whose files may not grow beyond 64 KiB."""
+    WRITERS[name](tmp_path / name, [{"prompt": f"{i} " + "x" * 2000, "answer": "1"} for i in range(500)])
+    program = """
+import resource, signal, sys
+from headrace.config import ConfigError
+from headrace.experience.dataset import open_prompts
+import pyarrow.parquet
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+try:
+    open_prompts(sys.argv[1], prompt_column="prompt")
+except ConfigError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program, name], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"cannot unpack {name} into "), done.stdout
+    assert "its disk is full; make room there, or set TMPDIR to a folder on a larger disk" in done.stdout
+    assert done.stderr == ""

@@ -118,7 +118,9 @@ class PaperRewards:
         self.conversations: list[Any] = []
         self._outcome = outcome
 
-    async def score(self, response: str, row: dict[str, Any], prompt: Any, messages: Any = None) -> RewardOutcome:
+    async def score(
+        self, response: str, row: dict[str, Any], prompt: Any, messages: Any = None, ids: Any = None
+    ) -> RewardOutcome:
         self.asked.append(response)
         self.conversations.append(messages)
         return self._outcome or RewardOutcome(float(response == row.get("answer")))

@@ -199,7 +199,9 @@ def test_several_trajectories_are_one_episode_with_one_reward() -> None:
 
 def test_each_episode_is_scored_as_it_ends() -> None:
     class Rewards(PaperRewards):
-        async def score(self, response: str, row: dict[str, Any], prompt: Any, messages: Any = None) -> RewardOutcome:
+        async def score(
+            self, response: str, row: dict[str, Any], prompt: Any, messages: Any = None, ids: Any = None
+        ) -> RewardOutcome:
             scored.set()
             return await super().score(response, row, prompt, messages)
 

@@ -16,7 +16,7 @@ from rollout_helpers import EOS, ScriptedEngine, char_tokenizer, chunk, dead, ha
 from headrace.config import ConfigError
 from headrace.config.data import JudgeConfig, RewardConfig
 from headrace.engines.protocol import EngineError, FinishReason
-from headrace.rollout.rewards.judge import Ask, JudgeModel, defused, fill, number
+from headrace.rollout.rewards.judge import Ask, JudgeModel, defused, fill, number, texts
 from headrace.rollout.rewards.outcome import RewardOutcome
 from headrace.rollout.rewards.pool import RewardPool, check_rows, required_columns
 from headrace.rollout.router import Router
@@ -51,6 +51,12 @@ def says_its_response(judge: JudgeConfig, values: Mapping[str, str]) -> Any:
 
 
 # What it is asked
+
+
+def test_a_nested_column_has_a_placeholder() -> None:
+    judge = config(prompt="{response} / {extra_info.answer} / {extra_info.} {.a}").judge
+    assert judge.columns == ("extra_info.answer",)
+    assert texts(judge, "r", {"extra_info.answer": 4}, "p")["extra_info.answer"] == "4"
 
 
 def test_what_is_put_in_is_not_looked_at_again() -> None:

@@ -12,6 +12,7 @@ import pytest
 from http_scripted import ASSISTANT, EOS, USER, VOCAB, Reply, ScriptedEngine, byte_tokenizer, ids, logprob, text_of
 
 from headrace.engines.protocol import EngineError, FinishReason, RequestError
+from headrace.experience.chat_template import ChatTemplate
 from headrace.rollout.http import build_app, serve
 from headrace.runtime.inline import SystemClock
 from headrace.weights.version import Version
@@ -387,11 +388,13 @@ def test_bad_request_is_a_400_that_names_the_field(body: Any, said: str) -> None
     [
         ({}, "messages must be a list"),
         ({"messages": []}, "messages must be a list"),
-        ({"messages": ["hi"]}, "a message must be a JSON object, not 'hi'"),
-        ({"messages": [{"role": "user"}]}, "must have role and content, both text"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "both text"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "both text"),
-        ({"messages": [{"role": "user", "content": "a", "tool_calls": [1]}]}, "unknown field 'tool_calls'"),
+        ({"messages": ["hi"]}, "message 1 is 'hi'; give {'role': text, 'content': text}"),
+        ({"messages": [{"role": "user"}]}, "message 1 (of user) has no content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "has a part of type 'image_url', and"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "has the part {'type': 'text'}, and"),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": [1]}]}, "has the tool call 1; give"),
+        ({"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": 3}, "must be a JSON object"),
+        ({"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"tools": []}}, "tools is given by"),
         ({"messages": [{"role": r, "content": "a"} for r in ("user", "system")]}, "system must come first"),
         ({"messages": [{"role": "u" * 10**6, "content": "a"}]}, "1000001 characters, far more than the context"),
         ({"messages": [{"role": "user", "content": "a", "name": "n" * 9999}]}, "10004 characters, far more"),
@@ -407,6 +410,26 @@ def test_bad_chat_is_a_400_that_names_the_field(body: Any, said: str) -> None:
         assert said in answer["error"]["message"]
 
     run(ScriptedEngine([HELLO]), test)
+
+
+def test_a_chat_is_rendered_as_the_server_and_the_request_say() -> None:
+    tokenizer = byte_tokenizer(
+        "{{ mood }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    )
+    template = ChatTemplate(tokenizer, {"mood": "calm"}, "Be brief.")
+    engine = ScriptedEngine([HELLO])
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "ok"}]
+
+    async def test(post: Post) -> None:
+        for more in ({}, {"chat_template_kwargs": {"mood": "glad"}}):
+            status, _ = await post("/v1/chat/completions", {"messages": messages, **more})
+            assert status == 200
+
+    run(engine, test, tokenizer=tokenizer, template=template, max_context=256)
+    for mood, request in zip(("calm", "glad"), engine.requests, strict=True):
+        assert tokenizer.decode(request.prompt) == mood + '[system]Be brief.[assistant]f{"a": 1}[tool]ok'
 
 
 def test_a_large_request_is_read_as_a_small_one_is() -> None:

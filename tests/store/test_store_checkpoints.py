@@ -256,3 +256,20 @@ def test_no_checkpoint_left_is_told(tmp_path: Path) -> None:
     with pytest.raises(RunDamaged, match=r"step_1 are gone, and no older one is kept.*--fresh"):
         again.checkpoints.restore()
     again.close()
+
+
+def test_a_commit_without_files_settles_what_was_recorded(tmp_path: Path) -> None:
+    """Of a run without a trainer: its restore goes on with the next batch, and keeps every group."""
+    store = create(tmp_path / "run", keep_journal=True)
+    keys = [train(store, batch, batch=batch) for batch in range(3)]
+    for number in (1, 2):
+        store.checkpoints.commit_recorded(branch=0, number=number)
+    store.close()
+    again = reopen(tmp_path / "run", keep_journal=True)
+    restored = again.checkpoints.restore()
+    assert (restored.number, restored.path, steps(again)) == (2, None, [])
+    assert [row.key for row in restored.ready] == keys[2:]
+    assert [row.key for row in again.ledger.attempts("trained")] == keys[:2]
+    with pytest.raises(IllegalTransition, match="cannot train in batch 1: the checkpoint of version 2"):
+        again.ledger.train([keys[2]], batch=1)
+    again.close()

@@ -170,6 +170,16 @@ def compose(
     return Recipe(settings.recipe, tuple(stages), loss)
 
 
+def compose_recording(settings: Settings, *, reward_model: bool, kept_sets: bool) -> Recipe:
+    """The stages of a run that only records what it generates: those before anything is trained. See `compose`."""
+    first = compose(settings, reward_model=reward_model, kept_sets=kept_sets)
+    names = ("rollout", "reward", "filter", "schedule")
+    read = ("loss_mask", "versions", "branches", "reward", "terms", "truncated", "batch")
+    scored = ("model_score",) if reward_model else ()
+    record = Stage("record", (*read, *scored), (), "row")
+    return Recipe("rollouts only", (*(stage for stage in first.stages if stage.name in names), record), {})
+
+
 def _once(columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(columns))
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from headrace.api import background
 from headrace.api.errors import for_caller
 from headrace.config.load import load_config
 from headrace.config.model import EngineConfig
+from headrace.config.template import TemplateConfig
 from headrace.runtime.lane_thread import LaneThread
 
 _CLOSING_S = 60.0
@@ -58,15 +60,17 @@ def serve(
     port: int = 8000,
     token: str | None = None,
     seed: int = 0,
+    template: Mapping[str, Any] = MappingProxyType({}),
     **engine: Any,
 ) -> Server:
     """Serve a model over HTTP as `headrace serve` does, and return once requests are answered.
 
     `port` 0 is any that is free. `token`: what clients must send; beyond loopback there must be one. `seed`: of the
-    sampling noise of requests without one. `engine`: keys of the config's section of this name, as
-    `max_concurrent_sequences`. Raises ConfigError before the model is loaded.
+    sampling noise of requests without one. `template`: what would stand under `data.template` in a config. `engine`:
+    keys of the config's section of this name, as `max_concurrent_sequences`. Raises ConfigError before the model is
+    loaded.
     """
-    server, ready = _start(str(model), host, port, token, seed, engine)
+    server, ready = _start(str(model), host, port, token, seed, template, engine)
     try:
         return server(ready.result())
     except BaseException as error:
@@ -80,10 +84,11 @@ async def aserve(
     port: int = 8000,
     token: str | None = None,
     seed: int = 0,
+    template: Mapping[str, Any] = MappingProxyType({}),
     **engine: Any,
 ) -> Server:
     """As `serve`, while the caller's event loop goes on."""
-    server, ready = _start(str(model), host, port, token, seed, engine)
+    server, ready = _start(str(model), host, port, token, seed, template, engine)
     try:
         return server(await asyncio.wrap_future(ready))
     except asyncio.CancelledError:
@@ -105,11 +110,17 @@ class _Starting:
 
 
 def _start(
-    model: str, host: str, port: int, token: str | None, seed: int, engine: dict[str, Any]
+    model: str,
+    host: str,
+    port: int,
+    token: str | None,
+    seed: int,
+    template: Mapping[str, Any],
+    engine: Mapping[str, Any],
 ) -> tuple[_Starting, Future[str]]:
     """And the address, when requests are answered; or what went wrong before."""
     try:
-        config = load_config(EngineConfig, engine)
+        config, chat = load_config(EngineConfig, engine), load_config(TemplateConfig, template)
     except Exception as error:
         raise for_caller(error) from None
     stop = background.stop_request("")
@@ -122,7 +133,15 @@ def _start(
 
         run_to_end(
             lambda: serve_model(
-                model, config, host=host, port=port, token=token, seed=seed, ready=ready.set_result, stop=stop
+                model,
+                config,
+                host=host,
+                port=port,
+                token=token,
+                seed=seed,
+                template=chat,
+                ready=ready.set_result,
+                stop=stop,
             ),
             "headrace.serve",
         )

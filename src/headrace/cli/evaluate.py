@@ -15,6 +15,7 @@ from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.config.evaluation import PLAIN
 from headrace.store import RunReader
 from headrace.store.run_store import CONFIG_NAME
+from headrace.store.schema import TRAIN
 
 _BEST, _LAST = "best", "last"
 
@@ -47,6 +48,11 @@ def run(args: argparse.Namespace) -> int:
 def _checkpoint(run: Path, which: str) -> Path:
     """The model of the run's `best`, `last` or so many-th version. Raises ConfigError, StoreError."""
     with RunReader(run) as reader:
+        if reader.kind != TRAIN:
+            raise ConfigError(
+                f"{run} is of headrace {reader.kind}, which names no prompts; give a config, and --model "
+                f"{run / 'model'}"
+            )
         kept, best = reader.checkpoints(), reader.best()
     numbers = {name: number for number, name in kept.items() if name is not None}
     if which == _BEST:

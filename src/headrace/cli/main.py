@@ -109,6 +109,11 @@ def _parser() -> argparse.ArgumentParser:
     _begin(train)
     _from(train)
     train.add_argument("--from-optimizer", action="store_true", help="with --from: take the optimiser's moments too")
+    train.add_argument(
+        "--rollouts-only",
+        action="store_true",
+        help="generate and record, for a later run's data.rollouts; train nothing",
+    )
     train.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     train.add_argument("--plain", action="store_true", help="a line for each batch instead of the live view")
 
@@ -144,6 +149,11 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     serve.add_argument("--max-concurrent-sequences", type=int, default=64)
     serve.add_argument("--max-context", type=int)
+    serve.add_argument("--template-file", metavar="FILE", help="Jinja file instead of the model's chat template")
+    serve.add_argument(
+        "--template-kwargs", metavar="JSON", default="{}", help="variables of the chat template, as a JSON object"
+    )
+    serve.add_argument("--system", metavar="TEXT", help="a system message for conversations that have none")
     serve.add_argument("--seed", type=int, default=0, help="of the sampling noise of requests without a seed")
 
     inspect = command("inspect", "inspect", "show a run, while it goes or after")

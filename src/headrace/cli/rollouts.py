@@ -10,7 +10,9 @@ from rich.text import Text
 
 from headrace.cli.piped import PipedConsole
 from headrace.config.errors import ConfigError
+from headrace.store import RunReader
 from headrace.store.rollouts import DROPPED, Order, Query
+from headrace.store.schema import TRAIN
 
 _SHOWN = 20
 _ASCENDING = ("batch",)
@@ -18,6 +20,9 @@ _ASCENDING = ("batch",)
 
 def run(args: argparse.Namespace) -> int:
     query = asked(args)
+    with RunReader(Path(args.run_dir)) as reader:
+        if reader.kind != TRAIN:
+            raise ConfigError(f"{args.run_dir} is of headrace {reader.kind}, which samples no rollouts")
     from headrace.viewer.rollouts import find
 
     found = find(Path(args.run_dir), query)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 
 from pydantic import ValidationError
@@ -10,6 +11,14 @@ from pydantic import ValidationError
 from headrace.config import ConfigError
 from headrace.config.explain import explain
 from headrace.config.model import EngineConfig
+from headrace.config.template import TemplateConfig
+
+_OPTIONS = {
+    "engine.max_context": "--max-context",
+    "data.template.file": "--template-file",
+    "data.template.kwargs": "--template-kwargs",
+}
+"""What a setting of a file is called where it is an option of the command."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -18,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
         token = os.environ.get(args.token_env)
         if not token:
             raise ConfigError(f"--token-env names {args.token_env}, which is not set; export it, or leave it out")
-    config = _engine_config(args)
+    config, template = _engine_config(args), _template(args)
     from headrace.cli.piped import tell
     from headrace.controller.serve import serve_model
     from headrace.runtime.event_loop import run_to_end
@@ -32,13 +41,17 @@ def run(args: argparse.Namespace) -> int:
                 port=args.port,
                 token=token,
                 seed=args.seed,
+                template=template,
                 ready=lambda address: tell(f"serving {args.model} at {address}"),
             ),
             "headrace serve",
         )
     except ConfigError as error:
         # Here an engine's setting is an option of the command, not a key of a file.
-        raise ConfigError(str(error).replace("engine.max_context", "--max-context")) from error
+        words = str(error)
+        for key, option in _OPTIONS.items():
+            words = words.replace(key, option)
+        raise ConfigError(words) from error
     return 0
 
 
@@ -49,3 +62,15 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
         )
     except ValidationError as error:
         raise ConfigError(explain(EngineConfig, error, "headrace serve")) from error
+
+
+def _template(args: argparse.Namespace) -> TemplateConfig:
+    try:
+        kwargs = json.loads(args.template_kwargs)
+        return TemplateConfig(kwargs=kwargs, system=args.system, file=args.template_file)
+    except ValueError as error:  # of pydantic, too
+        faults = explain(TemplateConfig, error, "headrace serve") if isinstance(error, ValidationError) else str(error)
+        raise ConfigError(
+            f"--template-kwargs is {args.template_kwargs!r}, which is no JSON object of variables: {faults}; give one, "
+            "as '{\"enable_thinking\": false}'"
+        ) from error

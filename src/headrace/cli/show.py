@@ -17,14 +17,18 @@ def print_end(folder: Path, ended: Ended) -> None:
         scores = [evaluation.score for evaluation in evaluations if evaluation.score is not None]
         told = "held-out score" if name == PLAIN else evaluations[-1].label
         change += f", {told} {scores[0]:.3f} -> {scores[-1]:.3f}" if len(scores) > 1 else ""
-    print(f"{ended.status}: v{run.number} after {run.totals.elapsed_s:.1f} s{change}")
+    made = f"{run.number} batches recorded" if run.config.rollouts_only else f"v{run.number}"
+    print(f"{ended.status}: {made} after {run.totals.elapsed_s:.1f} s{change}")
     if ended.status == "stopped":
         # The run's own config has the overrides in it.
         print(f"  continue with: {called} train {folder / 'config.yaml'} --dir {folder} --resume")
-    if run.number:
+    if run.config.rollouts_only:
+        print(f"  train on them with data.rollouts={folder}")
+    elif run.number:
         print(f"  model:   {folder / 'checkpoints' / f'step_{run.number}' / 'model'}")
-    if run.best is not None and run.best.folder is not None:
+    if run.best is not None:
         told = f"v{run.best.number}, {run.best.metric} {run.best.value:.3f}"
-        print(f"  best:    {folder / 'checkpoints' / 'best' / 'model'} ({told})")
+        where = folder / "checkpoints" / "best" / "model" if run.best.folder else "the model that it began from"
+        print(f"  best:    {where} ({told})")
     print(f"  summary: {folder / 'summary.json'}")
     print(f"  look at: {called} inspect {folder}")

@@ -15,6 +15,8 @@ def run(args: argparse.Namespace) -> int:
         args.overrides = [*args.overrides, f"from.run={json.dumps(args.from_run)}"]
     if args.from_optimizer:
         args.overrides = [*args.overrides, "from.optimizer=true"]
+    if args.rollouts_only:
+        args.overrides = [*args.overrides, "rollouts_only=true"]
     folder = Path("runs") / Path(args.config).stem if args.dir is None else Path(args.dir)
     config = load_noted(TrainConfig, args)
     from headrace.controller.origin import resumed_config

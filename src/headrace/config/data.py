@@ -169,6 +169,10 @@ class DataConfig(TrainingData):
     shuffle: bool = True
     """Shuffle each epoch, seeded by the run's seed."""
     curriculum: CurriculumConfig = CurriculumConfig()
+    rollouts: str | None = None
+    """Folder of a run whose recorded rollouts are trained on, instead of new ones: batch by batch as they were, with
+    their rewards, log-probs and kept sets. `train` is not read then, and an engine is loaded only if `eval` is given.
+    See docs/replay.md."""
 
 
 class RemoteRewardConfig(Section):
@@ -198,8 +202,8 @@ CODE_PATIENCE, CODE_TRIES = 6, 2
 that never ends has a 0 wherever it gets a sixth of a processor; and beyond, the model could choose that its sample
 fails."""
 
-PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""What stands for a text in a judge's question, with its name as group 1."""
+PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*(?:\.\w+)*)\}", re.ASCII)
+"""What stands for a text in a judge's question, with its name as group 1; dots name a nested column."""
 _OF_THE_EPISODE = ("prompt", "response")
 
 
@@ -262,6 +266,9 @@ class RewardFunction(Section):
     """`exact`, `numeric`, `f1`, `choice`, `regex`, `math`, `boxed_math`, `json_schema`, `code`, `remote`, `judge`, or a
     function of yours: `path.py:function` or `module:function`. `exact`, unless `reward.terms`, `reward.group` or
     `reward.model` is given."""
+    style: Literal["headrace", "trl", "verl"] = "headrace"
+    """How a function of yours is called: `f(response, row)`; as TRL does, `f(prompts, completions, **columns)`, with a
+    list of one; or as verl does, `f(data_source, solution_str, ground_truth, extra_info)`. See docs/workflows.md."""
     answer_column: str = "answer"
     """Column with what the built-in rewards compare with: for `regex` the pattern, for `json_schema` the schema, for
     `code` the tests."""
@@ -278,6 +285,10 @@ class RewardFunction(Section):
     def _sections_fit(self) -> RewardFunction:
         if (self.function == "remote") != (self.remote.url is not None):
             raise ValueError("function: remote and remote.url go together; give both, or neither")
+        if self.style != "headrace" and ":" not in (self.function or ""):
+            raise ValueError(
+                f"style is {self.style}, which is of functions of yours, but function is {self.function}; remove it"
+            )
         if (self.function == "judge") != (self.judge.prompt is not None):
             raise ValueError("function: judge and judge.prompt go together; give both, or neither")
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -49,9 +49,19 @@ def known_keys(kind: type[Section], prefix: str = "") -> Iterator[str]:
     for name, info in kind.model_fields.items():
         key = prefix + (info.alias or name)
         yield key
-        for part in (info.annotation, *get_args(info.annotation)):
-            if isinstance(part, type) and issubclass(part, Section):
-                yield from known_keys(part, key + ".")
+        for section in dict.fromkeys(_sections(info.annotation)):
+            yield from known_keys(section, key + ".")
+
+
+def _sections(annotation: Any) -> Iterator[type[Section]]:
+    """What the value may be, or have in a list, if there it can be nothing else."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    elif get_origin(annotation) is tuple:
+        yield from (part for part in get_args(annotation) if isinstance(part, type) and issubclass(part, Section))
+    else:
+        for part in get_args(annotation):
+            yield from _sections(part)
 
 
 def _explain_one(kind: type[Section], detail: ErrorDetails) -> list[str]:

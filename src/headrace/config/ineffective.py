@@ -73,10 +73,17 @@ def _of_run(config: TrainConfig) -> Iterator[_Rule]:
     def rule(applies: bool, prefix: str, section: Section, keys: tuple[str, ...], reason: str) -> _Rule:
         return _Rule(applies, f"{prefix}.", section, _defaults(section), keys, reason)
 
+    if config.rollouts_only and config.data.eval is not None:
+        data, reason = config.data, "rollouts_only is true: no version is made to evaluate"
+        yield _Rule(True, "data.", data, data.model_copy(update={"eval": None}), ("eval",), reason)
     yield rule(not config.held_out, "evaluation", config.evaluation, (), "data.eval is not set")
     yield rule(
         config.checkpoint.keep_best is None, "checkpoint", config.checkpoint, ("best_is",), "keep_best is not set"
     )
+    curriculum = config.data.curriculum
+    by_rate = curriculum.pass_rate is not None
+    passes = ("passes_above",)
+    yield rule(not by_rate, "data.curriculum", curriculum, passes, "data.curriculum.pass_rate is not set")
     single = rollout.workflow == "single_turn"
     turns = ("max_turns", "keep_special_tokens", "observation_role")
     yield rule(single, "rollout", rollout, turns, "rollout.workflow is single_turn")

@@ -46,6 +46,15 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "ref_model_sync_steps": ("reference.refresh_every",),
     "teacher_model": ("teacher.model",),
     "critic_pretrain": ("critic.model",),
+    "resume_from_checkpoint": ("from.run",),
+    "resume_from_path": ("from.run",),
+    "load_checkpoint_path": ("from.run",),
+    "load_optimizer_states": ("from.optimizer",),
+    # The record.
+    "debug_rollout_only": ("rollouts_only",),
+    "load_debug_rollout_data": ("data.rollouts",),
+    "save_debug_rollout_data": ("record.journal",),
+    "rollout_data_dir": ("record.journal",),
     # The data.
     "dataset": ("data.train",),
     "dataset_name": ("data.train",),
@@ -77,6 +86,11 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "assistant_only_loss": _LOSS_ROLES,
     "completion_only_loss": _LOSS_ROLES,
     "train_on_inputs": _LOSS_ROLES,
+    "dataset_config": ("data.train.subset",),
+    "dataset_split": ("data.train.split",),
+    "dataset_train_split": ("data.train.split",),
+    "prompt_split": ("data.train.split",),
+    "prompt_data_probs": ("data.train.weight",),
     # Sizes.
     "batch_size": _BATCH,
     "samples_per_batch": _BATCH,

@@ -29,7 +29,8 @@ _ARGUMENTS = (
 """Of `apply_chat_template` itself: Headrace gives them."""
 
 
-def _variables_only(kwargs: dict[str, JsonValue]) -> dict[str, JsonValue]:
+def check_variables(kwargs: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """`kwargs`, if all are names for a chat template. Raises ValueError."""
     for name in kwargs:
         if name in _ARGUMENTS:
             raise ValueError(f"{name} is given by Headrace itself; leave it out (tools come from data.tools_column)")
@@ -39,7 +40,7 @@ def _variables_only(kwargs: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 class TemplateConfig(Section):
-    kwargs: Annotated[dict[str, JsonValue], AfterValidator(_variables_only)] = Field(default={})
+    kwargs: Annotated[dict[str, JsonValue], AfterValidator(check_variables)] = Field(default={})
     """Variables of the chat template, as `{enable_thinking: false}`; `headrace check` names one that the template does
     not read."""
     system: str | None = Field(default=None, min_length=1)

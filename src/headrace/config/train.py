@@ -146,6 +146,9 @@ class TrainConfig(Section):
     track: Annotated[tuple[TrackerConfig, ...], AfterValidator(each_once)] = ()
     """Where metrics go beside the run's own record: `tensorboard`, `wandb`, `mlflow`, `trackio`, `csv`, or one of them
     with settings, as `{type: wandb, project: p}`. See docs/tracking.md."""
+    rollouts_only: bool = False
+    """Generate and record groups, and train nothing: `trainer.batches` of them, with `record.journal: all`. A later run
+    trains on them by `data.rollouts`. `headrace train --rollouts-only` sets it. See docs/replay.md."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data and, in training, of the sampling noise."""
 
@@ -153,6 +156,11 @@ class TrainConfig(Section):
     def trackers(self) -> tuple[TrackerSection, ...]:
         """`track`, each with its settings."""
         return sections(self.track)
+
+    @property
+    def keeps_journal(self) -> bool:
+        """Whether every finished group stays on disk."""
+        return self.rollouts_only or self.record.journal == "all"
 
     @property
     def deadline_rule(self) -> OnDeadline:
@@ -172,7 +180,10 @@ class TrainConfig(Section):
 
     @property
     def held_out(self) -> tuple[HeldOut, ...]:
-        """The sets that are evaluated: that of `data.eval`, then those with names of their own."""
+        """The sets that are evaluated: that of `data.eval`, then those with names of their own. None where nothing is
+        trained."""
+        if self.rollouts_only:
+            return ()
         sets = {} if self.data.eval is None else {PLAIN: EvaluationSetConfig(data=self.data.eval)}
         return tuple(self._held_out(name, each) for name, each in (sets | self.evaluation.sets).items())
 
@@ -229,6 +240,8 @@ class TrainConfig(Section):
             return self.async_.ahead
         batch = self.rollout.prompts_per_batch
         full = batch + math.ceil(slots / self.rollout.samples_per_prompt)
+        if self.rollouts_only:  # no version comes that anything could be too old for
+            return max(2 * batch, full)
         bound = (self.async_.staleness_bound + 1) * batch
         return min(bound, max(2 * batch, full)) + self.rollout.surplus
 
@@ -255,6 +268,13 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> TrainConfig:
+        if self.rollouts_only and self.data.rollouts is not None:
+            raise ValueError("rollouts_only is true, and data.rollouts names what is recorded already; drop one")
+        if self.rollouts_only and self.rollout.surplus:
+            raise ValueError(
+                f"rollouts_only is true, and rollout.oversample is {self.rollout.oversample:g}: every group is "
+                "recorded, so none is surplus; use oversample: 1"
+            )
         if self.rollout.surplus and self.deadline_rule != "drop":
             raise ValueError(
                 f"rollout.oversample is {self.rollout.oversample:g} but async.on_deadline is {self.deadline_rule}: "
@@ -284,6 +304,11 @@ class TrainConfig(Section):
             raise ValueError(
                 f"reward.{key} lets a reward take {reward_s:g} s, more than runtime.stall_timeout_s ({stall_s:g}): the "
                 f"run would be taken for stalled meanwhile; lower it, or raise runtime.stall_timeout_s"
+            )
+        if self.data.curriculum.pass_rate is not None and self.reward.model.path is not None:
+            raise ValueError(
+                "data.curriculum.pass_rate goes by what reward functions give with the rollout, and reward.model.path "
+                "scores later; order the rows by data.curriculum.column, or leave the reward model out"
             )
         if self.algorithm.needs_teacher and self.teacher.model is None:
             what = "advantage is distillation" if self.algorithm.distils else "a function of yours reads teacher"

@@ -28,23 +28,42 @@ def describe_plan(plan: Plan) -> str:
 
 def _run(plan: Plan) -> list[str]:
     config = plan.config
-    rollout, asynchrony = config.rollout, config.async_
+    rollout = config.rollout
     return [
         f"model     {config.model.path}: {plan.memory.parameters / 1e6:,.2f} M parameters, "
         f"trainer {config.model.dtype}, engine {config.engine.dtype or config.model.dtype}, "
         f"context {plan.max_context} tokens",
         *([] if plan.origin is None else [f"from      {plan.origin.name}: {_taken(plan)}"]),
-        f"data      {config.data.described}: {len(plan.prompts)} prompts; held out: {_held_out(plan)}"
+        f"data      {_data(plan)}; held out: {_held_out(plan)}"
         + (f"; {plan.fit.cramped} leave no room for max_new_tokens" if plan.fit.cramped else ""),
         *_sources(plan),
         f"batches   {plan.total_batches} of {rollout.prompts_per_batch} prompts x {rollout.samples_per_prompt} "
-        f"samples, {_steps(plan)} each"
+        f"samples, {'nothing trained' if plan.config.rollouts_only else f'{_steps(plan)} each'}"
         + (f"; {rollout.surplus} prompt(s) more are started" if rollout.surplus else ""),
         f"sampling  {_sampling(plan)}",
-        f"schedule  {asynchrony.mode}: staleness at most {asynchrony.staleness_bound}, on deadline "
-        f"{config.deadline_rule}, swaps {asynchrony.swap}",
-        *_staleness(plan),
+        *_schedule(plan),
         *_table(plan),
+    ]
+
+
+def _data(plan: Plan) -> str:
+    data = plan.config.data
+    if plan.replay is not None:
+        return f"{data.rollouts}, recorded: {plan.replay.describe()}"
+    return f"{data.described}: {len(plan.prompts)} prompts"
+
+
+def _schedule(plan: Plan) -> list[str]:
+    config = plan.config
+    if config.rollouts_only:
+        most = config.ahead(plan.memory.slots)
+        return [f"schedule  rollouts only, of version 0: {most} groups run or wait to be recorded at most"]
+    if plan.replay is not None:
+        return [f"schedule  as recorded: staleness at most {plan.replay.bound}, {config.async_.mode}, no engine for it"]
+    return [
+        f"schedule  {config.async_.mode}: staleness at most {config.async_.staleness_bound}, on deadline "
+        f"{config.deadline_rule}, swaps {config.async_.swap}",
+        *_staleness(plan),
     ]
 
 
@@ -68,7 +87,7 @@ def _held_out(plan: Plan) -> str:
 def _sources(plan: Plan) -> list[str]:
     """What each of several sources has its share of, and how rows are ordered, if not just shuffled."""
     data, lines = plan.config.data, []
-    if len(data.sources) > 1:
+    if len(data.sources) > 1 and plan.replay is None:
         sizes = [len(part) for part in plan.prompts.parts]
         weights = [
             size if source.weight is None else source.weight for source, size in zip(data.sources, sizes, strict=True)
@@ -147,12 +166,15 @@ def _steps(plan: Plan) -> str:
 
 def _dataflow(plan: Plan) -> list[str]:
     stages = check_dataflow(plan.recipe.stages)
-    lines = [f"dataflow  recipe {plan.recipe.name}"]
+    lines = [f"dataflow  {'' if plan.config.rollouts_only else 'recipe '}{plan.recipe.name}"]
     for stage in stages:
         reads = ", ".join(stage.reads) or "prompts"
-        writes = ", ".join(stage.writes) or f"version k + 1 (loss: {plan.recipe.loss[stage.name]})"
+        loss = plan.recipe.loss.get(stage.name)
+        made = "the record" if loss is None else f"version k + 1 (loss: {loss})"
+        writes = ", ".join(stage.writes) or made
         lines.append(f"  {stage.name:<11} each {stage.unit:<6} {reads} -> {writes}")
-    lines.append(f"  streaming: {_streaming(plan)}")
+    if not plan.config.rollouts_only:
+        lines.append(f"  streaming: {_streaming(plan)}")
     return lines
 
 
@@ -168,7 +190,9 @@ def _roles(plan: Plan) -> list[str]:
     threads = available_threads(plan.config.runtime.threads)
     turns = plan.config.runtime.turns or takes_turns(plan.config)
     share = f"{threads} CPU thread(s), in turn with the others" if turns else "1 CPU thread"
-    names = [stage.name for stage in plan.recipe.stages if stage.name != "schedule"] + ["weight follower"]
+    left_out = ("schedule", "rollout") if plan.replay is not None else ("schedule",)
+    names = [stage.name for stage in plan.recipe.stages if stage.name not in left_out]
+    names += [] if plan.config.rollouts_only else ["weight follower"]
     if plan.held_out:
         names.append("evaluator")
     lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.config.weights.transport}"]
@@ -188,6 +212,8 @@ def _roles(plan: Plan) -> list[str]:
         else:
             place = "event loop"
         lines.append(f"  {name:<16} {place}")
+    if not plan.needs_engine:
+        return lines
     reward = plan.config.reward
     apart = reward.group or any(term.function not in ("remote", "judge") for term in reward.all_terms)
     if reward.description:

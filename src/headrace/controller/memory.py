@@ -25,6 +25,17 @@ _SPARE = 0.05
 """Of a device's free memory: for what its libraries take, and for what falls between allocated blocks."""
 _MOST_TOLD = 4
 _HOST = "this host"
+_OF_ENGINE = ("engine: ",)
+_OF_TRAINING = (
+    "trainer: ",
+    "critic: ",
+    "reference: ",
+    "proximal: ",
+    "teacher: ",
+    "weight plane: ",
+    "engine: next version",
+)
+"""How uses begin that a run without an engine, and one without a trainer, does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +68,27 @@ class MemoryEstimate:
         return sum(self.uses.values())
 
 
-def estimate_memory(config: TrainConfig, model_config: Any, device: torch.device) -> MemoryEstimate:
-    """`model_config`: a Hugging Face config. Builds the model on no device, and loads nothing.
+def estimate_memory(
+    config: TrainConfig, model_config: Any, device: torch.device, *, engine: bool = True, trainer: bool = True
+) -> MemoryEstimate:
+    """`model_config`: a Hugging Face config. `engine` and `trainer`: whether there is one. Builds the model on no
+    device, and loads nothing.
 
     Raises ConfigError if the KV cache does not fit; for a device, if anything does not.
     """
     parameters, free = count_parameters(model_config), free_bytes(device)
     uses = _fixed(config, model_config, parameters, device)
-    if device.type == "cpu":
+    uses |= {} if device.type == "cpu" else _activations(config, model_config)
+    left_out = (*(() if engine else _OF_ENGINE), *(() if trainer else _OF_TRAINING))
+    uses = {use: size for use, size in uses.items() if not use.startswith(left_out)}
+    if not engine:
+        cache = CachePlan(slots=1, max_context=context_limit(model_config, config.engine), bytes_wanted=0)
+    elif device.type == "cpu":
         cache = plan_kv_cache(model_config, config.engine, _engine_dtype(config), device)
     else:
-        uses |= _activations(config, model_config)
         cache = _cache_beside(config, model_config, str(device), free, uses)
-    uses[_KV_CACHE] = cache.bytes_wanted
+    if engine:
+        uses[_KV_CACHE] = cache.bytes_wanted
     table = _table(config, model_config, cache)
     if device.type == "cpu":
         return MemoryEstimate(parameters, uses | table, _HOST, free, cache, {})

@@ -15,6 +15,7 @@ from headrace.controller.checkpointer import Saved
 from headrace.controller.judge_engines import load_judges
 from headrace.controller.plan import Plan
 from headrace.controller.policy_objective import PolicyObjective, PolicyOutputs, ValueObjective, output_columns
+from headrace.engines.absent import AbsentEngine
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.models.loading import load_causal_lm, load_reward_model, load_value_model, resolve_device
 from headrace.models.values import token_values
@@ -34,7 +35,8 @@ class Models:
     """The two ends of the weight plane, each with weights of its own."""
 
     trainer: HFTrainer
-    engine: EmbeddedEngine
+    engine: EmbeddedEngine | AbsentEngine
+    """Absent where nothing is generated."""
     publisher: WeightPublisher
     kl: KLCoefficient
     """Shared by whoever applies it."""
@@ -109,11 +111,11 @@ async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
 
     models = Models(
         await load(trainer),
-        await load_engine(plan, runtime),
+        await load_engine(plan, runtime) if plan.needs_engine else AbsentEngine(),
         open_transport(config.weights, folder / "weights"),
         coefficient,
         reward=await load_model_reward(plan, runtime),
-        judges=await load_judges(plan, runtime),
+        judges=await load_judges(plan, runtime) if plan.needs_engine else {},
     )
     if algorithm.needs_critic:
         models = replace(models, critic=await load(critic))

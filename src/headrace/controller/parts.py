@@ -4,45 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from headrace.algorithms.estimate import AdvantageEstimator
 from headrace.config.evaluation import PLAIN
 from headrace.controller.best import BestCheckpoint
 from headrace.controller.checkpointer import Checkpointer
 from headrace.controller.divergence import Divergence
-from headrace.controller.episodes import episode_runner, evaluations, policy_settings
+from headrace.controller.episodes import evaluations, policy_settings
+from headrace.controller.groundwork import lay_groundwork, rollout_role
 from headrace.controller.models import Models
 from headrace.controller.plan import Plan
 from headrace.controller.policy_objective import policy_columns, prepare_batch
-from headrace.controller.prompt_source import make_prompt_source
 from headrace.controller.recorder import Recorder
 from headrace.controller.reward_pools import RewardPools
 from headrace.controller.stages import own_stages, scorers
-from headrace.controller.table_size import column_bytes, largest_group, table_bytes
-from headrace.controller.time_spent import TimeSpent
 from headrace.engines.protocol import SwapMode
 from headrace.experience.flow import Flow
-from headrace.experience.index import Consumer
 from headrace.experience.loader import StreamingLoader
-from headrace.experience.rollouts import quoted
-from headrace.experience.schedule import Schedule
-from headrace.experience.table import ExperienceTable
 from headrace.observe.listeners import NOBODY, Listeners
-from headrace.observe.spent import Activity
-from headrace.observe.tally import Tally
-from headrace.observe.waits import WaitMeter
 from headrace.roles import actor
 from headrace.roles.actor import TRAINER_LANE, ActorRole, TrainedStep, WholeBatches
 from headrace.roles.advantages import AdvantagesRole
 from headrace.roles.batch_stats import BatchStats, FreshRule, StalenessRule
-from headrace.roles.context import RoleContext
 from headrace.roles.critic import CriticRole
 from headrace.roles.evaluator import EvaluatorRole
-from headrace.roles.failures import FailureWatch
 from headrace.roles.filter import FilterRole
 from headrace.roles.function_stage import LANE, FunctionStageRole
 from headrace.roles.gap_sample import GapSampler, due_after
+from headrace.roles.replay import NeverFresh, RecordedLineage, ReplayRole
 from headrace.roles.reward import RewardRole
 from headrace.roles.rollout import RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
@@ -51,15 +40,9 @@ from headrace.roles.weight_follower import WeightFollowerRole
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
 from headrace.store import RunStore
-from headrace.store.rollouts import Rollouts
 from headrace.training.epochs import Epochs
 from headrace.training.protocol import StepReport
 from headrace.weights.version import Lineage, Version
-
-_LEASED_BY_NOBODY = ("rollout", "schedule")
-"""Stages that write columns, but lease no rows: they act through the flow."""
-_LEASE_TERMS_PER_STALL = 1.5
-"""A wait of the run ends before a lease that is held through it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +61,7 @@ class Parts:
     recorder: Recorder
     checkpointer: Checkpointer
     rollouts: RolloutRecord
-    rollout: RolloutRole
+    rollout: RolloutRole | ReplayRole
     filter: FilterRole
     scorers: tuple[ScorerRole | RewardRole, ...]
     stages: tuple[FunctionStageRole, ...]
@@ -112,74 +95,27 @@ def connect(
 ) -> Parts:
     """Build roles, table and schedule around the models, whose engine has started. `committed`: the version that the
     run begins from."""
-    config = plan.config
+    config, replay = plan.config, plan.replay
     rollout = config.rollout
     clock = runtime.clock
-    decode = partial(plan.codec().decode, keep_special_tokens=True)
-    eta, ahead = config.async_.staleness_bound, config.ahead(models.engine.slots)
-    table = ExperienceTable(
-        [
-            Consumer(stage.name, frozenset(stage.reads), "group" if stage.unit == "group" else "row")
-            for stage in plan.recipe.stages
-            if stage.name not in _LEASED_BY_NOBODY
-        ],
-        capacity=config.table_groups(models.engine.slots),
-        capacity_bytes=table_bytes(config),
-        group_bytes=largest_group(plan),
-        lease_s=_LEASE_TERMS_PER_STALL * config.runtime.stall_timeout_s,
-        clock=clock,
-    )
-    schedule = Schedule(
-        prompts_per_batch=rollout.prompts_per_batch,
-        max_staleness=eta,
-        total_batches=plan.total_batches,
-        on_deadline=config.deadline_rule,
-        ahead=ahead,
-        surplus=rollout.surplus,
-    )
-    source, pass_rates = make_prompt_source(plan, store)
-    flow = Flow(
-        schedule,
-        table,
-        source,
+    if replay is not None:
+        lineage = RecordedLineage(lineage.branch, {})
+    algorithm, kl = config.algorithm, models.kl
+    base = lay_groundwork(
+        plan,
         store,
         runtime,
-        max_drops_per_batch=rollout.most_drops,
-        reward_column="reward" if models.reward is None else "scored",
-        column_bytes=column_bytes(plan),
-        quote=lambda group: quoted(group, decode),
-        pass_rates=pass_rates,
-    )
-    waits, tally, activity = WaitMeter(clock.now), Tally(), Activity()
-    algorithm, kl = config.algorithm, models.kl
-    estimator = AdvantageEstimator(
-        algorithm, max_length=rollout.sampling.max_new_tokens, pieces=plan.pieces, coefficient=kl
-    )
-    recorder = Recorder(
-        store,
-        clock,
         models.engine,
-        flow,
-        tally,
-        waits,
-        TimeSpent(clock, models.engine, flow, activity, on_policy=config.async_.in_order),
-        rewards.training.times,
-        branch=lineage.branch,
-        has_sources=len(plan.prompts.parts) > 1,
+        rewards,
+        lineage,
+        committed,
         kl_coefficient=lambda batch: kl.of(batch) if algorithm.kl.moves else None,
         listeners=listeners,
     )
-    failures = FailureWatch(recorder.event, worth=rollout.prompts_per_batch * rollout.samples_per_prompt)
-    context = RoleContext(
-        runtime, flow, table, waits, recorder.event, config.runtime.stall_timeout_s, activity=activity
-    )
-    record = RolloutRecord(
-        context,
-        lambda: Rollouts(store.path, first_batch=committed.number),
-        decode,
-        per_batch=config.record.samples_per_batch,
-        seed=config.seed,
-        listener=listeners.rollouts,
+    flow, table, context, recorder, record = base.flow, base.table, base.context, base.recorder, base.record
+    eta = config.async_.staleness_bound
+    estimator = AdvantageEstimator(
+        algorithm, max_length=rollout.sampling.max_new_tokens, pieces=plan.pieces, coefficient=kl
     )
     best = None
     if (by := config.best_by) is not None:
@@ -188,7 +124,7 @@ def connect(
         store,
         models.trainer,
         runtime,
-        activity,
+        context.activity,
         others=models.saved,
         state=lambda: dict(kl.state),
         every=config.checkpoint.every,
@@ -197,12 +133,10 @@ def connect(
         best=best,
     )
     published = Signal()
-    rule = StalenessRule(
-        eta,
-        masks=config.deadline_rule == "mask",
-        allows_late=config.deadline_rule == "late",
-        masks_truncated=algorithm.truncated == "mask",
-    )
+    truncated = algorithm.truncated == "mask"
+    rule = StalenessRule(eta, config.deadline_rule == "mask", config.deadline_rule == "late", truncated)
+    if replay is not None:
+        rule = replay.rule(masks_truncated=truncated)
 
     def loader(consumer: str, max_tokens: int, epochs: Epochs | None) -> StreamingLoader:
         return StreamingLoader(
@@ -237,7 +171,9 @@ def connect(
         critic = CriticRole(context, rows, models.critic, rule, max_tokens=budget, epochs=over)
     over = epochs(algorithm.updates_per_batch, algorithm.seals_batch)
     gap, fresh = None, FreshRule(lineage, keeps_keys=config.async_.swap == "keep")
-    if eta:
+    if replay is not None:
+        fresh = NeverFresh(lineage)
+    elif eta:
         policy = policy_settings(plan, models.engine, clock)
         # The first batch that the actor looks at shows the gap, unless it comes after others, when it may be stale.
         warms_up = plan.warm_up_batches > committed.number
@@ -246,24 +182,16 @@ def connect(
     return Parts(
         branch=lineage.branch,
         begun=committed,
-        ahead=ahead,
+        ahead=base.ahead,
         models=models,
         flow=flow,
         estimator=estimator,
         recorder=recorder,
         checkpointer=checkpointer,
         rollouts=record,
-        rollout=RolloutRole(
-            context,
-            models.engine,
-            episode_runner(plan, models.engine, clock, rewards.training),
-            tally,
-            failures,
-            judges=tuple(models.judges.values()),
-            counted=recorder.progress,
-            min_samples=rollout.min_samples or min(2, rollout.samples_per_prompt),
-            record=record.failed,
-        ),
+        rollout=rollout_role(plan, base, models.engine, models.judges, rewards)
+        if replay is None
+        else ReplayRole(context, replay.rollouts),
         filter=FilterRole(context, plan.filters, record.dropped),
         scorers=scorers(context, plan, models, published, committed),
         stages=own_stages(context, plan),
@@ -311,7 +239,7 @@ def connect(
         evaluator=EvaluatorRole(
             context,
             models.engine,
-            evaluations(plan, models.engine, clock, rewards, models.reward, failures.look_at),
+            evaluations(plan, models.engine, clock, rewards, models.reward, base.failures.look_at),
             recorder.evaluation,
             recorded=_evaluated(store),
             begins=None if best is None else best.begins,

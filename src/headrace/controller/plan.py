@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose
+from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose, compose_recording
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.data import RewardConfig, SourceConfig
 from headrace.config.evaluation import HeldOut
@@ -18,6 +18,7 @@ from headrace.config.trainer import ENTROPY_VOCABULARY
 from headrace.controller.given_inputs import check_inputs
 from headrace.controller.origin import check_origin, with_origin
 from headrace.controller.prompt_notes import check_template, length_notes, template_notes, told_of
+from headrace.controller.replay import Replay, find_record, open_replay
 from headrace.controller.room import Fit, Room
 from headrace.controller.threads import check_threads
 from headrace.experience.chat_template import ChatTemplate
@@ -82,6 +83,14 @@ class Plan:
     origin: Origin | None = None
     """What the run begins from, if not from the model at `model.path`."""
 
+    replay: Replay | None = None
+    """The recorded rollouts that it trains on, if it generates none."""
+
+    @property
+    def needs_engine(self) -> bool:
+        """Whether anything is generated: rollouts, or answers to held-out prompts."""
+        return self.replay is None or bool(self.held_out)
+
     @property
     def weights(self) -> str:
         """The model, a folder or Hub name, whose weights are version 0."""
@@ -111,18 +120,23 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     event loop runs. Loads no weights, and leaves nothing running.
     """
     config, origin = with_origin(config, folder)
+    config, recorded = find_record(config)
     check_threads(config.runtime.threads)
     check_inputs(config)
     check_packages(config.trackers)
     recipe = _recipe(config)
-    prompts = _dataset(config, config.data.sources, config.data.prompt_column, config.reward, orders=True)
+    prompts = PromptDataset()
+    if recorded is None:
+        prompts = _dataset(config, config.data.sources, config.data.prompt_column, config.reward, orders=True)
     held_out = {
         each.name: _dataset(config, (each.source,), each.prompt_column, each.reward) for each in config.held_out
     }
     check_weights(config.model.path)
     workflow = load_workflow(config.rollout, given)
-    filters = load_filters(config.filters, given)
-    run_to_end(lambda: _check_reward(config, given), "a plan")
+    # What was trained on once has passed the filters of its time.
+    filters = load_filters(config.filters, given) if recorded is None else ()
+    if recorded is None or held_out:
+        run_to_end(lambda: _check_rewards(config, prompts, held_out, given), "a plan")
 
     # From here on torch is needed, which takes seconds to import: faults in the data are told before.
     from headrace.controller.judges import check_judges
@@ -158,9 +172,15 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
         prompts = prompts.without(fit.too_long)
         held_out = {name: kept.without(fits[name].too_long) for name, kept in held_out.items()}
     _check_stops(config, vocab_size)
-    memory = estimate_memory(config, model_config, device)
+    replay = None
+    if recorded is not None:
+        replay = open_replay(config, recorded, folder, vocab_size=vocab_size, max_context=context)
+    has_engine = replay is None or bool(held_out)
+    memory = estimate_memory(config, model_config, device, engine=has_engine, trainer=not config.rollouts_only)
     batches = config.trainer.batches
-    if batches is None:
+    if batches is None and replay is not None:
+        batches = replay.rollouts.batches * config.trainer.epochs
+    elif batches is None:
         batches = math.ceil(len(prompts) * config.trainer.epochs / config.rollout.prompts_per_batch)
     stops = [*read_generation_stops(config.model.path, tokenizer), *config.rollout.sampling.stop_token_ids]
     return Plan(
@@ -182,6 +202,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
         filters=filters,
         pieces=load_pieces(config),
         origin=origin,
+        replay=replay,
         stages=tuple(
             load_function(stage.function, f"algorithm.stages: {stage.name}: function", (), keywords=stage.reads)
             for stage in config.algorithm.stages
@@ -193,6 +214,9 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
 def _recipe(config: TrainConfig) -> Recipe:
     """Raises ConfigError where its stages do not fit together."""
     reward_model = config.reward.model.path is not None
+    if config.rollouts_only:
+        kept_sets = config.rollout.sampling.truncates
+        return compose_recording(config.algorithm, reward_model=reward_model, kept_sets=kept_sets)
     recipe = compose(
         config.algorithm,
         own_proximal=config.own_proximal,
@@ -231,10 +255,18 @@ def _check_others(config: TrainConfig, vocab_size: int) -> None:
         check_reward_model(config.reward.model.path)
 
 
-async def _check_reward(config: TrainConfig, given: Given) -> None:
+async def _check_rewards(
+    config: TrainConfig, prompts: PromptDataset, held_out: Mapping[str, PromptDataset], given: Given
+) -> None:
     """Load the reward functions where they will run: in processes of their own, of which one will do."""
-    for reward in config.rewards:
-        pool = RewardPool(reward.model_copy(update={"workers": 1}), clock=SystemClock(), given=given)
+    scored = [(config.reward, prompts), *((each.reward, held_out[each.name]) for each in config.held_out)]
+    done: list[RewardConfig] = []
+    for reward, rows in scored:
+        if not len(rows) or reward in done:
+            continue
+        done.append(reward)
+        alone = reward.model_copy(update={"workers": 1})
+        pool = RewardPool(alone, clock=SystemClock(), columns=tuple(rows[0].row), given=given)
         try:
             await pool.start()
         finally:

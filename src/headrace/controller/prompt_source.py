@@ -6,12 +6,16 @@ from headrace.controller.plan import Plan
 from headrace.experience.dataset import PromptOrder, PromptSource, SourcePrompts
 from headrace.experience.pass_rates import PassRates
 from headrace.experience.prompt_order import FixedOrder, MixedOrder, PassRateOrder, RowOrder
+from headrace.experience.recorded import RecordedSource
 from headrace.store import RunStore
 
 
-def make_prompt_source(plan: Plan, store: RunStore) -> tuple[PromptSource, PassRates | None]:
-    """Raises ConfigError where the ledger is not of these data."""
-    config = plan.config
+def make_prompt_source(plan: Plan, store: RunStore) -> tuple[PromptSource | RecordedSource, PassRates | None]:
+    """With what a curriculum by pass rates learns from. Raises ConfigError where the ledger is not of these data."""
+    config, frontier = plan.config, _frontier(store)
+    epochs = None if config.trainer.batches is not None else config.trainer.epochs
+    if plan.replay is not None:
+        return RecordedSource(plan.replay.rollouts, epochs=epochs, frontier=frontier), None
     order = _order(plan)
     learns = config.data.curriculum.pass_rate is not None
     if learns:
@@ -19,9 +23,9 @@ def make_prompt_source(plan: Plan, store: RunStore) -> tuple[PromptSource, PassR
     source = PromptSource(
         plan.prompts,
         order,
-        epochs=None if config.trainer.batches is not None else config.trainer.epochs,
+        epochs=epochs,
         max_attempts=config.rollout.max_attempts,
-        frontier=_frontier(store),
+        frontier=frontier,
         drawn=store.ledger.row,
     )
     rates = PassRates(order, passes_above=config.data.curriculum.passes_above) if learns else None

@@ -169,6 +169,7 @@ class Recorder:
             critic_loss=sum(report.loss for report in step.critic) / len(step.critic) if step.critic else None,
             epochs=tuple(_epoch(made) for epoch in step.epochs if (made := [one for one in epoch if one.denominator])),
             warm_up=step.warm_up,
+            only_recorded=step.only_recorded,
         )
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from headrace.config.model import EngineConfig
+from headrace.config.template import TemplateConfig
 from headrace.controller.memory import plan_kv_cache
+from headrace.controller.prompt_notes import unread_notes
 from headrace.controller.stopping import StopRequest
 from headrace.controller.threads import inline_runtime
 from headrace.engines.embedded.engine import EmbeddedEngine
+from headrace.experience.chat_template import ChatTemplate
 from headrace.models.loading import (
     check_model,
     load_causal_lm,
@@ -22,6 +26,8 @@ from headrace.models.loading import (
 )
 from headrace.rollout.http.app import build_app
 from headrace.rollout.http.server import check_host, serve
+
+logger = logging.getLogger(__name__)
 
 _LOADING_LANE = "weights"
 
@@ -34,6 +40,7 @@ async def serve_model(
     port: int,
     token: str | None,
     seed: int,
+    template: TemplateConfig,
     ready: Callable[[str], None],
     stop: StopRequest | None = None,
 ) -> None:
@@ -45,6 +52,9 @@ async def serve_model(
     check_host(host, guarded=token is not None)
     check_model(path)
     tokenizer = load_tokenizer(path)
+    chat_template = ChatTemplate.of(template, tokenizer)
+    for note in unread_notes(chat_template):
+        logger.warning("%s", note.replace("data.template.kwargs.", "--template-kwargs: "))
     model_config = read_model_config(path)
     stops = read_generation_stops(path, tokenizer)
     device = resolve_device("auto")
@@ -66,6 +76,7 @@ async def serve_model(
             vocab_size=model_config.get_text_config().vocab_size,
             eos_token_ids=stops,
             seed=seed,
+            template=chat_template,
         )
         await engine.start()
         try:

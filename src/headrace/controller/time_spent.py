@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.engines.absent import AbsentEngine
 from headrace.engines.protocol import Engine
 from headrace.experience.flow import Flow
 from headrace.observe import spent
@@ -21,8 +22,20 @@ class TimeSpent:
     engines, the seconds without work are shared out by what keeps work from them.
     """
 
-    def __init__(self, clock: Clock, engine: Engine, flow: Flow, activity: Activity, *, on_policy: bool) -> None:
-        """`on_policy`: the engines wait for each new version by design, not at a bound that could be raised."""
+    def __init__(
+        self,
+        clock: Clock,
+        engine: Engine,
+        flow: Flow,
+        activity: Activity,
+        *,
+        on_policy: bool,
+        trains: bool = True,
+    ) -> None:
+        """`on_policy`: the engines wait for each new version by design, not at a bound that could be raised. `trains`:
+        whether there is a trainer."""
+        self._trains = trains
+        self._has_engines = not isinstance(engine, AbsentEngine)
         self._clock = clock
         self._engine = engine
         self._flow = flow
@@ -37,7 +50,10 @@ class TimeSpent:
         flow.changed.listen(self._look)
 
     def trainer_s(self) -> dict[str, float]:
-        """By the names of `headrace.observe.spent`; they add up to the time since this was made."""
+        """By the names of `headrace.observe.spent`; they add up to the time since this was made. Nothing where there is
+        no trainer."""
+        if not self._trains:
+            return {}
         seconds = self._trainer.totals()
         idle = min(self._idle_of_trainer.totals().get(spent.GENERATION, 0.0), seconds.get(spent.GENERATION, 0.0))
         if idle:
@@ -46,7 +62,9 @@ class TimeSpent:
         return {name: value for name, value in seconds.items() if value > 0}
 
     def engines_s(self) -> dict[str, float]:
-        """The same of the engines."""
+        """The same of the engines; nothing where there are none."""
+        if not self._has_engines:
+            return {}
         now, before = self._engine.stats(), self._before
         left = self._clock.now() - self._began
         parts = {
@@ -79,6 +97,8 @@ class TimeSpent:
             return spent.SCORES
         if flow.is_sealed:
             return spent.COLUMNS
+        if not self._has_engines:
+            return spent.OTHER
         if flow.running_groups:
             return spent.GENERATION
         if activity.evaluating:

@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager, closing, suppress
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 from headrace.config import ConfigError, config_sha256, dump_config
-from headrace.controller.judge_engines import asker, serving, stop_engine
+from headrace.controller.judge_engines import serving, stop_engine
 from headrace.controller.models import Models, load_models
 from headrace.controller.origin import begin_from
 from headrace.controller.out_of_memory import told
 from headrace.controller.output import Begin
 from headrace.controller.parts import Parts, connect
 from headrace.controller.plan import Plan
+from headrace.controller.replay import note_replay
 from headrace.controller.resumed import resumed_plan
-from headrace.controller.reward_pools import reward_pools
+from headrace.controller.rollouts_only import record_rollouts
 from headrace.controller.stopping import StopRequest
+from headrace.controller.supervise import end, rewards, tell_of_damage, unless, watching
 from headrace.controller.threads import inline_runtime, takes_turns
 from headrace.controller.tracking import tracking
 from headrace.controller.watching import watchdog
 from headrace.engines.protocol import SwapMode
-from headrace.experience.sample import GroupKey
 from headrace.models.loading import resolve_device
 from headrace.observe.listeners import NOBODY, Listeners
 from headrace.observe.run_record import RunRecord, RunWatcher
-from headrace.observe.snapshot import take_snapshot
 from headrace.observe.summary import build_summary, write_summary
 from headrace.observe.trace import write_trace
-from headrace.observe.watch import Noticed, View, watch
+from headrace.observe.watch import Noticed, View
 from headrace.roles.actor import TRAINER_LANE
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Runtime
@@ -65,7 +65,7 @@ def open_store(
     """The run's record, held by this process. `tell` is given each key of the config that a resumed run changes. Raises
     StoreErrors that name the folder and the mend."""
     digest, text = config_sha256(plan.config), dump_config(plan.config)
-    keep, keep_journal = plan.config.checkpoint.keep, plan.config.record.journal == "all"
+    keep, keep_journal = plan.config.checkpoint.keep, plan.config.keeps_journal
     if begin == "resume":
         store = RunStore.open(
             folder, config_sha256=digest, config_yaml=text, keep_checkpoints=keep, keep_journal=keep_journal
@@ -111,8 +111,8 @@ async def train(
     caller's that listeners are in is, for the watchdog. Raises ConfigError, StoreError, WaitTimeout, WeightError,
     EngineError, NothingToTrain, OutOfMemory.
     """
-    if begin == "fresh" and plan.origin is not None and plan.origin.path.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError(f"--from {plan.origin.name} is in {folder}, which --fresh would erase; give another --dir")
+    if begin == "fresh":
+        _refuse_to_erase(plan, folder)
     if begin == "resume" and (ended := _ended(plan, folder)) is not None:
         return ended
     if begin == "resume" and RunStore.exists(folder):
@@ -126,7 +126,12 @@ async def train(
     )
     store, restored = open_store(plan, folder, begin, runtime.clock.wall(), lambda line: tell(f"--resume: {line}"))
     try:
-        plan = _with_own_origin(plan, store, restored, runtime.clock.wall())
+        plan = _with_own_origin(plan, store, runtime.clock.wall())
+        if plan.replay is not None:
+            tell(f"data.rollouts: {plan.config.data.rollouts} holds {plan.replay.describe()}")
+            _note_once(
+                store, runtime.clock.wall(), "replays", note_replay(plan.replay, plan.config.data.rollouts or "")
+            )
     except BaseException:
         store.set_status("failed")
         store.close()
@@ -146,9 +151,8 @@ async def train(
                 try:
                     async with watchdog(plan, owners, record=store.path / DATABASE_NAME):
                         with told(plan.config), stop or StopRequest(STOPPING) as told_to_stop:
-                            status = await _train(
-                                plan, folder, store, restored, runtime, told_to_stop, noticed, listeners
-                            )
+                            go = record_rollouts if plan.config.rollouts_only else _train
+                            status = await go(plan, folder, store, restored, runtime, told_to_stop, noticed, listeners)
                 finally:
                     await runtime.close()
                     if settings.trace:
@@ -161,15 +165,31 @@ async def train(
     return Ended(status, _summarise(folder))
 
 
-def _with_own_origin(plan: Plan, store: RunStore, restored: Restored | None, now: float) -> Plan:
+def _with_own_origin(plan: Plan, store: RunStore, now: float) -> Plan:
     """The plan of a run that holds what it begins from, whatever becomes of the source. Blocking."""
     if plan.origin is None:
         return plan
     own = taken_origin(store.path, plan.origin.name) or take_origin(plan.origin, store.path)
-    if restored is None:
-        data = {"run": own.name, "optimizer": plan.config.from_.optimizer, "critic": own.critic is not None}
-        store.events.write(now, "began_from", data)
+    data = {"run": own.name, "optimizer": plan.config.from_.optimizer, "critic": own.critic is not None}
+    _note_once(store, now, "began_from", data)
     return replace(plan, origin=own)
+
+
+def _refuse_to_erase(plan: Plan, folder: Path) -> None:
+    """Raises ConfigError where the run would erase what it is to begin from."""
+    sources = {
+        "--from": None if plan.origin is None else plan.origin.path,
+        "data.rollouts": None if plan.replay is None else Path(plan.config.data.rollouts or "").expanduser(),
+    }
+    for key, path in sources.items():
+        if path is not None and path.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"{key} is {path}, in {folder}, which --fresh would erase; give another --dir")
+
+
+def _note_once(store: RunStore, now: float, kind: str, data: dict[str, Any]) -> None:
+    """An event of how the run began, which a kill may have come before."""
+    if all(event.kind != kind for event in store.events.read()):
+        store.events.write(now, kind, data)
 
 
 def _ended(plan: Plan, folder: Path) -> Ended | None:
@@ -202,8 +222,7 @@ async def _train(
     """Build the run on its record, and see it to its end."""
     models = await load_models(plan, runtime, folder)
     begun = await _restore_models(plan, models, restored, runtime)
-    ask = asker(plan, models.engine, models.judges, runtime.clock)
-    async with reward_pools(plan, runtime.clock, ask, folder / "logs" / "reward.log") as rewards:
+    async with rewards(plan, folder, runtime, models.engine, models.judges) as pool:
         # First, since only now it is known how many sequences it decodes together.
         await models.engine.start()
         try:
@@ -212,7 +231,7 @@ async def _train(
                 models,
                 store,
                 runtime,
-                rewards,
+                pool,
                 Lineage(begun.branch, store.checkpoints.lineage()),
                 begun,
                 listeners,
@@ -225,9 +244,12 @@ async def _train(
             }
             parts.recorder.event("started", started)
             try:
-                async with serving(models.judges, runtime.clock), _watching(view, folder, parts, runtime):
+                async with (
+                    serving(models.judges, runtime.clock),
+                    watching(view, folder, parts.branch, parts.recorder, runtime),
+                ):
                     if restored is not None:
-                        _tell_of_damage(parts, store, restored)
+                        tell_of_damage(parts.recorder, store, restored)
                         models.kl.restore(restored.state)
                         parts.flow.restore(restored.number, restored.ready, restored.running)
                     if begun > INITIAL:
@@ -240,14 +262,6 @@ async def _train(
                 await parts.rollouts.close()
         finally:
             await stop_engine(models.engine, runtime.clock)
-
-
-def _tell_of_damage(parts: Parts, store: RunStore, restored: Restored) -> None:
-    for row in restored.damaged:
-        if row.offset is not None:
-            file, group = store.journal.path(row.offset.segment), GroupKey(*row.key)
-            message = f"{file} is damaged at byte {row.offset.offset}: group {group} is generated again"
-            parts.recorder.event("reissued", {"prompt": row.prompt_id, "message": message})
 
 
 async def _restore_models(plan: Plan, models: Models, restored: Restored | None, runtime: Runtime) -> Version:
@@ -270,7 +284,7 @@ async def _supervise(parts: Parts, runtime: Runtime, stop: StopRequest) -> Statu
     stopping = runtime.spawn(stop.wait(), "stop request")
     try:
         if parts.evaluator is not None:
-            await _unless(stopping, runtime.spawn(parts.evaluator.before(), "evaluation before"))
+            await unless(stopping, runtime.spawn(parts.evaluator.before(), "evaluation before"))
         if not stopping.done():
             await _run_roles(parts, runtime, stopping)
         version = Version(parts.branch, parts.flow.batch)
@@ -280,7 +294,7 @@ async def _supervise(parts: Parts, runtime: Runtime, stop: StopRequest) -> Statu
             return "stopped"
         if parts.evaluator is not None and version.number > 0:
             await parts.follower.follow()
-            await _unless(stopping, runtime.spawn(parts.evaluator.after(), "evaluation after"))
+            await unless(stopping, runtime.spawn(parts.evaluator.after(), "evaluation after"))
         parts.recorder.event("finished", {"version": str(version)})
         return "finished"
     finally:
@@ -316,35 +330,6 @@ async def _run_roles(parts: Parts, runtime: Runtime, stopping: asyncio.Task[Any]
                 if task in done:
                     task.result()
         if evaluator is not None and parts.flow.is_finished:
-            await _unless(stopping, evaluator)  # what it is at is worth having
+            await unless(stopping, evaluator)  # what it is at is worth having
     finally:
-        await _end([*others, actor])
-
-
-async def _unless(stopping: asyncio.Task[Any], task: asyncio.Task[Any]) -> None:
-    """Wait for `task`, or cancel it when the run is told to stop."""
-    await asyncio.wait({stopping, task}, return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        task.result()
-    else:
-        await _end([task])
-
-
-async def _end(tasks: list[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@asynccontextmanager
-async def _watching(view: View | None, folder: Path, parts: Parts, runtime: Runtime) -> AsyncGenerator[None]:
-    if view is None:
-        yield
-        return
-    with RunReader(folder) as reader:
-        watcher = RunWatcher(reader, live=lambda: (parts.branch, parts.recorder.totals()))
-        task = runtime.spawn(watch(view, lambda: take_snapshot(watcher.read()), runtime.clock), "view")
-        try:
-            yield
-        finally:
-            await _end([task])
+        await end([*others, actor])

@@ -175,8 +175,9 @@ class PromptDataset:
             yield from part
 
     def contents(self) -> dict[str, str]:
-        """What each source that is read from a disk holds, as `1,000 rows, 5f0c…`; see `SourcePrompts.contents`."""
-        return {part.where: part.contents() for part in self.parts if isinstance(part, SourcePrompts)}
+        """What each source holds, by its place, as `1,000 rows, 5f0c…`; see `SourcePrompts.contents`."""
+        parts = [part for part in self.parts if isinstance(part, SourcePrompts)]
+        return {f"{part.name}: {part.where}" if part.name else part.where: part.contents() for part in parts}
 
     def without(self, places: Collection[int]) -> PromptDataset:
         """All but the prompts at `places`, in their order: what is not there is never issued."""
@@ -288,7 +289,7 @@ class IssuedPrompt(NamedTuple):
     key: GroupKey
     prompt: Prompt
     row: int
-    """Index into the dataset."""
+    """Index into the dataset, or into the groups of a record."""
 
 
 class PromptSource:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from headrace.experience.codec import decode_group, encode_group
 from headrace.experience.dataset import Prompt, PromptSource
 from headrace.experience.pass_rates import PassRates
+from headrace.experience.recorded import RecordedSource
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.experience.schedule import Bound, Placement, Schedule
 from headrace.experience.table import ExperienceTable
@@ -61,7 +62,7 @@ class Flow:
         self,
         schedule: Schedule,
         table: ExperienceTable,
-        source: PromptSource,
+        source: PromptSource | RecordedSource,
         store: RunStore,
         runtime: Runtime,
         *,

@@ -79,7 +79,7 @@ def reachable_staleness(prompts_per_batch: int, max_staleness: int, ahead: int) 
 
 
 @dataclass(slots=True)
-class _Live:
+class Live:
     key: GroupKey
     deadline: int
     arrival: int | None = None
@@ -114,7 +114,7 @@ class Schedule:
     batch: int = 0
     """k: the batch being composed."""
     _taken: list[GroupKey] = field(default_factory=list)
-    _live: dict[GroupKey, _Live] = field(default_factory=dict)
+    _live: dict[GroupKey, Live] = field(default_factory=dict)
     _arrivals: int = 0
     _spent: bool = False
 
@@ -194,7 +194,7 @@ class Schedule:
         """Admit a group; returns its deadline. Raises ScheduleError unless `may_start`."""
         if not self.may_start(version):
             raise ScheduleError(f"group {key} may not start on version {version}: {self._state()}")
-        self._add(_Live(key, version + self.max_staleness))
+        self._add(Live(key, version + self.max_staleness))
         return version + self.max_staleness
 
     def ready(self, key: GroupKey) -> None:
@@ -259,7 +259,7 @@ class Schedule:
             raise ScheduleError("only a new schedule can be restored")
         self.batch = batch
         for key, deadline in live:
-            self._add(_Live(key, deadline))
+            self._add(Live(key, deadline))
         if self.on_deadline == "wait":
             self.check()
 
@@ -270,7 +270,7 @@ class Schedule:
             if due > room:
                 raise ScheduleError(f"{due} groups are due by batch {deadline}, which has room for {room}")
 
-    def _next(self) -> _Live | None:
+    def _next(self) -> Live | None:
         candidates = [group for group in self._live.values() if group.arrival is not None]
         candidates.sort(key=lambda group: (group.deadline, group.arrival))
         if self.on_deadline != "wait":
@@ -300,12 +300,12 @@ class Schedule:
             if place + 1 == len(deadlines) or deadlines[place + 1] != deadline
         ]
 
-    def _add(self, group: _Live) -> None:
+    def _add(self, group: Live) -> None:
         if group.key in self._live or group.key in self._taken:
             raise ScheduleError(f"group {group.key} is live already")
         self._live[group.key] = group
 
-    def _of(self, key: GroupKey) -> _Live:
+    def _of(self, key: GroupKey) -> Live:
         group = self._live.get(key)
         if group is None:
             raise ScheduleError(f"group {key} is not live: {self._state()}")

@@ -138,6 +138,8 @@ class BatchRecord:
     """One for each pass over the batch; fewer than the config has where `algorithm.stop_kl` ended them."""
     warm_up: bool = False
     """True in the first `critic.warmup_batches`: the critic learned alone."""
+    only_recorded: bool = False
+    """True in a run of `rollouts_only`: nothing was trained."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -157,6 +159,8 @@ def no_step(batch: BatchRecord) -> str | None:
     """Why the policy was not trained on the batch, in words; None if it was, or if its gradient was not finite."""
     if batch.trained_tokens:
         return None
+    if batch.only_recorded:
+        return "recorded only"
     if batch.warm_up:
         return "the critic learns alone"
     return "every sample was cut off" if batch.truncated_samples == batch.samples else "no token is trained"

@@ -14,6 +14,7 @@ from headrace.observe.run_record import Evaluation, RunRecord
 from headrace.observe.shares import Share, shares
 from headrace.observe.summary import staleness_histogram
 from headrace.store import EventRow
+from headrace.store.rollouts import Rollout
 
 WINDOW = 10
 """Batches over which rates, shares and the ETA are taken."""
@@ -61,6 +62,9 @@ class Snapshot:
     shares: tuple[Share, ...]
     """What the trainer's and the engines' time went to lately, see `headrace.observe.shares`."""
     alarms: tuple[Alarm, ...] = ()
+    rollouts: tuple[Rollout, ...] = ()
+    """The latest that are kept, those to be shown first."""
+    keeps_rollouts: bool = True
 
     @property
     def last(self) -> BatchRecord | None:
@@ -78,7 +82,7 @@ class Snapshot:
         return min(len(self.batches) / self.planned_batches, 1.0) if self.planned_batches else None
 
 
-def take_snapshot(run: RunRecord) -> Snapshot:
+def take_snapshot(run: RunRecord, rollouts: Sequence[Rollout] = ()) -> Snapshot:
     # A process that has not trained a batch yet is newer than the newest version.
     process = max(run.processes, default=run.branch)
     now = run.processes.get(process, Totals())
@@ -119,6 +123,8 @@ def take_snapshot(run: RunRecord) -> Snapshot:
         swap_stall_s=total.swap_stall_s,
         shares=shares(lately),
         alarms=ringing(run.seen),
+        rollouts=tuple(rollouts),
+        keeps_rollouts=run.config.record.rollouts != 0,
     )
 
 

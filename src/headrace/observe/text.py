@@ -75,6 +75,7 @@ def _facts(run: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     mismatch, drift = summary["mismatch"], summary["drift"]
     law = "" if run.counts.law_holds else f"  BROKEN: these add up to {run.counts.accounted}"
     reward = summary["reward"]
+    kept = "all that was finished" if run.config.keeps_journal else "what is needed"
     facts = [
         ("ran", duration(summary["wall_s"])),
         ("reward", f"{decimal(reward['first'])} → {decimal(reward['last'])}"),
@@ -111,7 +112,7 @@ def _facts(run: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{amount(mismatch['tokens'])} fresh tokens",
         ),
         ("log-prob drift", f"{decimal(drift['mean_abs'], 4)} mean, {decimal(drift['max_abs'])} largest"),
-        ("journal", f"{amount(run.journal_bytes)}B on disk (record.journal: {run.config.record.journal})"),
+        ("journal", f"{amount(run.journal_bytes)}B on disk, {kept}"),
         ("seed", str(summary["seed"])),
     ]
     return facts

@@ -69,6 +69,8 @@ class TrainedStep:
     warm_up: bool = False
     """Whether the critic learns alone in this batch."""
     rows: tuple[TrainedRow, ...] = ()
+    only_recorded: bool = False
+    """Whether there is no trainer."""
 
     @property
     def reports(self) -> tuple[StepReport, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.engines.protocol import EngineError, RequestError
 from headrace.experience.codec import check_metadata
@@ -122,7 +123,9 @@ class EpisodeRunner:
         last = trajectories[-1]
         needs_text = own[-1] is None or self._group_rewards is not None
         response, messages = (self._response(last), self._messages(last, prompt)) if needs_text else ("", None)
-        final = own[-1] or await self._rewards.score(response, prompt.row, prompt.content, messages)
+        final = own[-1] or await self._rewards.score(
+            response, prompt.row, prompt.content, messages, _after_prompt(last)
+        )
         shares = [outcome is None for outcome in own[:-1]] + [True]
         return _Played(trajectories, [outcome or final for outcome in own[:-1]] + [final], shares, response, messages)
 
@@ -160,6 +163,10 @@ class EpisodeRunner:
         said = [(chosen, self._policy.text.decode(tokens)) for chosen, tokens in turns]
         roles = {True: "assistant", False: self._policy.observation_role}
         return [*opening(prompt.content), *({"role": roles[chosen], "content": text} for chosen, text in said)]
+
+
+def _after_prompt(trajectory: Trajectory) -> NDArray[np.int32]:
+    return np.concatenate([np.empty(0, np.int32), *(tokens for _, tokens in trajectory.turns[1:])])
 
 
 def _with_final(played: _Played, final: RewardOutcome) -> _Played:

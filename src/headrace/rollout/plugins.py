@@ -1,19 +1,18 @@
 """The user's own classes and functions, found by `path.py:name` or `module:name`, or given as objects.
 
-The process that scores rewards starts through this file, so it imports the standard library alone.
+The process that scores rewards starts through this file, and is forked for each of them: so it imports the standard
+library alone, and little of that (what is mapped is copied by each fork).
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
+import zlib
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
-from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
@@ -41,13 +40,19 @@ def load_function(
 
     `key` is the config key that holds `spec`, for errors. Raises ConfigError.
     """
-    function = _load(spec, key, given)
-    if not callable(function):
-        raise _config_error(f"{key} is {spec!r}, which is a {type(function).__name__}; name a function")
+    function = load_named(spec, key, given)
     if not awaited and any(map(inspect.iscoroutinefunction, (function, getattr(type(function), "__call__", None)))):  # noqa: B004
         raise _config_error(f"{key} is {spec!r}, which is async, and is called without waiting; write a plain def")
     accepted = tuple(name for name in optional if accepts_keyword(function, name))
     _check_call(function, arguments, f"{key} is {spec!r}, which", (*keywords, *accepted))
+    return function
+
+
+def load_named(spec: str, key: str, given: Given = NOTHING_GIVEN) -> Callable[..., Any]:
+    """The callable that `spec` names, whatever it takes. Raises ConfigError."""
+    function = _load(spec, key, given)
+    if not callable(function):
+        raise _config_error(f"{key} is {spec!r}, which is a {type(function).__name__}; name a function")
     return function
 
 
@@ -91,7 +96,7 @@ def file_of(spec: str, given: Given = NOTHING_GIVEN) -> str | None:
         return _file_of_object(given[spec])
     place = spec.rpartition(":")[0]
     if place.endswith(".py"):
-        return str(Path(place).resolve())
+        return os.path.realpath(place)
     return getattr(sys.modules.get(place), "__file__", None)
 
 
@@ -142,11 +147,13 @@ def _load(spec: str, key: str, given: Given) -> Any:
         )
     if not (colon and place and name):
         raise _config_error(f"{key} is {spec!r}; write path.py:name or module:name")
-    module = _module_of_file(Path(place), spec, key) if place.endswith(".py") else _module(place, spec, key)
+    module = _module_of_file(place, spec, key) if place.endswith(".py") else _module(place, spec, key)
     try:
         return getattr(module, name)
     except AttributeError:
         known = [other for other in vars(module) if not other.startswith("_")]
+        from difflib import get_close_matches
+
         near = get_close_matches(name, known, n=1)
         mend = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'no names'}"
         raise _config_error(f"{key} is {spec!r}, but {place} has no {name!r}; {mend}") from None
@@ -160,14 +167,15 @@ def _module(name: str, spec: str, key: str) -> ModuleType:
         raise _config_error(f"{key} is {spec!r}, but {name} does not import: {describe_exception(error)}") from error
 
 
-def _module_of_file(path: Path, spec: str, key: str) -> ModuleType:
-    file = path.resolve()
-    if not file.is_file():
+def _module_of_file(path: str, spec: str, key: str) -> ModuleType:
+    file = os.path.realpath(path)
+    if not os.path.isfile(file):
         raise _config_error(f"{key} is {spec!r}, but there is no file {path}; paths are relative to {os.getcwd()}")
-    name = f"{file.stem}_{hashlib.blake2b(str(file).encode(), digest_size=4).hexdigest()}"
+    stem = os.path.basename(file).removesuffix(".py")
+    name = f"{stem}_{zlib.crc32(os.fsencode(file)):08x}"
     if name in sys.modules:  # two names out of one file share its module
         return sys.modules[name]
-    _make_importable(str(file.parent))
+    _make_importable(os.path.dirname(file))
     module_spec = importlib.util.spec_from_file_location(name, file)
     if module_spec is None or module_spec.loader is None:
         raise _config_error(f"{key} is {spec!r}, but {path} is no Python file")

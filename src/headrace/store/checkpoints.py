@@ -136,6 +136,14 @@ class Checkpoints:
                 raise
             return Prepared(number, final, files)
 
+    def commit_recorded(self, *, branch: int, number: int) -> None:
+        """Settle the groups of batches below `number`, durably, in a run without a trainer: nothing else is to be
+        restored. Raises LawBroken."""
+        with self._database.transaction(durable=True):
+            self._ledger.counts().check()
+            self._database.execute("DELETE FROM checkpoints WHERE number > 0")
+            self._database.execute("INSERT INTO checkpoints VALUES (?, ?, NULL, '{}', '{}')", (number, branch))
+
     def commit(self, prepared: Prepared, *, branch: int, number: int, state: dict[str, Any]) -> None:
         """Make a prepared checkpoint the one to restore, durably; groups of batches below `number` are then settled.
 

@@ -6,6 +6,7 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from headrace.config import ConfigError, TrainConfig, load_config
@@ -102,7 +103,7 @@ def _key(parts: Sequence[str], known: Sequence[str]) -> str:
     usual = [key for key in known if not key.startswith(_OTHERS)]
     of_section = [key for key in known if key.startswith(f"{parts[0]}.")] if parts[0] == "critic" else usual
     leaf = parts[-1]
-    alike = [key for key in of_section if key.rpartition(".")[2] == leaf and "." in key]
+    alike = _nearest([key for key in of_section if key.rpartition(".")[2] == leaf and "." in key], parts)
     found = list(meant_by(parts, known, least=2) or alike or meant_by([leaf], of_section) or meant_by([leaf], known))
     if not found and leaf in ("seed", "track"):
         found = [leaf]
@@ -111,6 +112,17 @@ def _key(parts: Sequence[str], known: Sequence[str]) -> str:
     if len(found) > 1:
         raise Unknown(f"it may be {' or '.join(found)}")
     return found[0]
+
+
+def _nearest(keys: Sequence[str], parts: Sequence[str]) -> list[str]:
+    """Those whose ends have the most parts in common with `parts`, as model.path with actor.model.path."""
+
+    def shared(key: str) -> int:
+        pairs = zip(reversed(key.split(".")), reversed(parts), strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    most = max(map(shared, keys), default=0)
+    return [key for key in keys if shared(key) == most]
 
 
 def _check(found: Mapping[str, Any]) -> None:

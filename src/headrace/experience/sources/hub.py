@@ -121,7 +121,8 @@ def _in_words(source: SourceConfig) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:  # of the package, its builders and its client, which share no base
-        why = " ".join(str(error).split()) or type(error).__name__
+        cause = f"; {error.__cause__}" if error.__cause__ is not None else ""
+        why = " ".join(f"{error}{cause}".split())
         raise ConfigError(
             f"cannot read {source.path!r} with the package datasets ({type(error).__name__}: {why[:300]}); give a "
             "file, a folder saved by save_to_disk, or a name on the Hub (with its subset, split and revision, and a "

@@ -36,6 +36,8 @@ class BatchSurvey(Survey, Protocol):
 
 def open_rows(source: SourceConfig, survey: BatchSurvey) -> Rows:
     """Every row is seen by `survey` before this returns. Raises ConfigError naming the source, the row and the mend."""
+    if "://" in source.path:
+        raise ConfigError(f"{source.path} is an address, and none is read; fetch the file, and give its path")
     path = Path(source.path)
     kind = path.with_suffix("").suffix.lower() if path.suffix.lower() in COMPRESSIONS else path.suffix.lower()
     if path.is_file():

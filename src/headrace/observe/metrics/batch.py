@@ -43,6 +43,7 @@ SIZES = (
     ),
     Metric("lr", "", "Learning rate of the batch's last optimiser step."),
     Metric("warm_up", "true or false", "Whether only the critic learned, in the first `critic.warmup_batches`."),
+    Metric("only_recorded", "true or false", "Whether nothing was trained, but recorded (`rollouts_only`)."),
 )
 
 REWARDS = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from headrace.observe.glyphs import amount, curve, decimal, duration, percent
+from headrace.observe.live import InPlace
 from headrace.observe.offline.run import OfflineRun
 from headrace.observe.offline.words import facts, held_out_line
 from headrace.observe.panels import panel, status_style
@@ -34,23 +34,11 @@ def render(run: OfflineRun, width: int, height: int) -> RenderableType:
     return Group(_header(run, width), body)
 
 
-class OfflineLiveView:
+class OfflineLiveView(InPlace):
     """Redraws in place when it is shown something."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
-
-    def open(self) -> None:
-        self._live.start()
-
     def show(self, run: OfflineRun) -> None:
-        size = self._console.size
-        self._live.update(render(run, size.width, size.height - 1), refresh=True)
-
-    def close(self) -> None:
-        """Leaves the last view standing."""
-        self._live.stop()
+        self.draw(lambda width, height: render(run, width, height))
 
 
 class OfflineLines:

@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from headrace.engines.protocol import Engine
+from headrace.experience.chat_template import ChatTemplate
 from headrace.rollout.http.errors import ApiError, as_api_error
 from headrace.rollout.http.front import Front
 from headrace.rollout.http.jobs import ModelLimits
@@ -37,14 +38,16 @@ def build_app(
     eos_token_ids: Sequence[int],
     seed: int,
     timeout_s: float = 600.0,
+    template: ChatTemplate | None = None,
 ) -> web.Application:
     """The front of a started `engine`, to be run by `serve`.
 
     With `token`, every path but /health wants `Authorization: Bearer <token>`. `max_context` is in tokens, prompt and
     response; `eos_token_ids` end a response unless the request says `ignore_eos`; `timeout_s` limits one request.
+    Messages are rendered by `template`; by the tokenizer's own, with nothing added, unless given.
     """
     limits = ModelLimits(model_name, max_context, vocab_size, tuple(eos_token_ids))
-    front = Front(engine, tokenizer, limits, clock=clock, seed=seed, timeout_s=timeout_s)
+    front = Front(engine, tokenizer, limits, clock=clock, seed=seed, timeout_s=timeout_s, template=template)
     app = web.Application(
         middlewares=[_errors, *([] if token is None else [_guard(token)])],
         client_max_size=max(_LEAST_BODY_BYTES, _BODY_BYTES_PER_TOKEN * max_context),

@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from headrace.engines.protocol import Engine, EngineError, GenerateRequest
+from headrace.experience.chat_template import ChatTemplate
 from headrace.rollout.http.jobs import Job, ModelLimits, parse_chat, parse_completion, parse_generate
 from headrace.rollout.http.sampling import Deadline, merged, noise_key, sample
 from headrace.rollout.http.shapes import ChatShape, CompletionShape, Envelope, Shape, usage
@@ -35,10 +36,11 @@ class Front:
         clock: Clock,
         seed: int,
         timeout_s: float,
+        template: ChatTemplate | None = None,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
-        self._codec = TextCodec(tokenizer)
+        self._codec = TextCodec(tokenizer, template)
         self._limits = limits
         self._clock = clock
         self._seed = seed

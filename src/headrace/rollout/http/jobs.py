@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config.temperature import HIGHEST_TEMPERATURE, TEMPERATURES, is_temperature
+from headrace.config.template import check_variables
 from headrace.engines.protocol import SamplingParams
+from headrace.experience.messages import Message, as_messages
 from headrace.rollout.http.errors import ApiError
 from headrace.rollout.http.fields import Fields
 from headrace.rollout.tokens import Content, TextCodec
@@ -89,7 +92,8 @@ def parse_completion(body: Any, limits: ModelLimits, text: TextCodec) -> Job:
 
 def parse_chat(body: Any, limits: ModelLimits, text: TextCodec) -> Job:
     fields = _of_model(body, limits)
-    prompt = _checked_prompt(_encode(_messages(fields.get("messages")), text, limits), limits)
+    variables = _variables(fields.get("chat_template_kwargs"))
+    prompt = _checked_prompt(_encode(_messages(fields.get("messages")), text, limits, variables), limits)
     if fields.integer("top_logprobs", 0, 0, 20) > 0:
         raise ApiError("top_logprobs above 0 are not supported: leave it out", param="top_logprobs")
     return _job(fields, limits, (prompt,), limits.max_context - len(prompt), logprobs=fields.flag("logprobs"))
@@ -220,16 +224,18 @@ def _ids(value: Any) -> NDArray[np.int32]:
     return np.asarray(Fields({"prompt": value}).integers("prompt", 2**31 - 1), np.int32)
 
 
-def _encode(content: Content, text: TextCodec, limits: ModelLimits) -> NDArray[np.int32]:
+def _encode(
+    content: Content, text: TextCodec, limits: ModelLimits, variables: Mapping[str, Any] | None = None
+) -> NDArray[np.int32]:
     texts = [content] if isinstance(content, str) else [text for message in content for text in message.values()]
-    size = sum(map(len, texts))
+    size = sum(len(text if isinstance(text, str) else repr(text)) for text in texts)
     if size > _CHARACTERS_PER_TOKEN * limits.max_context:
         raise ApiError(
             f"the prompt has {size} characters, far more than the context of {limits.max_context} tokens; shorten it",
             code="context_length_exceeded",
         )
     try:
-        return text.encode(content)
+        return text.encode(content, variables=variables)
     except (ValueError, TypeError) as error:  # what tokenizers raise
         raise ApiError(str(error)) from error
 
@@ -248,21 +254,23 @@ def _checked_prompt(prompt: NDArray[np.int32], limits: ModelLimits) -> NDArray[n
     return prompt
 
 
-def _messages(value: Any) -> list[dict[str, str]]:
+def _messages(value: Any) -> list[Message]:
+    """Text only; see `experience.messages`."""
     if not isinstance(value, list) or not value:
         raise ApiError("messages must be a list of at least one message", param="messages")
-    return [_message(message) for message in value]
+    try:
+        return as_messages(value)
+    except ValueError as error:
+        raise ApiError(str(error), param="messages") from error
 
 
-def _message(value: Any) -> dict[str, str]:
-    """Text only: content is text, or a list of `{"type": "text", "text": ...}` parts."""
-    fields = Fields(value, "a message")
-    role, content, name = fields.get("role"), fields.get("content"), fields.get("name")
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        texts = [part.get("text") for part in content]
-        content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise ApiError("a message must have role and content, both text", param="messages")
-    fields.refuse_rest({}, ())
-    message = {"role": role, "content": content}
-    return message if name is None else {**message, "name": str(name)}
+def _variables(value: Any) -> dict[str, Any]:
+    """Variables of the chat template, which go before those that the server was started with."""
+    if value is None:
+        return {}
+    try:
+        if not isinstance(value, dict):
+            raise ValueError("chat_template_kwargs must be a JSON object")
+        return check_variables(value)
+    except ValueError as error:
+        raise ApiError(str(error), param="chat_template_kwargs") from error

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 Reward = Callable[[str, dict[str, Any]], float]
 Comparison = Callable[[str, Any], float]
@@ -97,13 +99,19 @@ def numeric(response: str, answer: object, tolerance: float) -> float:
     given = last_number(response)
     if given is None:
         return 0.0
+    from decimal import Decimal
+
     difference, allowed = abs(given - wanted), Decimal(repr(tolerance))
     return float(difference <= allowed or difference <= allowed * max(abs(given), abs(wanted)))
 
 
 def last_number(text: str) -> Decimal | None:
     numbers = _NUMBER.findall(text)
-    return Decimal(numbers[-1].replace(",", "")) if numbers else None
+    if not numbers:
+        return None
+    from decimal import Decimal  # every process that scores starts through this file, and few need it
+
+    return Decimal(numbers[-1].replace(",", ""))
 
 
 def f1(response: str, answer: object) -> float:

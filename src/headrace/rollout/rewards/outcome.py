@@ -10,8 +10,13 @@ from typing import TypeGuard
 
 from headrace.rollout.failures import FailureKind
 
-Verdict = tuple[float | list[float] | None, str | None]
-"""(reward, None), (a reward for each sample of a group, None) or (None, failure)."""
+Scored = dict[str, float]
+"""A reward, `score`, with metrics by their names; without `score` the reward does not apply to the sample."""
+SCORE = "score"
+Verdict = tuple[float | Scored | list[float] | None, str | None]
+"""(reward, None), (a reward with metrics, None), (a reward for each sample of a group, None) or (None, failure)."""
+MOST_METRICS, LONGEST_NAME = 64, 100
+"""Metrics of one reward, and characters of the name of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +27,8 @@ class RewardOutcome:
     failure: str | None = None
     """`kind: detail`, with a kind of `FailureKind`."""
     terms: Mapping[str, float] = field(default_factory=dict)
-    """Of a reward of several terms the value of each, by its name, before it is weighted."""
+    """Of a reward of several terms the value of each, by its name, before it is weighted; and the metrics that came
+    with rewards."""
 
 
 LARGEST = 1e15
@@ -54,6 +60,40 @@ def as_reward(value: object) -> float:
     if not is_reward(reward):
         raise NotARewardError(f"returned {reward:g}, which is beyond {LARGEST:g}; scale rewards to about 1")
     return reward
+
+
+def as_scored(value: object, *, lenient: bool = False) -> float | Scored:
+    """A number as `as_reward`; a mapping with `score` and metrics with each number as a float. `lenient`: what is no
+    number among the metrics is left out. Raises NotARewardError that names the wrong entry."""
+    if type(value) in (float, int, bool) or not isinstance(value, Mapping):
+        return as_reward(value)
+    if SCORE not in value:
+        raise NotARewardError(
+            f"returned {reprlib.repr(value)}, a mapping without 'score'; return a number, or {{'score': number, ...}}"
+        )
+    scored: Scored = {}
+    for name, entry in value.items():
+        subject = f"returned a mapping whose entry {reprlib.repr(name)} is"
+        if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+            raise NotARewardError(f"{subject} no metric's name; give text of at most {LONGEST_NAME} characters")
+        try:
+            scored[name] = as_reward(entry)
+        except NotARewardError as error:
+            if not lenient or name == SCORE:
+                raise NotARewardError(f"{subject} {str(error).removeprefix('returned ')}") from error
+    if len(scored) > MOST_METRICS + 1:
+        raise NotARewardError(f"returned {len(scored) - 1} metrics, where {MOST_METRICS} is the most")
+    return scored
+
+
+def is_scored(value: object) -> TypeGuard[Scored]:
+    """Whether this is a reward with metrics, as a process gave it that is not believed."""
+    return (
+        isinstance(value, dict)
+        and len(value) <= MOST_METRICS + 1
+        and all(isinstance(name, str) and len(name) <= LONGEST_NAME for name in value)
+        and all(map(is_reward, value.values()))
+    )
 
 
 def is_reward(value: object) -> TypeGuard[float]:

@@ -13,6 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headrace.config.data import CODE_PATIENCE, CODE_TRIES, RewardConfig, RewardTerm
 from headrace.config.errors import ConfigError
 from headrace.observe.durations import Durations
@@ -23,12 +26,13 @@ from headrace.rollout.rewards.answers import fault_of
 from headrace.rollout.rewards.builtin import BUILTIN_REWARDS
 from headrace.rollout.rewards.in_process import InProcess
 from headrace.rollout.rewards.judge import Ask, JudgeReward
-from headrace.rollout.rewards.outcome import LARGEST, RewardOutcome, Verdict, is_reward
+from headrace.rollout.rewards.outcome import LARGEST, SCORE, RewardOutcome, Verdict, is_reward, is_scored
 from headrace.rollout.rewards.pickled import packed
 from headrace.rollout.rewards.process import Launch
 from headrace.rollout.rewards.remote import RemoteReward
 from headrace.rollout.rewards.scorer import FunctionScorer
 from headrace.rollout.rewards.scorer import GroupScorer as GroupFunctionScorer
+from headrace.rollout.rewards.styles import ground_truth
 from headrace.rollout.rewards.tools import find_walls
 from headrace.rollout.rewards.workers import WorkerPool
 from headrace.rollout.sandbox.limits import NOBODY, Limits
@@ -95,6 +99,11 @@ def check_rows(config: RewardConfig, rows: Iterable[tuple[str, dict[str, Any]]])
                         f"{name} has no value in column {column!r}, which its reward {term.function} needs; fill it "
                         f"in, or correct {'judge.prompt' if term.function == 'judge' else 'answer_column'}"
                     )
+            if term.style == "verl":
+                try:
+                    ground_truth(row, term.answer_column, term.answer)
+                except ValueError as error:
+                    raise ConfigError(f"{name}: {error}, which {term.function} (style: verl) needs") from error
             reads = term.function in _OURS and term.answer is None
             if reads and (fault := fault_of(term.function, row[term.answer_column])):
                 raise ConfigError(
@@ -117,7 +126,12 @@ class Scorer(Protocol):
     """What an episode needs to be scored."""
 
     async def score(
-        self, response: str, row: dict[str, Any], prompt: PromptContent, messages: Messages | None
+        self,
+        response: str,
+        row: dict[str, Any],
+        prompt: PromptContent,
+        messages: Messages | None,
+        ids: NDArray[np.int32] | None,
     ) -> RewardOutcome: ...
 
 
@@ -153,10 +167,13 @@ class RewardPool:
         log_path: Path | None = None,
         ask: Ask | None = None,
         given: Given = NOTHING_GIVEN,
+        columns: Sequence[str] | None = None,
     ) -> None:
         """`log_path` takes what the reward functions print; it is thrown away unless given. `ask` answers the questions
-        of judges; without it they fail every sample. `given`: functions that were given as objects."""
+        of judges; without it they fail every sample. `given`: functions that were given as objects. `columns` of the
+        rows, where a function's parameters are to be checked against them."""
         self._given = given
+        self._columns = None if columns is None else list(columns)
         self.times = Durations()
         """Of the calls that have ended, those that failed included; without the wait for a free process."""
         self._config = config
@@ -180,10 +197,16 @@ class RewardPool:
         self._is_open = True
 
     async def score(
-        self, response: str, row: dict[str, Any], prompt: PromptContent, messages: Messages | None = None
+        self,
+        response: str,
+        row: dict[str, Any],
+        prompt: PromptContent,
+        messages: Messages | None = None,
+        ids: NDArray[np.int32] | None = None,
     ) -> RewardOutcome:
-        """The reward of `response`: the weighted sum over the terms of its row, or the first failure among them.
-        `messages` are the whole conversation, where it is more than the prompt and the response.
+        """The reward of `response`: the weighted sum over the terms of its row that apply, or the first failure among
+        them. `messages` are the whole conversation, where it is more than the prompt and the response; `ids` the tokens
+        after the prompt.
 
         Neither, if the group's function or the reward model alone can tell.
         """
@@ -196,9 +219,13 @@ class RewardPool:
             column = self._config.choose_by or ""
             detail = f"no term of reward.terms is for {column} {row.get(column)!r}"
             return RewardOutcome(None, describe(FailureKind.REWARD_RAISED, detail))
-        verdicts = await asyncio.gather(*(self._judges[place]([response, row, prompt, messages]) for place in places))
+        common = [response, row, prompt, messages]
+        tokens = [] if ids is None else ids.tolist()
+        asked = {place: [*common, tokens] if self._terms[place].style == "trl" else common for place in places}
+        verdicts = await asyncio.gather(*(self._judges[place](asked[place]) for place in places))
         if len(self._terms) == 1 and self._terms[0].weight == 1.0 and self._config.model.path is None:
-            return _outcome(verdicts[0])
+            outcome = _outcome(verdicts[0])
+            return outcome if outcome.value is not None or outcome.failure else _none_applies()
         judged = [
             (self._names[place], self._terms[place], verdict) for place, verdict in zip(places, verdicts, strict=True)
         ]
@@ -268,7 +295,7 @@ class RewardPool:
         """Trusted functions that were given as objects."""
         terms = [self._terms[place].model_dump(mode="json") for place in places]
         scorers: list[FunctionScorer | GroupFunctionScorer] = [
-            FunctionScorer(term, given=self._given) for term in terms
+            FunctionScorer(term, columns=self._columns, given=self._given) for term in terms
         ]
         if group is not None:
             scorers.append(GroupFunctionScorer(group, self._given))
@@ -284,6 +311,7 @@ class RewardPool:
         functions = [f"reward.function {term.function!r}" for term in terms]
         own = [term.function for term in terms] + ([] if group is None else [group])
         setup = {**self._setup(forks=kind == "walled"), "terms": [term.model_dump(mode="json") for term in terms]}
+        setup["columns"] = self._columns
         if kind == "code":
             setup["walls"] = asdict(await self._walls())
             setup["host"] = {"patience": CODE_PATIENCE, "tries": CODE_TRIES}
@@ -342,10 +370,17 @@ class RewardPool:
 
 
 def _outcome(verdict: Verdict) -> RewardOutcome:
+    """Of a reward that does not apply neither value nor failure."""
     value, failure = verdict
+    if failure is None and is_scored(value):
+        return RewardOutcome(value.get(SCORE), terms={name: one for name, one in value.items() if name != SCORE})
     if failure is None and not is_reward(value):
         return RewardOutcome(None, describe(FailureKind.REWARD_NAN, _not_a_reward(value)))
     return RewardOutcome(value if isinstance(value, float) else None, failure)
+
+
+def _none_applies() -> RewardOutcome:
+    return RewardOutcome(None, describe(FailureKind.REWARD_NAN, "it is None: no reward applies to the sample"))
 
 
 def _not_a_reward(value: object) -> str:
@@ -356,12 +391,19 @@ def _not_a_reward(value: object) -> str:
 
 def _sum(judged: Sequence[tuple[str, RewardTerm, Verdict]]) -> RewardOutcome:
     """Of (name, term, its verdict)."""
-    total, values = 0.0, {}
+    values: dict[str, float] = {}
+    total, applies = 0.0, False
     for name, term, verdict in judged:
         outcome = _outcome(verdict)
+        values |= {f"{name}.{metric}": value for metric, value in outcome.terms.items()}
+        if outcome.value is None and outcome.failure is None:
+            continue
         if outcome.value is None:
             kind, _, detail = (outcome.failure or "").partition(": ")
             return RewardOutcome(None, describe(FailureKind(kind), f"{term.function}: {detail}"))
         total += term.weight * outcome.value
         values[name] = outcome.value
+        applies = True
+    if not applies:
+        return _none_applies()
     return replace(_outcome((total, None)), terms=values)

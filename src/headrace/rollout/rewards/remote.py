@@ -19,7 +19,7 @@ from headrace.config.data import RemoteRewardConfig
 from headrace.config.errors import ConfigError
 from headrace.rollout.conversation import conversation
 from headrace.rollout.failures import FailureKind, describe
-from headrace.rollout.rewards.outcome import FailedReward, NotARewardError, Verdict, as_reward
+from headrace.rollout.rewards.outcome import FailedReward, NotARewardError, Verdict, as_scored
 from headrace.runtime.protocol import Clock, WaitTimeout
 
 _MOST_BYTES = 1 << 24
@@ -69,7 +69,7 @@ class RemoteReward:
 
     async def judge(self, arguments: list[Any]) -> Verdict:
         """The verdict on [response, row, prompt, messages]."""
-        response, row, prompt, messages = arguments
+        response, row, prompt, messages, *_ = arguments
         sample = {"response": response, "row": row, "prompt": prompt}
         sample["messages"] = conversation(prompt, response, messages)
         verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
@@ -170,6 +170,6 @@ def _verdict(reward: Any) -> Verdict:
     if isinstance(reward, str):
         return None, describe(FailureKind.REWARD_REMOTE, reward)
     try:
-        return as_reward(reward), None
+        return as_scored(reward), None
     except NotARewardError as error:
         return None, describe(FailureKind.REWARD_NAN, f"the server {error}")

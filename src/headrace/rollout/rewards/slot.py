@@ -126,7 +126,7 @@ class Slot:
 
     def _reply(self, reply: list[Any]) -> None:
         match reply:
-            case [int(call_id), (float() | list() | None) as value, (str() | None) as failure] if (
+            case [int(call_id), (float() | list() | dict() | None) as value, (str() | None) as failure] if (
                 self._in_flight and self._in_flight[0].id == call_id and (value is None) != (failure is None)
             ):
                 call = self._in_flight.popleft()

@@ -55,7 +55,7 @@ def _load(setup: dict[str, Any], closes: list[int]) -> list[Scorer]:
 
 def _load_term(setup: dict[str, Any], term: dict[str, Any], given: Given) -> Scorer:
     if term["function"] != "code":
-        return FunctionScorer(term, given=given)
+        return FunctionScorer(term, columns=setup.get("columns"), given=given)
     from headrace.rollout.rewards.code import CodeReward
     from headrace.rollout.sandbox.execute import Executor
     from headrace.rollout.sandbox.limits import Limits
@@ -70,13 +70,11 @@ def _load_term(setup: dict[str, Any], term: dict[str, Any], given: Given) -> Sco
 
 
 def _forked(setup: dict[str, Any], scorers: list[Scorer], closes: list[int]) -> list[Scorer]:
-    from headrace.rollout.rewards.forked import ForkedScorer
+    from headrace.rollout.rewards.forked import ForkedScorer, prepare
     from headrace.rollout.sandbox.limits import Limits, address_space
 
     os.environ.pop("PYTHONPATH", None)  # it was for loading
-    if linux.IS_LINUX:
-        linux.adopt_orphans()
-        linux.hide_memory()
+    prepare()
     limits = Limits(**setup["limits"])
     used = address_space()
     if used > limits.memory_bytes:

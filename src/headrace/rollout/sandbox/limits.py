@@ -28,29 +28,43 @@ class Limits:
     user: int = NOBODY
     """Whom root becomes: the kernel does not limit the number of root's processes."""
 
-    def apply(self, *, reads_all: bool, is_program: bool) -> None:
+    def apply(self, *, reads_all: bool, is_filtered: bool) -> None:
         """To this process and its children, for good. Root becomes `user`; with `reads_all` it still reads as root.
-        To programs of the model `filter` allows less."""
+        What is not yet filtered (see `filter_calls`) is, as a program of the model."""
         if linux.IS_LINUX:
-            linux.gain_nothing()
+            if not is_filtered:
+                linux.gain_nothing()
+                if reads_all:
+                    linux.keep_rights_when_becoming()
             if os.geteuid() == 0:
                 linux.become(self.user, reads_all=reads_all)
-            program = refusals(is_program=is_program)
-            with contextlib.suppress(OSError):  # a kernel without filters; `headrace doctor` tells
-                if program is not None:
-                    linux.filter_calls(program)
+            if not is_filtered:
+                filter_calls(is_program=True)
         _limit(resource.RLIMIT_CORE, 0)
         _limit(resource.RLIMIT_AS, self.memory_bytes)
         _limit(resource.RLIMIT_NOFILE, self.open_files)
         _limit(resource.RLIMIT_FSIZE, self.file_bytes)
         _limit(resource.RLIMIT_CPU, self.cpu_s)
         if linux.IS_LINUX:
-            _limit(resource.RLIMIT_NPROC, self.processes + _threads_of(os.geteuid()))
+            alone = os.geteuid() == self.user != NOBODY  # a user of this place's own has no other process
+            _limit(resource.RLIMIT_NPROC, self.processes + (1 if alone else _threads_of(os.geteuid())))
 
     def hand_over(self, folder: str) -> None:
         """To whom root becomes."""
         if os.geteuid() == 0:
             os.chown(folder, self.user, self.user)
+
+
+def filter_calls(*, is_program: bool) -> None:
+    """Of this process and its children, for good, where the kernel does; to programs of the model `filter` allows
+    less. They cannot gain rights either."""
+    if not linux.IS_LINUX:
+        return
+    linux.gain_nothing()
+    program = refusals(is_program=is_program)
+    with contextlib.suppress(OSError):  # a kernel without filters; `headrace doctor` tells
+        if program is not None:
+            linux.filter_calls(program)
 
 
 def address_space() -> int:
@@ -63,10 +77,12 @@ def address_space() -> int:
 
 
 def _limit(kind: int, value: int) -> None:
-    _, most = resource.getrlimit(kind)
-    value = value if most == resource.RLIM_INFINITY else min(value, most)
-    with contextlib.suppress(ValueError, OSError):  # some systems do not have every limit
+    try:
+        _, most = resource.getrlimit(kind)
+        value = value if most == resource.RLIM_INFINITY else min(value, most)
         resource.setrlimit(kind, (value, value))
+    except (ValueError, OSError):  # some systems do not have every limit
+        pass
 
 
 def _threads_of(user: int) -> int:

@@ -9,6 +9,7 @@ import signal
 import struct
 import sys
 from collections.abc import Iterable
+from functools import cache
 
 NEW_MOUNTS = 0x00020000
 NEW_NAMESPACES = NEW_MOUNTS | 0x20000000 | 0x08000000 | 0x04000000
@@ -105,10 +106,14 @@ def gain_nothing() -> None:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
+def keep_rights_when_becoming() -> None:
+    """What this process and its forks are permitted, when they become another user."""
+    _prctl(_PR_SET_KEEPCAPS, 1)
+
+
 def become(user: int, *, reads_all: bool) -> None:
-    """From root to `user`, for good; with `reads_all` it and its children still read whatever root may read."""
-    if reads_all:
-        _prctl(_PR_SET_KEEPCAPS, 1)
+    """From root to `user`, for good; with `reads_all` it and its children still read whatever root may read: then
+    `keep_rights_when_becoming` was called before, by this process or the one that it is a fork of."""
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
@@ -120,18 +125,22 @@ def become(user: int, *, reads_all: bool) -> None:
 def keep_capabilities(numbers: Iterable[int]) -> None:
     """This process, which must have them, keeps these capabilities (below 32) and no other."""
     mask = sum(1 << number for number in numbers)
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    capabilities = (ctypes.c_uint32 * 6)(mask, mask, mask, 0, 0, 0)
-    _check(_libc().capset(ctypes.byref(header), ctypes.byref(capabilities)), "capset")
+    header = struct.pack("II", _CAPABILITY_VERSION_3, 0)
+    _check(_libc().capset(header, struct.pack("6I", mask, mask, mask, 0, 0, 0)), "capset")
 
 
-def _prctl(option: int, *arguments: int) -> None:
-    values = [ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)[:4]]
-    _check(_libc().prctl(option, *values), f"prctl {option}")
+def _prctl(option: int, one: int, two: int = 0) -> None:
+    if _libc().prctl(option, one, two, 0, 0) < 0:
+        _check(-1, f"prctl {option}")
 
 
+@cache
 def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+    """Once for a process and its forks: to open it is dearer than any call."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+    libc.capset.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    return libc
 
 
 def _check(code: int, what: str) -> None:

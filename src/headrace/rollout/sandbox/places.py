@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 DEVICES = "/dev"
 """Of it the few devices that do nothing are shown."""
@@ -58,4 +57,4 @@ def _both(paths: Iterable[str]) -> list[str]:
 
 
 def _holds(folder: str, path: str) -> bool:
-    return Path(path).is_relative_to(folder)
+    return path == folder or path.startswith(folder.rstrip("/") + "/")

@@ -18,7 +18,7 @@ _MIB = 1 << 20
 
 def main() -> None:
     limits = Limits(memory_bytes=1024 * _MIB, processes=8, open_files=64, file_bytes=_MIB, cpu_s=10)
-    limits.apply(reads_all=False, is_program=True)
+    limits.apply(reads_all=False, is_filtered=False)
     tries: tuple[Callable[[], object], ...] = (
         lambda: os.memfd_create("probe"),
         lambda: mmap.mmap(-1, _MIB),

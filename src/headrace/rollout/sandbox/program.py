@@ -22,7 +22,7 @@ def main() -> None:
     with os.fdopen(source, "rb") as file:
         spec = json.load(file)
     os.environ.clear()
-    Limits(**spec["limits"]).apply(reads_all=spec["reads_all"], is_program=True)
+    Limits(**spec["limits"]).apply(reads_all=spec["reads_all"], is_filtered=False)
     if linux.IS_LINUX:
         linux.die_with_parent()
     sys.argv[1:] = []

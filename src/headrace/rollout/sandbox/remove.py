@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import subprocess
 import sys
 
 _PROGRAMS = "/bin:/usr/bin"
@@ -16,8 +14,11 @@ _PROGRAMS = "/bin:/usr/bin"
 
 def remove(folder: str) -> None:
     """All of it, as far as that can be done; never raises."""
-    with contextlib.suppress(OSError):
+    try:
         os.rmdir(folder)  # most are empty
+        return
+    except OSError:
+        pass
     for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
         if not os.path.lexists(folder):
             return
@@ -25,6 +26,9 @@ def remove(folder: str) -> None:
 
 
 def _call(name: str, *arguments: str) -> None:
+    import shutil  # seldom needed, and dear: see `rewards/forked.py`
+    import subprocess
+
     program = shutil.which(name, path=f"{_PROGRAMS}:{os.environ.get('PATH', '')}")
     if program is not None:
         with contextlib.suppress(OSError):

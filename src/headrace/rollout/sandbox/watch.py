@@ -97,11 +97,10 @@ def watch(
         poll.register(stream.fd, select.POLLIN)
     given = ((Over.MEMORY, memory), (Over.TIME, own_time))
     looks = [_Looks(over, meter, now() + _FIRST_LOOK_S) for over, meter in given if meter is not None]
-    with contextlib.ExitStack() as stack:
-        handle = _handle_of(child)
-        if handle is not None:
-            stack.callback(os.close, handle)
-            poll.register(handle, select.POLLIN)
+    handle = _handle_of(child)
+    if handle is not None:
+        poll.register(handle, select.POLLIN)
+    try:
         while True:
             moment = now()
             if moment >= until:
@@ -123,6 +122,9 @@ def watch(
                     while not stream.is_over and stream.read():
                         pass
                 return Ending(os.waitstatus_to_exitcode(status), Over.OUTPUT if _overflow(streams) else None)
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 @dataclass(eq=False)

@@ -1,0 +1,169 @@
+"""What every run stands on, whether it trains or only records: schedule, table, flow and record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from headrace.controller.episodes import episode_runner
+from headrace.controller.plan import Plan
+from headrace.controller.prompt_source import make_prompt_source
+from headrace.controller.recorder import Recorder
+from headrace.controller.reward_pools import RewardPools
+from headrace.controller.table_size import column_bytes, largest_group, table_bytes
+from headrace.controller.time_spent import TimeSpent
+from headrace.engines.protocol import Engine
+from headrace.experience.flow import Flow
+from headrace.experience.index import Consumer
+from headrace.experience.recorded_schedule import RecordedSchedule
+from headrace.experience.rollouts import quoted
+from headrace.experience.schedule import Schedule
+from headrace.experience.table import ExperienceTable
+from headrace.observe.listeners import NOBODY, Listeners
+from headrace.observe.spent import Activity
+from headrace.observe.tally import Tally
+from headrace.observe.waits import WaitMeter
+from headrace.roles.context import RoleContext
+from headrace.roles.failures import FailureWatch
+from headrace.roles.rollout import RolloutRole
+from headrace.roles.rollout_record import RolloutRecord
+from headrace.runtime.protocol import Runtime
+from headrace.store import RunStore
+from headrace.store.rollouts import Rollouts
+from headrace.weights.version import Lineage, Version
+
+_LEASED_BY_NOBODY = ("rollout", "schedule")
+"""Stages that write columns, but lease no rows: they act through the flow."""
+_BATCHES_READ_AHEAD = 2
+"""Of a record."""
+_LEASE_TERMS_PER_STALL = 1.5
+"""A wait of the run ends before a lease that is held through it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groundwork:
+    ahead: int
+    """Most groups that run or wait for a batch."""
+    table: ExperienceTable
+    flow: Flow
+    context: RoleContext
+    recorder: Recorder
+    record: RolloutRecord
+    tally: Tally
+    failures: FailureWatch
+
+
+def lay_groundwork(
+    plan: Plan,
+    store: RunStore,
+    runtime: Runtime,
+    engine: Engine,
+    rewards: RewardPools,
+    lineage: Lineage,
+    committed: Version,
+    *,
+    kl_coefficient: Callable[[int], float | None] = lambda batch: None,
+    listeners: Listeners = NOBODY,
+) -> Groundwork:
+    """`engine` has started. `committed`: the version that the run begins from."""
+    config, clock = plan.config, runtime.clock
+    rollout = config.rollout
+    decode = partial(plan.codec().decode, keep_special_tokens=True)
+    ahead = config.ahead(engine.slots)
+    if plan.replay is not None:
+        ahead = _BATCHES_READ_AHEAD * max(plan.replay.rollouts.sizes)
+    table = ExperienceTable(
+        [
+            Consumer(stage.name, frozenset(stage.reads), "group" if stage.unit == "group" else "row")
+            for stage in plan.recipe.stages
+            if stage.name not in _LEASED_BY_NOBODY
+        ],
+        capacity=ahead + (config.async_.staleness_bound + 2) * rollout.prompts_per_batch,
+        capacity_bytes=table_bytes(config),
+        group_bytes=largest_group(plan),
+        lease_s=_LEASE_TERMS_PER_STALL * config.runtime.stall_timeout_s,
+        clock=clock,
+    )
+    source, pass_rates = make_prompt_source(plan, store)
+    flow = Flow(
+        _schedule(plan, ahead),
+        table,
+        source,
+        store,
+        runtime,
+        max_drops_per_batch=rollout.most_drops,
+        reward_column="reward" if config.reward.model.path is None else "scored",
+        column_bytes=column_bytes(plan),
+        quote=lambda group: quoted(group, decode),
+        pass_rates=pass_rates,
+    )
+    waits, tally, activity = WaitMeter(clock.now), Tally(), Activity()
+    recorder = Recorder(
+        store,
+        clock,
+        engine,
+        flow,
+        tally,
+        waits,
+        TimeSpent(clock, engine, flow, activity, on_policy=config.async_.in_order, trains=not config.rollouts_only),
+        rewards.training.times,
+        branch=lineage.branch,
+        has_sources=len(plan.prompts.parts) > 1,
+        kl_coefficient=kl_coefficient,
+        listeners=listeners,
+    )
+    context = RoleContext(
+        runtime, flow, table, waits, recorder.event, config.runtime.stall_timeout_s, activity=activity
+    )
+    record = RolloutRecord(
+        context,
+        lambda: Rollouts(store.path, first_batch=committed.number),
+        decode,
+        per_batch=config.record.samples_per_batch,
+        seed=config.seed,
+        listener=listeners.rollouts,
+    )
+    failures = FailureWatch(recorder.event, worth=rollout.prompts_per_batch * rollout.samples_per_prompt)
+    return Groundwork(ahead, table, flow, context, recorder, record, tally, failures)
+
+
+def rollout_role(
+    plan: Plan, base: Groundwork, engine: Engine, judges: Mapping[str, Engine], rewards: RewardPools
+) -> RolloutRole:
+    rollout = plan.config.rollout
+    return RolloutRole(
+        base.context,
+        engine,
+        episode_runner(plan, engine, base.context.runtime.clock, rewards.training),
+        base.tally,
+        base.failures,
+        judges=tuple(judges.values()),
+        counted=base.recorder.progress,
+        min_samples=rollout.min_samples or min(2, rollout.samples_per_prompt),
+        record=base.record.failed,
+    )
+
+
+def _schedule(plan: Plan, ahead: int) -> Schedule:
+    config, rollout = plan.config, plan.config.rollout
+    if plan.replay is not None:
+        return RecordedSchedule(
+            prompts_per_batch=max(plan.replay.rollouts.sizes),
+            max_staleness=0,
+            total_batches=plan.total_batches,
+            on_deadline="wait",
+            ahead=ahead,
+            rollouts=plan.replay.rollouts,
+        )
+    if config.rollouts_only:
+        # Version 0 stays, so that all of the run's groups may start on it.
+        return Schedule(rollout.prompts_per_batch, plan.total_batches, plan.total_batches, "wait", ahead)
+    return Schedule(
+        prompts_per_batch=rollout.prompts_per_batch,
+        max_staleness=config.async_.staleness_bound,
+        total_batches=plan.total_batches,
+        on_deadline=config.deadline_rule,
+        ahead=ahead,
+        surplus=rollout.surplus,
+    )

@@ -1,0 +1,133 @@
+"""A run that generates and records, and trains nothing: no trainer, no optimiser, and the engine stays at version 0.
+
+A group leaves by being recorded: batch k is committed once its groups are journalled and its entry is written, so that
+a restore goes on with the next one. What a batch is, and what is dropped, is as in a run that trains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Literal
+
+from headrace.controller.groundwork import Groundwork, lay_groundwork, rollout_role
+from headrace.controller.judge_engines import load_judges, serving, stop_engine
+from headrace.controller.models import load_engine, load_model_reward
+from headrace.controller.plan import Plan
+from headrace.controller.stopping import StopRequest
+from headrace.controller.supervise import end, rewards, tell_of_damage, watching
+from headrace.experience.loader import StreamingLoader
+from headrace.models.loading import resolve_device
+from headrace.observe.listeners import Listeners
+from headrace.observe.watch import View
+from headrace.roles.actor import TrainedStep
+from headrace.roles.filter import FilterRole
+from headrace.roles.recording import NAME, RecordingRole
+from headrace.roles.reward import RewardRole
+from headrace.roles.rollout import RolloutRole
+from headrace.rollout.rewards.model import ModelReward
+from headrace.runtime.protocol import Runtime
+from headrace.store import Restored, RunStore
+from headrace.weights.version import INITIAL, Lineage, Version
+
+
+async def record_rollouts(
+    plan: Plan,
+    folder: Path,
+    store: RunStore,
+    restored: Restored | None,
+    runtime: Runtime,
+    stop: StopRequest,
+    view: View | None,
+    listeners: Listeners,
+) -> Literal["finished", "stopped"]:
+    """Build the run on its record, and see it to its end."""
+    begun = INITIAL if restored is None else Version(restored.branch, restored.number)
+    engine, judges = await load_engine(plan, runtime), await load_judges(plan, runtime)
+    scores = await load_model_reward(plan, runtime)
+    lineage = Lineage(begun.branch, store.checkpoints.lineage())
+    async with rewards(plan, folder, runtime, engine, judges) as pool:
+        await engine.start()
+        try:
+            base = lay_groundwork(plan, store, runtime, engine, pool, lineage, begun, listeners=listeners)
+            recording = _recording(plan, store, base, lineage)
+            base.recorder.event("started", _started(plan, base, begun))
+            try:
+                async with serving(judges, runtime.clock), watching(view, folder, begun.branch, base.recorder, runtime):
+                    if restored is not None:
+                        tell_of_damage(base.recorder, store, restored)
+                        base.flow.restore(restored.number, restored.ready, restored.running)
+                    rollout = rollout_role(plan, base, engine, judges, pool)
+                    await _run_roles(plan, base, recording, rollout, scores, stop)
+                    status: Literal["finished", "stopped"] = "finished" if base.flow.is_finished else "stopped"
+                    reason = {} if status == "finished" else {"reason": stop.reason}
+                    version = Version(begun.branch, base.flow.batch)
+                    base.recorder.event(status, {"version": str(version), **reason})
+                    store.set_status(status)
+                    return status
+            finally:
+                base.recorder.progress()
+                await base.record.close()
+        finally:
+            await stop_engine(engine, runtime.clock)
+
+
+def _started(plan: Plan, base: Groundwork, begun: Version) -> dict[str, Any]:
+    return {
+        "version": str(begun),
+        "batches": plan.total_batches,
+        "ahead": base.ahead,
+        "device": resolve_device(plan.config.model.device).type,
+    }
+
+
+def _recording(plan: Plan, store: RunStore, base: Groundwork, lineage: Lineage) -> RecordingRole:
+    loader = StreamingLoader(
+        base.table,
+        base.flow,
+        consumer=NAME,
+        max_tokens=None,
+        streaming=False,
+        timeout_s=plan.config.runtime.stall_timeout_s,
+        unfinished=base.context.unfinished,
+    )
+
+    async def after_batch(step: TrainedStep) -> None:
+        await base.record.trained(step)  # before the batch's entry: who reads that finds its samples
+        base.recorder.batch(step)
+        store.checkpoints.commit_recorded(branch=lineage.branch, number=step.batch + 1)
+
+    return RecordingRole(base.context, loader, lineage, after_batch)
+
+
+async def _run_roles(
+    plan: Plan,
+    base: Groundwork,
+    recording: RecordingRole,
+    rollout: RolloutRole,
+    scores: ModelReward | None,
+    stop: StopRequest,
+) -> None:
+    """Until all is recorded, or the run is told to stop. The first role that fails ends all: its error is raised."""
+    runtime = base.context.runtime
+    stopping = runtime.spawn(stop.wait(), "stop request")
+    recorded = runtime.spawn(recording.run(), "recording")
+    others = [
+        runtime.spawn(rollout.run(), "rollout"),
+        runtime.spawn(FilterRole(base.context, plan.filters, base.record.dropped).run(), "filter"),
+    ]
+    if scores is not None:
+        by_group = plan.config.async_.in_order
+        others.append(runtime.spawn(RewardRole(base.context, scores, by_group=by_group).run(), "reward model"))
+    try:
+        waiting: set[asyncio.Task[Any]] = {recorded, stopping, *others}
+        while not recorded.done():
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if stopping in done:
+                recording.stop()
+            for task in (recorded, *others):
+                if task in done:
+                    task.result()
+    finally:
+        stopping.cancel()
+        await end([*others, recorded])

@@ -1,0 +1,82 @@
+"""What surrounds the roles of every run: rewards, the view, the end of tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from headrace.controller.judge_engines import asker
+from headrace.controller.plan import Plan
+from headrace.controller.recorder import Recorder
+from headrace.controller.reward_pools import RewardPools, reward_pools
+from headrace.engines.protocol import Engine
+from headrace.experience.sample import GroupKey
+from headrace.observe.latest import LatestRollouts
+from headrace.observe.run_record import RunWatcher
+from headrace.observe.snapshot import Snapshot, take_snapshot
+from headrace.observe.watch import View, watch
+from headrace.rollout.rewards.pool import RewardPool
+from headrace.runtime.protocol import Runtime
+from headrace.store import Restored, RunReader, RunStore
+
+
+def tell_of_damage(recorder: Recorder, store: RunStore, restored: Restored) -> None:
+    for row in restored.damaged:
+        if row.offset is not None:
+            file, group = store.journal.path(row.offset.segment), GroupKey(*row.key)
+            message = f"{file} is damaged at byte {row.offset.offset}: group {group} is generated again"
+            recorder.event("reissued", {"prompt": row.prompt_id, "message": message})
+
+
+async def unless(stopping: asyncio.Task[Any], task: asyncio.Task[Any]) -> None:
+    """Wait for `task`, or cancel it when the run is told to stop."""
+    await asyncio.wait({stopping, task}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        task.result()
+    else:
+        await end([task])
+
+
+async def end(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def rewards(
+    plan: Plan, folder: Path, runtime: Runtime, engine: Engine, judges: Mapping[str, Engine]
+) -> AsyncGenerator[RewardPools]:
+    """Not started where nothing is scored."""
+    config, clock = plan.config, runtime.clock
+    if not plan.needs_engine:
+        yield RewardPools(RewardPool(config.reward, clock=clock), {})
+        return
+    ask = asker(plan, engine, judges, clock)
+    async with reward_pools(plan, clock, ask, folder / "logs" / "reward.log") as pools:
+        yield pools
+
+
+@asynccontextmanager
+async def watching(
+    view: View | None, folder: Path, branch: int, recorder: Recorder, runtime: Runtime
+) -> AsyncGenerator[None]:
+    if view is None:
+        yield
+        return
+    with RunReader(folder) as reader:
+        watcher = RunWatcher(reader, live=lambda: (branch, recorder.totals()))
+        rollouts = LatestRollouts(folder)
+
+        def take() -> Snapshot:
+            record = watcher.read()
+            return take_snapshot(record, rollouts.read(record.number))
+
+        task = runtime.spawn(watch(view, take, runtime.clock), "view")
+        try:
+            yield
+        finally:
+            await end([task])
