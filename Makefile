@@ -13,7 +13,7 @@ TRACKERS_READY := $(TRACKERS)/.ready
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,math,plot,schema,datasets]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,math,plot,schema,datasets,tensorboard]'
 	touch $@
 
 quickstart: $(READY)

@@ -1,4 +1,5 @@
-"""From `headrace train` to its first trained step, tiny model, as a whole process.
+"""From `headrace train` to its first trained step, tiny model, as a whole process; and what `import headrace` adds to
+the start of Python.
 
 python -m benchmarks.startup [--runs 5]
 """
@@ -32,6 +33,13 @@ def first_step_s(folder: Path) -> float:
     return seconds
 
 
+def process_s(code: str) -> float:
+    """Seconds of a Python process that runs `code`."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return time.perf_counter() - began
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=5)
@@ -50,7 +58,8 @@ def main() -> None:
         }
         (folder / "grpo.yaml").write_text(yaml.safe_dump(config))
         times = [first_step_s(folder) for _ in range(args.runs)]
-    result = {"first_trained_step_s": spread(times)}
+    imports = [process_s("import headrace") - process_s("pass") for _ in range(args.runs)]
+    result = {"first_trained_step_s": spread(times), "import_s": spread(imports)}
     print(json.dumps(result))
     save("startup", result)
 

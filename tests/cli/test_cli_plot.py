@@ -176,7 +176,7 @@ def test_what_it_refuses_takes_a_line(
 def test_a_png_without_matplotlib_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    monkeypatch.setattr("headrace.cli.plot.find_spec", lambda name: None)
+    monkeypatch.setattr("headrace.api.picture.find_spec", lambda name: None)
     assert main(["plot", str(tmp_path), "-o", str(tmp_path / "a.png")]) == 2
     assert capsys.readouterr().err == (
         f"headrace: -o {tmp_path}/a.png: a PNG needs matplotlib: pip install 'headrace[plot]'; .svg and .html need "

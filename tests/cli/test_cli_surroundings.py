@@ -110,7 +110,7 @@ def test_a_call_in_a_running_event_loop_says_what_to_do(
         out, err = capsys.readouterr()
         assert out == "" or arguments == ("doctor",)
         assert "needs an event loop of its own, and is called where one runs already" in err
-        assert "run it from a shell (in a notebook: !headrace ...)" in err
+        assert "as headrace.train, or run it from a shell (in a notebook: !headrace ...)" in err
         assert len(err.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 

@@ -49,7 +49,7 @@ def test_every_command_that_a_page_names_exists(page: Path) -> None:
 def test_every_file_that_the_design_names_exists() -> None:
     code = ROOT / "src" / "headrace"
     named = re.findall(r"`((?:\w+/)+(?:\w+\.py)?|\w+\.py)`", (ROOT / "docs" / "design.md").read_text())
-    of_a_run = {"journal/", "logs/", "checkpoints/step_N/"}
+    of_a_run = {"journal/", "inputs/", "logs/", "checkpoints/step_N/"}
     assert len(named) > 20
     assert [name for name in named if name not in of_a_run and not (code / name).exists()] == []
 

@@ -30,6 +30,7 @@ _NEEDED = (
     "aiohttp",
     "msgpack",
     "psutil",
+    "cloudpickle",
 )
 _EXTRAS = {
     "math_verify": ("math", "reward.function=math"),

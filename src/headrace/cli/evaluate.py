@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headrace.api.evaluation import as_json
 from headrace.cli.load import tell_notes
 from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.config.evaluation import PLAIN
@@ -37,8 +38,7 @@ def run(args: argparse.Namespace) -> int:
     tell_notes(plan.notes)
     results = run_to_end(lambda: evaluate(plan, args.set), "headrace eval")
     if args.json:
-        named = {name: result for name, result in results.items() if name != PLAIN}
-        print(json.dumps({**results.get(PLAIN, {}), "sets": named}, indent=2, ensure_ascii=False))
+        print(json.dumps(as_json(results), indent=2, ensure_ascii=False))
     else:
         for result in results.values():
             _print(config.model.path, result)

@@ -62,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.errno in _NO_PATH and error.filename:
             print(f"headrace: {error.filename}: {error.strerror}; give another path, or mend this one", file=sys.stderr)
             return _BAD_INPUT
-        if not _is_ours(error):
+        from headrace.api.errors import is_told
+
+        if not is_told(error):
             raise
         print(f"headrace: {error}", file=sys.stderr)
         return _BAD_INPUT if type(error).__name__ in _REFUSALS else _FAILED
@@ -70,22 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 _REFUSALS = ("RunInUse", "RunMissing", "RunExists", "ConfigMismatch")
 """Errors of the store that say no to the command, rather than that something broke."""
-
-
-def _is_ours(error: Exception) -> bool:
-    """Errors whose message is meant for the user; anything else is a fault, and shows its traceback."""
-    from headrace.algorithms.pieces import PieceError
-    from headrace.controller.divergence import TrainingDiverged
-    from headrace.controller.out_of_memory import OutOfMemory
-    from headrace.engines.protocol import EngineError
-    from headrace.experience.flow import NothingToTrain
-    from headrace.runtime.protocol import WaitTimeout
-    from headrace.store import StoreError
-    from headrace.training.protocol import CheckpointError
-    from headrace.weights.plane import WeightError
-
-    of_parts = (StoreError, WaitTimeout, EngineError, WeightError, CheckpointError)
-    return isinstance(error, (*of_parts, NothingToTrain, OutOfMemory, PieceError, TrainingDiverged))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -105,6 +91,17 @@ def _parser() -> argparse.ArgumentParser:
     quickstart.add_argument("--seed", type=int, default=0)
     quickstart.add_argument("--only-inputs", action="store_true", help="make the data, the model and the configs only")
     quickstart.add_argument("--fresh", action="store_true", help="erase what an earlier quickstart made there")
+
+    init = command("init", "init.command", "write a config, a reward with its test, and a few rows, to begin with")
+    init.add_argument("dir", metavar="DIR", nargs="?", default=".", help="folder for them (default: this one)")
+    init.add_argument(
+        "--from",
+        dest="source",
+        nargs=2,
+        metavar=("trl|verl", "FILE"),
+        help="translate another trainer's settings: arguments of TRL's GRPOConfig in YAML, JSON or a Python file, or "
+        "verl's in YAML or a shell script; and list what could not be",
+    )
 
     train = command("train", "train", "train a policy with asynchronous reinforcement learning")
     _config(train)

@@ -24,27 +24,68 @@ C = TypeVar("C", bound=Section)
 _NO_MAPPING = "holds no mapping; a config is a mapping of sections, as model, data and trainer"
 
 
-def load_config(kind: type[C], path: str | Path, overrides: Sequence[str] = ()) -> C:
-    """Read, merge and validate. Relative paths in the file stay as written: they are relative to the caller.
+def load_config(
+    kind: type[C],
+    given: str | Path | Mapping[str, Any] | Section,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+) -> C:
+    """Read, merge and validate. Relative paths stay as written: they are relative to the caller.
 
-    Raises ConfigError naming the key, the value and the mend.
+    `given`: a YAML file; or what would stand in one, of which only what was set counts. `overrides`: texts, as
+    `trainer.optimizer.lr=1e-6`, or values by dotted key, where a mapping is merged into its section. Raises ConfigError
+    naming the key, the value and the mend.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise ConfigError(f"no config file at {file}")
-    with _in_words(str(file)):
-        config = OmegaConf.load(file)
-    if not isinstance(config, DictConfig):
-        raise ConfigError(f"{file} {_NO_MAPPING}")
-    for override in overrides:
-        with _in_words(f"override {override!r}"):
-            _override(config, override)
-    with _in_words(str(file)):
+    config, source = _read(given)
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            with _in_words(f"override {key}={value!r}"):
+                _set(config, key, value)
+    else:
+        for override in overrides:
+            with _in_words(f"override {override!r}"):
+                _override(config, override)
+    with _in_words(source):
         raw = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(explain(kind, error, str(file)) + _another_kind(kind, raw, error)) from error
+        raise ConfigError(explain(kind, error, source) + _another_kind(kind, raw, error)) from error
+
+
+def _read(given: str | Path | Mapping[str, Any] | Section) -> tuple[DictConfig, str]:
+    """What is given, before it is validated; and what errors call it."""
+    if isinstance(given, str | Path):
+        file = Path(given)
+        if not file.is_file():
+            raise ConfigError(f"no config file at {file}")
+        with _in_words(str(file)):
+            config = OmegaConf.load(file)
+        if not isinstance(config, DictConfig):
+            raise ConfigError(f"{file} {_NO_MAPPING}")
+        return config, str(file)
+    if isinstance(given, Section):
+        return OmegaConf.create(given.model_dump(mode="json", by_alias=True, exclude_unset=True)), "the config"
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"the config is a {type(given).__name__}; give the path of a YAML file, a dict or a config")
+    with _in_words("the config"):
+        return OmegaConf.create(_plain(given)), "the config"
+
+
+def _set(config: DictConfig, key: str, value: Any) -> None:
+    if not all(key.split(".")):
+        raise ConfigError(f"override {key!r} names no key; write it as trainer.optimizer.lr")
+    OmegaConf.update(config, key, _plain(value), merge=True)
+
+
+def _plain(value: Any) -> Any:
+    """`value` of YAML's types: paths as text, arrays' numbers as numbers."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value.item() if callable(getattr(value, "item", None)) else value
 
 
 def _override(config: DictConfig, override: str) -> None:

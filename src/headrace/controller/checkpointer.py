@@ -39,11 +39,13 @@ class Checkpointer:
         every: int,
         committed: int,
         best: BestCheckpoint | None = None,
+        listener: Callable[[int, Path], None] = lambda number, folder: None,
     ) -> None:
         """`others`: models that go with the policy's, by the name of their folder. `state`: small values that go with
         the weights, taken when a batch is `trained`. `committed`: number of the version that the run could be restored
-        to now. `best`: needs checkpoints of its own."""
+        to now. `best`: needs checkpoints of its own. `listener` is told of each commit."""
         self._best = best
+        self._listener = listener
         self._store = store
         self._trainer = trainer
         self._others = others
@@ -79,6 +81,7 @@ class Checkpointer:
         self._committed = version.number
         if self._best is not None:
             self._best.committed(version.number)
+        self._listener(version.number, prepared.path)
 
     def _save(self, folder: Path) -> None:
         self._trainer.save(folder)

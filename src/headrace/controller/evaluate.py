@@ -36,8 +36,8 @@ async def evaluate(plan: Plan, only: Sequence[str] = ()) -> dict[str, dict[str, 
         clock = runtime.clock
         results = {}
         async with (
-            reward_pools(plan.config, clock, asker(plan, engine, judges, clock)) as rewards,
-            watchdog(plan.config),
+            reward_pools(plan, clock, asker(plan, engine, judges, clock)) as rewards,
+            watchdog(plan),
             serving({"policy": engine, **judges}, clock),
         ):
             for each in evaluations(plan, engine, clock, rewards, model_reward):

@@ -20,6 +20,7 @@ from headrace.experience.recorded_schedule import RecordedSchedule
 from headrace.experience.rollouts import quoted
 from headrace.experience.schedule import Schedule
 from headrace.experience.table import ExperienceTable
+from headrace.observe.listeners import NOBODY, Listeners
 from headrace.observe.spent import Activity
 from headrace.observe.tally import Tally
 from headrace.observe.waits import WaitMeter
@@ -63,6 +64,7 @@ def lay_groundwork(
     committed: Version,
     *,
     kl_coefficient: Callable[[int], float | None] = lambda batch: None,
+    listeners: Listeners = NOBODY,
 ) -> Groundwork:
     """`engine` has started. `committed`: the version that the run begins from."""
     config, clock = plan.config, runtime.clock
@@ -109,6 +111,7 @@ def lay_groundwork(
         branch=lineage.branch,
         has_sources=len(plan.prompts.parts) > 1,
         kl_coefficient=kl_coefficient,
+        listeners=listeners,
     )
     context = RoleContext(
         runtime, flow, table, waits, recorder.event, config.runtime.stall_timeout_s, activity=activity
@@ -119,6 +122,7 @@ def lay_groundwork(
         decode,
         per_batch=config.record.samples_per_batch,
         seed=config.seed,
+        listener=listeners.rollouts,
     )
     failures = FailureWatch(recorder.event, worth=rollout.prompts_per_batch * rollout.samples_per_prompt)
     return Groundwork(ahead, table, flow, context, recorder, record, tally, failures)

@@ -15,6 +15,7 @@ import torch
 
 from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, config_sha256, dump_config
 from headrace.config.track import sections
+from headrace.controller.given_inputs import check_inputs
 from headrace.controller.offline_record import OfflineView, over, recording
 from headrace.controller.out_of_memory import told
 from headrace.controller.output import Begin, OutputFolder
@@ -74,6 +75,7 @@ def look_at(config: SFTConfig | RMConfig | DPOConfig, output: OutputFolder) -> S
     if source.exists() and source.resolve() == output.model.resolve():
         raise ConfigError(f"{output.model} is the model to begin from, and would be overwritten; give another --dir")
     check_threads(config.runtime.threads)
+    check_inputs(config)
     check_packages(sections(config.track))
     device = resolve_device(config.model.device)
     check_model(config.model.path)
@@ -107,10 +109,11 @@ def run_offline(
     report: Report,
     now: Callable[[], float],
     view: OfflineView | None = None,
+    stop: StopFlag | None = None,
 ) -> OfflineResult:
     """Train on `units`, `per_batch` of them a step; write `model`, `run.db` and `summary.json` into `output`, over what
-    a finished run left there. SIGINT and SIGTERM end it after the step at hand, with a checkpoint; a finished run that
-    is resumed stays as it is.
+    a finished run left there. SIGINT, SIGTERM and `stop` end it after the step at hand, with a checkpoint; a finished
+    run that is resumed stays as it is.
 
     `make_trainer` is given the number of steps. `prepare` may add columns once the model is loaded. `held_out` is
     measured before and after training, and every `evaluation.every` steps. `report` is called some twenty times.
@@ -160,16 +163,16 @@ def run_offline(
             return seconds
 
         record.started(steps, progress.steps)
-        with told(config), StopFlag() as stop:
+        with told(config), stop or StopFlag() as told_to_stop:
             if progress.steps == 0 or _is_due(progress.steps, config.evaluation.every):
                 start += evaluate()
             for rows, step in _steps(trainer, batches, max_tokens):
                 progress = progress.after(step, now() - start)
                 record.step(progress.steps, rows, step, progress.wall_s)
                 tell(progress)
-                if progress.steps < steps and (stop.requested or progress.steps % config.checkpoint.every == 0):
+                if progress.steps < steps and (told_to_stop.requested or progress.steps % config.checkpoint.every == 0):
                     save(progress)
-                if stop.requested:
+                if told_to_stop.requested:
                     break
                 if progress.steps < steps and _is_due(progress.steps, config.evaluation.every):
                     start += evaluate()

@@ -24,6 +24,7 @@ from headrace.controller.offline_record import OfflineView
 from headrace.controller.output import Begin, OutputFolder
 from headrace.controller.pair_stats import of_preference, of_scores
 from headrace.controller.pieces import load_piece
+from headrace.controller.stopping import StopFlag
 from headrace.models.loading import load_causal_lm, load_value_model, save_reward_model
 from headrace.models.packing import MicroBatch, pack
 from headrace.models.values import sample_scores
@@ -40,6 +41,7 @@ def run_dpo(
     begin: Begin = "new",
     report: Report,
     now: Callable[[], float],
+    stop: StopFlag | None = None,
     view: OfflineView | None = None,
 ) -> OfflineResult:
     """See `run_offline`; losses are means over pairs. The reference's log-probs are computed once, at the start."""
@@ -95,6 +97,7 @@ def run_dpo(
         begin=begin,
         report=report,
         now=now,
+        stop=stop,
         view=view,
     )
 
@@ -106,6 +109,7 @@ def run_rm(
     begin: Begin = "new",
     report: Report,
     now: Callable[[], float],
+    stop: StopFlag | None = None,
     view: OfflineView | None = None,
 ) -> OfflineResult:
     """See `run_offline`; losses are means over pairs. What comes out is a sequence classifier of one class: the score
@@ -149,6 +153,7 @@ def run_rm(
         begin=begin,
         report=report,
         now=now,
+        stop=stop,
         view=view,
     )
 

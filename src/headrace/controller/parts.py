@@ -21,6 +21,7 @@ from headrace.controller.stages import own_stages, scorers
 from headrace.engines.protocol import SwapMode
 from headrace.experience.flow import Flow
 from headrace.experience.loader import StreamingLoader
+from headrace.observe.listeners import NOBODY, Listeners
 from headrace.roles import actor
 from headrace.roles.actor import TRAINER_LANE, ActorRole, TrainedStep, WholeBatches
 from headrace.roles.advantages import AdvantagesRole
@@ -90,6 +91,7 @@ def connect(
     rewards: RewardPools,
     lineage: Lineage,
     committed: Version,
+    listeners: Listeners = NOBODY,
 ) -> Parts:
     """Build roles, table and schedule around the models, whose engine has started. `committed`: the version that the
     run begins from."""
@@ -108,6 +110,7 @@ def connect(
         lineage,
         committed,
         kl_coefficient=lambda batch: kl.of(batch) if algorithm.kl.moves else None,
+        listeners=listeners,
     )
     flow, table, context, recorder, record = base.flow, base.table, base.context, base.recorder, base.record
     eta = config.async_.staleness_bound
@@ -126,6 +129,7 @@ def connect(
         state=lambda: dict(kl.state),
         every=config.checkpoint.every,
         committed=committed.number,
+        listener=listeners.checkpoint,
         best=best,
     )
     published = Signal()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ from headrace.config import ConfigError, TrainConfig
 from headrace.config.data import RewardConfig, SourceConfig
 from headrace.config.evaluation import HeldOut
 from headrace.config.trainer import ENTROPY_VOCABULARY
+from headrace.controller.given_inputs import check_inputs
 from headrace.controller.origin import check_origin, with_origin
 from headrace.controller.prompt_notes import check_template, length_notes, template_notes, told_of
 from headrace.controller.replay import Replay, find_record, open_replay
@@ -33,7 +34,7 @@ from headrace.models.loading import (
 )
 from headrace.observe.trackers.packages import check_packages
 from headrace.rollout.filters import Filter, load_filters
-from headrace.rollout.plugins import load_function
+from headrace.rollout.plugins import NOTHING_GIVEN, Given, load_function
 from headrace.rollout.rewards.pool import RewardPool, check_rows, read_columns, required_columns
 from headrace.rollout.tokens import TextCodec
 from headrace.rollout.workflow import Workflow, load_workflow
@@ -77,6 +78,8 @@ class Plan:
     """The user's own functions in the place of named ones."""
     stages: tuple[Callable[..., Any], ...] = ()
     """The functions of the user's own stages, in their order."""
+    given: Given = field(default_factory=dict)
+    """What was given in Python, by the text that stands for it in the config."""
     origin: Origin | None = None
     """What the run begins from, if not from the model at `model.path`."""
 
@@ -109,9 +112,9 @@ class Plan:
         return self.config.critic.warmup_batches if self.config.algorithm.needs_critic else 0
 
 
-def make_plan(config: TrainConfig, folder: Path | None = None) -> Plan:
-    """Read the data, the tokenizer and the model's config; load the user's own classes and functions. `folder`: of the
-    run, where it may have begun already.
+def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NOTHING_GIVEN) -> Plan:
+    """Read the data, the tokenizer and the model's config; load the user's own classes and functions, but for those
+    that are `given`. `folder`: of the run, where it may have begun already.
 
     Raises ConfigError, or RunMissing for a run to begin from, for whatever would make the run fail later, and where an
     event loop runs. Loads no weights, and leaves nothing running.
@@ -119,6 +122,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None) -> Plan:
     config, origin = with_origin(config, folder)
     config, recorded = find_record(config)
     check_threads(config.runtime.threads)
+    check_inputs(config)
     check_packages(config.trackers)
     recipe = _recipe(config)
     prompts = PromptDataset()
@@ -128,11 +132,11 @@ def make_plan(config: TrainConfig, folder: Path | None = None) -> Plan:
         each.name: _dataset(config, (each.source,), each.prompt_column, each.reward) for each in config.held_out
     }
     check_weights(config.model.path)
-    workflow = load_workflow(config.rollout)
+    workflow = load_workflow(config.rollout, given)
     # What was trained on once has passed the filters of its time.
-    filters = tuple(load_filters(config.filters)) if recorded is None else ()
+    filters = load_filters(config.filters, given) if recorded is None else ()
     if recorded is None or held_out:
-        run_to_end(lambda: _check_rewards(config, prompts, held_out), "a plan")
+        run_to_end(lambda: _check_rewards(config, prompts, held_out, given), "a plan")
 
     # From here on torch is needed, which takes seconds to import: faults in the data are told before.
     from headrace.controller.judges import check_judges
@@ -203,6 +207,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None) -> Plan:
             load_function(stage.function, f"algorithm.stages: {stage.name}: function", (), keywords=stage.reads)
             for stage in config.algorithm.stages
         ),
+        given=given,
     )
 
 
@@ -250,7 +255,9 @@ def _check_others(config: TrainConfig, vocab_size: int) -> None:
         check_reward_model(config.reward.model.path)
 
 
-async def _check_rewards(config: TrainConfig, prompts: PromptDataset, held_out: Mapping[str, PromptDataset]) -> None:
+async def _check_rewards(
+    config: TrainConfig, prompts: PromptDataset, held_out: Mapping[str, PromptDataset], given: Given
+) -> None:
     """Load the reward functions where they will run: in processes of their own, of which one will do."""
     scored = [(config.reward, prompts), *((each.reward, held_out[each.name]) for each in config.held_out)]
     done: list[RewardConfig] = []
@@ -259,7 +266,7 @@ async def _check_rewards(config: TrainConfig, prompts: PromptDataset, held_out: 
             continue
         done.append(reward)
         alone = reward.model_copy(update={"workers": 1})
-        pool = RewardPool(alone, clock=SystemClock(), columns=tuple(rows[0].row))
+        pool = RewardPool(alone, clock=SystemClock(), columns=tuple(rows[0].row), given=given)
         try:
             await pool.start()
         finally:

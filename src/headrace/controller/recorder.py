@@ -13,14 +13,16 @@ from headrace.engines.protocol import Engine
 from headrace.experience.dataset import source_of
 from headrace.experience.flow import Flow
 from headrace.observe.durations import Durations, quantile
+from headrace.observe.listeners import NOBODY, Listeners
 from headrace.observe.record import BatchRecord, EpochRecord, Totals
+from headrace.observe.run_record import Evaluation
 from headrace.observe.tally import Tally
 from headrace.observe.totals import since
 from headrace.observe.waits import WaitMeter
 from headrace.roles.actor import TrainedStep
 from headrace.roles.gap_sample import Gap
 from headrace.runtime.protocol import Clock
-from headrace.store import RunStore
+from headrace.store import MetricRow, RunStore
 from headrace.training.protocol import StepReport
 from headrace.weights.version import Version
 
@@ -40,10 +42,12 @@ class Recorder:
         branch: int,
         has_sources: bool = False,
         kl_coefficient: Callable[[int], float | None] = lambda batch: None,
+        listeners: Listeners = NOBODY,
     ) -> None:
         """`kl_coefficient`: of the penalty on a batch's KL to the reference, where it moves. `has_sources`: there are
         several, and a prompt's id begins with the name of its own."""
         self._has_sources = has_sources
+        self._listeners = listeners
         self._kl_coefficient = kl_coefficient
         self._store = store
         self._clock = clock
@@ -64,17 +68,17 @@ class Recorder:
         self._store.events.write(self._clock.wall(), kind, data)
 
     def evaluation(self, version: Version, result: dict[str, Any]) -> None:
-        record = {"number": version.number, **result}
-        self._store.metrics.write(version.branch, version.number, self._clock.wall(), record, kind="eval")
+        record, at = {"number": version.number, **result}, self._clock.wall()
+        self._store.metrics.write(version.branch, version.number, at, record, kind="eval")
+        self._listeners.evaluation(Evaluation.of(MetricRow(0, version.branch, version.number, at, record)))
 
     def batch(self, step: TrainedStep) -> None:
         """The batch was trained and its version published."""
-        number = step.batch + 1
+        number, record = step.batch + 1, self._record(step)
         with self._store.transaction():
             self._store.checkpoints.record_version(self._branch, number, self._clock.wall())
-            self._store.metrics.write(
-                self._branch, number, self._clock.wall(), self._record(step).to_json(), kind="batch"
-            )
+            self._store.metrics.write(self._branch, number, self._clock.wall(), record.to_json(), kind="batch")
+        self._listeners.batch(record)
 
     def progress(self) -> None:
         """Leave this process's totals up to now: what it does next may be its end."""

@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.config import TrainConfig
 from headrace.config.evaluation import HeldOut
+from headrace.controller.plan import Plan
 from headrace.rollout.rewards.judge import Ask
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.protocol import Clock
@@ -25,15 +25,14 @@ class RewardPools:
 
 
 @asynccontextmanager
-async def reward_pools(
-    config: TrainConfig, clock: Clock, ask: Ask, log_path: Path | None = None
-) -> AsyncGenerator[RewardPools]:
+async def reward_pools(plan: Plan, clock: Clock, ask: Ask, log_path: Path | None = None) -> AsyncGenerator[RewardPools]:
     """Started; all are closed at the end. Sets with one reward share a pool. `log_path`: see `RewardPool`."""
+    config = plan.config
     async with AsyncExitStack() as stack:
         pools: list[tuple[object, RewardPool]] = []
         for reward in config.rewards:
             if all(reward != known for known, _ in pools):
-                pool = RewardPool(reward, clock=clock, log_path=log_path, ask=ask)
+                pool = RewardPool(reward, clock=clock, log_path=log_path, ask=ask, given=plan.given)
                 stack.push_async_callback(pool.close)
                 await pool.start()
                 pools.append((reward, pool))

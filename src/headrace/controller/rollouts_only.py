@@ -18,6 +18,7 @@ from headrace.controller.stopping import StopRequest
 from headrace.controller.supervise import end, rewards, tell_of_damage, watching
 from headrace.experience.loader import StreamingLoader
 from headrace.models.loading import resolve_device
+from headrace.observe.listeners import Listeners
 from headrace.observe.watch import View
 from headrace.roles.actor import TrainedStep
 from headrace.roles.filter import FilterRole
@@ -38,6 +39,7 @@ async def record_rollouts(
     runtime: Runtime,
     stop: StopRequest,
     view: View | None,
+    listeners: Listeners,
 ) -> Literal["finished", "stopped"]:
     """Build the run on its record, and see it to its end."""
     begun = INITIAL if restored is None else Version(restored.branch, restored.number)
@@ -47,7 +49,7 @@ async def record_rollouts(
     async with rewards(plan, folder, runtime, engine, judges) as pool:
         await engine.start()
         try:
-            base = lay_groundwork(plan, store, runtime, engine, pool, lineage, begun)
+            base = lay_groundwork(plan, store, runtime, engine, pool, lineage, begun, listeners=listeners)
             recording = _recording(plan, store, base, lineage)
             base.recorder.event("started", _started(plan, base, begun))
             try:

@@ -42,8 +42,9 @@ async def serve_model(
     seed: int,
     template: TemplateConfig,
     ready: Callable[[str], None],
+    stop: StopRequest | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `ready` is given the address once requests are answered.
+    """Serve until SIGINT or SIGTERM, or `stop`. `ready` is given the address once requests are answered.
 
     Raises ConfigError, before the model is loaded, for a folder that lacks something, a context that is not the
     model's, a KV cache that does not fit, or a host beyond loopback without a token.
@@ -79,11 +80,11 @@ async def serve_model(
         )
         await engine.start()
         try:
-            with StopRequest() as stop:
+            with stop or StopRequest() as told_to_stop:
                 server = await serve(app, host, port)
                 try:
                     ready(server.address)
-                    await stop.wait()
+                    await told_to_stop.wait()
                 finally:
                     await server.close()
         finally:

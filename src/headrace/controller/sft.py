@@ -20,6 +20,7 @@ from headrace.controller.offline import OfflineResult, Report, Source, Unit, loo
 from headrace.controller.offline_record import OfflineView
 from headrace.controller.output import Begin, OutputFolder
 from headrace.controller.pieces import load_piece
+from headrace.controller.stopping import StopFlag
 from headrace.models.loading import load_causal_lm
 from headrace.models.logprobs import token_columns
 from headrace.models.packed_lm import PackedLM
@@ -35,6 +36,7 @@ def run_sft(
     begin: Begin = "new",
     report: Report,
     now: Callable[[], float],
+    stop: StopFlag | None = None,
     view: OfflineView | None = None,
 ) -> OfflineResult:
     """See `run_offline`; losses are mean negative log-likelihoods of a response token, in nats."""
@@ -78,6 +80,7 @@ def run_sft(
         begin=begin,
         report=report,
         now=now,
+        stop=stop,
         view=view,
     )
 

@@ -19,11 +19,16 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 class StopFlag:
     """While entered, the first SIGINT or SIGTERM sets the flag, and gives the next one back its own meaning. For code
-    that no event loop runs; outside of a process's main thread, which alone gets signals, it stays as it is."""
+    that no event loop runs; outside of a process's main thread, which alone gets signals, only `request_soon` sets
+    it."""
 
     def __init__(self) -> None:
         self.requested = False
         self._before: dict[int, Any] = {}
+
+    def request_soon(self, reason: str) -> None:
+        """From any thread, before it is entered too."""
+        self.requested = True
 
     def __enter__(self) -> StopFlag:
         with suppress(ValueError):  # not the main thread
@@ -48,7 +53,7 @@ class StopFlag:
 class StopRequest:
     """While entered, the first signal is a request, and the second ends the process at once, as a kill does: Python
     itself handles them, so that it does so where the event loop is blocked too. Outside of a process's main thread,
-    which alone gets signals, only `request` is one."""
+    which alone gets signals, only `request` and `request_soon` are one."""
 
     def __init__(self, words: str = "") -> None:
         """`words`: what is said of it when a signal comes; nothing unless given."""
@@ -56,11 +61,19 @@ class StopRequest:
         self._event = asyncio.Event()
         self._before: dict[int, Any] = {}
         self._signalled = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.reason = ""
 
     def request(self, reason: str) -> None:
         self.reason = reason
         self._event.set()
+
+    def request_soon(self, reason: str) -> None:
+        """As `request`, from any thread, before it is entered too."""
+        self.reason = reason
+        if (loop := self._loop) is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._told, reason)
 
     async def wait(self) -> None:
         """Until it is requested; whoever waits races it against its work."""
@@ -68,6 +81,8 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         self._loop = asyncio.get_running_loop()
+        if self.reason:
+            self._told(self.reason)
         with suppress(ValueError):  # not the main thread
             self._before = {number: signal.signal(number, self._received) for number in _SIGNALS}
             os.register_at_fork(after_in_child=self._listen_no_more)
@@ -82,7 +97,7 @@ class StopRequest:
         if self._signalled:
             _end_now(number)
         self._signalled = True
-        self._loop.call_soon_threadsafe(self._told, signal.Signals(number).name)
+        self.request_soon(signal.Signals(number).name)
 
     def _told(self, name: str) -> None:
         if self._words:

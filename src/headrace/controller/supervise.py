@@ -56,7 +56,7 @@ async def rewards(
         yield RewardPools(RewardPool(config.reward, clock=clock), {})
         return
     ask = asker(plan, engine, judges, clock)
-    async with reward_pools(config, clock, ask, folder / "logs" / "reward.log") as pools:
+    async with reward_pools(plan, clock, ask, folder / "logs" / "reward.log") as pools:
         yield pools
 
 

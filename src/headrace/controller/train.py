@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from headrace.config import ConfigError, config_sha256, dump_config
@@ -28,6 +29,7 @@ from headrace.controller.tracking import tracking
 from headrace.controller.watching import watchdog
 from headrace.engines.protocol import SwapMode
 from headrace.models.loading import resolve_device
+from headrace.observe.listeners import NOBODY, Listeners
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.observe.summary import build_summary, write_summary
 from headrace.observe.trace import write_trace
@@ -42,6 +44,9 @@ from headrace.weights.version import INITIAL, Lineage, Version
 
 _MOST_SPANS = 200_000
 """Of a trace: the last ones are kept."""
+
+STOPPING = "the batch at hand is given up; a second signal ends all at once"
+"""What is said of a signal to stop."""
 
 Status = Literal["finished", "stopped", "failed"]
 
@@ -94,12 +99,17 @@ async def train(
     begin: Begin,
     view: View | None = None,
     tell: Callable[[str], None] = lambda line: None,
+    *,
+    stop: StopRequest | None = None,
+    listeners: Listeners = NOBODY,
+    owners: Mapping[str, str] = MappingProxyType({}),
 ) -> Ended:
-    """Run to the end, or until SIGINT or SIGTERM. Whatever is raised leaves the run ready to be resumed.
+    """Run to the end, or until SIGINT or SIGTERM, or `stop`. Whatever is raised leaves the run ready to be resumed.
 
     A run that is finished stays as it is when it is resumed with its own config; with a longer one it goes on. `view`
-    shows the run while it goes; `tell` is given notes on how it begins, each a line. Raises ConfigError, StoreError,
-    WaitTimeout, WeightError, EngineError, NothingToTrain, OutOfMemory.
+    shows the run while it goes; `tell` is given notes on how it begins, each a line. `owners`: what each file of the
+    caller's that listeners are in is, for the watchdog. Raises ConfigError, StoreError, WaitTimeout, WeightError,
+    EngineError, NothingToTrain, OutOfMemory.
     """
     if begin == "fresh":
         _refuse_to_erase(plan, folder)
@@ -139,13 +149,10 @@ async def train(
         with closing(store):
             async with tracking(plan.config.trackers, folder, runtime.clock, event, seen):
                 try:
-                    async with watchdog(plan.config, record=store.path / DATABASE_NAME):
-                        with (
-                            told(plan.config),
-                            StopRequest("the batch at hand is given up; a second signal ends all at once") as stop,
-                        ):
+                    async with watchdog(plan, owners, record=store.path / DATABASE_NAME):
+                        with told(plan.config), stop or StopRequest(STOPPING) as told_to_stop:
                             go = record_rollouts if plan.config.rollouts_only else _train
-                            status = await go(plan, folder, store, restored, runtime, stop, noticed)
+                            status = await go(plan, folder, store, restored, runtime, told_to_stop, noticed, listeners)
                 finally:
                     await runtime.close()
                     if settings.trace:
@@ -210,6 +217,7 @@ async def _train(
     runtime: Runtime,
     stop: StopRequest,
     view: View | None,
+    listeners: Listeners,
 ) -> Status:
     """Build the run on its record, and see it to its end."""
     models = await load_models(plan, runtime, folder)
@@ -219,7 +227,14 @@ async def _train(
         await models.engine.start()
         try:
             parts = connect(
-                plan, models, store, runtime, pool, Lineage(begun.branch, store.checkpoints.lineage()), begun
+                plan,
+                models,
+                store,
+                runtime,
+                pool,
+                Lineage(begun.branch, store.checkpoints.lineage()),
+                begun,
+                listeners,
             )
             started = {
                 "version": str(begun),

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
-from headrace.config import TrainConfig
 from headrace.config.named import is_own
+from headrace.controller.given_inputs import texts_of
+from headrace.controller.plan import Plan
 from headrace.rollout.plugins import file_of
 from headrace.runtime.watchdog import LoopWatchdog
 
 
-def watchdog(config: TrainConfig, record: Path | None = None) -> LoopWatchdog:
-    """`record`: the run's database, if there is a run. What the config names must be loaded."""
-    places = _places(config.model_dump(mode="json", by_alias=True))
-    return LoopWatchdog(
-        owners={file: key for key, spec in places if (file := file_of(spec))},
-        ends_after_s=config.runtime.stall_timeout_s,
-        record=record,
-    )
-
-
-def _places(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Each (key, text) that may be the place of something of the user's own."""
-    match value:
-        case dict():
-            for name, inner in value.items():
-                yield from _places(inner, f"{key}.{name}" if key else name)
-        case list():
-            for inner in value:
-                yield from _places(inner, key)
-        case str() if is_own(value):
-            yield key, value
+def watchdog(plan: Plan, owners: Mapping[str, str] = MappingProxyType({}), record: Path | None = None) -> LoopWatchdog:
+    """`owners`: what each file of the caller's is, beside what the config names. `record`: the run's database, if there
+    is a run."""
+    places = texts_of(plan.config.model_dump(mode="json", by_alias=True))
+    found: dict[str, list[str]] = {}
+    for key, spec in places:
+        # Rewards are scored elsewhere, and a script may define one beside what runs here.
+        if is_own(spec) and not key.startswith("reward.") and (file := file_of(spec, plan.given)):
+            found.setdefault(file, []).append(key)
+    for file, owner in owners.items():
+        found.setdefault(file, []).append(owner)
+    named = {file: " or ".join(dict.fromkeys(keys)) for file, keys in found.items()}
+    return LoopWatchdog(owners=named, ends_after_s=plan.config.runtime.stall_timeout_s, record=record)

@@ -27,10 +27,19 @@ class RolloutRecord:
     """A record that cannot be written costs an event, once, and no run."""
 
     def __init__(
-        self, context: RoleContext, begin: Callable[[], Writer], decode: Decode, *, per_batch: int | None, seed: int
+        self,
+        context: RoleContext,
+        begin: Callable[[], Writer],
+        decode: Decode,
+        *,
+        per_batch: int | None,
+        seed: int,
+        listener: Callable[[Sequence[Rollout]], None] = lambda rollouts: None,
     ) -> None:
         """`begin`: called once, before the first sample is kept, on the lane `record`, which alone uses the writer.
-        `per_batch`: samples that are kept of a batch, and of what is dropped while it is composed; all if None."""
+        `per_batch`: samples that are kept of a batch, and of what is dropped while it is composed; all if None.
+        `listener` is told of what is kept, in the event loop."""
+        self._listener = listener
         self._context = context
         self._begin = begin
         self._writer: Writer | None = None
@@ -99,13 +108,18 @@ class RolloutRecord:
     async def _write(self, kept: Kept) -> None:
         """Decode and write, off the event loop."""
 
+        written: list[Rollout] = []
+
         def write() -> None:
             if self._writer is None:
                 self._writer = self._begin()
-            self._writer.write(kept())
+            rollouts = kept()
+            self._writer.write(rollouts)
+            written.extend(rollouts)
 
         if not self._has_ended:
             await self._compute(write)
+            self._listener(written)
 
     async def _compute(self, function: Callable[[], None]) -> None:
         try:

@@ -20,7 +20,7 @@ from headrace.config.filters import (
 )
 from headrace.experience.sample import Group, Sample
 from headrace.rollout.failures import describe_exception
-from headrace.rollout.plugins import load_function
+from headrace.rollout.plugins import NOTHING_GIVEN, Given, load_function
 
 BUILTIN_FILTERS = ("zero_spread",)
 """Those that have no parameters."""
@@ -128,9 +128,9 @@ def repeated_share(sample: Sample, ngram: int) -> float:
     return 1.0 - len(np.unique(runs, axis=0)) / count
 
 
-def load_filters(specs: Sequence[FilterConfig]) -> tuple[Filter, ...]:
+def load_filters(specs: Sequence[FilterConfig], given: Given = NOTHING_GIVEN) -> tuple[Filter, ...]:
     """The filters that `rollout.filters` names. Raises ConfigError."""
-    return tuple(_load(spec) for spec in specs)
+    return tuple(_load(spec, given) for spec in specs)
 
 
 def drop_reason(
@@ -149,7 +149,7 @@ def drop_reason(
     return None
 
 
-def _load(spec: FilterConfig) -> Filter:
+def _load(spec: FilterConfig, given: Given) -> Filter:
     match spec:
         case RewardRangeFilter():
             return RewardRange(spec)
@@ -160,7 +160,7 @@ def _load(spec: FilterConfig) -> Filter:
         case StalenessFilter():
             return Staleness(spec)
         case FunctionFilter():
-            return _user_filter(spec.function, spec.arguments)
+            return _user_filter(spec.function, spec.arguments, given)
         case "zero_spread":
             return zero_spread
     if ":" not in spec:
@@ -168,11 +168,11 @@ def _load(spec: FilterConfig) -> Filter:
             f"rollout.filters has {spec!r}; write {', '.join(BUILTIN_FILTERS)} or path.py:function, or a mapping with "
             "type: reward_range, length, repetition, staleness or function"
         )
-    return _user_filter(spec, {})
+    return _user_filter(spec, {}, given)
 
 
-def _user_filter(spec: str, arguments: Mapping[str, object]) -> Filter:
-    function = load_function(spec, "rollout.filters", ("group",), tuple(arguments))
+def _user_filter(spec: str, arguments: Mapping[str, object], given: Given) -> Filter:
+    function = load_function(spec, "rollout.filters", ("group",), tuple(arguments), given=given)
     return UserFilter(spec.rpartition(":")[2], lambda group: function(group, **arguments))
 
 

@@ -10,7 +10,7 @@ from headrace.config.errors import ConfigError
 from headrace.config.rollout import RolloutConfig
 from headrace.experience.dataset import Prompt
 from headrace.rollout.multi_turn import MultiTurn
-from headrace.rollout.plugins import load_class
+from headrace.rollout.plugins import NOTHING_GIVEN, Given, load_class
 from headrace.rollout.policy import Policy
 from headrace.rollout.single_turn import SingleTurn
 from headrace.rollout.trajectory import Trajectory
@@ -28,12 +28,13 @@ class Workflow(Protocol):
         """
 
 
-def load_workflow(config: RolloutConfig) -> Workflow:
+def load_workflow(config: RolloutConfig, given: Given = NOTHING_GIVEN) -> Workflow:
     """The workflow that `config` names. Raises ConfigError if it cannot be had."""
     if config.workflow == "multi_turn":
         if config.environment is None:
             raise ConfigError("rollout.workflow is multi_turn, which needs rollout.environment: path.py:Class")
-        environment = load_class(config.environment, "rollout.environment", {"reset": ("row",), "step": ("action",)})
+        methods = {"reset": ("row",), "step": ("action",)}
+        environment = load_class(config.environment, "rollout.environment", methods, given)
         return MultiTurn(environment, config.max_turns, keep_special_tokens=config.keep_special_tokens)
     if config.environment is not None:
         raise ConfigError(
@@ -46,9 +47,10 @@ def load_workflow(config: RolloutConfig) -> Workflow:
         raise ConfigError(
             f"rollout.workflow is {config.workflow!r}; write {', '.join(BUILTIN_WORKFLOWS)} or path.py:Class"
         )
-    workflow = load_class(config.workflow, "rollout.workflow", {"run": ("prompt", "policy")})
+    run = {"run": ("prompt", "policy")}
+    workflow: Workflow = load_class(config.workflow, "rollout.workflow", run, given, shared=True)()
     if not inspect.iscoroutinefunction(workflow.run):
         raise ConfigError(
             f"rollout.workflow is {config.workflow!r}, whose method run is not async; write async def run"
         )
-    return workflow()
+    return workflow

@@ -25,8 +25,8 @@ def run_to_end(make: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:
     except RuntimeError:
         return asyncio.run(_with_own_threads(make))
     raise ConfigError(
-        f"{what} needs an event loop of its own, and is called where one runs already, as in a notebook; run it from a "
-        "shell (in a notebook: !headrace ...), or in a process of its own"
+        f"{what} needs an event loop of its own, and is called where one runs already, as in a notebook; call what "
+        "`import headrace` has of it, as headrace.train, or run it from a shell (in a notebook: !headrace ...)"
     )
 
 

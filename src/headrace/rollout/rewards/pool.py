@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,17 @@ from headrace.config.errors import ConfigError
 from headrace.observe.durations import Durations
 from headrace.rollout.conversation import Messages
 from headrace.rollout.failures import FailureKind, describe
+from headrace.rollout.plugins import NOTHING_GIVEN, Given
 from headrace.rollout.rewards.answers import fault_of
 from headrace.rollout.rewards.builtin import BUILTIN_REWARDS
+from headrace.rollout.rewards.in_process import InProcess
 from headrace.rollout.rewards.judge import Ask, JudgeReward
 from headrace.rollout.rewards.outcome import LARGEST, SCORE, RewardOutcome, Verdict, is_reward, is_scored
+from headrace.rollout.rewards.pickled import packed
 from headrace.rollout.rewards.process import Launch
 from headrace.rollout.rewards.remote import RemoteReward
+from headrace.rollout.rewards.scorer import FunctionScorer
+from headrace.rollout.rewards.scorer import GroupScorer as GroupFunctionScorer
 from headrace.rollout.rewards.styles import ground_truth
 from headrace.rollout.rewards.tools import find_walls
 from headrace.rollout.rewards.workers import WorkerPool
@@ -44,8 +49,9 @@ _MOST_WORKERS = 256
 _OURS = (*BUILTIN_REWARDS, "code")
 _NO_WALLS = Walls(tool="none", disk_bytes=0, network=True, reads=None)
 
-Kind = Literal["plain", "code", "walled", "remote", "judge"]
-"""Our own or trusted functions; programs of the model; the user's functions; a server; a language model."""
+Kind = Literal["plain", "code", "walled", "here", "remote", "judge"]
+"""Our own or trusted functions; programs of the model; the user's functions; trusted ones that were given as objects,
+in the run's process; a server; a language model."""
 
 PromptContent = str | Messages
 
@@ -160,11 +166,13 @@ class RewardPool:
         clock: Clock,
         log_path: Path | None = None,
         ask: Ask | None = None,
+        given: Given = NOTHING_GIVEN,
         columns: Sequence[str] | None = None,
     ) -> None:
         """`log_path` takes what the reward functions print; it is thrown away unless given. `ask` answers the questions
-        of judges; without it they fail every sample. `columns` of the rows, where a function's parameters are to be
-        checked against them."""
+        of judges; without it they fail every sample. `given`: functions that were given as objects. `columns` of the
+        rows, where a function's parameters are to be checked against them."""
+        self._given = given
         self._columns = None if columns is None else list(columns)
         self.times = Durations()
         """Of the calls that have ended, those that failed included; without the wait for a free process."""
@@ -248,7 +256,7 @@ class RewardPool:
         await self._open.aclose()
 
     async def _start(self) -> None:
-        places: dict[Kind, list[int]] = {"plain": [], "code": [], "walled": [], "remote": [], "judge": []}
+        places: dict[Kind, list[int]] = {kind: [] for kind in get_args(Kind)}
         for place, term in enumerate(self._terms):
             places[self._kind_of(term.function)].append(place)
         group = self._config.group
@@ -256,6 +264,8 @@ class RewardPool:
         for kind in ("plain", "code", "walled"):
             if places[kind] or kind == home:
                 await self._add_pool(kind, places[kind], group if kind == home else None)
+        if places["here"] or home == "here":
+            self._add_in_process(places["here"], group if home == "here" else None)
         for place in places["remote"]:
             remote = RemoteReward(self._terms[place].remote, self._clock)
             self._open.push_async_callback(remote.close)
@@ -277,7 +287,24 @@ class RewardPool:
         match function:
             case "code" | "remote" | "judge":
                 return function
+        if function in self._given and self._config.trusted:
+            return "here"
         return "walled" if ":" in function and not self._config.trusted else "plain"
+
+    def _add_in_process(self, places: Sequence[int], group: str | None) -> None:
+        """Trusted functions that were given as objects."""
+        terms = [self._terms[place].model_dump(mode="json") for place in places]
+        scorers: list[FunctionScorer | GroupFunctionScorer] = [
+            FunctionScorer(term, columns=self._columns, given=self._given) for term in terms
+        ]
+        if group is not None:
+            scorers.append(GroupFunctionScorer(group, self._given))
+        here = InProcess(scorers, timeout_s=self._config.timeout_s, clock=self._clock, times=self.times)
+        self._open.push_async_callback(here.close)
+        for position, place in enumerate(places):
+            self._judges[place] = partial(here.ask, position)
+        if group is not None:
+            self._group = partial(here.ask, len(places))
 
     async def _add_pool(self, kind: Kind, places: Sequence[int], group: str | None) -> None:
         terms = [self._terms[place] for place in places]
@@ -292,6 +319,10 @@ class RewardPool:
         users = [NOBODY] * count if kind == "plain" else self._open.enter_context(own_users(count))
         walls = await self._walls(own) if kind == "walled" else _NO_WALLS
         setup["network"] = "host" if walls.network else "this"
+        try:
+            setup["given"] = packed(self._given, own)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         pool = WorkerPool(
             Launch(
                 what=", ".join([*functions, *([] if group is None else [f"reward.group {group!r}"])]),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.rollout.conversation import conversation
 from headrace.rollout.failures import FailureKind, describe, describe_exception
-from headrace.rollout.plugins import accepts_keyword, load_function
+from headrace.rollout.plugins import NOTHING_GIVEN, Given, accepts_keyword, load_function
 from headrace.rollout.rewards.builtin import BUILTIN_REWARDS, EXTRAS, answer_of, builtin_reward
 from headrace.rollout.rewards.outcome import FailedReward, NotARewardError, Scored, Verdict, as_reward, as_scored
 from headrace.rollout.rewards.styles import Asked, Call, trl_call, verl_call
@@ -29,21 +29,25 @@ class FunctionScorer:
     """A reward of one sample: a built-in one, or the user's, in one of the styles of `reward.style`."""
 
     def __init__(
-        self, term: dict[str, Any], code: CodeReward | None = None, columns: Sequence[str] | None = None
+        self,
+        term: dict[str, Any],
+        code: CodeReward | None = None,
+        columns: Sequence[str] | None = None,
+        given: Given = NOTHING_GIVEN,
     ) -> None:
         """`term` has the keys of a reward function in the config; `code` is given if it is the function `code`;
-        `columns` of the rows, if they are known.
+        `columns` of the rows, if they are known; `given`: what was given as objects.
 
         Raises ConfigError, ValueError or ImportError, with a message for the user.
         """
         self._lenient = term.get("style") == "verl"
         self._one: Callable[[Any], Any] | None = None
         if term.get("style") == "trl":
-            self._call, self._one = trl_call(term["function"], columns)
+            self._call, self._one = trl_call(term["function"], columns, given)
         elif term.get("style") == "verl":
-            self._call = verl_call(term["function"], term["answer_column"], term["answer"])
+            self._call = verl_call(term["function"], term["answer_column"], term["answer"], given)
         else:
-            self._call = self._own_call(term, code)
+            self._call = self._own_call(term, code, given)
         self._await = Awaiter()
 
     def score(self, arguments: list[Any]) -> Verdict:
@@ -59,9 +63,9 @@ class FunctionScorer:
 
         return verdict(judge)
 
-    def _own_call(self, term: dict[str, Any], code: CodeReward | None) -> Call:
+    def _own_call(self, term: dict[str, Any], code: CodeReward | None, objects: Given) -> Call:
         """Of `f(response, row)`, perhaps with `prompt`, `messages`."""
-        function, keywords = self._load(term, code)
+        function, keywords = self._load(term, code, objects)
 
         def call(asked: Asked) -> Any:
             given: dict[str, Any] = {"prompt": asked.prompt}
@@ -71,7 +75,9 @@ class FunctionScorer:
 
         return call
 
-    def _load(self, term: dict[str, Any], code: CodeReward | None) -> tuple[Callable[..., Any], list[str]]:
+    def _load(
+        self, term: dict[str, Any], code: CodeReward | None, given: Given
+    ) -> tuple[Callable[..., Any], list[str]]:
         """The function, and which of `prompt` and `messages` it takes."""
         function, column, answer = term["function"], term["answer_column"], term["answer"]
         if code is not None:
@@ -91,7 +97,8 @@ class FunctionScorer:
                 "path.py:function or module:function"
             )
         optional = ("prompt", "messages")
-        loaded = load_function(function, "reward.function", ("response", "row"), optional, awaited=True)
+        arguments = ("response", "row")
+        loaded = load_function(function, "reward.function", arguments, optional, awaited=True, given=given)
         return loaded, [name for name in optional if accepts_keyword(loaded, name)]
 
 
@@ -99,10 +106,11 @@ class GroupScorer:
     """The user's `f(responses, row)`, perhaps with `prompt`, `rewards` and `messages`: a reward for each sample of a
     group."""
 
-    def __init__(self, function: str) -> None:
+    def __init__(self, function: str, given: Given = NOTHING_GIVEN) -> None:
         """Raises ConfigError."""
         optional = ("prompt", "rewards", "messages")
-        self._reward = load_function(function, "reward.group", ("responses", "row"), optional, awaited=True)
+        arguments = ("responses", "row")
+        self._reward = load_function(function, "reward.group", arguments, optional, awaited=True, given=given)
         self._keywords = [name for name in optional if accepts_keyword(self._reward, name)]
         self._await = Awaiter()
 

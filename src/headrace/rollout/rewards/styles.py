@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.rollout.conversation import Messages, conversation, opening
-from headrace.rollout.plugins import accepts_keyword, load_function, load_named
+from headrace.rollout.plugins import NOTHING_GIVEN, Given, accepts_keyword, load_function, load_named
 from headrace.rollout.rewards.outcome import NotARewardError
 
 _PROMPT_COLUMNS = ("prompt", "completion", "completion_ids", "prompts", "completions")
@@ -36,7 +36,9 @@ class Asked:
 Call = Callable[[Asked], Any]
 
 
-def trl_call(spec: str, columns: Sequence[str] | None) -> tuple[Call, Callable[[Any], Any]]:
+def trl_call(
+    spec: str, columns: Sequence[str] | None, objects: Given = NOTHING_GIVEN
+) -> tuple[Call, Callable[[Any], Any]]:
     """How TRL's GRPO calls `f(prompts, completions, completion_ids, **columns)`, with a batch of one sample; and what
     becomes of its list: its one number, or None where it does not apply.
 
@@ -44,7 +46,7 @@ def trl_call(spec: str, columns: Sequence[str] | None) -> tuple[Call, Callable[[
     default that is none of them is an error. Raises ConfigError and ValueError.
     """
     given = ("prompts", "completions", "completion_ids")
-    function = load_named(spec, "reward.function")
+    function = load_named(spec, "reward.function", objects)
     required, takes_all, known = _parameters(function)
     if missing := [name for name in required if name in _OF_TRLS_TRAINER]:
         raise ValueError(
@@ -74,9 +76,9 @@ def trl_call(spec: str, columns: Sequence[str] | None) -> tuple[Call, Callable[[
     return call, _only
 
 
-def verl_call(spec: str, answer_column: str, answer: Any) -> Call:
+def verl_call(spec: str, answer_column: str, answer: Any, given: Given = NOTHING_GIVEN) -> Call:
     """How verl calls `compute_score(data_source, solution_str, ground_truth, extra_info)`. Raises ConfigError."""
-    function = load_function(spec, "reward.function", (), ("extra_info",), _VERL, awaited=True)
+    function = load_function(spec, "reward.function", (), ("extra_info",), _VERL, awaited=True, given=given)
     takes_extra = accepts_keyword(function, "extra_info")
 
     def call(asked: Asked) -> Any:

@@ -14,7 +14,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from headrace.rollout.plugins import NOTHING_GIVEN, Given
 from headrace.rollout.rewards.frames import FrameBuffer, encode_frame
+from headrace.rollout.rewards.pickled import unpacked
 from headrace.rollout.rewards.scorer import FunctionScorer, GroupScorer, Scorer
 from headrace.rollout.sandbox import linux
 
@@ -44,15 +46,16 @@ def main() -> None:
 
 def _load(setup: dict[str, Any], closes: list[int]) -> list[Scorer]:
     """The scorers of `setup`, in order. Raises ConfigError, ValueError or ImportError, with a message for the user."""
-    scorers = [_load_term(setup, term) for term in setup["terms"]]
+    given = unpacked(setup["given"]) if setup["given"] is not None else NOTHING_GIVEN
+    scorers = [_load_term(setup, term, given) for term in setup["terms"]]
     if setup["group"] is not None:
-        scorers.append(GroupScorer(setup["group"]))
+        scorers.append(GroupScorer(setup["group"], given))
     return _forked(setup, scorers, closes) if setup["forks"] else scorers
 
 
-def _load_term(setup: dict[str, Any], term: dict[str, Any]) -> Scorer:
+def _load_term(setup: dict[str, Any], term: dict[str, Any], given: Given) -> Scorer:
     if term["function"] != "code":
-        return FunctionScorer(term, columns=setup.get("columns"))
+        return FunctionScorer(term, columns=setup.get("columns"), given=given)
     from headrace.rollout.rewards.code import CodeReward
     from headrace.rollout.sandbox.execute import Executor
     from headrace.rollout.sandbox.limits import Limits

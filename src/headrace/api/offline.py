@@ -1,0 +1,210 @@
+"""`headrace.sft`, `headrace.rm` and `headrace.dpo`, and what is awaited of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from headrace.api import background
+from headrace.api.errors import for_caller
+from headrace.api.inputs import Inputs
+from headrace.api.interrupted import Interrupted
+from headrace.api.picture import Picture, picture_of
+from headrace.api.training import dotted
+from headrace.api.view import notes, offline_view
+from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, load_config
+from headrace.config.ineffective import ineffective
+from headrace.observe.offline.run import OfflineRun as OfflineRecord
+from headrace.observe.offline.run import OfflineWatcher
+from headrace.observe.plot.curves import Axis
+from headrace.store import RunReader, RunStore, StoreError
+
+if TYPE_CHECKING:
+    from headrace.controller.offline import OfflineResult
+    from headrace.controller.stopping import StopFlag
+
+C = TypeVar("C", SFTConfig, RMConfig, DPOConfig)
+Kind = Literal["sft", "rm", "dpo"]
+
+
+class OfflineRun:
+    """What an offline trainer left in a folder."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"<headrace run {self.path}: {self.status}>"
+
+    @property
+    def record(self) -> OfflineRecord:
+        """All that is recorded, at this moment: its `steps`, its `evaluations`. Raises RunMissing."""
+        with RunReader(self.path) as reader:
+            try:
+                return OfflineWatcher(reader).read()
+            except KeyError:
+                raise ConfigError(f"{self.path} is of headrace train; it is a headrace.Run") from None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """As in `summary.json`; empty before the run has ended."""
+        try:
+            found = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def status(self) -> str:
+        """running, finished, stopped, failed, or killed."""
+        return self.record.status
+
+    @property
+    def model(self) -> Path | None:
+        """Folder that `transformers` loads; None before the run is finished."""
+        folder = self.path / "model"
+        return folder if folder.is_dir() else None
+
+    def plot(
+        self, path: str | Path | None = None, *, by: Axis = "batch", smooth: int = 1, compare: Sequence[OfflineRun] = ()
+    ) -> Picture:
+        """See `Run.plot`."""
+        folders = [self.path, *(run.path for run in compare)]
+        try:
+            return picture_of(folders, None if path is None else Path(path), by=by, smooth=smooth)
+        except (ConfigError, StoreError) as error:
+            raise for_caller(error) from None
+
+
+def sft(
+    config: str | Path | Mapping[str, Any] | SFTConfig,
+    *,
+    data: Any = None,
+    dir: str | Path | None = None,
+    resume: bool = False,
+    **overrides: Any,
+) -> OfflineRun:
+    """Fine-tune on demonstrations as `headrace sft` does; arguments and errors as of `headrace.train`. `dir` is the
+    folder for the model; `runs/NAME-OF-CONFIG` unless given."""
+    return _wait(_Job("sft", SFTConfig, config, data, dir, resume, overrides))
+
+
+def rm(
+    config: str | Path | Mapping[str, Any] | RMConfig,
+    *,
+    data: Any = None,
+    dir: str | Path | None = None,
+    resume: bool = False,
+    **overrides: Any,
+) -> OfflineRun:
+    """Train a reward model on pairs as `headrace rm` does; see `sft`."""
+    return _wait(_Job("rm", RMConfig, config, data, dir, resume, overrides))
+
+
+def dpo(
+    config: str | Path | Mapping[str, Any] | DPOConfig,
+    *,
+    data: Any = None,
+    dir: str | Path | None = None,
+    resume: bool = False,
+    **overrides: Any,
+) -> OfflineRun:
+    """Train a policy on pairs as `headrace dpo` does; see `sft`."""
+    return _wait(_Job("dpo", DPOConfig, config, data, dir, resume, overrides))
+
+
+async def asft(config: str | Path | Mapping[str, Any] | SFTConfig, **arguments: Any) -> OfflineRun:
+    """As `sft`, while the caller's event loop goes on. Cancelled, it stops after the step at hand."""
+    return await _wait_async(_job("sft", SFTConfig, config, **arguments))
+
+
+async def arm(config: str | Path | Mapping[str, Any] | RMConfig, **arguments: Any) -> OfflineRun:
+    """As `rm`; see `asft`."""
+    return await _wait_async(_job("rm", RMConfig, config, **arguments))
+
+
+async def adpo(config: str | Path | Mapping[str, Any] | DPOConfig, **arguments: Any) -> OfflineRun:
+    """As `dpo`; see `asft`."""
+    return await _wait_async(_job("dpo", DPOConfig, config, **arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    name: Kind
+    kind: type[Any]
+    config: Any
+    data: Any
+    dir: str | Path | None
+    resume: bool
+    overrides: Mapping[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        if self.dir is not None and not str(self.dir):
+            raise ConfigError("dir is empty; give a folder")
+        stem = Path(self.config).stem if isinstance(self.config, str | Path) else self.name
+        return (Path("runs") / stem if self.dir is None else Path(self.dir).expanduser()).absolute()
+
+    def run(self, stop: StopFlag) -> OfflineResult:
+        from headrace.controller.pairs import run_dpo, run_rm
+        from headrace.controller.sft import run_sft
+
+        view, report = offline_view(self.name)
+        runs: dict[Kind, Callable[..., OfflineResult]] = {"sft": run_sft, "rm": run_rm, "dpo": run_dpo}
+        folder, inputs = self.folder, Inputs(self.folder, resume=self.resume)
+        try:
+            values = {**dotted(self.overrides), **inputs.data(self.data, "data", "data.train", "train")}
+            config = load_config(self.kind, self.config, values)
+            notes(ineffective(config))
+            return runs[self.name](
+                config,
+                folder,
+                begin="resume" if self.resume else "new",
+                report=report,
+                now=time.monotonic,
+                view=view,
+                stop=stop,
+            )
+        except BaseException as error:
+            inputs.rename(error)
+            if not RunStore.exists(folder):
+                inputs.tidy()
+            raise
+
+
+def _job(
+    name: Kind,
+    kind: type[Any],
+    config: Any,
+    *,
+    data: Any = None,
+    dir: str | Path | None = None,
+    resume: bool = False,
+    **overrides: Any,
+) -> _Job:
+    return _Job(name, kind, config, data, dir, resume, overrides)
+
+
+def _stop() -> StopFlag:
+    from headrace.controller.stopping import StopFlag
+
+    return StopFlag()
+
+
+def _wait(job: _Job) -> OfflineRun:
+    stop = _stop()
+    result, signalled = background.wait(lambda: job.run(stop), stop)
+    run = OfflineRun(job.folder)
+    if signalled and result.status == "stopped":
+        raise Interrupted(run, signalled, resumable=True)
+    return run
+
+
+async def _wait_async(job: _Job) -> OfflineRun:
+    stop = _stop()
+    await background.wait_async(lambda: job.run(stop), stop)
+    return OfflineRun(job.folder)

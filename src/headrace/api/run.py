@@ -1,0 +1,144 @@
+"""A run's record, to be looked at in Python, while it goes or after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from headrace.api.errors import for_caller
+from headrace.api.picture import Picture, picture_of
+from headrace.api.table import frame_of
+from headrace.config import ConfigError, TrainConfig
+from headrace.observe.plot.curves import Axis
+from headrace.observe.record import BatchRecord
+from headrace.observe.run_record import Evaluation, RunRecord, RunWatcher
+from headrace.observe.summary import build_summary
+from headrace.store import RunMissing, RunReader, RunStore, StoreError
+from headrace.store.rollouts import ORDERS, Order, Query
+from headrace.store.schema import TRAIN
+
+
+class Metrics(Sequence[BatchRecord]):
+    """What was recorded of each batch, in order: `docs/metrics.md` has a row for every number."""
+
+    def __init__(self, batches: Sequence[BatchRecord]) -> None:
+        self._batches = tuple(batches)
+
+    @overload
+    def __getitem__(self, place: int) -> BatchRecord: ...
+    @overload
+    def __getitem__(self, place: slice) -> Metrics: ...
+    def __getitem__(self, place: int | slice) -> BatchRecord | Metrics:
+        return Metrics(self._batches[place]) if isinstance(place, slice) else self._batches[place]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[BatchRecord]:
+        return iter(self._batches)
+
+    def __repr__(self) -> str:
+        return f"<metrics of {len(self._batches)} batches>"
+
+    def frame(self) -> Any:
+        """A pandas frame with a row for each batch, by its number. Raises ConfigError without pandas."""
+        return frame_of([batch.to_json() for batch in self._batches], index="batch")
+
+
+class Run:
+    """The run in a folder. Everything is read when it is asked for, so that a run that goes on can be watched."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises RunMissing if there is none, ConfigError for that of an offline trainer."""
+        self.path = Path(path)
+        if not RunStore.exists(self.path):
+            raise RunMissing(f"{self.path} holds no run; check the path")
+        with RunReader(self.path) as reader:
+            if reader.kind != TRAIN:
+                raise ConfigError(f"{self.path} is of headrace {reader.kind}; it is a headrace.OfflineRun")
+
+    def __repr__(self) -> str:
+        record = self.record
+        return f"<headrace run {self.path}: {record.status}, version {record.number}>"
+
+    @property
+    def record(self) -> RunRecord:
+        """All that is recorded, at this moment."""
+        with RunReader(self.path) as reader:
+            return RunWatcher(reader).read()
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.record.config
+
+    @property
+    def status(self) -> str:
+        """running, finished, stopped, failed, or killed."""
+        return self.record.status
+
+    @property
+    def metrics(self) -> Metrics:
+        return Metrics(self.record.batches)
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """Of the held-out prompts, in order: before, between and after."""
+        return self.record.evaluations
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """As in `summary.json`."""
+        return build_summary(self.record)
+
+    @property
+    def model(self) -> Path | None:
+        """Folder of the newest checkpoint's model, which `transformers` loads; None before the first checkpoint."""
+        with RunReader(self.path) as reader:
+            newest = max(reader.checkpoints().items(), default=(0, None))[1]
+        return None if newest is None else self.path / "checkpoints" / newest / "model"
+
+    def rollouts(
+        self,
+        *,
+        batch: int | tuple[int | None, int | None] | None = None,
+        prompt: str | None = None,
+        status: str | None = None,
+        grep: str | None = None,
+        sort: Order = "batch",
+        descending: bool = False,
+        limit: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Samples that can still be read, each as `headrace rollouts --json` prints it.
+
+        `batch`: one, or the first and the last. `status`: completed, truncated, failed or dropped. `grep`: a regular
+        expression. Raises ConfigError for an order that is none, StoreError for a pattern that is none.
+        """
+        if sort not in ORDERS:
+            raise ConfigError(f"sort is {sort!r}; use {', '.join(ORDERS)}")
+        first, last = batch if isinstance(batch, tuple) else (batch, batch)
+        from headrace.viewer.rollout_text import as_json
+        from headrace.viewer.rollouts import find
+
+        query = Query(
+            first_batch=first,
+            last_batch=last,
+            prompt_id=prompt,
+            statuses=None if status is None else (status,),
+            pattern=grep,
+            order=sort,
+            descending=descending,
+            limit=limit,
+        )
+        return [as_json(rollout) for rollout in find(self.path, query)]
+
+    def plot(
+        self, path: str | Path | None = None, *, by: Axis = "batch", smooth: int = 1, compare: Sequence[Run] = ()
+    ) -> Picture:
+        """The run's curves, which a notebook shows; written to `path` too, if one is given that ends in .svg, .html or
+        .png. `compare`: runs that are drawn beside it. Raises ConfigError where nothing is trained yet."""
+        folders = [self.path, *(run.path for run in compare)]
+        try:
+            return picture_of(folders, None if path is None else Path(path), by=by, smooth=smooth)
+        except (ConfigError, StoreError) as error:
+            raise for_caller(error) from None

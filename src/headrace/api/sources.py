@@ -1,0 +1,280 @@
+"""Where a callable of the caller's is defined: in a file, or by a source of its own that can be written to one.
+
+A source is its own if a new file of it defines the same: the function has no closure, and whatever global name it
+uses is a module, something that can be imported, a constant, or a function or class whose source is its own again.
+That is looked up, by the names in its compiled code; nothing is run. The source counts only if it compiles to the very
+code that the function has: a cell or a file that was changed since does not.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import builtins
+import dis
+import linecache
+import re
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+_ANNOTATIONS = __future__.annotations.compiler_flag
+_HEAD = "# Given to headrace in Python, and written down so that the run's config.yaml repeats the run."
+_SIMPLE = (int, float, str, bytes, bool, type(None))
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+class _NotOwn(Exception):
+    """The source defines something else, or not all of it."""
+
+
+def place_of(thing: object) -> str | None:
+    """`path.py:name` or `module:name`, if a file defines the function or class at its top level; None for what the
+    running script or a notebook defines."""
+    if not isinstance(thing, FunctionType | type) or thing.__qualname__ != thing.__name__:
+        return None
+    name, module = thing.__name__, sys.modules.get(thing.__module__)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or thing.__module__ == "__main__" or not file.endswith(".py"):
+        return None
+    if getattr(module, name, None) is not thing or not Path(file).is_file():
+        return None
+    if module.__package__ or _is_installed(file):
+        return f"{module.__name__}:{name}"
+    return f"{Path(file).resolve()}:{name}"
+
+
+def source_of(thing: object, name: str) -> tuple[str, str] | None:
+    """The text of a file that defines the function or class `thing`, and its name there: its own, or `name` for a
+    lambda. None unless its source is its own."""
+    for flags in (_ANNOTATIONS, 0):
+        try:
+            return _Writer(flags).whole(thing, name)
+        except _NotOwn:
+            continue
+    return None
+
+
+class _Writer:
+    def __init__(self, flags: int) -> None:
+        self._flags = flags
+        self._folders: dict[str, None] = {}
+        """To import from, beside what is installed."""
+        self._imports: dict[str, None] = {}
+        self._constants: dict[str, str] = {}
+        self._definitions: dict[str, tuple[object, str]] = {}
+        """By name: the thing, and its source."""
+
+    def whole(self, thing: object, name: str) -> tuple[str, str]:
+        """See `source_of`. Raises _NotOwn."""
+        name = self._define(thing, name)
+        lines = [_HEAD]
+        if self._flags:
+            lines += ["from __future__ import annotations", ""]
+        if self._folders:
+            lines += ["import sys", "", *(f"sys.path.append({folder!r})" for folder in self._folders), ""]
+        lines += [*self._imports, "", *(f"{name} = {text}" for name, text in self._constants.items())]
+        lines += [f"\n\n{text.rstrip()}" for _, text in self._definitions.values()]
+        return "\n".join(lines) + "\n", name
+
+    def _define(self, thing: object, name: str) -> str:
+        """Under which name `thing` is defined."""
+        if isinstance(thing, FunctionType):
+            text, module = self._function(thing, name)
+            name = name if thing.__name__ == "<lambda>" else thing.__name__
+            names = thing.__globals__
+        elif isinstance(thing, type):
+            text, module, names = self._class(thing)
+            name = thing.__name__
+        else:
+            raise _NotOwn
+        if name in self._definitions:
+            if self._definitions[name][0] is not thing:
+                raise _NotOwn
+            return name
+        self._definitions[name] = (thing, "")  # it may use itself
+        for used in _globals_of(module):
+            self._use(used, names)
+        del self._definitions[name]  # what it needs comes first
+        self._definitions[name] = (thing, text)
+        return name
+
+    def _function(self, function: FunctionType, name: str) -> tuple[str, CodeType]:
+        if function.__closure__ or hasattr(function, "__wrapped__") or vars(function):
+            raise _NotOwn
+        code = function.__code__
+        for text in _segments(code.co_filename, code.co_firstlineno, code.co_name, name):
+            module = self._compiled(text)
+            if any(_same(one, code) for one in self._codes(text, code.co_filename)):
+                return text, module
+        raise _NotOwn
+
+    def _class(self, cls: type) -> tuple[str, CodeType, dict[str, Any]]:
+        functions = [one for one in map(_function_in, vars(cls).values()) if one is not None]
+        own = [one for one in functions if one.__qualname__ == f"{cls.__qualname__}.{one.__name__}"]
+        own = [one for one in own if one.__module__ == cls.__module__ and not _is_made(one.__code__.co_filename)]
+        if not own or cls.__qualname__ != cls.__name__:
+            raise _NotOwn
+        if any(set(one.__code__.co_freevars) - {"__class__"} for one in own):
+            raise _NotOwn
+        first = own[0].__code__
+        for text in _segments(first.co_filename, first.co_firstlineno, cls.__name__, cls.__name__, around=True):
+            module = self._compiled(text)
+            codes = self._codes(text, first.co_filename)
+            if all(any(_same(one.__code__, code) for code in codes) for one in own):
+                return text, module, own[0].__globals__
+        raise _NotOwn
+
+    def _codes(self, text: str, file: str) -> list[CodeType]:
+        """What `text` compiles to: by itself, as a notebook does, and after the imports of its file, since the code for
+        a name depends on whether the file imports it."""
+        imports = [
+            ast.unparse(node) for node in ast.walk(_tree(file)[1]) if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        after = "\n".join(line for line in imports if "__future__" not in line and "*" not in line)
+        return [*_inner(self._compiled(text)), *_inner(self._compiled(f"{after}\n{text}"))]
+
+    def _compiled(self, text: str) -> CodeType:
+        try:
+            return compile(text, "<given>", "exec", flags=self._flags, dont_inherit=True)
+        except (SyntaxError, ValueError) as error:
+            raise _NotOwn from error
+
+    def _use(self, name: str, names: dict[str, Any]) -> None:
+        if name in names:
+            self._define_global(name, names[name])
+        elif name != "__class__" and not hasattr(builtins, name) and name not in ("__name__", "__qualname__"):
+            raise _NotOwn
+
+    def _define_global(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType):
+            self._import(value, f"import {value.__name__}" + _renamed(value.__name__, name))
+        elif (imported := _exported(value)) is not None:
+            module, theirs = imported
+            self._import(module, f"from {module.__name__} import {theirs}{_renamed(theirs, name)}")
+        elif isinstance(value, FunctionType | type):
+            own = self._define(value, name)
+            if own != name:
+                raise _NotOwn
+        elif isinstance(value, re.Pattern):
+            self._imports["import re"] = None
+            self._constants[name] = f"re.compile({value.pattern!r}, {value.flags})"
+        elif _is_literal(value):
+            self._constants[name] = repr(value)
+        else:
+            raise _NotOwn
+
+    def _import(self, module: ModuleType, line: str) -> None:
+        if module.__name__ == "__main__" or module.__spec__ is None:
+            raise _NotOwn
+        file = getattr(module, "__file__", None)
+        if file is not None and not _is_installed(file):
+            self._folders[
+                str(Path(file).resolve().parents[module.__name__.count(".") + file.endswith("__init__.py")])
+            ] = None
+        self._imports[line] = None
+
+
+def _renamed(theirs: str, name: str) -> str:
+    return "" if theirs == name else f" as {name}"
+
+
+def _segments(file: str, line: int, name: str, lambda_name: str, *, around: bool = False) -> Iterator[str]:
+    """Texts of what is called `name` and begins at `line` of `file`, decorators included; `around`: of the classes that
+    have the line in them. Lambdas are given `lambda_name`."""
+    whole, tree = _tree(file)
+    lines = whole.splitlines(keepends=True)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Lambda) and name == "<lambda>" and node.lineno == line:
+            yield f"{lambda_name} = {ast.get_source_segment(whole, node, padded=False)}\n"
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            last = node.end_lineno or node.lineno
+            is_it = first <= line <= last if around else first == line
+            if is_it and isinstance(node, ast.ClassDef) == around:
+                yield textwrap.dedent("".join(lines[first - 1 : last]))
+
+
+def _tree(file: str) -> tuple[str, ast.Module]:
+    """The text of a file or a cell, parsed; empty if it is not there any more."""
+    whole = "".join(linecache.getlines(file))
+    try:
+        return whole, ast.parse(whole)
+    except (SyntaxError, ValueError):
+        return "", ast.Module([], [])
+
+
+def _function_in(value: object) -> FunctionType | None:
+    if isinstance(value, staticmethod | classmethod):
+        value = value.__func__
+    elif isinstance(value, property):
+        value = value.fget
+    return value if isinstance(value, FunctionType) else None
+
+
+def _inner(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _inner(constant)
+
+
+def _globals_of(code: CodeType) -> Iterator[str]:
+    """Names that the module's code and what is in it look up globally."""
+    stored = {one.argval for one in dis.get_instructions(code) if one.opname == "STORE_NAME"}
+    for one in dis.get_instructions(code):
+        is_name = one.opname in ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
+        if is_name and not (one.opname == "LOAD_NAME" and one.argval in stored):
+            yield one.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _globals_of(constant)
+
+
+def _same(one: CodeType, other: CodeType) -> bool:
+    """Whether both do the same, wherever they stand."""
+
+    def told(code: CodeType) -> tuple[Any, ...]:
+        names = (code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        arguments = (code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount)
+        return code.co_code, names, arguments, len(code.co_consts)
+
+    return told(one) == told(other) and all(map(_same_constant, one.co_consts, other.co_consts))
+
+
+def _same_constant(one: object, other: object) -> bool:
+    if isinstance(one, CodeType) and isinstance(other, CodeType):
+        return _same(one, other)
+    return type(one) is type(other) and repr(one) == repr(other)
+
+
+def _exported(value: object) -> tuple[ModuleType, str] | None:
+    """The module that has `value` at its top level, and its name there, if it says where it is from: as functions and
+    classes do, and some other objects."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
+    if not (isinstance(module, str) and isinstance(name, str)) or module == "__main__":
+        return None
+    found = sys.modules.get(module)
+    return (found, name) if found is not None and getattr(found, name, None) is value else None
+
+
+def _is_literal(value: object) -> bool:
+    """Whether its text in Python is all of it."""
+    if type(value) in _SIMPLE:
+        return not isinstance(value, float) or value - value == 0
+    if type(value) in (tuple, list, set, frozenset):
+        return all(map(_is_literal, value))  # type: ignore[call-overload]
+    return type(value) is dict and all(_is_literal(one) for pair in value.items() for one in pair)
+
+
+def _is_made(file: str) -> bool:
+    """Whether its code was added to a class, as `dataclass` does."""
+    return file.startswith("<string>") or _is_installed(file)
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith(_INSTALLED)

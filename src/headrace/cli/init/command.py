@@ -1,0 +1,82 @@
+"""`headrace init`: writes what a run begins with, and nothing over what is there."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+from headrace.cli.init.files import files
+from headrace.cli.init.translate import Translation, nested, translate
+from headrace.cli.program import program
+from headrace.config import ConfigError, TrainConfig, load_config
+
+README = "README.md"
+
+
+def run(args: argparse.Namespace) -> int:
+    folder = Path(args.dir)
+    translation = None if args.source is None else _translation(*args.source)
+    written = _write(folder, {} if translation is None else nested(translation.values), args.source)
+    if translation is not None:
+        _report(translation)
+    for path in written:
+        print(f"wrote {path}")
+    there = "" if folder == Path() else f"cd {shlex.quote(str(folder))}; "
+    called = shlex.join(program())
+    print("next: put a model's folder or Hub name into config.yaml, your rows into train.jsonl and eval.jsonl; then")
+    print(f"  {there}python -m pytest test_reward.py; {called} check config.yaml; {called} train config.yaml")
+    return 0
+
+
+def _translation(trainer: str, name: str) -> Translation:
+    """Raises ConfigError."""
+    file = Path(name)
+    if trainer not in ("trl", "verl"):
+        raise ConfigError(f"--from is {trainer!r}; use trl FILE or verl FILE")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--from {trainer} {file} cannot be read: {error}; give a text file") from error
+    if trainer == "trl":
+        from headrace.cli.init.trl import RULES, read
+    else:
+        from headrace.cli.init.verl import RULES, read
+    settings = read(text, file)
+    if not settings:
+        raise ConfigError(f"{file} has no settings of {trainer}; docs/python.md says which files are read")
+    return translate(settings, RULES)
+
+
+def _write(folder: Path, values: dict[str, Any], source: list[str] | None) -> list[Path]:
+    """Raises ConfigError if a file is there already; then none is written."""
+    texts = files(values, source)
+    if taken := [str(folder / name) for name in texts if (folder / name).exists() and name != README]:
+        raise ConfigError(f"{', '.join(taken)} exists already; give another folder, or move it away")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written = []
+        for name, text in texts.items():
+            if not (folder / name).exists():
+                (folder / name).write_text(text, encoding="utf-8")
+                written.append(folder / name)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}; give another folder") from error
+    return written
+
+
+def _report(translation: Translation) -> None:
+    width = max((len(one.name) for one in translation.done), default=0)
+    print(f"translated {len(translation.done)} settings:")
+    for one in translation.done:
+        print(f"  {one.name:<{width}}  {one.words}")
+    if translation.left:
+        width = max(len(one.name) for one in translation.left)
+        print(f"could not translate {len(translation.left)}:")
+        for one in translation.left:
+            print(f"  {one.name:<{width}}  {one.words}")
+    try:
+        load_config(TrainConfig, {"model": {"path": "model"}, "data": {"train": "train.jsonl"}}, translation.values)
+    except ConfigError as error:
+        print(f"together they are no config yet: {error}")
