@@ -34,9 +34,13 @@ def read_conversations(
     """
     assert config.messages_column is not None
     path = Path(config.train)
-    dataset = PromptDataset.from_jsonl(
-        path, prompt_column=config.messages_column, id_column=None, tools_column=config.tools_column
-    )
+    try:
+        dataset = PromptDataset.from_jsonl(
+            path, prompt_column=config.messages_column, id_column=None, tools_column=config.tools_column
+        )
+    except ConfigError as error:  # which takes the column for that of prompts
+        words = str(error).replace("prompt column", "column").replace("data.prompt_column", "data.messages_column")
+        raise ConfigError(words) from error
     samples: list[tuple[str, list[Part]]] = []
     for prompt in dataset:
         name = f"line {prompt.prompt_id}"
