@@ -141,6 +141,16 @@ def test_a_conversation_without_these_roles_is_refused(tmp_path: Path) -> None:
         read(tmp_path, CHATML, TALK, TALK[1:2])
 
 
+def test_a_missing_column_names_its_own_key(tmp_path: Path) -> None:
+    (tmp_path / "talk.jsonl").write_text('{"talk": []}\n')
+    config = SFTDataConfig(train=str(tmp_path / "talk.jsonl"), messages_column="messages")
+    how: dict[str, Any] = {"roles": ("assistant",), "turns": "all", "max_context": None}
+    with pytest.raises(
+        ConfigError, match=r"line 1 has no column 'messages' \(it has 'talk'\); set data.messages_column"
+    ):
+        read_conversations(config, ChatTemplate(byte_tokenizer(CHATML)), end_token_id=0, stop_token_ids=(0,), **how)
+
+
 def test_too_long_samples_fail_are_dropped_or_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     long = [{"role": "user", "content": "x" * 90}, TALK[2]]
     with pytest.raises(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,7 +110,8 @@ def test_on_a_real_engine_batch_mates_and_new_weights_change_nothing_before_the_
 
             def one(number: int) -> Policy:
                 key = GroupKey(0, number, 0)
-                made = policy(engine, stop=stop, sampling=SamplingParams(max_new_tokens=40), max_context=128)
+                how: dict[str, Any] = {"max_context": 128, "request_timeout_s": 100.0}
+                made = policy(engine, stop=stop, sampling=SamplingParams(max_new_tokens=40), **how)
                 return Policy(made._settings, group=key, episode=0, min_version=INITIAL)
 
             async def swap() -> None:

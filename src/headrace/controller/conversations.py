@@ -37,7 +37,11 @@ def read_conversations(
     assert config.messages_column is not None
     samples: list[tuple[str, list[Part]]] = []
     for source in sources or config.sources:
-        prompts = open_prompts(source, prompt_column=config.messages_column, tools_column=config.tools_column)
+        try:
+            prompts = open_prompts(source, prompt_column=config.messages_column, tools_column=config.tools_column)
+        except ConfigError as error:  # which takes the column for that of prompts
+            words = str(error).replace("prompt column", "column").replace("data.prompt_column", "data.messages_column")
+            raise ConfigError(words) from error
         for place, prompt in enumerate(prompts):
             name = prompts.name_of(place)
             try:

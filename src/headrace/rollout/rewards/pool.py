@@ -395,7 +395,6 @@ def _sum(judged: Sequence[tuple[str, RewardTerm, Verdict]]) -> RewardOutcome:
     total, applies = 0.0, False
     for name, term, verdict in judged:
         outcome = _outcome(verdict)
-        values |= {f"{name}.{metric}": value for metric, value in outcome.terms.items()}
         if outcome.value is None and outcome.failure is None:
             continue
         if outcome.value is None:
@@ -403,6 +402,7 @@ def _sum(judged: Sequence[tuple[str, RewardTerm, Verdict]]) -> RewardOutcome:
             return RewardOutcome(None, describe(FailureKind(kind), f"{term.function}: {detail}"))
         total += term.weight * outcome.value
         values[name] = outcome.value
+        values |= {f"{name}.{metric}": value for metric, value in outcome.terms.items()}
         applies = True
     if not applies:
         return _none_applies()
