@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout_helpers import EOS, ScriptedEngine, char_tokenizer, chunk, ids, policy
 
@@ -89,6 +89,7 @@ def test_characters_of_several_tokens_are_looked_at_when_they_are_whole() -> Non
     st.lists(st.text("ab</", min_size=1, max_size=4), min_size=1, max_size=3),
     st.data(),
 )
+@settings(max_examples=40)
 def test_chunks_and_interruptions_change_nothing(text: str, stops: list[str], data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     parts = [list(ids(text[a:b])) for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -100,7 +101,7 @@ def test_chunks_and_interruptions_change_nothing(text: str, stops: list[str], da
 
 @pytest.mark.parametrize("swaps", [False, True])
 def test_on_a_real_engine_batch_mates_and_new_weights_change_nothing_before_the_stop(swaps: bool) -> None:
-    """Without stops each completion is 40 tokens; with them it is the same up to its own stop, and frees its slot."""
+    """Without stops each completion is 24 tokens; with them it is the same up to its own stop, and frees its slot."""
     model = tiny_model()
     tokenizer = char_tokenizer()
 
@@ -111,7 +112,7 @@ def test_on_a_real_engine_batch_mates_and_new_weights_change_nothing_before_the_
             def one(number: int) -> Policy:
                 key = GroupKey(0, number, 0)
                 how: dict[str, Any] = {"max_context": 128, "request_timeout_s": 100.0}
-                made = policy(engine, stop=stop, sampling=SamplingParams(max_new_tokens=40), **how)
+                made = policy(engine, stop=stop, sampling=SamplingParams(max_new_tokens=24), **how)
                 return Policy(made._settings, group=key, episode=0, min_version=INITIAL)
 
             async def swap() -> None:
@@ -119,18 +120,22 @@ def test_on_a_real_engine_batch_mates_and_new_weights_change_nothing_before_the_
                     await asyncio.sleep(0.02)
                     await engine.update(published(model, Version(0, 1)), SwapMode.RECOMPUTE)
 
-            *done, _ = await asyncio.gather(*(one(number).generate(ids("q")) for number in range(8)), swap())
-            assert engine.stats().running == engine.stats().waiting == 0
+            *done, _ = await asyncio.gather(*(one(number).generate(ids("q")) for number in range(5)), swap())
+            async with asyncio.timeout(60):  # the slot of one that was ended is free after the step at hand
+                while engine.stats().running or engine.stats().waiting:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
             return list(done)
 
-    whole, stopped = asyncio.run(play(())), asyncio.run(play(("a", "7", "#")))
-    assert len({len(completion.tokens) for completion in stopped}) > 2, "they end at different places"
+    whole = asyncio.run(play(()))
+    # Letters that some of them write in their midst.
+    stops = tuple({tokenizer.decode(one.tokens[8 + 4 * place]) for place, one in enumerate(whole[:3])})
+    stopped = asyncio.run(play(stops))
+    assert len({len(completion.tokens) for completion in stopped}) > 1, "they end at different places"
     for one, other in zip(whole, stopped, strict=True):
-        text = tokenizer.decode(one.tokens)
-        ends = [place for place, letter in enumerate(text) if letter in "a7#"] if len(text) == 40 else None
+        letters = [tokenizer.decode(token) for token in one.tokens]
+        ends = [place for place, letter in enumerate(letters) if letter in stops]
         count = len(other.tokens)
         np.testing.assert_array_equal(other.tokens, one.tokens[:count])
         np.testing.assert_allclose(other.logprobs, one.logprobs[:count], atol=1e-5)
-        if ends is not None:
-            assert count == (ends[0] + 1 if ends else 40)
-            assert (other.finish_reason is FinishReason.STOP) == bool(ends)
+        assert count == (ends[0] + 1 if ends else 24)
+        assert (other.finish_reason is FinishReason.STOP) == bool(ends)
