@@ -1,7 +1,7 @@
 """Parquet of a million prompts, in verl's columns and one row group, drawn in a seeded shuffle: how long until the
 first prompt is there, and how much memory that takes above what the process had before.
 
-python -m benchmarks.million_prompts [--rows 1000000] [--runs 3]
+python -m benchmarks.million_prompts [--rows 1000000] [--runs 3] [--folder FOLDER]
 
 `data` is what reads and orders the prompts; every row is looked at meanwhile. `plan` is all that `headrace check` and
 `headrace train` do before they load the model, the encoding of the longest prompts included, less what it takes with a
@@ -32,10 +32,11 @@ _CHUNK = 100_000
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", np.uint8)
 
 
-def words(seed: int) -> str:
+def texts(numbers: range) -> list[str]:
     """Letters and spaces, which no packer makes much smaller than five bits each."""
-    drawn = np.random.default_rng(seed).integers(0, 27, 160 + seed % 80, np.uint8)
-    return _LETTERS[drawn].tobytes().decode()
+    drawn = np.random.default_rng(numbers.start).integers(0, 27, 240 * len(numbers), np.uint8)
+    letters = _LETTERS[drawn].tobytes().decode()
+    return [letters[240 * place : 240 * place + 160 + i % 80] for place, i in enumerate(numbers)]
 
 
 def write_parquet(path: Path, rows: int) -> None:
@@ -50,7 +51,10 @@ def write_parquet(path: Path, rows: int) -> None:
             pa.table(
                 {
                     "data_source": ["openai/gsm8k"] * len(numbers),
-                    "prompt": [[{"role": "user", "content": f"{i} + {i * 7 % 1000} = " + words(i)}] for i in numbers],
+                    "prompt": [
+                        [{"role": "user", "content": f"{i} + {i * 7 % 1000} = {text}"}]
+                        for i, text in zip(numbers, texts(numbers), strict=True)
+                    ],
                     "ability": ["math"] * len(numbers),
                     "reward_model": [{"ground_truth": str(i + i * 7 % 1000), "style": "rule"} for i in numbers],
                     "extra_info": [{"answer": "number " * 10, "index": i, "split": "train"} for i in numbers],
@@ -58,6 +62,18 @@ def write_parquet(path: Path, rows: int) -> None:
             )
         )
     pq.write_table(pa.concat_tables(parts), path, row_group_size=rows)
+
+
+def make_files(folder: Path, rows: int) -> None:
+    """Model, data and configs."""
+    from benchmarks.policy_model import make_model
+
+    make_model(folder / "model", 1 / 32)
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    (folder / "model" / "chat_template.jinja").write_text(template)
+    for file, size in (("small.parquet", 100), ("million.parquet", rows)):
+        write_parquet(folder / file, size)
+        config_of(folder, file)
 
 
 def config_of(folder: Path, file: str) -> Path:
@@ -143,28 +159,24 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--folder", help="where the files are, or are made and stay")
     parser.add_argument("--child", nargs=2, metavar=("WHAT", "FOLDER"))
     args = parser.parse_args()
     if args.child is not None:
         what, folder = args.child
         print(json.dumps((measure_data if what == "data" else measure_plan)(Path(folder))))
         return
-    from benchmarks.policy_model import make_model
-
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        make_model(folder / "model", 1 / 32)
-        template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-        (folder / "model" / "chat_template.jinja").write_text(template)
-        for file, rows in (("small.parquet", 100), ("million.parquet", args.rows)):
-            write_parquet(folder / file, rows)
-            config_of(folder, file)
+        folder = Path(args.folder or name)
+        if not (folder / "million.parquet").exists():
+            make_files(folder, args.rows)
         load = [psutil.getloadavg()[0]]
         results = {what: _spread([_child(what, folder) for _ in range(args.runs)]) for what in ("data", "plan")}
         load.append(psutil.getloadavg()[0])
         size = (folder / "million.parquet").stat().st_size / MIB
     result = {
         "rows": args.rows,
+        "load": "one-minute averages before and after; above 1 other processes ran on the same cores",
         "file_mib": size,
         "seed": 0,
         "pyarrow": version("pyarrow"),
