@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,17 @@ SCRIPT = """
 """
 
 
+@pytest.fixture(autouse=True)
+def _leaves_no_process() -> Iterator[None]:
+    yield
+    for process in _STARTED:
+        process.kill()
+    _STARTED.clear()
+
+
+_STARTED: list[subprocess.Popen[str]] = []
+
+
 def start(folder: Path, *, resume: bool = False, batches: int = 100_000, block: float = 0) -> subprocess.Popen[str]:
     job(folder)
     text = textwrap.dedent(SCRIPT).format(
@@ -53,7 +65,9 @@ def start(folder: Path, *, resume: bool = False, batches: int = 100_000, block: 
     script = folder / "script.py"
     script.write_text(text)
     command = [sys.executable, "-u", str(script)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
+    _STARTED.append(process)
+    return process
 
 
 def wait_for_batches(folder: Path, count: int) -> None:
