@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.config import ConfigError
 from headrace.experience.sources.columns import check_names, decoded, readable, rows_of
 from headrace.experience.sources.rows import Row
-from headrace.experience.sources.spool import no_room, temporary_file
+from headrace.experience.sources.spool import close_with, no_room, temporary_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,6 +34,7 @@ class BatchRows:
     def __init__(self, where: str) -> None:
         self.where = where
         self._file = temporary_file(where)
+        close_with(self, self._file)
         self._starts: list[int] = []
         self._size = 0
         self._writer: Any = None

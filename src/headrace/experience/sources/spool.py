@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import tempfile
+import weakref
 from array import array
 from typing import IO, Any
 
@@ -32,6 +34,16 @@ def temporary_file(where: str) -> IO[bytes]:
         raise no_room(where, error) from error
 
 
+def close_with(owner: object, file: IO[bytes]) -> None:
+    """The file is closed once nobody has its owner any more."""
+    weakref.finalize(owner, _close, file)
+
+
+def _close(file: IO[bytes]) -> None:
+    with contextlib.suppress(OSError):  # what a full disk refused to take is not wanted any more
+        file.close()
+
+
 class JsonRows:
     """Rows of JSON text; 16 bytes of memory each."""
 
@@ -40,6 +52,7 @@ class JsonRows:
         self.where = where
         self.unit = unit
         self._file = file
+        close_with(self, file)
         self._is_copy = is_copy
         self._starts, self._lengths = array("q"), array("q")
         self._numbers: array[int] | None = None
