@@ -24,7 +24,7 @@ async def evaluate(plan: Plan, only: Sequence[str] = ()) -> dict[str, dict[str, 
     names = [each.name for each in plan.config.held_out]
     if not names:
         raise ConfigError(
-            "the config names no held-out prompts; set data.eval to a JSONL file, or evaluation.sets.NAME.data"
+            "the config names no held-out prompts; set data.eval to a file with prompts, or evaluation.sets.NAME.data"
         )
     if unknown := [name for name in only if name not in names]:
         raise ConfigError(f"--set is {unknown[0]!r}, and the config has the held-out sets {', '.join(names)}")
