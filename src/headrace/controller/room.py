@@ -1,8 +1,8 @@
 """Whether prompts, and the responses that are asked for, fit into the model's context: counted before the start.
 
 What is counted is exact. To be quick with a million prompts, only those are read and tokenised whose bytes do not tell
-already that they leave room for the longest response (`experience.token_bound`), many at a time. Chats are all
-rendered, since what a template adds is known only then.
+already that they leave room for the longest response (`experience.token_bound`), many at a time. What a template adds
+to a chat is reckoned at twice the length of the first chat of a source, for each message, and 1 KiB.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from headrace.experience.dataset import Prompt, PromptDataset, SourcePrompts
 from headrace.experience.token_bound import TokenBound, token_bound
 from headrace.rollout.tokens import TextCodec
 
+_SLACK = 1024
+"""Bytes that a template may add once, as a system message of its own."""
 _AT_ONCE = 1024
 """Texts that the tokenizer is given together: it takes all processors for them."""
 
@@ -92,7 +94,7 @@ class Room:
         bound = token_bound(self.tokenizer)
         if max(self.tokenizer.get_vocab().values(), default=0) >= self.vocab_size:
             bound = None  # then each is looked at, for an id that the model has not
-        texts = ((place, *self._text(prompts[place], path)) for place in _places(prompts, bound, sure))
+        texts = ((place, *self._text(prompts[place], path)) for place in self._places(prompts, path, bound, sure))
         unsure = ((place, text, bare) for place, text, bare in texts if bound is None or not text or bound(text) > sure)
         while some := list(islice(unsure, _AT_ONCE)):
             for bare in (False, True):
@@ -103,6 +105,18 @@ class Room:
                 for (place, _), ids in zip(group, encoded, strict=True):
                     self._check_ids(ids, prompts[place], path)
                     yield place, len(ids)
+
+    def _places(self, prompts: PromptDataset, path: str, bound: TokenBound | None, sure: int) -> Iterator[int]:
+        """Of all prompts but those whose bytes are so few that they have no more than `sure` tokens."""
+        begin = 0
+        for part in prompts.parts:
+            if bound is not None and isinstance(part, SourcePrompts):
+                added = 0 if part.first_chat is None else len(self._text(part.first_chat, path)[0].encode())
+                most = part.lengths.astype(np.int64) + (part.messages > 0) * _SLACK + part.messages * (2 * added)
+                yield from (np.flatnonzero(bound.of_bytes(most) > sure) + begin).tolist()
+            else:
+                yield from range(begin, begin + len(part))
+            begin += len(part)
 
     def _text(self, prompt: Prompt, path: str) -> tuple[str, bool]:
         """What is tokenised, and whether without the tokenizer's own special tokens."""
@@ -138,17 +152,6 @@ class Room:
 
     def _mend(self) -> str:
         return ", or raise engine.max_context" if self.can_grow else ""
-
-
-def _places(prompts: PromptDataset, bound: TokenBound | None, sure: int) -> Iterator[int]:
-    """Of all prompts but those of text whose bytes are so few that they have no more than `sure` tokens."""
-    begin = 0
-    for part in prompts.parts:
-        if bound is not None and isinstance(part, SourcePrompts) and part.first_chat is None:
-            yield from (np.flatnonzero(bound.of_bytes(part.lengths) > sure) + begin).tolist()
-        else:
-            yield from range(begin, begin + len(part))
-        begin += len(part)
 
 
 def _name(prompt: Prompt, path: str) -> str:

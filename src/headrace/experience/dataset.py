@@ -53,7 +53,9 @@ class SourcePrompts(Sequence[Prompt]):
         """`name`: the source's, where there are several; then ids begin with it."""
         self.name = name
         self.lengths = survey.lengths
-        """Bytes of each prompt's text, as UTF-8."""
+        """Bytes of each prompt, as UTF-8: of its text, or of its messages without what a template adds."""
+        self.messages = survey.messages
+        """Chat messages of each prompt; 0 of one that is text."""
         self.numbers = survey.numbers
         """Of the column that orders the rows, if one does."""
         self._rows = rows
@@ -78,7 +80,7 @@ class SourcePrompts(Sequence[Prompt]):
         left = np.delete(np.arange(len(self)), sorted(left_out))
         fewer = copy.copy(self)
         fewer._kept = left if self._kept is None else self._kept[left]
-        fewer.lengths = self.lengths[left]
+        fewer.lengths, fewer.messages = self.lengths[left], self.messages[left]
         fewer.numbers = self.numbers[left] if len(self.numbers) else self.numbers
         return fewer
 

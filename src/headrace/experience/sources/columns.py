@@ -80,6 +80,13 @@ def is_text(batch: pa.RecordBatch, column: str) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
+def message_counts(batch: pa.RecordBatch, column: str) -> list[int]:
+    """Of each prompt, which `prompt_lengths` could judge; 0 of text."""
+    import pyarrow.compute as pc
+
+    return [0] * batch.num_rows if is_text(batch, column) else pc.list_value_length(batch.column(column)).to_pylist()
+
+
 def prompt_lengths(batch: pa.RecordBatch, column: str) -> pa.Array | None:
     """Bytes of each prompt as UTF-8; None where some may be no good, or are of a kind that this cannot judge."""
     import pyarrow as pa

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,7 +13,15 @@ from numpy.typing import NDArray
 
 from headrace.config import ConfigError
 from headrace.experience.sources.arrow_files import Look
-from headrace.experience.sources.columns import ids_of, is_text, numbers_of, pick, prompt_lengths, rows_from, rows_of
+from headrace.experience.sources.columns import (
+    ids_of,
+    message_counts,
+    numbers_of,
+    pick,
+    prompt_lengths,
+    rows_from,
+    rows_of,
+)
 from headrace.experience.sources.rows import Row, Rows, dig, name_row, with_nested
 
 if TYPE_CHECKING:
@@ -57,12 +66,13 @@ class Needs:
 
 
 class SourceSurvey:
-    """Keeps 4 bytes a row, and 8 more for each of ids and numbers. `finish` is called when all rows were seen."""
+    """Keeps 8 bytes a row, and 8 more for each of ids and numbers. `finish` is called when all rows were seen."""
 
     def __init__(self, needs: Needs) -> None:
         self._needs = needs
         self._nested = needs.nested
         self._lengths = array("i")
+        self._messages = array("i")
         self._ids = array("q")
         self._values = array("d")
         self._waiting: list[tuple[str, Row]] = []
@@ -79,6 +89,11 @@ class SourceSurvey:
         return np.frombuffer(self._lengths, np.int32)
 
     @property
+    def messages(self) -> NDArray[np.int32]:
+        """Chat messages of each row's prompt; 0 of one that is text."""
+        return np.frombuffer(self._messages, np.int32)
+
+    @property
     def numbers(self) -> NDArray[np.float64]:
         """Of the column `Needs.numbers`."""
         return np.frombuffer(self._values, np.float64)
@@ -91,8 +106,9 @@ class SourceSurvey:
             self.first_chat = len(self)
         if tools is not None and self.first_with_tools is None:
             self.first_with_tools = len(self)
-        texts = [content] if isinstance(content, str) else [message["content"] for message in content]
-        self._lengths.append(sum(len(text.encode(errors="replace")) for text in texts))
+        said = content if isinstance(content, str) else json.dumps([content, tools or []], ensure_ascii=False)
+        self._lengths.append(len(said.encode(errors="replace")))
+        self._messages.append(0 if isinstance(content, str) else len(content))
         if len(self._waiting) >= _TOGETHER:
             self._check_waiting()
 
@@ -124,9 +140,11 @@ class SourceSurvey:
         if needs.check is not None:
             rows = enumerate(rows_from(seen), start=start + 1)
             needs.check((name_row(where, "row", number), row) for number, row in rows)
-        if self.first_chat is None and len(lengths) and not is_text(batch, needs.prompt_column):
+        counts = message_counts(batch, needs.prompt_column)
+        if self.first_chat is None and any(counts):
             self.first_chat = len(self)
         self._lengths.extend(lengths.to_pylist())
+        self._messages.extend(counts)
         self._ids.extend(map(hash, ids))
         self._values.extend(values)
         return True
