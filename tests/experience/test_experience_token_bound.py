@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from chat_styles import byte_tokenizer
 from headrace.experience.token_bound import token_bound
@@ -27,7 +28,13 @@ def composing() -> object:
     return tokenizer
 
 
-TOKENIZERS = {"plain": byte_tokenizer(), "bos": with_bos(), "nfc": composing()}
+def of_words() -> object:
+    tokenizer = Tokenizer(models.WordLevel({"?": 0, "a": 1}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
+
+
+TOKENIZERS = {"plain": byte_tokenizer(), "bos": with_bos(), "nfc": composing(), "words": of_words()}
 
 
 @given(st.sampled_from(sorted(TOKENIZERS)), st.text() | st.text("a\u0344\ufb2c\u1100\u1161\U0001d160é日"))

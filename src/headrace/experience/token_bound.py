@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_KEEPS = {"Sequence", "ByteLevel", "Split", "Digits", "Punctuation"}
+_KEEPS = {"Sequence", "ByteLevel", "Split", "Digits", "Punctuation", "WhitespaceSplit"}
 """Pre-tokenizers that cut a text, and add nothing to it."""
 _NFC_GROWTH = 3
 """Most bytes of UTF-8 that normalisation to NFC makes of one (the Unicode FAQ on normalisation)."""
@@ -40,15 +40,17 @@ def token_bound(tokenizer: Any) -> TokenBound | None:
     """The bound for this tokenizer, for which nothing need be tokenised; None if it is not of a kind whose bound is
     known.
 
-    Known are those of bytes (GPT-2's kind: of Qwen, Llama 3 and most others): each token is of one byte at least.
+    Known are those of bytes (GPT-2's kind: of Qwen, Llama 3 and most others), and of whole words: each token is of one
+    byte at least.
     """
     from tokenizers import models
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or not isinstance(backend.model, models.BPE):
+    if backend is None or not isinstance(backend.model, models.BPE | models.WordLevel):
         return None
     cutting, normalizing = _parts(backend.pre_tokenizer), _parts(backend.normalizer)
-    if "ByteLevel" not in {part["type"] for part in cutting} or any(part.get("add_prefix_space") for part in cutting):
+    by_bytes = "ByteLevel" in {part["type"] for part in cutting}
+    if by_bytes != isinstance(backend.model, models.BPE) or any(part.get("add_prefix_space") for part in cutting):
         return None
     if {part["type"] for part in cutting} - _KEEPS or {part["type"] for part in normalizing} - {"Sequence", "NFC"}:
         return None
