@@ -184,7 +184,7 @@ DATASETS: list[tuple[str, tuple[str, ...], list[Any], list[str], str]] = [
     ("an empty prompt", ("check", "sft", "rm"), [{"prompt": ""}], [], "line 1 has an empty prompt"),
     ("a prompt that is a number", ("check", "dpo"), [{"prompt": 5}], [], "is a JSON number; give text"),
     ("a message without content", ("check",), [{"prompt": [{"role": "user"}]}], [],
-     "is a JSON list; give text, or a list"),
+     "message 1 (of user) has no content; give {'role': text, 'content': text}"),
     ("a chat without a template", ("check", "eval", "sft"), ["CHAT"], [], "has no chat template"),
     ("no answer", ("check", "train"), [{"prompt": "a"}], [], "line 1 has no value in column 'answer'"),
     ("an answer without a number", ("check", "eval"), ["GOOD", {"prompt": "a", "answer": "b"}],

@@ -108,6 +108,8 @@ def test_a_change_that_is_not_safe_is_refused_by_key_and_changes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = on_policy(tmp_path / "job", trainer__batches=2, checkpoint__every=1)
+    data = tmp_path / "job" / "train.jsonl"
+    data.write_text("".join(data.read_text().splitlines(keepends=True)[:5]))
     folder = tmp_path / "run"
     assert train(job, folder) == 0
     before = (folder / "config.yaml").read_bytes()
@@ -132,8 +134,6 @@ def test_a_change_that_is_not_safe_is_refused_by_key_and_changes_nothing(
     with RunReader(folder) as run:
         assert run.status().name == "finished"
     assert (folder / "config.yaml").read_bytes() == before
-    data = tmp_path / "job" / "train.jsonl"
-    data.write_text("".join(data.read_text().splitlines(keepends=True)[:5]))
     assert train(job, folder, "trainer.batches=6", "--resume") == 0  # 12 prompts: epoch 3 is begun
     (line,) = refused("trainer.batches=null", "trainer.epochs=2")
     assert "trainer.epochs is 2, and" in line

@@ -22,7 +22,8 @@ _OWN_LANE = {name: name for name in ("reward", "reference", "proximal", "teacher
 
 def describe_plan(plan: Plan) -> str:
     """Several lines, for a terminal."""
-    parts = [_run(plan), first_prompt(plan), _dataflow(plan), _roles(plan), _memory(plan)]
+    asked = [] if plan.replay is not None else [first_prompt(plan)]
+    parts = [_run(plan), *asked, _dataflow(plan), _roles(plan), _memory(plan)]
     return "\n\n".join("\n".join(part) for part in parts)
 
 

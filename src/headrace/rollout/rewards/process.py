@@ -23,6 +23,7 @@ from headrace.rollout.sandbox.watch import signal_name
 from headrace.runtime.protocol import Clock, WaitTimeout
 
 _MAX_REPLY_BYTES = 1 << 16
+_AT_ONCE = 1 << 16
 _START_TIMEOUT_S = 60.0
 """Loading the function can import large libraries."""
 _EXIT_TIMEOUT_S = 5.0
@@ -63,6 +64,8 @@ class RewardProcess(asyncio.Protocol):
         self._garbage: str | None = None
         self._ready: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
+        self._socket: socket.socket | None = None
+        """The transport's."""
         self._guardian: Process | None = None
         """Ends as the child does; see `guardian`."""
         self._watch: asyncio.Task[None] | None = None
@@ -103,6 +106,7 @@ class RewardProcess(asyncio.Protocol):
 
     async def _launch(self, launch: Launch, folder: str) -> None:
         ours, theirs = socket.socketpair()
+        self._socket = ours
         self._line, held = socket.socketpair()
         self._line.setblocking(False)
         with theirs, held, contextlib.ExitStack() as files:
@@ -193,6 +197,13 @@ class RewardProcess(asyncio.Protocol):
         except FrameError as error:
             self.break_off(str(error))
 
+    def _hear_the_rest(self) -> None:
+        """What the child had answered before a write to it failed: those calls are not to blame for its end."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                while data := self._socket.recv(_AT_ONCE):
+                    self.data_received(data)
+
     def break_off(self, why: str) -> None:
         self._garbage = why
         if self._transport is not None:
@@ -200,5 +211,7 @@ class RewardProcess(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost = True
+        if error is not None and self._garbage is None:
+            self._hear_the_rest()
         self._set_up(["lost"])
         self.on_lost()
