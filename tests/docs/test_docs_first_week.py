@@ -51,7 +51,7 @@ def test_a_newcomers_week(tmp_path: Path) -> None:
     assert [len(runs[name].batches) for name in "abc"] == [30, 20, 30]
     assert set(runs["a"].sets) == {"short", "long"}
     assert {"mean", "pass@4"} <= {name for each in runs["a"].sets["long"] for name in each.metrics}
-    assert not runs["c"].evaluations
+    assert set(runs["c"].sets) == {"short", "long"}
     rewards = [batch.reward_mean for batch in runs["a"].batches]
     assert sum(rewards[-5:]) > sum(rewards[:5]) + 1, "it learns"
     assert (tmp_path / "seeds.svg").read_text().startswith("<svg")
