@@ -15,7 +15,7 @@ Tool = dict[str, Any]
 
 
 def as_messages(value: list[Any]) -> list[Message]:
-    """`value` in one form: content parts of text joined, null where there is no content made an empty text, other keys
+    """`value` in one form: content parts of text joined, null beside tool calls made an empty text, other keys
     that are null left out, the arguments of tool calls objects. Raises ValueError with the mend."""
     if not value:
         raise ValueError("there are no messages; give one at least")
@@ -61,7 +61,7 @@ def _message(value: Any, where: str) -> Message:
     where = f"{where} (of {value['role']})"
     message = {name: entry for name, entry in value.items() if entry is not None}
     message["content"] = _content(value.get("content"), where)
-    if "content" not in value and "tool_calls" not in message:
+    if value.get("content") is None and "tool_calls" not in message:
         raise ValueError(f"{where} has no content; give {{'role': text, 'content': text}}")
     if "tool_calls" in message:
         calls = message.pop("tool_calls")
