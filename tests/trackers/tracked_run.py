@@ -105,6 +105,6 @@ def make(home: Path) -> Tracked:
     with RunReader(folder) as reader:
         told = [event.data["message"] for event in reader.events.read() if event.kind.startswith("tracker")]
         record = RunWatcher(reader).read()
-    assert told == []
+    assert told == [], told
     config = yaml.safe_load((folder / "config.yaml").read_text())
     return Tracked(folder, home, record, killed, build_summary(record), config)

@@ -11,6 +11,7 @@ from mlflow.tracking import MlflowClient
 
 from headrace.config.track import MlflowTracker
 from headrace.observe.trackers.flat import flat
+from headrace.observe.trackers.names import safe
 from headrace.observe.trackers.protocol import Cell, TrackedRun
 
 _LONGEST = 5000
@@ -37,7 +38,7 @@ class MlflowRun:
             self._client.create_experiment(section.experiment) if experiment is None else experiment.experiment_id
         )
         self._id = self._client.create_run(experiment_id, run_name=section.name or run.name).info.run_id
-        parameters = [Param(key, str(value)[:_LONGEST]) for key, value in flat(run.parameters).items()]
+        parameters = [Param(safe(key), str(value)[:_LONGEST]) for key, value in flat(run.parameters).items()]
         for begin in range(0, len(parameters), _PARAMETERS):
             self._client.log_batch(self._id, params=parameters[begin : begin + _PARAMETERS])
 
@@ -64,7 +65,7 @@ class MlflowRun:
         """Nothing to do: what is logged is there when the call returns."""
 
     def close(self, status: str, summary: Mapping[str, Any]) -> None:
-        values = flat({"summary": summary}, "/")
+        values = {safe(name): value for name, value in flat({"summary": summary}, "/").items()}
         self._log({name: value for name, value in values.items() if isinstance(value, int | float)})
         texts = {name: value for name, value in values.items() if isinstance(value, str)}
         tags = [RunTag(name, value[:_LONGEST]) for name, value in {**texts, "status": status}.items()]

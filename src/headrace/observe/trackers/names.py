@@ -146,7 +146,7 @@ def _numbers(
 
 def _by_name(prefix: str, values: Mapping[str, float]) -> Iterator[tuple[str, float]]:
     for name, value in values.items():
-        yield f"{prefix}/{_plain(name)}", float(value)
+        yield f"{prefix}/{safe(name)}", float(value)
 
 
 def _staleness(histogram: Mapping[int, int]) -> Iterator[tuple[str, float]]:
@@ -158,7 +158,7 @@ def _staleness(histogram: Mapping[int, int]) -> Iterator[tuple[str, float]]:
         yield f"{STALENESS}/tokens/{age}", float(count)
 
 
-def _plain(name: str) -> str:
+def safe(name: str) -> str:
     """With characters that every tracker takes in a name: `actor: rows of the batch` is `actor/rows_of_the_batch`."""
     return re.sub(r"[^A-Za-z0-9_.\-/]", "_", name.replace(": ", "/"))[:_LONGEST]
 
