@@ -221,6 +221,7 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(
     assert "v4, given/mean 0.900: checkpoints/step_4" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_resumed_run_knows_the_best(tmp_path: Path) -> None:
     """0.1, 0.9 and 0.2 for versions 0, 2 and 4; then, in another process, 0.5 for version 6."""
     run = tmp_path / "run"

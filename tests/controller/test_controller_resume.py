@@ -118,6 +118,7 @@ def test_kill_at_any_moment_loses_nothing(job: Path, tmp_path: Path, seed: int) 
     assert summary["version"] == BATCHES
 
 
+@pytest.mark.slow
 def test_a_kill_long_after_the_last_commit_can_be_resumed(tmp_path: Path) -> None:
     """More groups come back than a running table ever holds."""
     job = make_job(tmp_path / "job", trainer__batches=18, checkpoint__every=1000)
