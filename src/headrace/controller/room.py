@@ -2,7 +2,7 @@
 
 What is counted is exact. To be quick with a million prompts, only those are read and tokenised whose bytes do not tell
 already that they leave room for the longest response (`experience.token_bound`), many at a time. What a template adds
-to a chat is reckoned at twice the length of the first chat of a source, for each message, and 1 KiB.
+to a chat is reckoned at twice what it adds to the first chat of a source, for each message, and what it adds to none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.experience.token_bound import TokenBound, token_bound
 from headrace.rollout.tokens import TextCodec
 
 _SLACK = 1024
-"""Bytes that a template may add once, as a system message of its own."""
+"""Bytes that a template is taken to add to a chat without a word, where it refuses one."""
 _AT_ONCE = 1024
 """Texts that the tokenizer is given together: it takes all processors for them."""
 
@@ -111,12 +111,23 @@ class Room:
         begin = 0
         for part in prompts.parts:
             if bound is not None and isinstance(part, SourcePrompts):
-                added = 0 if part.first_chat is None else len(self._text(part.first_chat, path)[0].encode())
-                most = part.lengths.astype(np.int64) + (part.messages > 0) * _SLACK + part.messages * (2 * added)
+                added, alone = (0, 0) if part.first_chat is None else self._added(part.first_chat, path)
+                most = part.lengths.astype(np.int64) + (part.messages > 0) * alone + part.messages * (2 * added)
                 yield from (np.flatnonzero(bound.of_bytes(most) > sure) + begin).tolist()
             else:
                 yield from range(begin, begin + len(part))
             begin += len(part)
+
+    def _added(self, chat: Prompt, path: str) -> tuple[int, int]:
+        """Bytes that the template adds to a chat, and to one without a word: a default system message shows there."""
+        words = [message["content"] for message in chat.content if isinstance(message, dict)]
+        said = sum(len(text.encode(errors="replace")) for text in words)
+        added = len(self._text(chat, path)[0].encode(errors="replace")) - said
+        try:
+            alone = len(self.text.template.render([{"role": "user", "content": ""}], None).encode(errors="replace"))
+        except ValueError:
+            alone = _SLACK
+        return max(added, 0), alone
 
     def _text(self, prompt: Prompt, path: str) -> tuple[str, bool]:
         """What is tokenised, and whether without the tokenizer's own special tokens."""
