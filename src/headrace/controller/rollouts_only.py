@@ -6,7 +6,6 @@ a restore goes on with the next one. What a batch is, and what is dropped, is as
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ from headrace.controller.judge_engines import load_judges, serving, stop_engine
 from headrace.controller.models import load_engine, load_model_reward
 from headrace.controller.plan import Plan
 from headrace.controller.stopping import StopRequest
-from headrace.controller.supervise import end, rewards, tell_of_damage, watching
+from headrace.controller.supervise import end, rewards, see_through, tell_of_damage, watching
 from headrace.experience.loader import StreamingLoader
 from headrace.models.loading import resolve_device
 from headrace.observe.listeners import Listeners
@@ -120,14 +119,7 @@ async def _run_roles(
         by_group = plan.config.async_.in_order
         others.append(runtime.spawn(RewardRole(base.context, scores, by_group=by_group).run(), "reward model"))
     try:
-        waiting: set[asyncio.Task[Any]] = {recorded, stopping, *others}
-        while not recorded.done():
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if stopping in done:
-                recording.stop()
-            for task in (recorded, *others):
-                if task in done:
-                    task.result()
+        await see_through(recorded, others, stopping, recording.stop)
     finally:
         stopping.cancel()
         await end([*others, recorded])

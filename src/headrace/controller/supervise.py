@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,24 @@ async def unless(stopping: asyncio.Task[Any], task: asyncio.Task[Any]) -> None:
         task.result()
     else:
         await end([task])
+
+
+async def see_through(
+    leading: asyncio.Task[Any],
+    others: Sequence[asyncio.Task[Any]],
+    stopping: asyncio.Task[Any],
+    stop: Callable[[], None],
+) -> None:
+    """Wait until `leading` has ended; the first role that fails ends the wait, and its error is raised. `stop` is
+    called once the run is told to stop."""
+    waiting: set[asyncio.Task[Any]] = {leading, stopping, *others}
+    while not leading.done():
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if stopping in done:
+            stop()
+        for task in (leading, *others):
+            if task in done:
+                task.result()
 
 
 async def end(tasks: list[asyncio.Task[Any]]) -> None:

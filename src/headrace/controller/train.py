@@ -23,7 +23,7 @@ from headrace.controller.replay import note_replay
 from headrace.controller.resumed import resumed_plan
 from headrace.controller.rollouts_only import record_rollouts
 from headrace.controller.stopping import StopRequest
-from headrace.controller.supervise import end, rewards, tell_of_damage, unless, watching
+from headrace.controller.supervise import end, rewards, see_through, tell_of_damage, unless, watching
 from headrace.controller.threads import inline_runtime, takes_turns
 from headrace.controller.tracking import tracking
 from headrace.controller.watching import watchdog
@@ -321,14 +321,7 @@ async def _run_roles(parts: Parts, runtime: Runtime, stopping: asyncio.Task[Any]
     if parts.gap is not None:
         others.append(runtime.spawn(parts.gap.run(), "gap sample"))
     try:
-        waiting: set[asyncio.Task[Any]] = {actor, stopping, *others}
-        while not actor.done():
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if stopping in done:
-                parts.stop()
-            for task in (actor, *others):
-                if task in done:
-                    task.result()
+        await see_through(actor, others, stopping, parts.stop)
         if evaluator is not None and parts.flow.is_finished:
             await unless(stopping, evaluator)  # what it is at is worth having
     finally:
