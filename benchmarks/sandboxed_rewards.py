@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from benchmarks.machine import save, spread
-from headrace.config.data import RewardConfig
+from headrace.config.reward import RewardConfig
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.inline import SystemClock
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headrace.config import ConfigError
-from headrace.config.data import SandboxConfig
+from headrace.config.reward import SandboxConfig
 from headrace.rollout.rewards.tools import find_walls
 from headrace.runtime.inline import SystemClock
 

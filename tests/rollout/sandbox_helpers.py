@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 
-from headrace.config.data import RewardConfig, SandboxConfig
+from headrace.config.reward import RewardConfig, SandboxConfig
 from headrace.rollout.rewards.outcome import RewardOutcome
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.inline import SystemClock

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config.data import RewardConfig
+from headrace.config.reward import RewardConfig
 from headrace.rollout.rewards.builtin import (
     BUILTIN_REWARDS,
     builtin_reward,
@@ -21,7 +21,7 @@ from headrace.rollout.rewards.builtin import (
     regex,
 )
 from headrace.rollout.rewards.outcome import NotARewardError, as_reward
-from headrace.rollout.rewards.pool import required_columns
+from headrace.rollout.rewards.row_checks import required_columns
 from headrace.rollout.rewards.scorer import FunctionScorer
 
 

@@ -14,7 +14,7 @@ from sandbox_helpers import score
 from test_rollout_sandboxed_rewards import running
 
 from headrace.config import TrainConfig
-from headrace.config.data import RewardConfig
+from headrace.config.reward import RewardConfig
 from headrace.rollout.failures import failure_kind
 from headrace.rollout.rewards.code import CodeReward
 from headrace.rollout.rewards.outcome import FailedReward, RewardOutcome

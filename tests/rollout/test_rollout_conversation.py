@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rollout_helpers import EOS, PaperRewards, ScriptedEngine, ids, policy, says, settings
 
-from headrace.config.data import RewardConfig
+from headrace.config.reward import RewardConfig
 from headrace.config.rollout import RolloutConfig
 from headrace.experience.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey

@@ -14,11 +14,12 @@ from pydantic import ValidationError
 from rollout_helpers import EOS, ScriptedEngine, char_tokenizer, chunk, dead, hangs, ids, says
 
 from headrace.config import ConfigError
-from headrace.config.data import JudgeConfig, RewardConfig
+from headrace.config.reward import JudgeConfig, RewardConfig
 from headrace.engines.protocol import EngineError, FinishReason
 from headrace.rollout.rewards.judge import Ask, JudgeModel, defused, fill, number, texts
 from headrace.rollout.rewards.outcome import RewardOutcome
-from headrace.rollout.rewards.pool import RewardPool, check_rows, required_columns
+from headrace.rollout.rewards.pool import RewardPool
+from headrace.rollout.rewards.row_checks import check_rows, required_columns
 from headrace.rollout.router import Router
 from headrace.runtime.inline import SystemClock
 

@@ -13,7 +13,7 @@ import pytest
 
 import headrace
 from headrace.config import ConfigError
-from headrace.config.data import RewardConfig
+from headrace.config.reward import RewardConfig
 from headrace.rollout.rewards.pickled import packed, unpacked
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.inline import SystemClock

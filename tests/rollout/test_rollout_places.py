@@ -15,7 +15,7 @@ import pytest
 from test_rollout_sandboxed_rewards import running
 
 from headrace.config import ConfigError
-from headrace.config.data import RewardConfig, SandboxConfig
+from headrace.config.reward import RewardConfig, SandboxConfig
 from headrace.rollout.rewards.outcome import RewardOutcome
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.rollout.sandbox import places

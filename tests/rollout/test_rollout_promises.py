@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from headrace.config.data import SandboxConfig
+from headrace.config.reward import SandboxConfig
 from headrace.rollout.rewards.promises import Promises, find_promises
 from headrace.rollout.rewards.tools import find_walls, run_within
 from headrace.rollout.sandbox.walls import module_command

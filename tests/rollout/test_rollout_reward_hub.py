@@ -14,12 +14,13 @@ from pydantic import ValidationError
 from rollout_helpers import EOS, ScriptedEngine, chunk, ids, settings
 
 from headrace.config import ConfigError
-from headrace.config.data import RewardConfig
+from headrace.config.reward import RewardConfig
 from headrace.experience.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey
 from headrace.rollout.episodes import EpisodeRunner
 from headrace.rollout.rewards.outcome import RewardOutcome
-from headrace.rollout.rewards.pool import RewardPool, check_rows, required_columns
+from headrace.rollout.rewards.pool import RewardPool
+from headrace.rollout.rewards.row_checks import check_rows, required_columns
 from headrace.rollout.single_turn import SingleTurn
 from headrace.runtime.inline import SystemClock
 from headrace.weights.version import INITIAL

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from headrace.config import ConfigError
-from headrace.config.data import RewardConfig
+from headrace.config.reward import RewardConfig
 from headrace.observe.durations import quantile
 from headrace.rollout.failures import failure_kind
 from headrace.rollout.rewards.clearing import Clearing
@@ -223,7 +223,7 @@ def test_children_of_a_killed_reward_end_with_it(hostile: str, tmp_path: Path) -
 
 RUN = """
 import asyncio, sys
-from headrace.config.data import RewardConfig
+from headrace.config.reward import RewardConfig
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.inline import SystemClock
 

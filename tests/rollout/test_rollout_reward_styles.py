@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from headrace.config import ConfigError
-from headrace.config.data import RewardConfig
+from headrace.config.reward import RewardConfig
 from headrace.rollout.rewards.outcome import NotARewardError, RewardOutcome, as_scored
-from headrace.rollout.rewards.pool import RewardPool, check_rows
+from headrace.rollout.rewards.pool import RewardPool
+from headrace.rollout.rewards.row_checks import check_rows
 from headrace.runtime.inline import SystemClock
 
 CHAT = [{"role": "user", "content": "3+4?"}]

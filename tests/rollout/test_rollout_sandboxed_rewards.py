@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from headrace.config import ConfigError
-from headrace.config.data import RewardConfig, SandboxConfig
+from headrace.config.reward import RewardConfig, SandboxConfig
 from headrace.rollout import sandbox
 from headrace.rollout.failures import failure_kind
 from headrace.rollout.rewards.outcome import RewardOutcome
@@ -348,7 +348,7 @@ def test_a_failure_that_is_made_up_is_kept_within_bounds(hostile: str) -> None:
 
 RUN = """
 import asyncio, sys
-from headrace.config.data import RewardConfig, SandboxConfig
+from headrace.config.reward import RewardConfig, SandboxConfig
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.runtime.inline import SystemClock
 

@@ -10,7 +10,8 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from headrace.config.base import Section
-from headrace.config.data import OneSource, RewardConfig, SourceConfig
+from headrace.config.data import OneSource, SourceConfig
+from headrace.config.reward import RewardConfig
 from headrace.config.temperature import AnyTemperature
 
 PLAIN = "eval"

@@ -9,12 +9,13 @@ from pydantic import AfterValidator, Field, model_validator
 
 from headrace.config.algorithm import BY_GROUP, AlgorithmConfig
 from headrace.config.base import Section
-from headrace.config.data import DataConfig, RewardConfig, sources_of
+from headrace.config.data import DataConfig, sources_of
 from headrace.config.evaluation import PLAIN, BestBy, EvaluationConfig, EvaluationSetConfig, HeldOut, best_by
 from headrace.config.filters import FilterConfig
 from headrace.config.model import EngineConfig, ModelConfig
 from headrace.config.named import one_of
 from headrace.config.origin import FromConfig
+from headrace.config.reward import RewardConfig
 from headrace.config.rollout import AsyncConfig, OnDeadline, RolloutConfig
 from headrace.config.track import TrackerConfig, TrackerSection, each_once, sections
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig, TrainerConfig

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from headrace.config.data import JudgeConfig
+from headrace.config.reward import JudgeConfig
 from headrace.controller.judges import own_judges
 from headrace.controller.plan import Plan
 from headrace.engines.embedded.engine import EmbeddedEngine

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headrace.config import ConfigError, EngineConfig
-from headrace.config.data import RewardConfig
+from headrace.config.reward import RewardConfig
 from headrace.engines.embedded.memory import context_limit
 from headrace.models.loading import check_model, load_tokenizer, read_model_config
 

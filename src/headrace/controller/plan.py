@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose, compose_recording
 from headrace.config import ConfigError, TrainConfig
-from headrace.config.data import RewardConfig, SourceConfig
+from headrace.config.data import SourceConfig
 from headrace.config.evaluation import HeldOut
+from headrace.config.reward import RewardConfig
 from headrace.config.trainer import ENTROPY_VOCABULARY
 from headrace.controller.given_inputs import check_inputs
 from headrace.controller.origin import check_origin, with_origin
@@ -35,7 +36,8 @@ from headrace.models.loading import (
 from headrace.observe.trackers.packages import check_packages
 from headrace.rollout.filters import Filter, load_filters
 from headrace.rollout.plugins import NOTHING_GIVEN, Given, load_function
-from headrace.rollout.rewards.pool import RewardPool, check_rows, read_columns, required_columns
+from headrace.rollout.rewards.pool import RewardPool
+from headrace.rollout.rewards.row_checks import check_rows, read_columns, required_columns
 from headrace.rollout.tokens import TextCodec
 from headrace.rollout.workflow import Workflow, load_workflow
 from headrace.runtime.event_loop import run_to_end

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from headrace.config import ConfigError, TrainConfig, dump_config
 from headrace.config.changes import changes, listed
-from headrace.config.data import RewardConfig
+from headrace.config.reward import RewardConfig
 from headrace.experience.recorded import RecordedRollouts
 from headrace.experience.sample import GroupKey
 from headrace.roles.batch_stats import StalenessRule

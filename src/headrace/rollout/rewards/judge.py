@@ -14,7 +14,7 @@ from typing import Any
 
 import regex
 
-from headrace.config.data import PLACEHOLDER, JudgeConfig
+from headrace.config.reward import PLACEHOLDER, JudgeConfig
 from headrace.engines.protocol import EngineError, RequestError, SamplingParams
 from headrace.rollout.failures import FailureKind, describe
 from headrace.rollout.policy import Completions, GenerationAborted

@@ -1,4 +1,4 @@
-"""The rewards of a run: which terms a row has, who judges each, and their sum."""
+"""The rewards of a run: who judges each term of a row, and their sum."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -16,23 +16,21 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.config.data import CODE_PATIENCE, CODE_TRIES, RewardConfig, RewardTerm
 from headrace.config.errors import ConfigError
+from headrace.config.reward import CODE_PATIENCE, CODE_TRIES, RewardConfig, RewardTerm
 from headrace.observe.durations import Durations
 from headrace.rollout.conversation import Messages
 from headrace.rollout.failures import FailureKind, describe
 from headrace.rollout.plugins import NOTHING_GIVEN, Given
-from headrace.rollout.rewards.answers import fault_of
-from headrace.rollout.rewards.builtin import BUILTIN_REWARDS
 from headrace.rollout.rewards.in_process import InProcess
 from headrace.rollout.rewards.judge import Ask, JudgeReward
 from headrace.rollout.rewards.outcome import LARGEST, SCORE, RewardOutcome, Verdict, is_reward, is_scored
 from headrace.rollout.rewards.pickled import packed
 from headrace.rollout.rewards.process import Launch
 from headrace.rollout.rewards.remote import RemoteReward
+from headrace.rollout.rewards.row_checks import is_for
 from headrace.rollout.rewards.scorer import FunctionScorer
 from headrace.rollout.rewards.scorer import GroupScorer as GroupFunctionScorer
-from headrace.rollout.rewards.styles import ground_truth
 from headrace.rollout.rewards.tools import find_walls
 from headrace.rollout.rewards.workers import WorkerPool
 from headrace.rollout.sandbox.limits import NOBODY, Limits
@@ -46,7 +44,6 @@ _GRACE_S = 0.5
 _MIB = 2**20
 _MOST_WORKERS = 256
 """As many as may be configured."""
-_OURS = (*BUILTIN_REWARDS, "code")
 _NO_WALLS = Walls(tool="none", disk_bytes=0, network=True, reads=None)
 
 Kind = Literal["plain", "code", "walled", "here", "remote", "judge"]
@@ -61,65 +58,6 @@ logger = logging.getLogger(__name__)
 def worker_count(config: RewardConfig) -> int:
     """Child processes for functions of one kind."""
     return config.workers or min(available_processors(), _MOST_WORKERS)
-
-
-def required_columns(config: RewardConfig) -> tuple[str, ...]:
-    """Columns that every row must have for this reward."""
-    columns = [] if config.choose_by is None else [config.choose_by]
-    columns += [column for term in config.all_terms if not term.rows for column in _columns_of(term)]
-    return tuple(dict.fromkeys(columns))
-
-
-def read_columns(config: RewardConfig) -> tuple[str, ...]:
-    """Columns that `check_rows` reads, where a row has them."""
-    columns = [] if config.choose_by is None else [config.choose_by]
-    columns += [column for term in config.all_terms for column in _columns_of(term)]
-    return tuple(dict.fromkeys(columns))
-
-
-def check_rows(config: RewardConfig, rows: Iterable[tuple[str, dict[str, Any]]]) -> None:
-    """Raises ConfigError for the first of `rows`, each with its name, that has no reward, or lacks a column for it, or
-    has an answer that its reward cannot compare with."""
-    all_terms = config.all_terms
-    for term in all_terms:
-        if term.answer is not None and term.function in _OURS and (fault := fault_of(term.function, term.answer)):
-            raise ConfigError(f"reward.answer is no answer for {term.function}: {fault}; correct it")
-    for name, row in rows:
-        terms = [term for term in all_terms if _is_for(config, term, row)]
-        if not terms and all_terms:
-            known = sorted({value for term in all_terms for value in term.rows})
-            raise ConfigError(
-                f"{name} has {config.choose_by} {row.get(config.choose_by or '')!r}, and no reward is for that: "
-                f"reward.terms has rows {', '.join(known)}; add a term, or correct the row"
-            )
-        for term in terms:
-            for column in _columns_of(term):
-                if row.get(column) is None:
-                    raise ConfigError(
-                        f"{name} has no value in column {column!r}, which its reward {term.function} needs; fill it "
-                        f"in, or correct {'judge.prompt' if term.function == 'judge' else 'answer_column'}"
-                    )
-            if term.style == "verl":
-                try:
-                    ground_truth(row, term.answer_column, term.answer)
-                except ValueError as error:
-                    raise ConfigError(f"{name}: {error}, which {term.function} (style: verl) needs") from error
-            reads = term.function in _OURS and term.answer is None
-            if reads and (fault := fault_of(term.function, row[term.answer_column])):
-                raise ConfigError(
-                    f"{name}, column {term.answer_column!r}: its reward {term.function} could not compare with that: "
-                    f"{fault}; correct the row, or remove it"
-                )
-
-
-def _is_for(config: RewardConfig, term: RewardTerm, row: dict[str, Any]) -> bool:
-    return not term.rows or (config.choose_by is not None and str(row.get(config.choose_by)) in term.rows)
-
-
-def _columns_of(term: RewardTerm) -> list[str]:
-    if term.function == "judge":
-        return list(term.judge.columns)
-    return [term.answer_column] if term.function in _OURS and term.answer is None else []
 
 
 class Scorer(Protocol):
@@ -214,7 +152,7 @@ class RewardPool:
             raise RuntimeError("the reward pool is not started, or closed")
         if not self._terms:
             return RewardOutcome(None)
-        places = [place for place, term in enumerate(self._terms) if _is_for(self._config, term, row)]
+        places = [place for place, term in enumerate(self._terms) if is_for(self._config, term, row)]
         if not places:
             column = self._config.choose_by or ""
             detail = f"no term of reward.terms is for {column} {row.get(column)!r}"

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.config.data import SandboxConfig
 from headrace.config.errors import ConfigError
+from headrace.config.reward import SandboxConfig
 from headrace.rollout.rewards.tools import AUTO, find_walls, run_within
 from headrace.rollout.sandbox import linux
 from headrace.rollout.sandbox.tree import memory_of, threads_of

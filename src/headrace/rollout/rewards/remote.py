@@ -15,8 +15,8 @@ from typing import Any
 
 import aiohttp
 
-from headrace.config.data import RemoteRewardConfig
 from headrace.config.errors import ConfigError
+from headrace.config.reward import RemoteRewardConfig
 from headrace.rollout.conversation import conversation
 from headrace.rollout.failures import FailureKind, describe
 from headrace.rollout.rewards.outcome import FailedReward, NotARewardError, Verdict, as_scored

@@ -9,8 +9,8 @@ import tempfile
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Sequence
 
-from headrace.config.data import SandboxConfig, SandboxTool
 from headrace.config.errors import ConfigError
+from headrace.config.reward import SandboxConfig, SandboxTool
 from headrace.rollout.sandbox.places import own_places
 from headrace.rollout.sandbox.walls import Walls, python_files
 from headrace.runtime.protocol import Clock, WaitTimeout
