@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from headrace.rollout.plugins import NOTHING_GIVEN, Given
@@ -19,6 +20,7 @@ from headrace.rollout.rewards.frames import FrameBuffer, encode_frame
 from headrace.rollout.rewards.pickled import unpacked
 from headrace.rollout.rewards.scorer import FunctionScorer, GroupScorer, Scorer
 from headrace.rollout.sandbox import linux
+from headrace.rollout.sandbox.remove import remove
 
 _MAX_BYTES = 2**31
 """The run is trusted: rows can be long."""
@@ -46,11 +48,37 @@ def main() -> None:
 
 def _load(setup: dict[str, Any], closes: list[int]) -> list[Scorer]:
     """The scorers of `setup`, in order. Raises ConfigError, ValueError or ImportError, with a message for the user."""
+    if not setup["forks"]:
+        return _load_all(setup)
+    with _temporary_files(setup["folder"]):
+        scorers = _load_all(setup)
+    return _forked(setup, scorers, closes)
+
+
+def _load_all(setup: dict[str, Any]) -> list[Scorer]:
     given = unpacked(setup["given"]) if setup["given"] is not None else NOTHING_GIVEN
     scorers = [_load_term(setup, term, given) for term in setup["terms"]]
     if setup["group"] is not None:
         scorers.append(GroupScorer(setup["group"], given))
-    return _forked(setup, scorers, closes) if setup["forks"] else scorers
+    return scorers
+
+
+@contextmanager
+def _temporary_files(folder: str) -> Iterator[None]:
+    """A place for them in `folder` while functions load, as torch wants one when it is imported: in the sandbox there
+    is no other. It is empty again afterwards, since what calls can write to they must not share."""
+    place = os.path.join(folder, "loading")
+    os.mkdir(place, 0o700)
+    before, os.environ["TMPDIR"] = os.environ.get("TMPDIR"), place
+    try:
+        yield
+    finally:
+        os.environ.pop("TMPDIR", None)
+        if before is not None:
+            os.environ["TMPDIR"] = before
+        if "tempfile" in sys.modules:
+            sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]  # a call's is its working folder
+        remove(place)
 
 
 def _load_term(setup: dict[str, Any], term: dict[str, Any], given: Given) -> Scorer:
