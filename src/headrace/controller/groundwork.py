@@ -18,6 +18,7 @@ from headrace.experience.flow import Flow
 from headrace.experience.index import Consumer
 from headrace.experience.recorded_schedule import RecordedSchedule
 from headrace.experience.rollouts import quoted
+from headrace.experience.sample import Group
 from headrace.experience.schedule import Schedule
 from headrace.experience.table import ExperienceTable
 from headrace.observe.listeners import NOBODY, Listeners
@@ -52,6 +53,11 @@ class Groundwork:
     record: RolloutRecord
     tally: Tally
     failures: FailureWatch
+
+    async def answered(self, held_out: str, group: Group) -> None:
+        """A prompt of a held-out set is answered: what failed is kept, and looked at as any other failure is."""
+        await self.record.failed(group, held_out)
+        self.failures.look_at(group)
 
 
 def lay_groundwork(
