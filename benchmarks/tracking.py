@@ -1,6 +1,6 @@
 """The CPU that a run's record and one tracker take, as a share of all that the run takes.
 
-    python -m benchmarks.tracking [--trackers csv tensorboard ...] [--batches 60] [--runs 3] [--tiny]
+    python -m benchmarks.tracking [--trackers csv tensorboard ...] [--batches 30] [--runs 1] [--tiny]
 
 Each run is `headrace train` in a process of its own, with one tracker and the model, prompts and sizes of
 `benchmarks/end_to_end.py`. Recording: the CPU time of the threads inside `Recorder`,
@@ -140,8 +140,8 @@ def measure(folder: Path, tracker: str, batches: int, tiny: bool) -> dict[str, f
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--trackers", nargs="+", default=["csv", "tensorboard", "wandb", "mlflow", "trackio"])
-    parser.add_argument("--batches", type=int, default=60)
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--batches", type=int, default=30)
+    parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--own", nargs=2, metavar=("CONFIG", "DIR"))
     args = parser.parse_args()
