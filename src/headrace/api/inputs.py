@@ -122,8 +122,9 @@ class Inputs:
         called = getattr(thing, "__name__", type(thing).__name__)
         if self._resume:
             raise ConfigError(
-                f"{argument} is {called}, which no file and no source of its own defines (it has a closure, or uses "
-                "names that are neither modules nor constants), so nobody can say that it is what the run began with; "
+                f"{argument} is {called}, which no file and no source of its own defines (it has a closure, uses "
+                "names that are neither modules nor constants, or has defaults or attributes that its source would not "
+                "give again), so nobody can say that it is what the run began with; "
                 "write it into a file and begin again to have a run that can be resumed"
             )
         self.only_here.append(argument)
