@@ -120,6 +120,12 @@ OTHER = {
         def score(response, row): return 1.0
         score = kept[0]
     """,
+    "a name that is not of its code": "def score(response, row): return 1.0\nscore.__name__ = 'other'",
+    "code that was replaced": """
+        other = lambda response, row: 2.0
+        def score(response, row): return 1.0
+        score.__code__ = other.__code__
+    """,
     "names of two places": """
         exec("W = 1.0\\ndef inner(): return W", other := {"__name__": "__main__"})
         inner = other["inner"]

@@ -47,6 +47,10 @@ class NotSame(Exception):
     """The source gives something else, or nobody can say."""
 
 
+class _NotTold(NotSame):
+    """Nobody can say."""
+
+
 def same_code(one: CodeType, other: CodeType) -> bool:
     """Whether both do the same, wherever they stand."""
 
@@ -89,6 +93,80 @@ def check_defaults(function: FunctionType, node: _Function | ast.Lambda, names: 
             _check(keywords.pop(argument.arg), default, names)
     if keywords:
         raise NotSame
+
+
+def check_fresh(thing: FunctionType | type, tree: ast.Module, code: CodeType, names: Mapping[str, Any]) -> None:
+    """Raises NotSame if `thing` is seen not to be what its file defines at its top level: code, defaults, attributes,
+    and constants of the file that it uses. `tree` and `code`: the file's; `names`: of the module, as they are now."""
+    nodes = [one for one in tree.body if getattr(one, "name", None) == thing.__name__]
+    inner = [one for one in code.co_consts if isinstance(one, CodeType) and one.co_name == thing.__name__]
+    if not len(nodes) == len(inner) == 1:
+        raise NotSame
+    (node,) = nodes
+    if isinstance(node, ast.ClassDef):
+        methods = [one for one in inner[0].co_consts if isinstance(one, CodeType)]
+        for attribute, value in vars(thing).items():
+            _check_attribute(thing, attribute, value, node, methods, names)
+    else:
+        function = inspect.unwrap(thing)
+        if not isinstance(function, FunctionType) or not same_code(function.__code__, inner[0]):
+            raise NotSame
+        check_defaults(function, node, names)  # type: ignore[arg-type]
+    used = _names_in(inner[0], {one.co_name: one for one in code.co_consts if isinstance(one, CodeType)})
+    bound = [_name_of(one) for one in tree.body]
+    for statement in tree.body:
+        own, text = _name_of(statement), getattr(statement, "value", None)
+        if own in used and bound.count(own) == 1 and text is not None:
+            _check_if_told(names.get(own), text, {key: value for key, value in names.items() if key != own})
+
+
+def _check_attribute(
+    cls: FunctionType | type,
+    name: str,
+    value: object,
+    node: ast.ClassDef,
+    codes: list[CodeType],
+    names: Mapping[str, Any],
+) -> None:
+    """Of a class in a file that is checked: what cannot be told is let be."""
+    if isinstance(value, property):
+        value = value.fget
+    elif isinstance(value, staticmethod | classmethod):
+        value = value.__func__
+    inner = inspect.unwrap(value) if callable(value) else value
+    if isinstance(inner, FunctionType) and inner.__module__ == cls.__module__ and not _is_made(inner):
+        if not any(same_code(inner.__code__, code) for code in codes if code.co_name == name):
+            raise NotSame
+        return
+    found = [one for one in node.body if _name_of(one) == name and getattr(one, "value", None) is not None]
+    if len(found) == 1:
+        own = {key: one for key, one in vars(cls).items() if key != name}
+        _check_if_told(value, found[0].value, {**names, **own})  # type: ignore[attr-defined]
+    elif not found and is_literal(value) and not name.startswith("__"):
+        raise NotSame
+
+
+def _is_made(function: FunctionType) -> bool:
+    return function.__code__.co_filename in ("<string>", dataclasses.__file__)
+
+
+def _check_if_told(value: object, text: ast.expr, names: Mapping[str, Any]) -> None:
+    try:
+        _check(value, text, names)
+    except _NotTold:
+        return
+
+
+def _names_in(code: CodeType, others: Mapping[str, CodeType]) -> set[str]:
+    """What the code and those of `others` that it names may look up."""
+    found: set[str] = set()
+    left = [code]
+    while left:
+        one = left.pop()
+        left += [inner for inner in one.co_consts if isinstance(inner, CodeType)]
+        left += [others[name] for name in one.co_names if name in others and name not in found]
+        found.update(one.co_names)
+    return found
 
 
 def check_class(cls: type, node: ast.ClassDef, code: CodeType, names: Mapping[str, Any]) -> None:
@@ -216,16 +294,16 @@ def _value(text: ast.expr, names: Mapping[str, Any]) -> Any:
             try:
                 return _OPERATORS[type(kind)](_number(left, names), _number(right, names))
             except (ArithmeticError, TypeError) as error:
-                raise NotSame from error
+                raise _NotTold from error
         case ast.Call(called, arguments, []) if _value(called, names) is re.compile:
             return re.compile(*(_value(one, names) for one in arguments))
-    raise NotSame
+    raise _NotTold
 
 
 def _number(text: ast.expr, names: Mapping[str, Any]) -> Any:
     value = _value(text, names)
     if not isinstance(value, int | float) or abs(value) > _MOST:
-        raise NotSame
+        raise _NotTold
     return value
 
 

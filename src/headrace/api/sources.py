@@ -13,20 +13,22 @@ import __future__
 import ast
 import builtins
 import dis
+import json
 import linecache
 import re
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from headrace.api.sameness import NotSame, check_class, check_defaults, is_literal, same_code
+from headrace.rollout.sandbox.places import NEEDS
 
 _ANNOTATIONS = __future__.annotations.compiler_flag
-_HEAD = "# Given to headrace in Python, and written down so that the run's config.yaml repeats the run."
+HEAD = "# Given to headrace in Python, and written down so that the run's config.yaml repeats the run."
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -34,31 +36,24 @@ class _NotOwn(NotSame):
     """The source defines something else, or not all of it."""
 
 
-def place_of(thing: object) -> str | None:
-    """`path.py:name` or `module:name`, if a file defines the function or class at its top level; None for what the
-    running script or a notebook defines."""
-    if not isinstance(thing, FunctionType | type) or thing.__qualname__ != thing.__name__:
-        return None
-    name, module = thing.__name__, sys.modules.get(thing.__module__)
-    file = getattr(module, "__file__", None)
-    if module is None or file is None or thing.__module__ == "__main__" or not file.endswith(".py"):
-        return None
-    if getattr(module, name, None) is not thing or not Path(file).is_file():
-        return None
-    if module.__package__ or _is_installed(file):
-        return f"{module.__name__}:{name}"
-    return f"{Path(file).resolve()}:{name}"
-
-
 def source_of(thing: object, name: str) -> tuple[str, str] | None:
     """The text of a file that defines the function or class `thing`, and its name there: its own, or `name` for a
-    lambda. None unless its source is its own."""
+    lambda. None unless its source is its own; nor for what is installed."""
+    module = getattr(thing, "__module__", "__main__")
+    if module != "__main__" and is_installed(getattr(sys.modules.get(module), "__file__", None) or ""):
+        return None
     for flags in (_ANNOTATIONS, 0):
         try:
             return _Writer(flags).whole(thing, name)
         except NotSame:
             continue
     return None
+
+
+def needs(paths: Iterable[str]) -> list[str]:
+    """A line for the sandbox, which shows these to the function (`rollout/sandbox/places.py`)."""
+    named = [str(path) for path in paths]
+    return [f"{NEEDS}{json.dumps(named)}"] if named else []
 
 
 class _Writer:
@@ -78,7 +73,7 @@ class _Writer:
         name = self._define(thing, name)
         if not self._definitions.keys().isdisjoint([*self._constants, *map(_bound, self._imports)]):
             raise _NotOwn
-        lines = [_HEAD]
+        lines = [HEAD, *needs(self._folders)]
         if self._flags:
             lines += ["from __future__ import annotations", ""]
         if self._folders:
@@ -120,6 +115,8 @@ class _Writer:
         if function.__closure__ or hasattr(function, "__wrapped__") or vars(function):
             raise _NotOwn
         code, names = function.__code__, function.__globals__
+        if function.__name__ != code.co_name:
+            raise _NotOwn
         for text in _segments(code.co_filename, code.co_firstlineno, code.co_name, name):
             module = self._compiled(text)
             node = ast.parse(text).body[0]
@@ -215,7 +212,7 @@ class _Writer:
         if module.__name__ == "__main__" or module.__spec__ is None:
             raise _NotOwn
         file = getattr(module, "__file__", None)
-        if file is not None and not _is_installed(file):
+        if file is not None and not is_installed(file):
             self._folders[
                 str(Path(file).resolve().parents[module.__name__.count(".") + file.endswith("__init__.py")])
             ] = None
@@ -295,8 +292,9 @@ def _exported(value: object) -> tuple[ModuleType, str] | None:
 
 def _is_made(file: str) -> bool:
     """Whether its code was added to a class, as `dataclass` does."""
-    return file.startswith("<string>") or _is_installed(file)
+    return file.startswith("<string>") or is_installed(file)
 
 
-def _is_installed(file: str) -> bool:
+def is_installed(file: str) -> bool:
+    """Whether it belongs to Python or to an installed package."""
     return file.startswith(_INSTALLED)
