@@ -2,11 +2,7 @@
 
 import importlib.util
 import linecache
-import math
-import re
 import textwrap
-from collections.abc import Callable
-from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.api.sources import place_of, source_of
+from headrace.api.sources import source_of
 
 _CELLS = count()
 
@@ -141,30 +137,3 @@ def test_modules_that_are_not_installed_are_found_from_where_they_are(tmp_path: 
     found = source_of(score, "reward")
     assert found is not None
     assert f"sys.path.append('{tmp_path}/beside')" in found[0]
-
-
-def test_what_a_file_defines_is_named_by_it(tmp_path: Path, monkeypatch: Any) -> None:
-    (tmp_path / "mine_here.py").write_text(
-        "def score(response, row): return 1.0\nclass Env: ...\nmade = lambda r, row: 1.0\n"
-    )
-    (tmp_path / "package_here").mkdir()
-    (tmp_path / "package_here" / "__init__.py").write_text("")
-    (tmp_path / "package_here" / "inner.py").write_text("def score(response, row): return 1.0\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import mine_here
-    from package_here import inner
-
-    assert place_of(mine_here.score) == f"{tmp_path}/mine_here.py:score"
-    assert place_of(mine_here.Env) == f"{tmp_path}/mine_here.py:Env"
-    assert place_of(mine_here.made) is None
-    assert place_of(inner.score) == "package_here.inner:score"
-    assert place_of(math.sqrt) is None
-    assert place_of(re.compile) == "re:compile"
-    assert place_of(partial(re.compile)) is None
-    assert place_of(cell("def score(response, row): return 1.0")["score"]) is None
-
-    def local() -> None: ...
-
-    cached: Callable[..., object] = lru_cache(place_of)
-    assert place_of(local) is None
-    assert place_of(cached) is None

@@ -132,7 +132,7 @@ def test_a_finished_run_stays_as_it_is_and_other_data_or_reward_are_another_run(
 ) -> None:
     run, _ = trained
     inputs = sorted(path.name for path in (run.path / "inputs").iterdir())
-    assert len(inputs) == 2  # the reward is in a file
+    assert len(inputs) == 3
     given: dict[str, Any] = {"dir": run.path, "resume": True, "data": ROWS, "eval_data": ROWS[:3]}
     again = headrace.train(run.config, reward=letters, **given)
     assert again.record == run.record

@@ -7,8 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from headrace.api.files import by_file
 from headrace.api.rows import lines_of
-from headrace.api.sources import place_of, source_of
+from headrace.api.sources import source_of
 from headrace.config.errors import ConfigError
 from headrace.rollout.plugins import IN_MEMORY
 from headrace.store.inputs import write_input
@@ -108,8 +109,8 @@ class Inputs:
             return thing
         if wanted is not None and not callable(thing):
             raise ConfigError(f"{argument} is of type {type(thing).__name__}; give {wanted}, or text as in the config")
-        spec = place_of(thing)
-        if spec is None and (own := source_of(thing, name)) is not None:
+        spec = None
+        if (own := source_of(thing, name) or by_file(thing)) is not None:
             text, defined = own
             spec = f"{write_input(self._folder, name, 'py', [text.encode()])}:{defined}"
         if spec is None:
@@ -122,8 +123,9 @@ class Inputs:
         called = getattr(thing, "__name__", type(thing).__name__)
         if self._resume:
             raise ConfigError(
-                f"{argument} is {called}, which no file and no source of its own defines (it has a closure, or uses "
-                "names that are neither modules nor constants), so nobody can say that it is what the run began with; "
+                f"{argument} is {called}, which no file and no source of its own defines (it has a closure, uses "
+                "names that are neither modules nor constants, or has defaults or attributes that its source would not "
+                "give again), so nobody can say that it is what the run began with; "
                 "write it into a file and begin again to have a run that can be resumed"
             )
         self.only_here.append(argument)

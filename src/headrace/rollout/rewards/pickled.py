@@ -10,6 +10,7 @@ import base64
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from types import FunctionType, ModuleType
 from typing import Any
 
 from headrace.rollout.plugins import IN_MEMORY, Given
@@ -36,13 +37,19 @@ def _pickle(spec: str, thing: object) -> bytes:
     import cloudpickle
 
     name = spec.partition(":")[2]
+    own = _own_module(thing)
     try:
+        if own is not None:  # as it is here: its file may define another by now
+            cloudpickle.register_pickle_by_value(own)
         data: bytes = cloudpickle.dumps(thing)
     except Exception as error:
         raise ValueError(
             f"the reward {name} cannot be sent to another process: {type(error).__name__}: {error}; make what it holds "
             "inside of the function, or set reward.trusted, which calls it in this process"
         ) from error
+    finally:
+        if own is not None:
+            cloudpickle.unregister_pickle_by_value(own)
     if len(data) > _MOST_MIB << 20:
         raise ValueError(
             f"the reward {name} is {len(data) >> 20:,} MiB with all that it holds, and {_MOST_MIB} MiB is the most "
@@ -50,6 +57,19 @@ def _pickle(spec: str, thing: object) -> bytes:
             "this process"
         )
     return data
+
+
+def _own_module(thing: object) -> ModuleType | None:
+    """The user's module that defines the function, class or object, unless it is the script that runs."""
+    import sysconfig
+
+    named = thing if isinstance(thing, FunctionType | type) else type(thing)
+    module = sys.modules.get(named.__module__)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or module.__name__ == "__main__" or module.__name__.startswith("headrace."):
+        return None
+    installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return None if file.startswith(installed) else module
 
 
 def unpacked(message: Mapping[str, Any]) -> Given:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,8 @@ DEVICES = "/dev"
 HIDDEN = ("/run", "/var/run", "/tmp", DEVICES)
 _NAMES = "/etc/resolv.conf"
 """Says who knows the addresses of names; often a link to below /run."""
+NEEDS = "# It needs: "
+"""Begins the second line of a file that was written for a function given in Python; paths follow, in JSON."""
 
 
 def own_places(
@@ -42,7 +45,20 @@ def _homes_of(function: str) -> list[str]:
     hidden = [os.path.realpath(path) for path in HIDDEN]
     files = (os.path.abspath(place), os.path.realpath(place))
     folders = [os.path.dirname(file) for file in files]
-    return [file if os.path.realpath(folder) in hidden else folder for file, folder in zip(files, folders, strict=True)]
+    both = zip(files, folders, strict=True)
+    homes = [file if os.path.realpath(folder) in hidden else folder for file, folder in both]
+    return [*homes, *_needs_of(files[0])]
+
+
+def _needs_of(file: str) -> list[str]:
+    try:
+        with open(file, encoding="utf-8") as lines:
+            next(lines)
+            line = next(lines)
+        found = json.loads(line.removeprefix(NEEDS)) if line.startswith(NEEDS) else []
+    except (OSError, ValueError, StopIteration):
+        return []
+    return [path for path in found if isinstance(path, str)] if isinstance(found, list) else []
 
 
 def _import_path() -> list[str]:
