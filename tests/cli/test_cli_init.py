@@ -195,6 +195,19 @@ def test_the_settings_of_verl(ending: str, tmp_path: Path, capsys: Captured) -> 
         assert words in left
 
 
+def test_a_data_set_of_the_hub_with_its_subset_and_its_split(tmp_path: Path, capsys: Captured) -> None:
+    text = "model_name_or_path: a/b\ndataset_name: x/y\ndataset_config: main\ndataset_train_split: train\n"
+    config, out = translated(tmp_path, capsys, "trl", "k.yaml", text)
+    assert config["data"]["train"] == {"path": "x/y", "subset": "main", "split": "train"}
+    assert "dataset_train_split  data.train.split: 'train'" in out
+
+
+def test_a_subset_of_no_data_set_is_listed(tmp_path: Path, capsys: Captured) -> None:
+    config, out = translated(tmp_path, capsys, "trl", "k.yaml", "model_name_or_path: a/b\ndataset_config: main\n")
+    assert config["data"]["train"] == "train.jsonl"
+    assert "dataset_config  data.train.subset is of a data set, and none is named" in out.partition("could not")[2]
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2),

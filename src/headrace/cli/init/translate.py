@@ -73,7 +73,23 @@ def translate(settings: Settings, rules: Mapping[str, Rule]) -> Translation:
         translation.values |= found
         words = ", ".join(f"{key}: {one!r}" for key, one in found.items())
         translation.done.append(Told(name, words or "is so here without a key"))
+    _gather(translation, "data.train")
     return translation
+
+
+def _gather(translation: Translation, key: str) -> None:
+    """A path that has options beside it becomes one of them; options without a path are of nothing."""
+    values = translation.values
+    options = [name for name in values if name.startswith(f"{key}.")]
+    if options and key in values:
+        values[f"{key}.path"] = values.pop(key)
+    if f"{key}.path" in values:
+        return
+    for name in options:
+        del values[name]
+        for told in [one for one in translation.done if one.words.startswith(f"{name}: ")]:
+            translation.done.remove(told)
+            translation.left.append(Told(told.name, f"{name} is of a data set, and none is named"))
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
