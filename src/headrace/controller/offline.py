@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, config_sha256, dump_config
+from headrace.config.paths import path_of
 from headrace.config.track import sections
 from headrace.controller.given_inputs import check_inputs
 from headrace.controller.offline_record import OfflineView, over, recording
@@ -71,7 +72,7 @@ class Source:
 
 def look_at(config: SFTConfig | RMConfig | DPOConfig, output: OutputFolder) -> Source:
     """Raises ConfigError for a model that cannot be trained on responses, or that the output would overwrite."""
-    source = Path(config.model.path).expanduser()
+    source = path_of(config.model.path)
     if source.exists() and source.resolve() == output.model.resolve():
         raise ConfigError(f"{output.model} is the model to begin from, and would be overwritten; give another --dir")
     check_threads(config.runtime.threads)
