@@ -22,7 +22,7 @@ from headrace.config.paths import path_of
 from headrace.observe.offline.run import OfflineRun as OfflineRecord
 from headrace.observe.offline.run import OfflineWatcher
 from headrace.observe.plot.curves import Axis
-from headrace.store import RunReader, RunStore, StoreError
+from headrace.store import RunExists, RunReader, RunStore, StoreError
 
 if TYPE_CHECKING:
     from headrace.controller.offline import OfflineResult
@@ -172,7 +172,7 @@ class _Job:
             )
         except BaseException as error:
             inputs.rename(error)
-            if not RunStore.exists(folder):
+            if not RunStore.exists(folder) or isinstance(error, RunExists):
                 inputs.tidy()
             raise
 

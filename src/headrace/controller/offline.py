@@ -112,9 +112,8 @@ def run_offline(
     view: OfflineView | None = None,
     stop: StopFlag | None = None,
 ) -> OfflineResult:
-    """Train on `units`, `per_batch` of them a step; write `model`, `run.db` and `summary.json` into `output`, over what
-    a finished run left there. SIGINT, SIGTERM and `stop` end it after the step at hand, with a checkpoint; a finished
-    run that is resumed stays as it is.
+    """Train on `units`, `per_batch` of them a step; write `model`, `run.db` and `summary.json` into `output`. SIGINT,
+    SIGTERM and `stop` end it after the step at hand, with a checkpoint; a finished run that is resumed stays as it is.
 
     `make_trainer` is given the number of steps. `prepare` may add columns once the model is loaded. `held_out` is
     measured before and after training, and every `evaluation.every` steps. `report` is called some twenty times.
