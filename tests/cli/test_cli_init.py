@@ -117,11 +117,12 @@ def test_the_arguments_of_trl_s_grpo_config(ending: str, tmp_path: Path, capsys:
     }
     assert (config["checkpoint"], config["track"]) == ({"every": 10}, ["wandb"])
     left = out.partition("could not translate")[2]
-    assert "output_dir         the folder is an option: headrace train --dir" in left
-    assert "use_vllm           the engine is the embedded one" in left
-    assert "push_to_hub        nothing here is called so" in left
-    assert "max_prompt_length  prompts are not cut: engine.max_context" in left
-    assert ("run_name           it is name(), which only running the file would tell" in left) == (ending == "py")
+    assert "output_dir   the folder is an option: headrace train --dir" in left
+    assert "use_vllm     the engine is the embedded one" in left
+    assert "push_to_hub  nothing here is called so" in left
+    assert ("run_name     it is name(), which only running the file would tell" in left) == (ending == "py")
+    assert config["data"]["max_prompt_tokens"] == 512
+    assert config["data"]["too_long"] == "truncate_left"
     assert "deepspeed" not in out
 
 
@@ -165,7 +166,7 @@ def test_the_settings_of_verl(ending: str, tmp_path: Path, capsys: Captured) -> 
         text = yaml.safe_dump({**nested(plain), "defaults": ["_self_"]})
     config, out = translated(tmp_path, capsys, "verl", f"run.{ending}", text)
     assert config["model"] == {"path": "org/base"}
-    assert config["data"] == {"train": "/data/train.jsonl", "eval": "eval.jsonl"}
+    assert config["data"] == {"train": "/data/train.jsonl"}
     assert config["rollout"] == {
         "prompts_per_batch": 1024,
         "samples_per_prompt": 5,
@@ -181,18 +182,36 @@ def test_the_settings_of_verl(ending: str, tmp_path: Path, capsys: Captured) -> 
     }
     assert config["trainer"] == {"optimizer": {"lr": 1e-6}, "epochs": 15}
     assert config["critic"] == {"optimizer": {"lr": 1e-5}}
-    assert (config["track"], config["evaluation"]) == (["wandb"], {"every": 5})
-    left = out.partition("could not translate 7:")[2]
+    assert (config["track"], config["evaluation"]) == (
+        ["wandb"],
+        {"every": 5, "sets": {"a": {"data": "a"}, "b": {"data": "b"}}},
+    )
+    assert config["reward"] == {"function": "mine.py:compute_score", "style": "verl"}
+    left = out.partition("could not translate 5:")[2]
     for words in (
-        "data.val_files                  data.eval is one file; join the 2",
         "algorithm.kl_ctrl.kl_coef       use_kl_in_reward is not true, so it has no effect",
         "actor_rollout_ref.rollout.name  the engine is the embedded one, in the run's process",
         "trainer.n_gpus_per_node         a run is on one device",
         "trainer.save_freq               the last version is always kept: checkpoint.every",
         "trainer.experiment_name         it is $",
-        "custom_reward_function.path     mine.py:compute_score takes (data_source, solution_str, ground_truth); write",
     ):
         assert words in left
+
+
+def test_a_data_set_of_the_hub_with_its_subset_and_its_split(tmp_path: Path, capsys: Captured) -> None:
+    text = "model_name_or_path: a/b\ndataset_name: x/y\ndataset_config: main\ndataset_train_split: train\n"
+    config, out = translated(tmp_path, capsys, "trl", "k.yaml", text)
+    assert config["data"]["train"] == {"path": "x/y", "subset": "main", "split": "train"}
+    assert "dataset_train_split  data.train.split: 'train'" in out
+
+
+def test_a_subset_of_no_data_set_is_listed(tmp_path: Path, capsys: Captured) -> None:
+    config, out = translated(tmp_path, capsys, "trl", "k.yaml", "model_name_or_path: a/b\ndataset_config: main\n")
+    assert config["data"]["train"] == "train.jsonl"
+    assert (
+        "dataset_config  data.train.subset is of one data set, and data.train names none"
+        in out.partition("could not")[2]
+    )
 
 
 VALUES = st.recursive(

@@ -245,11 +245,11 @@ def test_the_model_to_begin_from_is_not_overwritten(tmp_path: Path) -> None:
     assert (folder / "model.safetensors").read_bytes() == weights
 
 
-def test_a_second_run_replaces_the_first_ones_model(tmp_path: Path, model: Path) -> None:
+def test_a_fresh_run_replaces_the_first_ones_model(tmp_path: Path, model: Path) -> None:
     out = tmp_path / "out"
     (out / "model").mkdir(parents=True)
     (out / "model" / "stale.safetensors").write_bytes(b"")
-    run_sft(make_config(tmp_path, model, steps=1), out, report=no_report, now=stopped_clock)
+    run_sft(make_config(tmp_path, model, steps=1), out, begin="fresh", report=no_report, now=stopped_clock)
     assert sorted(path.name for path in out.iterdir()) == ["model", "run.db", "run.lock", "summary.json"]
     assert not (out / "model" / "stale.safetensors").exists()
 
@@ -283,7 +283,7 @@ def test_a_model_that_cannot_be_saved_leaves_the_one_before(tmp_path: Path, faul
         (folder / "w").write_text("half")
         raise fault
 
-    output.claim("new")
+    output.claim("fresh")
     with pytest.raises(StoreError) as raised:
         output.replace_model(fail)
     assert str(output.model) in str(raised.value)
@@ -303,7 +303,7 @@ def test_a_kill_while_the_model_is_replaced_leaves_one(
     output = OutputFolder(tmp_path)
     output.claim("new")
     output.replace_model(lambda folder: (folder / "w").write_text("first") and None)
-    output.claim("new")
+    output.claim("fresh")
     calls = iter(range(10))
     rename = Path.rename
 
@@ -318,7 +318,7 @@ def test_a_kill_while_the_model_is_replaced_leaves_one(
     except Killed:
         assert step < 2
     monkeypatch.undo()
-    OutputFolder(tmp_path).claim("new")
+    OutputFolder(tmp_path).claim("fresh")
     assert (output.model / "w").read_text() == ("second" if step == 2 else "first")
 
 

@@ -17,7 +17,8 @@ from headrace.config import SFTConfig
 from headrace.controller.output import OutputFolder
 from headrace.controller.progress import Made, Progress, read_progress, write_progress
 from headrace.controller.sft import run_sft
-from headrace.store import RunDamaged, RunMissing
+from headrace.store import RunDamaged, RunExists, RunInUse, RunMissing
+from headrace.store.lock import RunLock
 from headrace.training.protocol import StepReport
 from headrace.training.trainer import HFTrainer
 
@@ -189,3 +190,54 @@ def test_what_cannot_be_resumed_is_refused_by_name(
         train(config, out, "resume")
     assert train(config, out, "fresh").steps == STEPS
     assert not OutputFolder(out).checkpoint.exists()
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_folder_that_holds_a_finished_run_is_entered_by_no_other(
+    tmp_path: Path, model: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from headrace.cli.main import main
+
+    config, out = settings(tmp_path, model, steps=2), tmp_path / "out"
+    train(config, out)
+    made = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and "-" not in path.name}
+    job = str(write(tmp_path, settings(tmp_path, model, name, steps=3)))
+    assert main([name, job, "--dir", str(out)]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.endswith(
+        "holds a run that is finished: --resume with the same config leaves it as it is, replace it with --fresh, or "
+        "give another --dir"
+    )
+    assert main([name, job, "--dir", str(out), "--resume"]) == 2
+    assert "is finished, of another config or other data, and nothing to resume" in capfd.readouterr().err
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and "-" not in path.name} == made
+    assert main([name, job, "--dir", str(out), "--fresh", "--plain"]) == 0
+    assert json.loads((out / "summary.json").read_text())["steps"] == 3
+    assert main([name, job, "--dir", str(out), "--resume", "--plain"]) == 0
+
+
+def test_a_run_without_a_checkpoint_is_begun_again_with_fresh(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out = settings(tmp_path, model), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        fails_at(patch, 2)
+        with pytest.raises(Fault):
+            train(config, out)
+    with pytest.raises(RunExists, match=r"made no checkpoint, so --resume has nothing to continue: erase it with --fr"):
+        train(config, out)
+    with pytest.raises(RunMissing, match="made no checkpoint to resume; give another --dir, or begin again with --fre"):
+        train(config, out, "resume")
+    assert train(config, out, "fresh").steps == STEPS
+
+
+def test_fresh_erases_nothing_that_another_process_writes(tmp_path: Path, model: Path) -> None:
+    config, out = settings(tmp_path, model, steps=1), tmp_path / "out"
+    train(config, out)
+    lock = RunLock(out)
+    try:
+        with pytest.raises(RunInUse):
+            train(config, out, "fresh")
+    finally:
+        lock.release()
+    assert (out / "summary.json").exists()

@@ -10,6 +10,8 @@ _IN_PYTHON = {
     "--dir": "dir",
     ", erase it and begin again with --fresh": "",
     ", erase it with --fresh": "",
+    ", replace it with --fresh": "",
+    " erase it with --fresh, or give": " give",
     ", or begin again with --fresh": "",
     "begin again with --fresh": "begin again in another dir",
     "--smooth": "smooth",

@@ -18,10 +18,11 @@ from headrace.api.training import dotted
 from headrace.api.view import notes, offline_view
 from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, load_config
 from headrace.config.ineffective import ineffective
+from headrace.config.paths import path_of
 from headrace.observe.offline.run import OfflineRun as OfflineRecord
 from headrace.observe.offline.run import OfflineWatcher
 from headrace.observe.plot.curves import Axis
-from headrace.store import RunReader, RunStore, StoreError
+from headrace.store import RunExists, RunReader, RunStore, StoreError
 
 if TYPE_CHECKING:
     from headrace.controller.offline import OfflineResult
@@ -147,7 +148,7 @@ class _Job:
         if self.dir is not None and not str(self.dir):
             raise ConfigError("dir is empty; give a folder")
         stem = Path(self.config).stem if isinstance(self.config, str | Path) else self.name
-        return (Path("runs") / stem if self.dir is None else Path(self.dir).expanduser()).absolute()
+        return (Path("runs") / stem if self.dir is None else path_of(self.dir)).absolute()
 
     def run(self, stop: StopFlag) -> OfflineResult:
         from headrace.controller.pairs import run_dpo, run_rm
@@ -171,7 +172,7 @@ class _Job:
             )
         except BaseException as error:
             inputs.rename(error)
-            if not RunStore.exists(folder):
+            if not RunStore.exists(folder) or isinstance(error, RunExists):
                 inputs.tidy()
             raise
 

@@ -16,6 +16,7 @@ from headrace.api.run import Run
 from headrace.api.view import caller_view, note, notes
 from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.config.ineffective import ineffective
+from headrace.config.paths import path_of
 from headrace.store import RunExists, RunMissing, RunStore
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def folder_for(config: object, dir: str | Path | None, *, resume: bool) -> Path:
     if dir is not None and not str(dir):
         raise ConfigError("dir is empty; give a folder")
     if dir is not None:
-        folder = Path(dir).expanduser()
+        folder = path_of(dir)
     elif isinstance(config, str | Path):
         folder = Path("runs") / Path(config).stem
     elif resume:

@@ -13,6 +13,7 @@ from headrace.api.evaluation import as_json
 from headrace.cli.load import tell_notes
 from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.config.evaluation import PLAIN
+from headrace.config.paths import path_of
 from headrace.store import RunReader
 from headrace.store.run_store import CONFIG_NAME
 from headrace.store.schema import TRAIN
@@ -21,7 +22,7 @@ _BEST, _LAST = "best", "last"
 
 
 def run(args: argparse.Namespace) -> int:
-    path, model = Path(args.config), args.model
+    path, model = path_of(args.config), args.model
     if path.is_dir():
         model = model or str(_checkpoint(path, args.checkpoint or _LAST))
         path = path / CONFIG_NAME

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
 
 from headrace.cli.piped import PipedConsole
+from headrace.config.paths import path_of
 from headrace.observe.offline import summary as offline_summary
 from headrace.observe.offline import text as offline_text
 from headrace.observe.offline.record import OfflineStep
@@ -24,7 +24,7 @@ from headrace.store.schema import TRAIN
 
 
 def run(args: argparse.Namespace) -> int:
-    with RunReader(Path(args.run_dir)) as reader:
+    with RunReader(path_of(args.run_dir)) as reader:
         if reader.kind != TRAIN:
             return _offline(args, reader)
         record = RunWatcher(reader).read()

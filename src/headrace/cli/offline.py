@@ -6,13 +6,13 @@ import argparse
 import json
 import shlex
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cli.load import load_noted
 from headrace.cli.piped import PipedConsole, tell
 from headrace.cli.program import program
 from headrace.config import DPOConfig, RMConfig, SFTConfig
+from headrace.config.paths import path_of
 from headrace.observe.glyphs import near_zero
 from headrace.observe.offline.view import OfflineLines, OfflineLiveView
 
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     view: OfflineView = OfflineLiveView(console) if in_place else OfflineLines(tell)
     if in_place:
         report = _silent
-    out = Path(args.dir)
+    out = path_of(args.dir)
     if args.from_run is not None:
         from headrace.store.origin import find_origin
 

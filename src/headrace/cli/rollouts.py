@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from rich.text import Text
 
 from headrace.cli.piped import PipedConsole
 from headrace.config.errors import ConfigError
+from headrace.config.paths import path_of
 from headrace.store import RunReader
 from headrace.store.rollouts import DROPPED, Order, Query
 from headrace.store.schema import TRAIN
@@ -20,16 +20,16 @@ _ASCENDING = ("batch",)
 
 def run(args: argparse.Namespace) -> int:
     query = asked(args)
-    with RunReader(Path(args.run_dir)) as reader:
+    with RunReader(path_of(args.run_dir)) as reader:
         if reader.kind != TRAIN:
             raise ConfigError(f"{args.run_dir} is of headrace {reader.kind}, which samples no rollouts")
     from headrace.viewer.rollouts import find
 
-    found = find(Path(args.run_dir), query)
+    found = find(path_of(args.run_dir), query)
     if args.html is not None:
         from headrace.viewer.rollout_page import write_page
 
-        write_page(Path(args.html), Path(args.run_dir), found)
+        write_page(path_of(args.html), path_of(args.run_dir), found)
         print(f"{len(found)} rollouts: {args.html}")
         return 0
     if args.json:

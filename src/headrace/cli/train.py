@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headrace.cli.load import load_noted, tell_note, tell_notes
 from headrace.config import TrainConfig
+from headrace.config.paths import path_of
 
 
 def run(args: argparse.Namespace) -> int:
@@ -17,7 +18,7 @@ def run(args: argparse.Namespace) -> int:
         args.overrides = [*args.overrides, "from.optimizer=true"]
     if args.rollouts_only:
         args.overrides = [*args.overrides, "rollouts_only=true"]
-    folder = Path("runs") / Path(args.config).stem if args.dir is None else Path(args.dir)
+    folder = Path("runs") / Path(args.config).stem if args.dir is None else path_of(args.dir)
     config = load_noted(TrainConfig, args)
     from headrace.controller.origin import resumed_config
     from headrace.controller.plan import make_plan

@@ -17,6 +17,7 @@ from headrace.config.base import Section
 from headrace.config.errors import ConfigError
 from headrace.config.explain import explain
 from headrace.config.kinds import KINDS
+from headrace.config.paths import path_of
 from headrace.config.resume import is_operational
 
 C = TypeVar("C", bound=Section)
@@ -55,7 +56,7 @@ def load_config(
 def _read(given: str | Path | Mapping[str, Any] | Section) -> tuple[DictConfig, str]:
     """What is given, before it is validated; and what errors call it."""
     if isinstance(given, str | Path):
-        file = Path(given)
+        file = path_of(given)
         if not file.is_file():
             raise ConfigError(f"no config file at {file}")
         with _in_words(str(file)):

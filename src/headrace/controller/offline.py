@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, config_sha256, dump_config
+from headrace.config.paths import path_of
 from headrace.config.track import sections
 from headrace.controller.given_inputs import check_inputs
 from headrace.controller.offline_record import OfflineView, over, recording
@@ -71,7 +72,7 @@ class Source:
 
 def look_at(config: SFTConfig | RMConfig | DPOConfig, output: OutputFolder) -> Source:
     """Raises ConfigError for a model that cannot be trained on responses, or that the output would overwrite."""
-    source = Path(config.model.path).expanduser()
+    source = path_of(config.model.path)
     if source.exists() and source.resolve() == output.model.resolve():
         raise ConfigError(f"{output.model} is the model to begin from, and would be overwritten; give another --dir")
     check_threads(config.runtime.threads)
@@ -111,9 +112,8 @@ def run_offline(
     view: OfflineView | None = None,
     stop: StopFlag | None = None,
 ) -> OfflineResult:
-    """Train on `units`, `per_batch` of them a step; write `model`, `run.db` and `summary.json` into `output`, over what
-    a finished run left there. SIGINT, SIGTERM and `stop` end it after the step at hand, with a checkpoint; a finished
-    run that is resumed stays as it is.
+    """Train on `units`, `per_batch` of them a step; write `model`, `run.db` and `summary.json` into `output`. SIGINT,
+    SIGTERM and `stop` end it after the step at hand, with a checkpoint; a finished run that is resumed stays as it is.
 
     `make_trainer` is given the number of steps. `prepare` may add columns once the model is loaded. `held_out` is
     measured before and after training, and every `evaluation.every` steps. `report` is called some twenty times.

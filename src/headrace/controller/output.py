@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from headrace.config import ConfigError
 from headrace.controller.replaced import ReplacedFolder
-from headrace.store import RunExists, RunMissing
+from headrace.store import RunExists, RunMissing, RunStore
 from headrace.store.files import write_whole
+from headrace.store.lock import RunLock
 from headrace.store.offline import refuse_run
 
 Begin = Literal["new", "resume", "fresh"]
@@ -40,11 +41,11 @@ class OutputFolder:
         return self._checkpoint.path
 
     def claim(self, begin: Begin) -> None:
-        """Make the folder, and see that it can be written, before training depends on it. A model that a finished run
-        left stays until it is replaced.
+        """Make the folder, and see that it can be written, before training depends on it. A folder that holds a run is
+        only entered to resume it, or to erase it: then all goes but the model, which stays until it is replaced.
 
-        Raises ConfigError; RunExists or RunMissing where there is a run that is not finished, or of `headrace train`,
-        or none.
+        Raises ConfigError; RunExists or RunMissing where there is a run, or one of `headrace train`, or none to resume;
+        RunInUse.
         """
         if self._folder.exists() and not self._folder.is_dir():
             raise ConfigError(f"the output folder {self._folder} is a file; give another --dir")
@@ -56,24 +57,49 @@ class OutputFolder:
             self._model.tidy()
             self._checkpoint.tidy()
             if begin == "fresh":
+                if RunStore.exists(self._folder):
+                    RunLock(self._folder).release()  # what another process is writing is not erased
                 self._checkpoint.remove()
+                self._summary.unlink(missing_ok=True)
         except OSError as error:
             raise ConfigError(
                 f"the output folder {self._folder} cannot be written: {error.strerror}; correct its permissions, or "
                 "give another --dir"
             ) from error
-        if begin == "new" and self.checkpoint.exists():
+        if begin == "new":
+            self._refuse_taken()
+        if begin == "resume" and not self.checkpoint.exists():
+            self._refuse_resume()
+
+    def _refuse_taken(self) -> None:
+        if self.checkpoint.exists():
             raise RunExists(
                 f"{self._folder} holds a run that is not finished: continue it with --resume, erase it with --fresh, "
                 "or give another --dir"
             )
-        if begin == "resume" and not self.checkpoint.exists() and self.model.is_dir():
+        if self.model.is_dir():
+            raise RunExists(
+                f"{self._folder} holds a run that is finished: --resume with the same config leaves it as it is, "
+                "replace it with --fresh, or give another --dir"
+            )
+        if RunStore.exists(self._folder):
+            raise RunExists(
+                f"{self._folder} holds a run that made no checkpoint, so --resume has nothing to continue: erase it "
+                "with --fresh, or give another --dir"
+            )
+
+    def _refuse_resume(self) -> None:
+        if self.model.is_dir():
             raise RunMissing(
                 f"{self._folder} holds a run that is finished, of another config or other data, and nothing to resume; "
-                "give another --dir, or begin without --resume, which replaces its model"
+                "give another --dir, or begin again with --fresh"
             )
-        if begin == "resume" and not self.checkpoint.exists():
-            raise RunMissing(f"{self._folder} holds no checkpoint to resume; begin without --resume")
+        if RunStore.exists(self._folder):
+            raise RunMissing(
+                f"{self._folder} holds a run that made no checkpoint to resume; give another --dir, or begin again "
+                "with --fresh"
+            )
+        raise RunMissing(f"{self._folder} holds no checkpoint to resume; begin without --resume")
 
     def write_checkpoint(self, fill: Callable[[Path], None]) -> None:
         """Raises DiskFull or another StoreError; the one that was there is whole then."""

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from headrace.config import ConfigError, TrainConfig, dump_config
 from headrace.config.changes import changes, listed
+from headrace.config.paths import path_of
 from headrace.config.reward import RewardConfig
 from headrace.experience.recorded import RecordedRollouts
 from headrace.experience.sample import GroupKey
@@ -58,7 +59,7 @@ def find_record(config: TrainConfig) -> tuple[TrainConfig, Recorded | None]:
     name = config.data.rollouts
     if name is None:
         return config, None
-    recorded = read_recorded(Path(name).expanduser())
+    recorded = read_recorded(path_of(name))
     own = _config_of(recorded, name)
     if config.reward == RewardConfig():
         config = config.model_copy(update={"reward": own.reward})

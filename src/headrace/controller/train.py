@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from headrace.config import ConfigError, config_sha256, dump_config
+from headrace.config.paths import path_of
 from headrace.controller.judge_engines import serving, stop_engine
 from headrace.controller.models import Models, load_models
 from headrace.controller.origin import begin_from
@@ -179,7 +180,7 @@ def _refuse_to_erase(plan: Plan, folder: Path) -> None:
     """Raises ConfigError where the run would erase what it is to begin from."""
     sources = {
         "--from": None if plan.origin is None else plan.origin.path,
-        "data.rollouts": None if plan.replay is None else Path(plan.config.data.rollouts or "").expanduser(),
+        "data.rollouts": None if plan.replay is None else path_of(plan.config.data.rollouts or ""),
     }
     for key, path in sources.items():
         if path is not None and path.resolve().is_relative_to(folder.resolve()):

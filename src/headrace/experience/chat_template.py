@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headrace.config import ConfigError
+from headrace.config.paths import path_of
 from headrace.config.template import TemplateConfig
 from headrace.experience.messages import Message, Tool, with_text_arguments
 
@@ -168,7 +168,7 @@ def _parse(source: str, where: str = "the tokenizer's chat template") -> _Parsed
 
 def _read(path: str) -> str:
     try:
-        source = Path(path).read_text(encoding="utf-8")
+        source = path_of(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(

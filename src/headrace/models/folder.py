@@ -6,6 +6,7 @@ import difflib
 from pathlib import Path
 
 from headrace.config import ConfigError
+from headrace.config.paths import path_of
 from headrace.models.hub import offline_snapshot
 from headrace.models.weight_files import read_headers
 
@@ -19,7 +20,7 @@ def find_model_folder(path: str) -> Path | None:
 
     Raises ConfigError if `path` looks like a folder and is none, is a folder without config.json, or is nowhere.
     """
-    folder = Path(path).expanduser()
+    folder = path_of(path)
     if path and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ConfigError(
@@ -71,7 +72,7 @@ def check_tokenizer(path: str) -> None:
 
 def _suggestion(path: str) -> str:
     """The folder that was meant, if there is one of nearly that name."""
-    folder = Path(path).expanduser()
+    folder = path_of(path)
     found = Path(folder.anchor)
     for part in folder.relative_to(folder.anchor).parts if folder.anchor else folder.parts:
         try:

@@ -96,7 +96,7 @@ def file_of(spec: str, given: Given = NOTHING_GIVEN) -> str | None:
         return _file_of_object(given[spec])
     place = spec.rpartition(":")[0]
     if place.endswith(".py"):
-        return os.path.realpath(place)
+        return os.path.realpath(os.path.expanduser(place))
     return getattr(sys.modules.get(place), "__file__", None)
 
 
@@ -168,7 +168,7 @@ def _module(name: str, spec: str, key: str) -> ModuleType:
 
 
 def _module_of_file(path: str, spec: str, key: str) -> ModuleType:
-    file = os.path.realpath(path)
+    file = os.path.realpath(os.path.expanduser(path))
     if not os.path.isfile(file):
         raise _config_error(f"{key} is {spec!r}, but there is no file {path}; paths are relative to {os.getcwd()}")
     stem = os.path.basename(file).removesuffix(".py")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace.config.paths import path_of
 from headrace.store.checkpoints import MANIFEST_NAME
 from headrace.store.errors import RunDamaged, RunMissing, write_failed
 from headrace.store.files import remove, sha256_of, sync_path
@@ -52,7 +53,7 @@ def find_origin(given: str) -> Origin:
     name, at, number = given.rpartition("@")
     if not (at and number.removeprefix("v").isdecimal()) or Path(given).is_dir():
         name, number = given, ""
-    folder, step = Path(name).expanduser(), int(number.removeprefix("v")) if number else None
+    folder, step = path_of(name), int(number.removeprefix("v")) if number else None
     if not folder.is_dir():
         raise RunMissing(f"--from {given}: there is no folder {folder}; correct the path")
     if (folder / "checkpoints").is_dir():

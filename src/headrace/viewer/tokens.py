@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from headrace.config.paths import path_of
+
 _FILE = "tokenizer.json"
 
 
@@ -24,7 +26,7 @@ class TokenTexts:
         """The tokenizer of the run's newest checkpoint, else of the model that it began with."""
         checkpoints = sorted((path / "checkpoints").glob(f"*/model/{_FILE}"), key=lambda file: file.stat().st_mtime)
         model = (yaml.safe_load(config_yaml) or {}).get("model", {}).get("path", "")
-        for file in (*reversed(checkpoints), Path(str(model)).expanduser() / _FILE):
+        for file in (*reversed(checkpoints), path_of(str(model)) / _FILE):
             if file.is_file():
                 return cls(Tokenizer.from_file(str(file)))
         return cls(None)

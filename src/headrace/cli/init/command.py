@@ -11,16 +11,17 @@ from headrace.cli.init.files import files
 from headrace.cli.init.translate import Translation, nested, translate
 from headrace.cli.program import program
 from headrace.config import ConfigError, TrainConfig, load_config
+from headrace.config.paths import path_of
 
 README = "README.md"
 
 
 def run(args: argparse.Namespace) -> int:
-    folder = Path(args.dir)
+    folder = path_of(args.dir)
     translation = None if args.source is None else _translation(*args.source)
     written = _write(folder, {} if translation is None else nested(translation.values), args.source)
     if translation is not None:
-        _report(translation)
+        _report(translation, args.source[0])
     for path in written:
         print(f"wrote {path}")
     there = "" if folder == Path() else f"cd {shlex.quote(str(folder))}; "
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _translation(trainer: str, name: str) -> Translation:
     """Raises ConfigError."""
-    file = Path(name)
+    file = path_of(name)
     if trainer not in ("trl", "verl"):
         raise ConfigError(f"--from is {trainer!r}; use trl FILE or verl FILE")
     try:
@@ -66,7 +67,7 @@ def _write(folder: Path, values: dict[str, Any], source: list[str] | None) -> li
     return written
 
 
-def _report(translation: Translation) -> None:
+def _report(translation: Translation, trainer: str) -> None:
     width = max((len(one.name) for one in translation.done), default=0)
     print(f"translated {len(translation.done)} settings:")
     for one in translation.done:
@@ -76,7 +77,26 @@ def _report(translation: Translation) -> None:
         print(f"could not translate {len(translation.left)}:")
         for one in translation.left:
             print(f"  {one.name:<{width}}  {one.words}")
+    for line in _notes(translation, trainer):
+        print(f"note: {line}")
     try:
         load_config(TrainConfig, {"model": {"path": "model"}, "data": {"train": "train.jsonl"}}, translation.values)
     except ConfigError as error:
         print(f"together they are no config yet: {error}")
+
+
+def _notes(translation: Translation, trainer: str) -> list[str]:
+    """What differs though no setting says so."""
+    notes = []
+    if not any(key.startswith("async.") for key in translation.values):
+        notes.append(
+            f"{trainer} generates and trains in turns, and config.yaml has async.mode: async with max_staleness: 2, "
+            "which is off-policy by up to 2 versions; async.mode: sync, with max_staleness taken out, is on-policy"
+        )
+    if not any(key.startswith("reward.") for key in translation.values):
+        notes.append("the reward is that of the reward.py written here: write yours into it")
+    for key, rows in (("data.train", "training rows"), ("data.eval", "held-out rows")):
+        sets = key == "data.eval" and any(name.startswith("evaluation.sets.") for name in translation.values)
+        if not sets and not any(name == key or name.startswith(f"{key}.") for name in translation.values):
+            notes.append(f"no {rows} are named: {key} is the file of examples written here")
+    return notes

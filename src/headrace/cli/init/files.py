@@ -35,6 +35,10 @@ trainer:
 
 evaluation: {every: 20}
 """
+_ASYNC = "async:\n  mode: async\n"
+_SYNCHRONOUS = """\
+  # That trainer is synchronous. `mode: sync`, with max_staleness taken out, is on-policy as it is.
+"""
 _REWARD = '''\
 """The reward: how good a response to a row's prompt is."""
 
@@ -76,7 +80,12 @@ def files(values: Mapping[str, Any], source: list[str] | None) -> dict[str, str]
     if source is not None:
         began = yaml.safe_load(_CONFIG)
         del began["rollout"], began["trainer"], began["evaluation"]
-        config = f"# Translated from {' '.join(source)}.\n" + yaml.safe_dump(_over(began, values), sort_keys=False)
+        if "terms" in values.get("reward", {}) or "path" in values.get("reward", {}).get("model", {}):
+            del began["reward"]  # what is translated is all of it
+        if "sets" in values.get("evaluation", {}) and "eval" not in values.get("data", {}):
+            del began["data"]["eval"]
+        text = yaml.safe_dump(_over(began, values), sort_keys=False).replace(_ASYNC, _ASYNC + _SYNCHRONOUS, 1)
+        config = f"# Translated from {' '.join(source)}.\n" + text
     rows = [{"prompt": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(2, 8) for b in (3, 5, 9, 14)]
     return {
         "config.yaml": config,

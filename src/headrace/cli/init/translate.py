@@ -7,6 +7,7 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from headrace.config import ConfigError, TrainConfig, load_config
@@ -16,6 +17,9 @@ from headrace.config.synonyms import meant_by
 _BEGUN = {"model": {"path": "model"}, "data": {"train": "train.jsonl"}}
 _OTHERS = ("critic.", "reference.", "proximal.", "teacher.", "reward.", "evaluation.")
 """Sections whose keys have the names of others, which are meant as a rule."""
+_PATHS = ("model.path", "data.train", "data.eval", "reward.model.path")
+_LONGEST = 1000
+"""Characters of a path; a file system takes no more than some."""
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 """What YAML's readers take for text, unless it has a point."""
 
@@ -62,7 +66,7 @@ def translate(settings: Settings, rules: Mapping[str, Rule]) -> Translation:
         try:
             if isinstance(value, Unreadable):
                 raise Unknown(value.why)
-            found = dict(_found(name, value, settings, rules, known))
+            found = {key: _here(key, one) for key, one in _found(name, value, settings, rules, known).items()}
             _check(found)
         except Unknown as error:
             translation.left.append(Told(name, str(error)))
@@ -73,7 +77,36 @@ def translate(settings: Settings, rules: Mapping[str, Rule]) -> Translation:
         translation.values |= found
         words = ", ".join(f"{key}: {one!r}" for key, one in found.items())
         translation.done.append(Told(name, words or "is so here without a key"))
+    _gather(translation, "data.train")
     return translation
+
+
+def _gather(translation: Translation, key: str) -> None:
+    """A path that has options beside it becomes one of them; options without a path are of nothing."""
+    values = translation.values
+    options = [name for name in values if name.startswith(f"{key}.")]
+    if options and isinstance(values.get(key), str):
+        values[f"{key}.path"] = values.pop(key)
+    if f"{key}.path" in values:
+        return
+    for name in options:
+        del values[name]
+        for told in [one for one in translation.done if one.words.startswith(f"{name}: ")]:
+            translation.done.remove(told)
+            translation.left.append(Told(told.name, f"{name} is of one data set, and {key} names none"))
+
+
+def _here(key: str, value: Any) -> Any:
+    """A relative path that leads somewhere from this folder, from everywhere: the config is used in another one."""
+    if key not in _PATHS and not key.startswith("evaluation.sets."):
+        return value
+    if isinstance(value, list):
+        return [_here(key, one) for one in value]
+    if isinstance(value, Mapping) and "path" in value:
+        return {**value, "path": _here(key, value["path"])}
+    if not isinstance(value, str) or not value or "\0" in value or len(value) > _LONGEST or not Path(value).exists():
+        return value
+    return str(Path(value).absolute())
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,6 +221,6 @@ def trackers(value: Any, settings: Settings) -> Mapping[str, Any]:
 
 EMBEDDED = never("the engine is the embedded one, in the run's process")
 ONE_DEVICE = never("a run is on one device")
-CONTEXT = never("prompts are not cut: engine.max_context holds prompt and response together")
+CUT = never("prompts are cut on the left alone: data.too_long: truncate_left, or drop")
 IN_TOKENS = never("micro-batches are counted in tokens: trainer.max_tokens_per_microbatch")
 FOLDER = never("the folder is an option: headrace train --dir")

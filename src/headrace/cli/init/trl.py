@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import yaml
 
 from headrace.cli.init.translate import (
-    CONTEXT,
     EMBEDDED,
     FOLDER,
     Rule,
@@ -24,16 +22,17 @@ from headrace.cli.init.translate import (
     unless,
     whole,
 )
+from headrace.cli.init.trl_script import LORA, read_script
 from headrace.config import ConfigError
 
-_COMPLETIONS_A_DEVICE, _PER_PROMPT = 8, 8
+_COMPLETIONS_A_DEVICE, _PER_PROMPT, _SYNC_STEPS = 8, 8, 512
 """TRL's defaults."""
 
 
 def read(text: str, file: Path) -> dict[str, Any]:
     """Raises ConfigError."""
     if file.suffix == ".py":
-        return _of_python(text, file)
+        return read_script(text, file)
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -43,34 +42,16 @@ def read(text: str, file: Path) -> dict[str, Any]:
     return {str(name): value for name, value in found.items()}
 
 
-def _of_python(text: str, file: Path) -> dict[str, Any]:
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"{file} is no Python: {error}") from error
-    found: dict[str, Any] = {}
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        given = {word.arg: _value(word.value) for word in node.keywords if word.arg is not None}
-        if called == "GRPOConfig":
-            found |= given
-        elif called == "GRPOTrainer" and isinstance(given.get("model"), str):
-            found["model_name_or_path"] = given["model"]
-    return found
-
-
-def _value(node: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError):
-        return Unreadable(f"it is {ast.unparse(node)}, which only running the file would tell")
-
-
 def _number(settings: Settings, name: str, default: float) -> float:
+    """Raises Unknown for a value that is no number, so that nothing is counted with what it is not."""
     value = settings.get(name)
-    return default if not isinstance(value, int | float) or isinstance(value, bool) else value
+    if value is None:
+        return default
+    if isinstance(value, Unreadable):
+        raise Unknown(f"it is counted with {name}, and {value.why}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Unknown(f"{name} is {value!r}, which is no number")
+    return value
 
 
 def _steps_per_generation(settings: Settings) -> float:
@@ -139,6 +120,76 @@ def _warmup(value: Any, settings: Settings) -> Mapping[str, Any]:
     return {"trainer.lr_schedule.warmup_steps": round(value * steps)}
 
 
+def _reference(value: Any, settings: Settings) -> Mapping[str, Any]:
+    """TRL counts optimiser steps, and syncs only where `sync_ref_model` says so."""
+    if settings.get("sync_ref_model") is not True:
+        raise Unknown("sync_ref_model is not true, so it has no effect")
+    steps = _number(settings, "ref_model_sync_steps", _SYNC_STEPS)
+    return _batches("reference.refresh_every")(steps, settings)
+
+
+def _schedule(value: Any, settings: Settings) -> Mapping[str, Any]:
+    return {"trainer.lr_schedule.kind": "cosine" if value == "cosine_with_min_lr" else value}
+
+
+def _schedule_words(value: Any, settings: Settings) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or set(value) != {"min_lr_rate"}:
+        raise Unknown("of these only min_lr_rate is there: trainer.lr_schedule.min_ratio")
+    return {"trainer.lr_schedule.min_ratio": value["min_lr_rate"]}
+
+
+def _rewards(value: Any, settings: Settings) -> Mapping[str, Any]:
+    """Functions of TRL's signature by place, or import path; or one reward model."""
+    names = list(value) if isinstance(value, list | tuple) else [value]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise Unknown(f"{value!r} names no functions; give reward.terms, each path.py:function and style: trl")
+    if len(names) == 1 and "/" in names[0] and ".py:" not in names[0]:
+        return {"reward.model.path": names[0]}
+    terms = [{"function": _function(name), "style": "trl"} for name in names]
+    if len(terms) == 1:
+        return {"reward.function": terms[0]["function"], "reward.style": "trl"}
+    weights = settings.get("reward_weights")
+    weights = [1.0] * len(terms) if weights is None else weights
+    if not isinstance(weights, list | tuple) or len(weights) != len(terms):
+        raise Unknown(f"there are {len(terms)} functions, and reward_weights has no number for each")
+    return {"reward.terms": [{**term, "weight": weight} for term, weight in zip(terms, weights, strict=True)]}
+
+
+def _function(name: str) -> str:
+    if ".py:" in name:
+        return name
+    module, _, function = name.rpartition(".")
+    if not module or not name.replace(".", "_").isidentifier():
+        raise Unknown(
+            f"{name} is a name of the training script's own; write the function's place: reward.function: "
+            "path.py:function (or reward.terms) and reward.style: trl"
+        )
+    return f"{module}:{function}"
+
+
+def _weights(value: Any, settings: Settings) -> Mapping[str, Any]:
+    rewards = settings.get("reward_funcs")
+    if rewards is None or isinstance(rewards, Unreadable):
+        raise Unknown("it goes with reward_funcs: the weights are those of reward.terms")
+    names = rewards if isinstance(rewards, list | tuple) else [rewards]
+    if len(names) == 1:
+        raise Unknown("of one reward: reward.terms, with a weight")
+    return _rewards(rewards, settings)
+
+
+def _held_out(value: Any, settings: Settings) -> Mapping[str, Any]:
+    if settings.get("eval_strategy") in (None, "no", False):
+        raise Unknown("eval_strategy is no, so it has no effect")
+    if not isinstance(name := settings.get("dataset_name"), str):
+        raise Unknown("data.eval is a data set and its split, and none is named")
+    subset = settings.get("dataset_config")
+    return {"data.eval": {"path": name, "split": value, **({"subset": subset} if isinstance(subset, str) else {})}}
+
+
+def _lora_word(value: Any, settings: Settings) -> Mapping[str, Any]:
+    raise Unknown("it has no effect without use_peft" if settings.get("use_peft") is not True else LORA)
+
+
 _ALWAYS = never("is always so: every batch is recorded")
 _SCALES = {
     True: "group_normalized",
@@ -155,7 +206,7 @@ RULES: Mapping[str, Rule] = {
     "max_steps": unless(-1, _batches("trainer.batches")),
     "save_steps": _batches("checkpoint.every"),
     "eval_steps": _batches("evaluation.every"),
-    "max_prompt_length": CONTEXT,
+    "max_prompt_length": lambda value, settings: {"data.max_prompt_tokens": value, "data.too_long": "truncate_left"},
     "bf16": unless(False, one_of("model.dtype", {True: "bfloat16"})),
     "fp16": unless(False, never("there is no float16 here; model.dtype: bfloat16 has the same size")),
     "epsilon": _epsilon,
@@ -163,15 +214,27 @@ RULES: Mapping[str, Rule] = {
     "scale_rewards": one_of("algorithm.advantage", _SCALES),
     "importance_sampling_level": unless("token", one_of("algorithm.loss", {"sequence": "gspo"})),
     "top_k": unless(-1, same("rollout.sampling.top_k")),
-    "lr_scheduler_type": unless("constant_with_warmup", same("trainer.lr_schedule.kind")),
+    "lr_scheduler_type": unless("constant_with_warmup", _schedule),
+    "lr_scheduler_kwargs": _schedule_words,
     "warmup_ratio": _warmup,
     "adam_beta1": _betas,
     "adam_beta2": _betas,
     "report_to": trackers,
     "mask_truncated_completions": unless(False, one_of("algorithm.truncated", {True: "mask"})),
-    "ref_model_sync_steps": same("reference.refresh_every"),
-    "reward_weights": never("the weights are those of reward.terms"),
-    "reward_funcs": never("a reward is named by its place, reward.function: path.py:function"),
+    "sync_ref_model": unless(False, _reference),
+    "ref_model_sync_steps": _reference,
+    "ref_model_mixup_alpha": unless(1.0, never("the reference becomes the policy whole: reference.refresh_every")),
+    "reward_weights": _weights,
+    "reward_funcs": _rewards,
+    "reward_model_name_or_path": same("reward.model.path"),
+    "dataset_test_split": _held_out,
+    "train_dataset": same("data.train"),
+    "eval_dataset": same("data.eval"),
+    "dataset_prompt_column": same("data.prompt_column"),
+    "peft_config": never(LORA),
+    "use_peft": unless(False, never(LORA)),
+    **dict.fromkeys(("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_task_type"), _lora_word),
+    **dict.fromkeys(("load_in_4bit", "load_in_8bit"), unless(False, never("weights have 16 bits or more"))),
     "output_dir": FOLDER,
     "logging_steps": _ALWAYS,
     "logging_strategy": _ALWAYS,

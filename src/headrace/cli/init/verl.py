@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
 
 from headrace.cli.init.translate import (
-    CONTEXT,
+    CUT,
     EMBEDDED,
     IN_TOKENS,
     ONE_DEVICE,
@@ -87,12 +87,61 @@ def _value(text: str, variables: Mapping[str, str]) -> Any:
         return whole_text
 
 
-def _file(key: str) -> Rule:
+def _files(value: Any) -> list[str]:
+    files = [value] if isinstance(value, str) else list(value)
+    if not files or not all(isinstance(file, str) and file for file in files):
+        raise Unknown(f"{value!r} names no file")
+    return files
+
+
+def _named(files: Sequence[str]) -> dict[str, str]:
+    """Files by name: the last part of each path without its suffix, with the folder's where two are alike."""
+    paths = [PurePath(file) for file in files]
+    stems = [path.name.partition(".")[0] for path in paths]
+    if len(set(stems)) < len(stems):
+        stems = [f"{path.parent.name}-{stem}" for path, stem in zip(paths, stems, strict=True)]
+    names = [re.sub(r"[^A-Za-z0-9_-]", "-", stem)[:40] for stem in stems]
+    if len(set(names)) < len(names):
+        names = [f"set-{number}" for number in range(1, len(names) + 1)]
+    return dict(zip(names, files, strict=True))
+
+
+def _train_files(value: Any, settings: Settings) -> Mapping[str, Any]:
+    files = _files(value)
+    if len(files) == 1:
+        return {"data.train": files[0]}
+    return {"data.train": [{"path": file, "name": name} for name, file in _named(files).items()]}
+
+
+def _val_files(value: Any, settings: Settings) -> Mapping[str, Any]:
+    files = _files(value)
+    if len(files) == 1:
+        return {"data.eval": files[0]}
+    names = {
+        name if name[:1].isalpha() and name != "eval" else f"set-{name}": file for name, file in _named(files).items()
+    }
+    return {f"evaluation.sets.{name}.data": file for name, file in names.items()}
+
+
+def _drops(settings: Settings) -> bool:
+    return settings.get("data.filter_overlong_prompts") is True
+
+
+def _truncation(value: Any, settings: Settings) -> Mapping[str, Any]:
+    if value not in ("error", "left"):
+        return CUT(value, settings)
+    if _drops(settings) and value == "left":
+        raise Unknown("filter_overlong_prompts is true, which drops them: data.too_long")
+    return {} if _drops(settings) else {"data.too_long": {"error": "fail", "left": "truncate_left"}[value]}
+
+
+def _of_samples(key: str) -> Rule:
+    """Where verl's `val_kwargs.do_sample` is false, it decodes greedily whatever is beside it."""
+
     def rule(value: Any, settings: Settings) -> Mapping[str, Any]:
-        files = [value] if isinstance(value, str) else list(value)
-        if len(files) != 1:
-            raise Unknown(f"{key} is one file; join the {len(files)}")
-        return {key: str(files[0])}
+        if any(name.endswith("val_kwargs.do_sample") and on is False for name, on in settings.items()):
+            raise Unknown("val_kwargs.do_sample is false, so it has no effect")
+        return {key: value}
 
     return rule
 
@@ -141,21 +190,27 @@ def _advantage(value: Any, settings: Settings) -> Mapping[str, Any]:
 
 
 def _reward(value: Any, settings: Settings) -> Mapping[str, Any]:
-    name = settings.get("custom_reward_function.name", "compute_score")
-    raise Unknown(
-        f"{value}:{name} takes (data_source, solution_str, ground_truth); write score(response, row) in reward.py"
-    )
+    """verl's signature is one of `reward.style`."""
+    path = settings.get("custom_reward_function.path")
+    name = settings.get("custom_reward_function.name") or "compute_score"
+    if not isinstance(path, str) or not isinstance(name, str):
+        raise Unknown("custom_reward_function.path names no file; give reward.function: path.py:function")
+    if not path.endswith(".py"):
+        raise Unknown(f"{path} is no .py file; give reward.function: path.py:{name} and reward.style: verl")
+    place = Path(path).absolute() if "\0" not in path and Path(path).exists() else path
+    return {"reward.function": f"{place}:{name}", "reward.style": "verl"}
 
 
+_ALL_TOKENS = never("an evaluation draws from all tokens")
 _KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 _AGGREGATION = {"token-mean": "token_mean", "seq-mean-token-sum": "sample_sum", "seq-mean-token-mean": "sample_mean"}
 RULES: Mapping[str, Rule] = {
-    "data.train_files": _file("data.train"),
-    "data.val_files": _file("data.eval"),
-    "data.max_prompt_length": CONTEXT,
+    "data.train_files": _train_files,
+    "data.val_files": _val_files,
+    "data.max_prompt_length": same("data.max_prompt_tokens"),
     "data.val_batch_size": never("the held-out prompts are answered all at once, as many as the engine decodes"),
-    "data.filter_overlong_prompts": never("a prompt that does not fit is an error of headrace check"),
-    "data.truncation": never("a prompt that does not fit is an error of headrace check"),
+    "data.filter_overlong_prompts": unless(False, one_of("data.too_long", {True: "drop"})),
+    "data.truncation": _truncation,
     "ppo_mini_batch_size": _updates,
     "ppo_micro_batch_size": IN_TOKENS,
     "ppo_micro_batch_size_per_gpu": IN_TOKENS,
@@ -184,10 +239,14 @@ RULES: Mapping[str, Rule] = {
     "adv_estimator": _advantage,
     "norm_adv_by_std_in_grpo": unless(True, one_of("algorithm.advantage", {False: "mean_only"})),
     "rollout.top_k": unless(-1, same("rollout.sampling.top_k")),
-    "rollout.val_kwargs.temperature": same("evaluation.temperature"),
-    "rollout.val_kwargs.n": unless(1, never("an evaluation has one answer a prompt")),
-    "rollout.val_kwargs.do_sample": never("evaluation.temperature above 0 samples"),
-    "rollout.mode": never("async.mode says how far generation runs ahead"),
+    "val_kwargs.temperature": _of_samples("evaluation.temperature"),
+    "val_kwargs.n": _of_samples("evaluation.samples"),
+    "val_kwargs.do_sample": unless(
+        True, one_of("evaluation.temperature", {False: 0.0}), "evaluation.temperature above 0 samples"
+    ),
+    "val_kwargs.top_p": unless(1.0, _ALL_TOKENS),
+    "val_kwargs.top_k": unless(-1, _ALL_TOKENS),
+    "rollout.mode": never("it is of verl's server; async.mode says how far generation runs ahead"),
     "rollout.name": EMBEDDED,
     "rollout.load_format": EMBEDDED,
     "rollout.gpu_memory_utilization": never("the engine's memory is engine.kv_cache_gib, in GiB"),
@@ -206,7 +265,7 @@ RULES: Mapping[str, Rule] = {
     "trainer.experiment_name": never("a run is called as its folder: headrace train --dir"),
     "trainer.default_local_dir": never("the folder is an option: headrace train --dir"),
     "custom_reward_function.path": _reward,
-    "custom_reward_function.name": never("see custom_reward_function.path"),
+    "custom_reward_function.name": _reward,
     "reward_model.enable": unless(False, never("name the model: reward.model.path")),
     "use_remove_padding": unless(True, never("rows are always packed, without padding")),
     "fsdp_config.param_offload": unless(False, ONE_DEVICE),

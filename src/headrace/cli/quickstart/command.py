@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.program import program
 from headrace.config import ConfigError
+from headrace.config.paths import path_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +25,7 @@ _MADE = ("data", "model", "sft", "run", "sft.yaml", "grpo.yaml", _PLOT)
 def run(args: argparse.Namespace) -> int:
     if not 0 <= args.seed < 2**32:
         raise ConfigError(f"--seed is {args.seed}; give a whole number from 0 to {2**32 - 1}")
-    folder = Path(args.dir).expanduser()
+    folder = path_of(args.dir)
     _make_room(folder, args.fresh)
     began = time.monotonic()
 

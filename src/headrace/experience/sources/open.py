@@ -8,6 +8,7 @@ from typing import Protocol
 
 from headrace.config import ConfigError
 from headrace.config.data import SourceConfig
+from headrace.config.paths import path_of
 from headrace.experience.sources.arrow_files import Look, read_arrow, read_parquet
 from headrace.experience.sources.compressed import COMPRESSIONS
 from headrace.experience.sources.hub import read_dataset
@@ -38,7 +39,8 @@ def open_rows(source: SourceConfig, survey: BatchSurvey) -> Rows:
     """Every row is seen by `survey` before this returns. Raises ConfigError naming the source, the row and the mend."""
     if "://" in source.path:
         raise ConfigError(f"{source.path} is an address, and none is read; fetch the file, and give its path")
-    path = Path(source.path)
+    path = path_of(source.path)
+    source = source.model_copy(update={"path": str(path)}) if source.path.startswith("~") else source
     kind = path.with_suffix("").suffix.lower() if path.suffix.lower() in COMPRESSIONS else path.suffix.lower()
     if path.is_file():
         options = [name for name in ("subset", "split", "revision") if getattr(source, name) is not None]

@@ -249,6 +249,8 @@ class RewardPool:
         functions = [f"reward.function {term.function!r}" for term in terms]
         own = [term.function for term in terms] + ([] if group is None else [group])
         setup = {**self._setup(forks=kind == "walled"), "terms": [term.model_dump(mode="json") for term in terms]}
+        for term in setup["terms"]:
+            term["function"] = os.path.expanduser(term["function"])  # the process knows no home
         setup["columns"] = self._columns
         if kind == "code":
             setup["walls"] = asdict(await self._walls())
@@ -264,7 +266,7 @@ class RewardPool:
         pool = WorkerPool(
             Launch(
                 what=", ".join([*functions, *([] if group is None else [f"reward.group {group!r}"])]),
-                setup={**setup, "group": group},
+                setup={**setup, "group": None if group is None else os.path.expanduser(group)},
                 walls=walls,
                 environment=self._environment() if kind == "walled" else None,
                 log_path=self._log_path,

@@ -39,7 +39,7 @@ def own_places(
 def _homes_of(function: str) -> list[str]:
     """The folder of a function's file, or the file alone where that folder is a hidden one; of a module the working
     folder, where it is looked for."""
-    place = function.rpartition(":")[0]
+    place = os.path.expanduser(function.rpartition(":")[0])
     if not place.endswith(".py"):
         return [os.getcwd()]
     hidden = [os.path.realpath(path) for path in HIDDEN]
