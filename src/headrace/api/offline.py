@@ -15,6 +15,7 @@ from headrace.api.errors import for_caller
 from headrace.api.inputs import Inputs
 from headrace.api.interrupted import Interrupted
 from headrace.api.picture import Picture, picture_of
+from headrace.api.places import named
 from headrace.api.steps import Steps
 from headrace.api.training import dotted
 from headrace.api.view import notes, offline_view
@@ -185,7 +186,7 @@ class _Job:
                 **inputs.data(self.data, "data", "data.train", "train"),
                 **inputs.data(self.eval_data, "eval_data", "data.eval", "eval"),
             }
-            config = load_config(self.kind, self.config, values)
+            config = load_config(self.kind, named(self.config, inputs), named(values, inputs))
             notes(ineffective(config))
             return runs[self.name](
                 config,
