@@ -27,6 +27,8 @@ _PUBLIC = {
     "Checkpoint": "headrace.api.callbacks",
     "BatchRecord": "headrace.observe.record",
     "Evaluation": "headrace.observe.run_record",
+    "OfflineStep": "headrace.observe.offline.record",
+    "HeldOutRows": "headrace.observe.offline.record",
     "TrainConfig": "headrace.config",
     "SFTConfig": "headrace.config",
     "RMConfig": "headrace.config",

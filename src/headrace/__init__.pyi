@@ -87,6 +87,12 @@ from headrace.experience.flow import (
 from headrace.experience.sample import (
     Group as Group,
 )
+from headrace.observe.offline.record import (
+    HeldOutRows as HeldOutRows,
+)
+from headrace.observe.offline.record import (
+    OfflineStep as OfflineStep,
+)
 from headrace.observe.record import (
     BatchRecord as BatchRecord,
 )

@@ -12,17 +12,21 @@ from typing import Any
 
 from headrace.config.errors import ConfigError
 from headrace.observe.listeners import Listeners
+from headrace.observe.offline.listeners import OfflineListeners
 from headrace.rollout.failures import describe_exception
 from headrace.store.rollouts import Rollout
 
 logger = logging.getLogger(__name__)
 
-NAMES = ("on_batch", "on_evaluation", "on_checkpoint", "on_rollout")
+OFFLINE = ("on_batch", "on_evaluation", "on_checkpoint")
+"""Of the offline trainers, which draw no rollouts."""
+NAMES = (*OFFLINE, "on_rollout")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     version: int
+    """Of an offline trainer: steps that are done."""
     path: Path
 
     @property
@@ -34,9 +38,9 @@ class Checkpoint:
 class Callbacks:
     """The callbacks of one run. One that raises costs a warning: the first time, and how often in the end."""
 
-    def __init__(self, given: Iterable[Any]) -> None:
-        """Raises ConfigError for one that could never be called."""
-        self._called: dict[str, list[Callable[[Any], object]]] = {name: [] for name in NAMES}
+    def __init__(self, given: Iterable[Any], names: Sequence[str] = NAMES) -> None:
+        """`names`: methods that there are moments for. Raises ConfigError for one that could never be called."""
+        self._called: dict[str, list[Callable[[Any], object]]] = {name: [] for name in names}
         self._raised = Counter[str]()
         if not isinstance(given, Iterable):
             raise ConfigError(f"callbacks is a {type(given).__name__}; give a list of them")
@@ -58,16 +62,24 @@ class Callbacks:
             rollouts=self._tell_rollouts,
         )
 
+    def offline_listeners(self) -> OfflineListeners:
+        return OfflineListeners(
+            step=lambda step: self._call("on_batch", step),
+            evaluation=lambda found: self._call("on_evaluation", found),
+            checkpoint=lambda number, folder: self._call("on_checkpoint", Checkpoint(number, folder)),
+        )
+
     def close(self) -> None:
         for what, count in self._raised.items():
             if count > 1:
                 logger.warning("callback %s raised %s times in all", what, f"{count:,}")
 
     def _add(self, one: Any) -> None:
-        found = [name for name in NAMES if callable(getattr(one, name, None))]
+        found = [name for name in self._called if callable(getattr(one, name, None))]
         if not found:
             raise ConfigError(
-                f"callbacks: a {type(one).__name__} has none of {', '.join(NAMES)}; give an object with at least one"
+                f"callbacks: a {type(one).__name__} has none of {', '.join(self._called)}; give an object with at "
+                "least one"
             )
         if isinstance(one, type):
             raise ConfigError(f"callbacks: {one.__name__} is a class; give an object of it, {one.__name__}()")

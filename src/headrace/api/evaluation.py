@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.api import background
 from headrace.api.inputs import Inputs
+from headrace.api.places import named, several
 from headrace.api.training import Config, dotted
 from headrace.api.view import notes
 from headrace.config import TrainConfig, load_config
@@ -82,7 +83,9 @@ class _Job:
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
             inputs = Inputs(Path(folder), resume=False)
             try:
-                plan = make_plan(load_config(TrainConfig, self.config, self._values(inputs)), given=inputs.objects)
+                config = named(self.config, inputs)
+                values = named(self._values(config, inputs), inputs)
+                plan = make_plan(load_config(TrainConfig, config, values), given=inputs.objects)
                 notes(plan.notes)
                 results = run_to_end(lambda: background.unless(stop, evaluate(plan)), "headrace.evaluate")
                 return None if results is None else as_json(results)
@@ -90,20 +93,21 @@ class _Job:
                 inputs.rename(error)
                 raise
 
-    def _values(self, inputs: Inputs) -> dict[str, Any]:
+    def _values(self, config: Any, inputs: Inputs) -> dict[str, Any]:
         """By the keys of the config."""
-        held_out = inputs.data(self.eval_data, "eval_data", "data.eval", "eval")
+        held_out = several(self.eval_data, inputs)
         return {
             **dotted(self.overrides),
             **({} if self.model is None else {"model.path": str(self.model)}),
-            **self._prompts(held_out),
+            **_prompts(config, held_out),
             **held_out,
             **inputs.environment(self.environment),
             **inputs.workflow(self.workflow),
             **inputs.reward(self.reward),
         }
 
-    def _prompts(self, held_out: Mapping[str, Any]) -> dict[str, Any]:
-        """Nothing is trained on, but a config names something."""
-        named = isinstance(self.config, Mapping) and "train" not in (self.config.get("data") or {})
-        return {"data.train": held_out["data.eval"]} if named and held_out else {}
+
+def _prompts(config: Any, held_out: Mapping[str, Any]) -> dict[str, Any]:
+    """Nothing is trained on, but a config names something."""
+    lacks = isinstance(config, Mapping) and "train" not in (config.get("data") or {})
+    return {"data.train": next(iter(held_out.values()))} if lacks and held_out else {}

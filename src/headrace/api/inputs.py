@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,16 @@ class Inputs:
         if isinstance(reward, Mapping):
             return {"reward": reward}
         if isinstance(reward, Sequence) and not isinstance(reward, str):
-            terms = [{"function": self._spec(one, f"reward[{place}]", "reward")} for place, one in enumerate(reward)]
+            terms = [
+                one if isinstance(one, Mapping) else {"function": self.function(one, f"reward[{place}]", "reward")}
+                for place, one in enumerate(reward)
+            ]
             return {"reward.terms": terms}
         return {"reward.function": self._spec(reward, "reward", "reward")}
+
+    def function(self, function: Any, argument: str, name: str) -> str:
+        """What stands for it in the config; `name`: of the file that its source is written to."""
+        return self._spec(function, argument, name)
 
     def workflow(self, workflow: Any) -> dict[str, Any]:
         """A class, or an object of one."""
@@ -78,7 +85,8 @@ class Inputs:
         """One or several: functions, or entries as in the config."""
         if filters is None:
             return {}
-        several = [filters] if callable(filters) or isinstance(filters, str | Mapping) else list(filters)
+        one = callable(filters) or isinstance(filters, str | Mapping) or not isinstance(filters, Iterable)
+        several = [filters] if one else list(filters)
         return {
             "rollout.filters": [
                 one if isinstance(one, Mapping) else self._spec(one, f"filters[{place}]", "filter")

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from headrace.api import background
+from headrace.api.callbacks import OFFLINE, Callbacks
 from headrace.api.errors import for_caller
 from headrace.api.inputs import Inputs
 from headrace.api.interrupted import Interrupted
 from headrace.api.picture import Picture, picture_of
+from headrace.api.places import named
+from headrace.api.steps import Steps
 from headrace.api.training import dotted
 from headrace.api.view import notes, offline_view
 from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, load_config
 from headrace.config.ineffective import ineffective
 from headrace.config.paths import path_of
+from headrace.observe.offline.record import HeldOutRows
 from headrace.observe.offline.run import OfflineRun as OfflineRecord
 from headrace.observe.offline.run import OfflineWatcher
 from headrace.observe.plot.curves import Axis
@@ -49,6 +53,15 @@ class OfflineRun:
                 return OfflineWatcher(reader).read()
             except KeyError:
                 raise ConfigError(f"{self.path} is of headrace train; it is a headrace.Run") from None
+
+    @property
+    def metrics(self) -> Steps:
+        return Steps(self.record.steps)
+
+    @property
+    def evaluations(self) -> tuple[HeldOutRows, ...]:
+        """Of the held-out rows, in order: before, between and after."""
+        return self.record.evaluations
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -85,37 +98,45 @@ def sft(
     config: str | Path | Mapping[str, Any] | SFTConfig,
     *,
     data: Any = None,
+    eval_data: Any = None,
     dir: str | Path | None = None,
     resume: bool = False,
+    callbacks: Iterable[Any] = (),
     **overrides: Any,
 ) -> OfflineRun:
-    """Fine-tune on demonstrations as `headrace sft` does; arguments and errors as of `headrace.train`. `dir` is the
-    folder for the model; `runs/NAME-OF-CONFIG` unless given."""
-    return _wait(_Job("sft", SFTConfig, config, data, dir, resume, overrides))
+    """Fine-tune on demonstrations as `headrace sft` does; arguments and errors as of `headrace.train`. `eval_data`:
+    held-out rows, with the same columns. `dir` is the folder for the model; `runs/NAME-OF-CONFIG` unless given.
+    `callbacks`: objects with any of `on_batch` (an optimiser step), `on_evaluation` and `on_checkpoint`, each called
+    with one argument on the run's thread."""
+    return _wait(_Job("sft", SFTConfig, config, data, eval_data, dir, resume, callbacks, overrides))
 
 
 def rm(
     config: str | Path | Mapping[str, Any] | RMConfig,
     *,
     data: Any = None,
+    eval_data: Any = None,
     dir: str | Path | None = None,
     resume: bool = False,
+    callbacks: Iterable[Any] = (),
     **overrides: Any,
 ) -> OfflineRun:
     """Train a reward model on pairs as `headrace rm` does; see `sft`."""
-    return _wait(_Job("rm", RMConfig, config, data, dir, resume, overrides))
+    return _wait(_Job("rm", RMConfig, config, data, eval_data, dir, resume, callbacks, overrides))
 
 
 def dpo(
     config: str | Path | Mapping[str, Any] | DPOConfig,
     *,
     data: Any = None,
+    eval_data: Any = None,
     dir: str | Path | None = None,
     resume: bool = False,
+    callbacks: Iterable[Any] = (),
     **overrides: Any,
 ) -> OfflineRun:
     """Train a policy on pairs as `headrace dpo` does; see `sft`."""
-    return _wait(_Job("dpo", DPOConfig, config, data, dir, resume, overrides))
+    return _wait(_Job("dpo", DPOConfig, config, data, eval_data, dir, resume, callbacks, overrides))
 
 
 async def asft(config: str | Path | Mapping[str, Any] | SFTConfig, **arguments: Any) -> OfflineRun:
@@ -139,8 +160,10 @@ class _Job:
     kind: type[Any]
     config: Any
     data: Any
+    eval_data: Any
     dir: str | Path | None
     resume: bool
+    callbacks: Iterable[Any]
     overrides: Mapping[str, Any]
 
     @property
@@ -156,10 +179,15 @@ class _Job:
 
         view, report = offline_view(self.name)
         runs: dict[Kind, Callable[..., OfflineResult]] = {"sft": run_sft, "rm": run_rm, "dpo": run_dpo}
-        folder, inputs = self.folder, Inputs(self.folder, resume=self.resume)
+        folder, callbacks = self.folder, Callbacks(self.callbacks, OFFLINE)
+        inputs = Inputs(folder, resume=self.resume)
         try:
-            values = {**dotted(self.overrides), **inputs.data(self.data, "data", "data.train", "train")}
-            config = load_config(self.kind, self.config, values)
+            values = {
+                **dotted(self.overrides),
+                **inputs.data(self.data, "data", "data.train", "train"),
+                **inputs.data(self.eval_data, "eval_data", "data.eval", "eval"),
+            }
+            config = load_config(self.kind, named(self.config, inputs), named(values, inputs))
             notes(ineffective(config))
             return runs[self.name](
                 config,
@@ -169,12 +197,15 @@ class _Job:
                 now=time.monotonic,
                 view=view,
                 stop=stop,
+                listeners=callbacks.offline_listeners(),
             )
         except BaseException as error:
             inputs.rename(error)
             if not RunStore.exists(folder) or isinstance(error, RunExists):
                 inputs.tidy()
             raise
+        finally:
+            callbacks.close()
 
 
 def _job(
@@ -183,11 +214,13 @@ def _job(
     config: Any,
     *,
     data: Any = None,
+    eval_data: Any = None,
     dir: str | Path | None = None,
     resume: bool = False,
+    callbacks: Iterable[Any] = (),
     **overrides: Any,
 ) -> _Job:
-    return _Job(name, kind, config, data, dir, resume, overrides)
+    return _Job(name, kind, config, data, eval_data, dir, resume, callbacks, overrides)
 
 
 def _stop() -> StopFlag:

@@ -16,7 +16,7 @@ def frame_of(records: Sequence[Mapping[str, Any]], *, index: str) -> Any:
     """
     if find_spec("pandas") is None:
         raise ConfigError(
-            "frame() needs pandas: pip install pandas; without it, run.metrics is a sequence of batches, and each has "
+            "frame() needs pandas: pip install pandas; without it, run.metrics is a sequence, and each of it has "
             "to_json()"
         )
     import pandas

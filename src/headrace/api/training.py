@@ -12,6 +12,7 @@ from headrace.api import background
 from headrace.api.callbacks import Callbacks
 from headrace.api.inputs import Inputs
 from headrace.api.interrupted import Interrupted
+from headrace.api.places import named, several
 from headrace.api.run import Run
 from headrace.api.view import caller_view, note, notes
 from headrace.config import ConfigError, TrainConfig, load_config
@@ -48,12 +49,13 @@ def train(
     `**{"trainer.optimizer.lr": 1e-6}`; a dict is merged into its section.
 
     `data`, `eval_data`: rows as dicts, a `datasets.Dataset`, a pandas frame, any iterable of dicts, or the path of a
-    JSONL file. `reward`: a function as `docs/workflows.md` has it, or several, whose rewards are added; `workflow`: a
-    class or an object; `environment`: a class, or a function that makes one; `filters`: functions, or entries of
-    `rollout.filters`; each may be text as in the config, too. `dir`: the run's folder; `runs/NAME-OF-CONFIG` unless
-    given, and for a config that is no file the first of `runs/train`, `runs/train-2`, ... that is free. `resume`: go on
-    with the run in `dir`. `callbacks`: objects with any of `on_batch`, `on_evaluation`, `on_checkpoint` and
-    `on_rollout`, each called with one argument in the run's event loop.
+    JSONL file; `eval_data` may be a mapping of these by the name of their set, too. `reward`: a function as
+    `docs/workflows.md` has it, or several, whose rewards are added, or what stands under `reward` in the config;
+    `workflow`: a class or an object; `environment`: a class, or a function that makes one; `filters`: functions, or
+    entries of `rollout.filters`; each may be text as in the config, too. `dir`: the run's folder;
+    `runs/NAME-OF-CONFIG` unless given, and for a config that is no file the first of `runs/train`, `runs/train-2`, ...
+    that is free. `resume`: go on with the run in `dir`. `callbacks`: objects with any of `on_batch`, `on_evaluation`,
+    `on_checkpoint` and `on_rollout`, each called with one argument in the run's event loop.
 
     Works where an event loop runs, as in a notebook. Raises ConfigError for what was given wrong, before anything
     starts; RunExists, RunInUse, RunMissing and ConfigMismatch for the folder; Interrupted, a KeyboardInterrupt, once
@@ -115,7 +117,7 @@ class _Job:
         folder = folder_for(self.config, self.dir, resume=self.resume)
         callbacks, inputs = Callbacks(self.callbacks), Inputs(folder, resume=self.resume)
         try:
-            config = load_config(TrainConfig, self.config, self._values(inputs))
+            config = load_config(TrainConfig, named(self.config, inputs), named(self._values(inputs), inputs))
             notes(ineffective(config))
             status = self._train(config, folder, inputs, callbacks, stop)
         except BaseException as error:
@@ -132,7 +134,7 @@ class _Job:
         return {
             **dotted(self.overrides),
             **inputs.data(self.data, "data", "data.train", "train"),
-            **inputs.data(self.eval_data, "eval_data", "data.eval", "eval"),
+            **several(self.eval_data, inputs),
             **inputs.environment(self.environment),
             **inputs.workflow(self.workflow),
             **inputs.reward(self.reward),

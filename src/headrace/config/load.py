@@ -22,6 +22,8 @@ from headrace.config.resume import is_operational
 
 C = TypeVar("C", bound=Section)
 
+_MOST_SHOWN = 200
+"""Characters of a value that errors repeat."""
 _NO_MAPPING = "holds no mapping; a config is a mapping of sections, as model, data and trainer"
 
 
@@ -39,7 +41,7 @@ def load_config(
     config, source = _read(given)
     if isinstance(overrides, Mapping):
         for key, value in overrides.items():
-            with _in_words(f"override {key}={value!r}"):
+            with _in_words(f"override {key}={_short(value)}"):
                 _set(config, key, value)
     else:
         for override in overrides:
@@ -70,6 +72,11 @@ def _read(given: str | Path | Mapping[str, Any] | Section) -> tuple[DictConfig, 
         raise ConfigError(f"the config is a {type(given).__name__}; give the path of a YAML file, a dict or a config")
     with _in_words("the config"):
         return OmegaConf.create(_plain(given)), "the config"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def _set(config: DictConfig, key: str, value: Any) -> None:

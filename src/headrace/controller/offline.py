@@ -34,6 +34,7 @@ from headrace.models.loading import (
     resolve_device,
 )
 from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
+from headrace.observe.offline.listeners import NOBODY, OfflineListeners
 from headrace.observe.offline.summary import build_summary
 from headrace.observe.trackers.packages import check_packages
 from headrace.training.protocol import LossTerms, StepReport, Trainer
@@ -111,13 +112,14 @@ def run_offline(
     now: Callable[[], float],
     view: OfflineView | None = None,
     stop: StopFlag | None = None,
+    listeners: OfflineListeners = NOBODY,
 ) -> OfflineResult:
     """Train on `units`, `per_batch` of them a step; write `model`, `run.db` and `summary.json` into `output`. SIGINT,
     SIGTERM and `stop` end it after the step at hand, with a checkpoint; a finished run that is resumed stays as it is.
 
     `make_trainer` is given the number of steps. `prepare` may add columns once the model is loaded. `held_out` is
     measured before and after training, and every `evaluation.every` steps. `report` is called some twenty times.
-    `now`: monotonic seconds. `view` shows the record while it grows.
+    `now`: monotonic seconds. `view` shows the record while it grows, `listeners` are told of it.
 
     Raises ConfigError for a folder that cannot be written, and what `OutputFolder.claim` and `read_progress` raise,
     before the model is loaded; DiskFull or another StoreError if the model or the record cannot be saved, OutOfMemory.
@@ -144,9 +146,10 @@ def run_offline(
             write_progress(folder, progress, made)
 
         output.write_checkpoint(fill)
+        listeners.checkpoint(progress.steps, output.checkpoint)
 
     max_tokens = config.trainer.max_tokens_per_microbatch
-    with recording(config, output.folder, view, done=progress.steps) as record:
+    with recording(config, output.folder, view, listeners, done=progress.steps) as record:
         tell, start = _teller(report, steps, progress), now() - progress.wall_s
 
         def evaluate() -> float:
@@ -182,6 +185,7 @@ def run_offline(
         result = OfflineResult(**asdict(progress), model=output.model, status=status)
         if status == "finished":
             output.replace_model(lambda path: export(trainer, path))
+            listeners.checkpoint(progress.steps, output.folder)
         output.write_summary(
             {
                 **build_summary(record.read()),

@@ -12,6 +12,7 @@ from headrace.config import config_sha256, dump_config
 from headrace.config.kinds import KINDS
 from headrace.config.track import sections
 from headrace.controller.offline_tracking import tracked
+from headrace.observe.offline.listeners import NOBODY, OfflineListeners
 from headrace.observe.offline.record import EVALUATION, STEP, HeldOutRows, Measured, OfflineStep
 from headrace.observe.offline.run import OfflineConfig, OfflineRun, OfflineWatcher
 from headrace.runtime.inline import SystemClock
@@ -32,10 +33,13 @@ class OfflineView(Protocol):
 
 
 class OfflineRecorder:
-    def __init__(self, store: OfflineStore, watcher: OfflineWatcher, view: OfflineView | None) -> None:
+    def __init__(
+        self, store: OfflineStore, watcher: OfflineWatcher, view: OfflineView | None, listeners: OfflineListeners
+    ) -> None:
         self._store = store
         self._watcher = watcher
         self._view = view
+        self._listeners = listeners
         self._clock = SystemClock()
         self._shown_s = 0.0
         self.status = "failed"
@@ -68,12 +72,14 @@ class OfflineRecorder:
         if elapsed_s >= self._shown_s + SHOWN_S:
             self._shown_s = elapsed_s
             self._show()
+        self._listeners.step(record)
 
     def evaluation(self, number: int, rows: int, found: Measured, seconds: float) -> None:
         """The held-out rows were measured under the weights after `number` steps."""
         record = HeldOutRows(number, self.branch, rows, found, seconds)
         self._store.write(EVALUATION, number, self._clock.wall(), record.to_json())
         self._show()
+        self._listeners.evaluation(record)
 
     def is_evaluated(self, number: int) -> bool:
         """Whether there is a record of an evaluation after `number` steps."""
@@ -88,7 +94,9 @@ class OfflineRecorder:
 
 
 @contextmanager
-def recording(config: OfflineConfig, folder: Path, view: OfflineView | None, *, done: int) -> Iterator[OfflineRecorder]:
+def recording(
+    config: OfflineConfig, folder: Path, view: OfflineView | None, listeners: OfflineListeners = NOBODY, *, done: int
+) -> Iterator[OfflineRecorder]:
     """`done`: steps of the run that is gone on with, 0 of a new one. Raises what `OfflineStore` does."""
     clock = SystemClock()
     store = OfflineStore(
@@ -104,7 +112,7 @@ def recording(config: OfflineConfig, folder: Path, view: OfflineView | None, *, 
         store.events.write(clock.wall(), kind, data)
 
     with closing(store), RunReader(folder) as reader:
-        recorder = OfflineRecorder(store, OfflineWatcher(reader), view)
+        recorder = OfflineRecorder(store, OfflineWatcher(reader), view, listeners)
         with tracked(sections(config.track), folder, event):
             if view is not None:
                 view.open()

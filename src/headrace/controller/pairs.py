@@ -28,6 +28,7 @@ from headrace.controller.stopping import StopFlag
 from headrace.models.loading import load_causal_lm, load_value_model, save_reward_model
 from headrace.models.packing import MicroBatch, pack
 from headrace.models.values import sample_scores
+from headrace.observe.offline.listeners import NOBODY, OfflineListeners
 from headrace.training.protocol import LossTerms, Scalar, Trainer
 from headrace.training.trainer import HFTrainer
 
@@ -43,6 +44,7 @@ def run_dpo(
     now: Callable[[], float],
     stop: StopFlag | None = None,
     view: OfflineView | None = None,
+    listeners: OfflineListeners = NOBODY,
 ) -> OfflineResult:
     """See `run_offline`; losses are means over pairs. The reference's log-probs are computed once, at the start."""
     output = OutputFolder(out)
@@ -99,6 +101,7 @@ def run_dpo(
         now=now,
         stop=stop,
         view=view,
+        listeners=listeners,
     )
 
 
@@ -111,6 +114,7 @@ def run_rm(
     now: Callable[[], float],
     stop: StopFlag | None = None,
     view: OfflineView | None = None,
+    listeners: OfflineListeners = NOBODY,
 ) -> OfflineResult:
     """See `run_offline`; losses are means over pairs. What comes out is a sequence classifier of one class: the score
     at a response's last token."""
@@ -155,6 +159,7 @@ def run_rm(
         now=now,
         stop=stop,
         view=view,
+        listeners=listeners,
     )
 
 

@@ -25,6 +25,7 @@ from headrace.models.loading import load_causal_lm
 from headrace.models.logprobs import token_columns
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch, PackRow
+from headrace.observe.offline.listeners import NOBODY, OfflineListeners
 from headrace.training.protocol import LossTerms, Trainer
 from headrace.training.trainer import HFTrainer
 
@@ -38,6 +39,7 @@ def run_sft(
     now: Callable[[], float],
     stop: StopFlag | None = None,
     view: OfflineView | None = None,
+    listeners: OfflineListeners = NOBODY,
 ) -> OfflineResult:
     """See `run_offline`; losses are mean negative log-likelihoods of a response token, in nats."""
     output = OutputFolder(out)
@@ -82,6 +84,7 @@ def run_sft(
         now=now,
         stop=stop,
         view=view,
+        listeners=listeners,
     )
 
 
