@@ -12,6 +12,7 @@ from headrace.config.evaluation import PLAIN
 from headrace.config.train import TrainConfig
 from headrace.observe import totals
 from headrace.observe.alarms import Seen
+from headrace.observe.failure import error_of
 from headrace.observe.record import BatchRecord, Totals
 from headrace.observe.untrusted import visible_in, visible_line
 from headrace.store import Best, Counts, EventRow, MetricRow, RunReader
@@ -117,6 +118,11 @@ class RunRecord:
     """Of finished groups, on disk now."""
     best: Best | None = None
     """The checkpoint that is kept as the best; None if none is."""
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed."""
+        return error_of(self.status, self.events)
 
     @property
     def sets(self) -> dict[str, tuple[Evaluation, ...]]:

@@ -67,8 +67,9 @@ SUMMARY = (
         "",
         "running, finished, stopped (told to), failed, or killed (no process owns it, and it did not say why).",
         "failed or killed",
-        "read the last lines of its output, then `headrace inspect`; `--resume` goes on from the last checkpoint",
+        "read `error`, then `headrace inspect`; `--resume` goes on from the last checkpoint",
     ),
+    Metric("error", "", "Why it failed, in one line; null of a run that did not, and where its record is what failed."),
     Metric("version", "number", "Of the newest weights: batches trained."),
     Metric(
         "wall_s", "seconds", "That the run's processes ran, added up; a killed one's up to its last group or batch."

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from headrace.config.kinds import KINDS
 from headrace.config.pairs import DPOConfig, RMConfig
 from headrace.config.sft import SFTConfig
+from headrace.observe.failure import error_of
 from headrace.observe.offline.record import EVALUATION, STEP, HeldOutRows, OfflineStep
 from headrace.observe.untrusted import visible_in, visible_line
 from headrace.store import EventRow, MetricRow, RunReader
@@ -33,6 +34,11 @@ class OfflineRun:
     """Without those that a resumed run went back behind."""
     evaluations: tuple[HeldOutRows, ...]
     events: tuple[EventRow, ...] = field(default=(), repr=False)
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed."""
+        return error_of(self.status, self.events)
 
     @property
     def number(self) -> int:
