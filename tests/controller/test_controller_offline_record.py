@@ -193,8 +193,10 @@ def test_a_resumed_run_takes_back_what_came_after_its_checkpoint(
         with pytest.raises(RuntimeError, match="a fault"):
             main(["dpo", config, "--dir", str(out), "--plain"])
     assert (read(out).status, read(out).number) == ("failed", 6)
+    assert read(out).error == "RuntimeError: a fault"
     assert main(["dpo", config, "--dir", str(out), "--plain", "--resume"]) == 0
     run = read(out)
+    assert run.error is None
     assert [(each.step, each.branch) for each in run.steps] == [(n, 0 if n <= 4 else 1) for n in range(1, 9)]
     assert [(each.step, each.branch) for each in run.evaluations] == [(0, 0), (3, 0), (6, 1), (8, 1)]
     assert [each.measured for each in run.steps] == [each.measured for each in read(whole).steps]

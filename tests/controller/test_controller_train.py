@@ -283,8 +283,11 @@ def test_samples_that_all_fail_end_the_run_after_a_batchs_worth(
     assert summary["samples"]["generated"] <= 9, "a batch's worth, and a group that ended meanwhile"
     kind, _, detail = words.partition(": ")
     assert summary["samples"]["failure_words"] == {kind: detail}
+    assert f"samples failed, the last one with {words!r}" in summary["error"]
     assert main(["inspect", str(folder)]) == 0
-    assert detail[:20] in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert detail[:20] in shown
+    assert f"failed: {summary['error'][:60]}" in shown
 
 
 FILTER_FAULTS = {

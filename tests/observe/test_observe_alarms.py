@@ -199,6 +199,32 @@ def test_the_trainers_alarm_says_for_whom() -> None:
     assert found == "the trainer waits 40% of its time, mostly for rewards and environments"
 
 
+def test_what_nobody_computes_is_not_called_the_trainers_wait() -> None:
+    """58 % for generation of which engines computed in all but 37 %: both numbers stand in one view."""
+    found = ringing(Seen(timed([waiting(5.8, generate=6.3)] * 11), shares_processors=True))
+    assert [alarm.finding for alarm in found] == [
+        "nobody computes for 37% of the time, while the trainer waits, mostly for generation"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("what", "key"),
+    [
+        (spent.GENERATION, "engine.max_concurrent_sequences"),
+        (spent.REWARDS, "reward.workers"),
+        (spent.COLUMNS, "max_tokens_per_microbatch"),
+        (spent.CRITIC, "critic.max_tokens_per_microbatch"),
+        (spent.EVALUATION, "evaluation.every"),
+        (spent.NEW_WEIGHTS, "async.ahead"),
+    ],
+)
+def test_the_trainers_alarm_advises_on_its_cause_alone(what: str, key: str) -> None:
+    (alarm,) = ringing(Seen(timed([waiting(4.0, what)] * 11)))
+    assert key in alarm.act
+    assert ";" not in alarm.act
+    assert "`" not in alarm.act
+
+
 def test_a_new_process_begins_its_times_anew() -> None:
     """Ten records after a resume: too few, though the run has twenty."""
     before, after = timed([waiting(9.0)] * 10), timed([waiting(9.0)] * 11, branch=1)

@@ -53,6 +53,7 @@ def test_names_and_values() -> None:
     )
     assert build_summary(run) == {
         "status": "running",
+        "error": None,
         "version": 3,
         "wall_s": 3.5,
         "groups": {

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from headrace.config import DPOConfig, RMConfig, SFTConfig, TrainConfig, load_config
 from headrace.config.ineffective import ineffective
+from headrace.observe.untrusted import visible
 
 C = TypeVar("C", TrainConfig, SFTConfig, RMConfig, DPOConfig)
 
@@ -28,4 +29,4 @@ def tell_notes(lines: Iterable[str]) -> None:
 
 def tell_note(line: str) -> None:
     """Beside the output."""
-    print(f"headrace: note: {line}", file=sys.stderr, flush=True)
+    print(f"headrace: note: {visible(line)}", file=sys.stderr, flush=True)

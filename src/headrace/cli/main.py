@@ -15,6 +15,7 @@ from typing import NoReturn
 from headrace import __version__
 from headrace.config.errors import ConfigError
 from headrace.config.kinds import KINDS
+from headrace.observe.untrusted import visible
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         discard_output()
         return _UNREAD
     except ConfigError as error:
-        print(f"headrace: {error}", file=sys.stderr)
+        print(f"headrace: {visible(str(error))}", file=sys.stderr)
         return _BAD_INPUT
     except KeyboardInterrupt:
         print("headrace: interrupted", file=sys.stderr)
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if not is_told(error):
             raise
-        print(f"headrace: {error}", file=sys.stderr)
+        print(f"headrace: {visible(str(error))}", file=sys.stderr)
         return _BAD_INPUT if type(error).__name__ in _REFUSALS else _FAILED
 
 

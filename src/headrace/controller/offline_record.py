@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,11 +12,12 @@ from headrace.config import config_sha256, dump_config
 from headrace.config.kinds import KINDS
 from headrace.config.track import sections
 from headrace.controller.offline_tracking import tracked
+from headrace.observe.failure import FAILED, words_of
 from headrace.observe.offline.listeners import NOBODY, OfflineListeners
 from headrace.observe.offline.record import EVALUATION, STEP, HeldOutRows, Measured, OfflineStep
 from headrace.observe.offline.run import OfflineConfig, OfflineRun, OfflineWatcher
 from headrace.runtime.inline import SystemClock
-from headrace.store import OfflineStore, RunReader
+from headrace.store import OfflineStore, RunReader, StoreError
 from headrace.training.protocol import LossTerms, StepReport
 
 SHOWN_S = 1.0
@@ -118,6 +119,10 @@ def recording(
                 view.open()
             try:
                 yield recorder
+            except BaseException as error:
+                with suppress(StoreError, OSError):  # it may be the record that failed
+                    event(FAILED, {"message": words_of(error)})
+                raise
             finally:
                 store.set_status(recorder.status)
                 if view is not None:

@@ -30,6 +30,7 @@ from headrace.controller.tracking import tracking
 from headrace.controller.watching import watchdog
 from headrace.engines.protocol import SwapMode
 from headrace.models.loading import resolve_device
+from headrace.observe.failure import FAILED, words_of
 from headrace.observe.listeners import NOBODY, Listeners
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.observe.summary import build_summary, write_summary
@@ -133,7 +134,8 @@ async def train(
             _note_once(
                 store, runtime.clock.wall(), "replays", note_replay(plan.replay, plan.config.data.rollouts or "")
             )
-    except BaseException:
+    except BaseException as error:
+        _note_failure(store, runtime.clock.wall(), error)
         store.set_status("failed")
         store.close()
         raise
@@ -154,6 +156,9 @@ async def train(
                         with told(plan.config), stop or StopRequest(STOPPING) as told_to_stop:
                             go = record_rollouts if plan.config.rollouts_only else _train
                             status = await go(plan, folder, store, restored, runtime, told_to_stop, noticed, listeners)
+                except BaseException as error:
+                    _note_failure(store, runtime.clock.wall(), error)
+                    raise
                 finally:
                     await runtime.close()
                     if settings.trace:
@@ -185,6 +190,12 @@ def _refuse_to_erase(plan: Plan, folder: Path) -> None:
     for key, path in sources.items():
         if path is not None and path.resolve().is_relative_to(folder.resolve()):
             raise ConfigError(f"{key} is {path}, in {folder}, which --fresh would erase; give another --dir")
+
+
+def _note_failure(store: RunStore, now: float, error: BaseException) -> None:
+    """Why the run fails, for who comes later."""
+    with suppress(StoreError, OSError):  # it may be the record that failed
+        store.events.write(now, FAILED, {"message": words_of(error)})
 
 
 def _note_once(store: RunStore, now: float, kind: str, data: dict[str, Any]) -> None:

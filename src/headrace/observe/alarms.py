@@ -130,11 +130,16 @@ def trainer_waits(seen: Seen) -> str | None:
     spent = _but_worst(lately, lambda part: sum(waits(part.trainer_s).values()))
     waited = waits(spent.trainer_s)
     share = sum(waited.values()) / spent.elapsed_s
-    if seen.shares_processors:
-        share = min(share, 1 - spent.generate_s / spent.elapsed_s)
-    if share <= TRAINER_WAITS:
+    # Where they share processors, what the engines compute meanwhile is not lost.
+    idle = min(share, 1 - spent.generate_s / spent.elapsed_s) if seen.shares_processors else share
+    if idle <= TRAINER_WAITS:
         return None
-    return f"the trainer waits {percent(share)} of its time, mostly for {max(waited, key=lambda name: waited[name])}"
+    longest = max(waited, key=lambda name: waited[name])
+    if seen.shares_processors:
+        told = f"nobody computes for {percent(idle)} of the time, while the trainer waits, mostly for {longest}"
+    else:
+        told = f"the trainer waits {percent(idle)} of its time, mostly for {longest}"
+    return told
 
 
 def swap_is_slow(seen: Seen) -> str | None:

@@ -28,6 +28,11 @@ def status_style(status: str) -> str:
     return _STATUS_STYLES.get(status, "bold red")
 
 
+def why_failed(error: str | None) -> list[Text]:
+    """A line of `inspect`, of a run that did."""
+    return [] if error is None else [Text.assemble(("failed: ", "bold red"), error)]
+
+
 def header(snapshot: Snapshot, width: int) -> Panel:
     progress, done = snapshot.progress, len(snapshot.batches)
     of = f"{done}/{snapshot.planned_batches}" if snapshot.planned_batches else str(done)

@@ -11,6 +11,7 @@ from headrace.observe.metrics import Alarm
 from headrace.observe.record import BatchRecord, no_step
 from headrace.observe.run_record import Estimate, Evaluation
 from headrace.observe.snapshot import Snapshot
+from headrace.observe.untrusted import visible_line
 from headrace.store import EventRow
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 300.0
@@ -164,7 +165,7 @@ class PlainView:
 
     def __init__(self, write: Callable[[str], None]) -> None:
         """`write` is given lines without their end."""
-        self._write = write
+        self._write = lambda line: write(visible_line(line))
         self._told: dict[str, int] | None = None
         self._alarms = _AlarmLines()
         self._failures = _FailureLines()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
@@ -12,7 +12,9 @@ from headrace.config.evaluation import PLAIN
 from headrace.config.train import TrainConfig
 from headrace.observe import totals
 from headrace.observe.alarms import Seen
+from headrace.observe.failure import error_of
 from headrace.observe.record import BatchRecord, Totals
+from headrace.observe.untrusted import visible_in, visible_line
 from headrace.store import Best, Counts, EventRow, MetricRow, RunReader
 
 T = TypeVar("T")
@@ -118,6 +120,11 @@ class RunRecord:
     """The checkpoint that is kept as the best; None if none is."""
 
     @property
+    def error(self) -> str | None:
+        """Why it failed."""
+        return error_of(self.status, self.events)
+
+    @property
     def sets(self) -> dict[str, tuple[Evaluation, ...]]:
         """Evaluations by held-out set, the plain one first."""
         return by_set(self.evaluations)
@@ -138,7 +145,8 @@ class RunRecord:
 
 
 class RunWatcher:
-    """Reads a run's record again and again, each time only what is new.
+    """Reads a run's record again and again, each time only what is new. Words of others in it are as `visible` shows
+    them, for every view.
 
     `live` gives (branch, totals) of the process that runs, where it is this one: fresher than its last
     record.
@@ -164,12 +172,13 @@ class RunWatcher:
             self._batches, self._records, self._evaluations = [], [], []
         fresh = self._reader.metrics.read("batch", _last_id(self._batches))
         self._batches += fresh
-        self._records += [BatchRecord.from_json(row.record) for row in fresh]
+        self._records += [BatchRecord.from_json(visible_in(row.record)) for row in fresh]
         self._evaluations += self._reader.metrics.read("eval", _last_id(self._evaluations))
-        self._events += self._reader.events.read(self._events[-1].id if self._events else 0)
+        fresh_events = self._reader.events.read(self._events[-1].id if self._events else 0)
+        self._events += [replace(event, data=visible_in(event.data)) for event in fresh_events]
         status = self._reader.status()
         return RunRecord(
-            name=self._reader.path.resolve().name,
+            name=visible_line(self._reader.path.resolve().name),
             status="killed" if status.name == "running" and not status.alive else status.name,
             config=self._config,
             config_sha256=self._config_sha256,
@@ -178,9 +187,9 @@ class RunWatcher:
             planned_batches=self._said("batches", self._config.trainer.batches),
             ahead=self._said("ahead", self._config.async_.ahead),
             device=self._said("device", self._config.model.device),
-            counts=self._reader.counts(),
+            counts=_shown(self._reader.counts()),
             batches=tuple(self._records),
-            evaluations=tuple(Evaluation.of(row) for row in self._evaluations),
+            evaluations=tuple(Evaluation.of(replace(row, record=visible_in(row.record))) for row in self._evaluations),
             processes=self._processes(),
             events=tuple(self._events),
             journal_bytes=self._reader.journal_bytes(),
@@ -194,16 +203,21 @@ class RunWatcher:
 
     def _processes(self) -> dict[int, Totals]:
         latest = {
-            row.branch: Totals(**row.record["totals"]) for row in self._reader.metrics.newest_of_branches("batch")
+            row.branch: Totals(**visible_in(row.record["totals"]))
+            for row in self._reader.metrics.newest_of_branches("batch")
         }
         for row in self._reader.metrics.newest_of_branches("totals"):
-            left = Totals(**row.record)
+            left = Totals(**visible_in(row.record))
             if row.branch not in latest or left.elapsed_s >= latest[row.branch].elapsed_s:
                 latest[row.branch] = left
         if self._live is not None:
             branch, now = self._live()
-            latest[branch] = now
+            latest[branch] = Totals(**visible_in(asdict(now)))
         return latest
+
+
+def _shown(counts: Counts) -> Counts:
+    return replace(counts, dropped=visible_in(counts.dropped))
 
 
 def _last_id(rows: list[MetricRow]) -> int:

@@ -29,6 +29,7 @@ def build_summary(run: RunRecord) -> dict[str, Any]:
     trained_tokens = sum(batch.trained_tokens for batch in batches)
     return {
         "status": run.status,
+        "error": run.error,
         "version": run.number,
         "wall_s": total.elapsed_s,
         "groups": {

@@ -12,7 +12,7 @@ from rich.text import Text
 from headrace.config.evaluation import PLAIN
 from headrace.observe.glyphs import amount, bar, brief, curve, decimal, duration, percent, percents
 from headrace.observe.metrics import ringing
-from headrace.observe.panels import status_style
+from headrace.observe.panels import status_style, why_failed
 from headrace.observe.run_record import RunRecord
 from headrace.observe.shares import of_side, shares
 
@@ -24,7 +24,7 @@ _QUIET_EVENTS = ("swap",)
 
 def describe_run(run: RunRecord, summary: Mapping[str, Any], width: int) -> RenderableType:
     """`summary` as made from `run` by `build_summary`; at most `width` columns."""
-    parts: list[RenderableType] = [_title(run), Text()]
+    parts: list[RenderableType] = [_title(run), *why_failed(run.error), Text()]
     if run.batches:
         parts += [_curve(run, min(width, 100)), Text()]
     for alarm in ringing(run.seen):

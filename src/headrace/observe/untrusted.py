@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Mapping
+from typing import Any
 
 _LINE_BREAKS = "\n\t"
 _PICTURES = 0x2400
@@ -16,7 +18,18 @@ _JOINERS = "\u200c\u200d"
 
 def visible(text: str) -> str:
     """`text` with every character that has no glyph replaced by one that names it; line breaks and tabs stay."""
+    if text.isprintable():
+        return text
     return "".join(each if each in _LINE_BREAKS or _is_harmless(each) else _named(each) for each in text)
+
+
+def visible_in(value: Any) -> Any:
+    """A value of JSON with `visible` done to all text in it, names included."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, Mapping):
+        return {visible_in(name): visible_in(each) for name, each in value.items()}
+    return [visible_in(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def visible_line(text: str) -> str:

@@ -17,5 +17,5 @@ def ringing(seen: Seen) -> tuple[Alarm, ...]:
     """The alarms as of the last batch, in the order of the table."""
     found = [(metric, metric.rule(seen)) for metric in ALL if metric.rule is not None]
     return tuple(
-        Alarm(metric.name, finding, metric.act.replace("`", "")) for metric, finding in found if finding is not None
+        Alarm(metric.name, finding, metric.advice(finding)) for metric, finding in found if finding is not None
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from headrace.observe.alarms import Rule
 
@@ -19,6 +20,13 @@ class Metric:
     """What to do then, with the keys of the config in backticks."""
     rule: Rule | None = None
     """What its alarm rings by."""
+    act_for: Mapping[str, str] = field(default_factory=dict)
+    """What to do by cause, where the rule's words end with the cause: that alone is told then, not all of `act`."""
+
+    def advice(self, finding: str) -> str:
+        """What to do about what the rule found, as plain text."""
+        known = (act for cause, act in self.act_for.items() if finding.endswith(cause))
+        return next(known, self.act).replace("`", "")
 
 
 @dataclass(frozen=True, slots=True)

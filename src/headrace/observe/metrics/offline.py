@@ -86,6 +86,7 @@ OFFLINE_EVALUATION = (
 
 OFFLINE_SUMMARY = (
     Metric("status", "", "running, finished, stopped (told to), failed, or killed."),
+    Metric("error", "", "Why it failed, in one line; null of one that did not."),
     Metric("kind", "", "The command: sft, rm or dpo."),
     Metric("steps", "steps", "Done."),
     Metric("skipped_steps", "steps", "Whose gradient was not finite.", "more than a few", "see `skipped`"),

@@ -5,6 +5,16 @@ from __future__ import annotations
 from headrace.observe import alarms
 from headrace.observe.metrics.metric import Metric
 
+_AGAINST_WAITS = {
+    "generation": "raise `engine.max_concurrent_sequences` and `async.ahead`, or lower "
+    "`rollout.sampling.max_new_tokens`",
+    "rewards and environments": "raise `reward.workers`, or make the reward or the environment quicker",
+    "scores and advantages": "raise the `max_tokens_per_microbatch` of the models that score",
+    "the critic": "raise `critic.max_tokens_per_microbatch`",
+    "new weights": "raise `async.ahead` or `async.max_staleness`",
+    "the evaluation": "raise `evaluation.every`",
+}
+
 TOTALS = (
     Metric("elapsed_s", "seconds", "Since this process of the run began."),
     Metric("generated_tokens", "tokens", "That engines sampled, whatever became of them."),
@@ -33,10 +43,9 @@ TOTALS = (
         "What the trainer's time went to; adds up to `elapsed_s`. The names are below.",
         "it waits more than 20 % of its time, in `async` and `one_step_off`. (On a CPU, where engines use the same "
         "processors, only the time counts in which nobody computed.)",
-        "for generation: raise `engine.max_concurrent_sequences` and `async.ahead`, or lower "
-        "`rollout.sampling.max_new_tokens`; for rewards: raise `reward.workers`; for scores: raise their "
-        "`max_tokens_per_microbatch`; for the evaluation: raise `evaluation.every`",
+        "; ".join(f"for {what}: {act}" for what, act in _AGAINST_WAITS.items()),
         alarms.trainer_waits,
+        _AGAINST_WAITS,
     ),
     Metric(
         "engines_s",
@@ -58,8 +67,9 @@ SUMMARY = (
         "",
         "running, finished, stopped (told to), failed, or killed (no process owns it, and it did not say why).",
         "failed or killed",
-        "read the last lines of its output, then `headrace inspect`; `--resume` goes on from the last checkpoint",
+        "read `error`, then `headrace inspect`; `--resume` goes on from the last checkpoint",
     ),
+    Metric("error", "", "Why it failed, in one line; null of a run that did not, and where its record is what failed."),
     Metric("version", "number", "Of the newest weights: batches trained."),
     Metric(
         "wall_s", "seconds", "That the run's processes ran, added up; a killed one's up to its last group or batch."

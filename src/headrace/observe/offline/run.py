@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from omegaconf import OmegaConf
 
 from headrace.config.kinds import KINDS
 from headrace.config.pairs import DPOConfig, RMConfig
 from headrace.config.sft import SFTConfig
+from headrace.observe.failure import error_of
 from headrace.observe.offline.record import EVALUATION, STEP, HeldOutRows, OfflineStep
+from headrace.observe.untrusted import visible_in, visible_line
 from headrace.store import EventRow, MetricRow, RunReader
 
 OfflineConfig = SFTConfig | RMConfig | DPOConfig
@@ -32,6 +34,11 @@ class OfflineRun:
     """Without those that a resumed run went back behind."""
     evaluations: tuple[HeldOutRows, ...]
     events: tuple[EventRow, ...] = field(default=(), repr=False)
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed."""
+        return error_of(self.status, self.events)
 
     @property
     def number(self) -> int:
@@ -68,11 +75,12 @@ class OfflineWatcher:
             self._last = {STEP: 0, EVALUATION: 0}
         self._steps += [OfflineStep.from_json(row.record) for row in self._fresh(STEP)]
         self._evaluations += [HeldOutRows.from_json(row.record) for row in self._fresh(EVALUATION)]
-        self._events += self._reader.events.read(self._events[-1].id if self._events else 0)
+        fresh = self._reader.events.read(self._events[-1].id if self._events else 0)
+        self._events += [replace(event, data=visible_in(event.data)) for event in fresh]
         status = self._reader.status()
         started = [event.data for event in self._events if event.kind == "started"]
         return OfflineRun(
-            name=self._reader.path.resolve().name,
+            name=visible_line(self._reader.path.resolve().name),
             kind=self._reader.kind,
             status="killed" if status.name == "running" and not status.alive else status.name,
             config=self._config,

@@ -16,6 +16,7 @@ def build_summary(run: OfflineRun) -> dict[str, Any]:
     best = min(evaluations, key=lambda each: each.measured.loss, default=None)
     return {
         "status": run.status,
+        "error": run.error,
         "kind": run.kind,
         "steps": run.number,
         "skipped_steps": sum(step.skipped for step in steps),

@@ -12,7 +12,7 @@ from rich.text import Text
 from headrace.observe.glyphs import amount, curve, decimal, duration
 from headrace.observe.offline.run import OfflineRun
 from headrace.observe.offline.words import facts
-from headrace.observe.panels import status_style
+from headrace.observe.panels import status_style, why_failed
 
 _CURVE_LINES = 6
 _EVENTS_SHOWN = 5
@@ -29,7 +29,7 @@ def describe_run(run: OfflineRun, summary: Mapping[str, Any], width: int) -> Ren
         ("  config ", "dim"),
         run.config_sha256[:12],
     )
-    parts: list[RenderableType] = [title, Text()]
+    parts: list[RenderableType] = [title, *why_failed(run.error), Text()]
     if run.steps:
         parts += [_curve(run, min(width, 100)), Text()]
     table = Table.grid(padding=(0, 2, 0, 0))
