@@ -1,7 +1,7 @@
 """The flow of groups: the one place where schedule, ledger, journal and table change together.
 
-Roles call it with what happened; it keeps the order of writes of the design's section 5: journal, then ledger, then
-table. Whoever waits for a change waits on `changed`.
+Roles call it with what happened; it keeps the order of writes of the design's section 5: the journal has a group before
+it comes here, then ledger, then table. Whoever waits for a change waits on `changed`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from headrace.experience.codec import decode_group, encode_group
+from headrace.experience.codec import decode_group
 from headrace.experience.dataset import Prompt, PromptSource
 from headrace.experience.pass_rates import PassRates
 from headrace.experience.recorded import RecordedSource
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.experience.schedule import Bound, Placement, Schedule
 from headrace.experience.table import ExperienceTable
-from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
-from headrace.store import AttemptRow, RunStore
+from headrace.store import AttemptRow, Receipt, RunStore
 
-JOURNAL_LANE = "journal"
 OVERDUE = "overdue"
 SURPLUS = "surplus"
 EXHAUSTED = "exhausted"
@@ -40,6 +38,8 @@ class Admission:
     prompt: Prompt
     start_version: int
     deadline: int
+    issue: int = 0
+    """How often the attempt was given out before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,6 @@ class Flow:
         table: ExperienceTable,
         source: PromptSource | RecordedSource,
         store: RunStore,
-        runtime: Runtime,
         *,
         max_drops_per_batch: int | None = None,
         reward_column: str = "reward",
@@ -89,8 +88,9 @@ class Flow:
         self._table = table
         self._source = source
         self._store = store
-        self._runtime = runtime
         self._reissue: deque[GroupKey] = deque()
+        self._issues: dict[GroupKey, int] = {}
+        """Of the groups that run: what comes of an earlier issue is nothing to us."""
         self._overdue: dict[GroupKey, None] = {}
         self._rows: dict[GroupKey, int] = {}
         self._placements: list[Placement] = []
@@ -149,35 +149,36 @@ class Flow:
             key = self._reissue.popleft()
             prompt = self._source.prompt(key.epoch, key.position)
             deadline = self._schedule.start(key, version)
-            self._store.ledger.reissue(key, start_version=version, deadline=deadline)
+            issue = self._store.ledger.reissue(key, start_version=version, deadline=deadline)
         else:
             issued = self._source.next()
             if issued is None:
                 self._schedule.dataset_spent()
                 self._advance()
                 return None
-            key, prompt, row = issued
+            (key, prompt, row), issue = issued, 0
             deadline = self._schedule.start(key, version)
             self._store.ledger.issue(key, prompt_id=prompt.prompt_id, start_version=version, deadline=deadline, row=row)
         self._table.reserve(key)
-        return Admission(key, prompt, version, deadline)
+        self._issues[key] = issue
+        return Admission(key, prompt, version, deadline, issue)
 
     def shut_by(self, version: int) -> Bound | None:
         """What keeps a group from starting on an engine that has loaded version number `version`; None if it may."""
         bound = self._schedule.shut_by(version, has_bytes=self._table.has_bytes)
         return "bytes" if bound is None and not self._table.has_place else bound
 
-    async def finish(self, group: Group) -> None:
-        """The group's episodes have ended: journal it, mark it ready, put its trainable samples into the table.
+    def finish(self, group: Group, receipt: Receipt) -> None:
+        """The group's episodes have ended, and it is in the journal: mark it ready, put its trainable samples into the
+        table.
 
-        A group that was handed back meanwhile is let go.
+        A group that was handed back or given out again meanwhile is let go.
         """
-        offset = self._store.journal.append(group.key, encode_group(group))
-        await self._runtime.compute(JOURNAL_LANE, self._store.journal.sync)
-        if group.key in self._overdue:
+        if group.key in self._overdue or self._issues.get(group.key) != receipt.issue:
             return
         rate = None if self._pass_rates is None else self._pass_rates.of(group)
-        self._store.ledger.ready(group.key, offset, pass_rate=rate, composing=self._schedule.batch)
+        self._store.ledger.ready(receipt, pass_rate=rate, composing=self._schedule.batch)
+        del self._issues[group.key]
         self._put(group)
 
     def hand_back(self, key: GroupKey, reason: str, failure: str | None = None) -> None:
@@ -333,6 +334,7 @@ class Flow:
         self._schedule.drop(key)
         self._store.ledger.drop(key, reason)
         self._table.remove(key)
+        self._issues.pop(key, None)
         self._rows.pop(key, None)
         self._dropped[reason] += 1
 
