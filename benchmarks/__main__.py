@@ -8,7 +8,17 @@ from __future__ import annotations
 import runpy
 import sys
 
-ALONE = ("table", "schedule", "startup", "packing", "engine", "modes", "sandboxed_rewards")
+ALONE = (
+    "table",
+    "schedule",
+    "startup",
+    "packing",
+    "engine",
+    "modes",
+    "sandboxed_rewards",
+    "rollouts",
+    "million_prompts",
+)
 
 if __name__ == "__main__":
     sys.argv = sys.argv[:1]

@@ -1,9 +1,10 @@
 """The CPU that a run's record and one tracker take, as a share of all that the run takes.
 
-    python -m benchmarks.tracking [--trackers csv tensorboard ...] [--batches 60] [--runs 3] [--tiny]
+    python -m benchmarks.tracking [--trackers csv tensorboard ...] [--batches 30] [--runs 1] [--tiny]
 
 Each run is `headrace train` in a process of its own, with one tracker and the model, prompts and sizes of
-`benchmarks/end_to_end.py`. Recording: the CPU time of the thread inside `Recorder`. The tracker: that of its process
+`benchmarks/end_to_end.py`. Recording: the CPU time of the threads inside `Recorder`,
+and of writing the samples that are kept to be read. The tracker: that of its process
 and of those that it started, import of the library included, as last seen while they lived (looked at every 50 ms). The
 run: all of its processes. W&B is offline, MLflow on SQLite, Trackio on this machine; their packages are those of `make
 trackers-env`.
@@ -48,6 +49,8 @@ def own(config: str, folder: str) -> None:
     """The child of `measure`: the run."""
     from headrace.cli.main import main as headrace
     from headrace.controller.recorder import Recorder
+    from headrace.roles import rollout_record
+    from headrace.store.rollouts import Rollouts
 
     spent = [0.0]
 
@@ -64,6 +67,8 @@ def own(config: str, folder: str) -> None:
 
     for name in RECORDING:
         setattr(Recorder, name, timed(getattr(Recorder, name)))
+    rollout_record.rollout_of = timed(rollout_record.rollout_of)
+    Rollouts.write = timed(Rollouts.write)  # type: ignore[method-assign]
     watch = Watch()
     watch.start()
     code = headrace(["train", config, "--dir", folder, "--plain"])
@@ -135,8 +140,8 @@ def measure(folder: Path, tracker: str, batches: int, tiny: bool) -> dict[str, f
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--trackers", nargs="+", default=["csv", "tensorboard", "wandb", "mlflow", "trackio"])
-    parser.add_argument("--batches", type=int, default=60)
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--batches", type=int, default=30)
+    parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--own", nargs=2, metavar=("CONFIG", "DIR"))
     args = parser.parse_args()

@@ -47,6 +47,23 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return run, printed.getvalue()
 
 
+def test_what_a_reward_gives_beside_its_score_is_a_metric_of_the_set(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def score(response, row):\n    return {'score': 0.5, 'letters': float(len(response)), 'flag': 1.0}\n"
+    )
+    reward = {"function": f"{tmp_path}/mine.py:score", "trusted": True, "workers": 1}
+    sets = {"mine": {"data": str(tmp_path / "eval.jsonl"), "reward": reward, "samples": 2, "temperature": 1.0}}
+    job = make_job(tmp_path, trainer__batches=1, evaluation__sets=sets, track=["csv"])
+    assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 0
+    found = evaluations(tmp_path / "run")["mine"][0]
+    assert list(found.metrics) == ["mean", "reward.flag", "reward.letters"]
+    assert (found.score, found.metrics["reward.flag"].value, found.metrics["reward.flag"].prompts) == (0.5, 1.0, 4)
+    assert found.metrics["reward.letters"].stderr is not None
+    with (tmp_path / "run" / "trackers" / "csv" / "evaluations.csv").open() as file:
+        columns = next(csv.reader(file))
+    assert "eval/mine/reward.letters" in columns
+
+
 def test_each_set_has_its_own_settings_and_its_numbers_are_everywhere(
     ran: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,6 +83,8 @@ def test_tools_that_no_template_shows_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"prompt '1' has tools \(column 'tools'\).* shows none"):
         make_plan(load_config(TrainConfig, path))
     assert make_plan(load_config(TrainConfig, path, ["data.tools_column=null"])).prompts[0].tools is None
+    with pytest.raises(ConfigError, match=r"data\.tools_column is 'tolls', and no prompt has tools there"):
+        make_plan(load_config(TrainConfig, path, ["data.tools_column=tolls"]))
 
 
 def test_tools_beside_a_prompt_of_text_are_refused(tmp_path: Path) -> None:

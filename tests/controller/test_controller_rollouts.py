@@ -94,6 +94,18 @@ def test_every_sample_that_failed_is_kept_and_some_of_what_was_dropped(tmp_path:
     assert max(sum(one.batch == batch for one in dropped) for batch in range(5)) <= 2
 
 
+def test_samples_of_held_out_prompts_that_failed_are_kept_though_they_end_the_run(tmp_path: Path) -> None:
+    """The first evaluation comes before any training, so a reward that never works fails there."""
+    (tmp_path / "mine.py").write_text("def boom(response, row):\n    return 1 / 0\n")
+    job = make_job(tmp_path, reward__function=f"{tmp_path}/mine.py:boom", reward__trusted=True)
+    assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 1
+    failed = read(tmp_path / "run", Query(statuses=("failed",)))
+    kept = [one for one in failed if one.prompt_id.startswith("eval/")]
+    assert len(kept) == 4, "one answer to each of four prompts"
+    assert all("ZeroDivisionError" in (one.reason or "") for one in kept)
+    assert all(one.turns[1].text for one in kept), "what the policy wrote is there to be read"
+
+
 def test_a_record_that_cannot_be_written_costs_a_warning(tmp_path: Path) -> None:
     job = make_job(tmp_path, trainer__batches=3)
     assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain", "trainer.batches=2"]) == 0

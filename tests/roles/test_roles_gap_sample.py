@@ -188,7 +188,7 @@ def test_a_sample_that_came_too_late_is_one_event_and_is_drawn_again() -> None:
         {
             "kind": "gap_sample_missed",
             "version": "v20",
-            "message": "it came when batch 21 was trained, whose weights sampled none of it",
+            "message": "it came too late: batch 21 is trained, with newer weights; another will be drawn",
         }
     ]
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from headrace.config import ConfigError
 from headrace.config.evaluation import HeldOut
 from headrace.controller.plan import Plan
 from headrace.controller.reward_pools import RewardPools
 from headrace.engines.protocol import Engine, SamplingParams
-from headrace.experience.sample import Group
 from headrace.rollout.episodes import EpisodeRunner
-from headrace.rollout.evaluation import Evaluation
+from headrace.rollout.evaluation import Ended, Evaluation
 from headrace.rollout.policy import PolicySettings
 from headrace.rollout.rewards.model import ModelReward
 from headrace.rollout.rewards.pool import RewardPool
@@ -82,9 +79,9 @@ def evaluations(
     clock: Clock,
     rewards: RewardPools,
     model_reward: ModelReward | None,
-    ended: Callable[[Group], None] = lambda group: None,
+    ended: Ended | None = None,
 ) -> tuple[Evaluation, ...]:
-    """Of each held-out set of the plan; `ended` is called with the answers to each prompt."""
+    """Of each held-out set of the plan; `ended` is awaited with the answers to each prompt."""
     slots = 2 * plan.config.engine.max_concurrent_sequences
     return tuple(
         Evaluation(

@@ -19,6 +19,7 @@ from headrace.experience.group_journal import GroupJournal
 from headrace.experience.index import Consumer
 from headrace.experience.recorded_schedule import RecordedSchedule
 from headrace.experience.rollouts import quoted
+from headrace.experience.sample import Group
 from headrace.experience.schedule import Schedule
 from headrace.experience.table import ExperienceTable
 from headrace.observe.listeners import NOBODY, Listeners
@@ -54,6 +55,11 @@ class Groundwork:
     journal: GroupJournal
     tally: Tally
     failures: FailureWatch
+
+    async def answered(self, held_out: str, group: Group) -> None:
+        """A prompt of a held-out set is answered: what failed is kept, and looked at as any other failure is."""
+        await self.record.failed(group, held_out)
+        self.failures.look_at(group)
 
 
 def lay_groundwork(

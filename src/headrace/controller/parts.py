@@ -239,7 +239,7 @@ def connect(
         evaluator=EvaluatorRole(
             context,
             models.engine,
-            evaluations(plan, models.engine, clock, rewards, models.reward, base.failures.look_at),
+            evaluations(plan, models.engine, clock, rewards, models.reward, base.answered),
             recorder.evaluation,
             recorded=_evaluated(store),
             begins=None if best is None else best.begins,

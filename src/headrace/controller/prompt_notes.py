@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.config import ConfigError, TrainConfig
+from headrace.config.data import DataConfig
 from headrace.config.evaluation import PLAIN
 from headrace.config.template import TemplateConfig
 from headrace.experience.chat_template import ChatTemplate
@@ -22,8 +23,14 @@ _FIRST, _LAST = 1500, 500
 
 def check_template(config: TrainConfig, text: TextCodec, prompts: Sequence[PromptDataset]) -> None:
     """Raises ConfigError if the template has no place for the tools of a prompt, or refuses what an environment is to
-    say."""
+    say; and if a column of tools is named that no prompt has."""
     with_tools = _first(each.first_with_tools() for each in prompts)
+    column = config.data.tools_column
+    if with_tools is None and column not in (None, DataConfig.model_fields["tools_column"].default):
+        raise ConfigError(
+            f"data.tools_column is {column!r}, and no prompt has tools there, so the policy would know of none; name "
+            "the column that has them, or leave it out"
+        )
     if with_tools is not None and text.template.exists and not text.template.reads("tools"):
         raise ConfigError(
             f"prompt {with_tools.prompt_id!r} has tools (column {config.data.tools_column!r}), and the chat template "

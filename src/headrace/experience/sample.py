@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 from headrace.algorithms.kept_sets import KeptSets
 
+EVALUATION_EPOCH = 2**31 - 1
+"""Of the answers to held-out prompts. Their noise must not be training noise: no training epoch has this number."""
+
 
 class GroupKey(NamedTuple):
     """One attempt at one prompt: the unit of admission, filtering, normalisation and of the batch."""

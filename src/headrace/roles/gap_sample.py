@@ -105,7 +105,7 @@ class GapSampler:
         if rows:
             self._due, self._told = due_after(batch), False
         else:
-            self._missed(f"it came when batch {batch} was trained, whose weights sampled none of it")
+            self._missed(f"it came too late: batch {batch} is trained, with newer weights; another will be drawn")
         return rows
 
     def _is_due(self, version: Version) -> bool:

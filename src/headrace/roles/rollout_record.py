@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from headrace.experience.rollouts import Decode, kept_of, rollout_of
@@ -63,10 +64,13 @@ class RolloutRecord:
         if rows:
             await self._write(lambda: [self._of_row(row, step.batch, at) for row in rows])
 
-    async def failed(self, group: Group) -> None:
-        """The group has ended: its samples that failed are kept."""
+    async def failed(self, group: Group, of: str | None = None) -> None:
+        """The group has ended: its samples that failed are kept. `of`: the held-out set that its prompt is of; then
+        they are in the place of those of an earlier version, and the set's name begins the prompt's id."""
         batch, at = self._context.flow.batch, self._context.runtime.clock.wall()
         those = [sample for sample in group.samples if sample.status is SampleStatus.FAILED]
+        if of is not None:
+            group = replace(group, prompt_id=f"{of}/{group.prompt_id}")
         if those and self._per_batch != 0:
             await self._write(lambda: [rollout_of(group, s, self._decode, batch=batch, at=at) for s in those])
 

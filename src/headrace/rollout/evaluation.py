@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from headrace.config.evaluation import PLAIN, HeldOut, passes
 from headrace.experience.dataset import Prompt
-from headrace.experience.sample import Group, GroupKey, Sample
+from headrace.experience.sample import EVALUATION_EPOCH, Group, GroupKey, Sample
 from headrace.rollout import estimates
 from headrace.rollout.episodes import EpisodeRunner
 from headrace.rollout.estimates import Estimate, Scored
@@ -25,8 +25,11 @@ from headrace.runtime.protocol import Clock
 from headrace.weights.version import Version
 
 _SAMPLES_SHOWN = 3
-_EPOCH = 2**31 - 1
-"""Evaluation noise must not be training noise: no training epoch has this number."""
+REWARDS = "reward."
+"""Begins the names of metrics that a reward gave beside its score, and of its terms."""
+
+
+Ended = Callable[[str, Group], Awaitable[None]]
 
 
 class Evaluation:
@@ -43,10 +46,10 @@ class Evaluation:
         *,
         concurrency: int,
         model_reward: ModelReward | None = None,
-        ended: Callable[[Group], None] = lambda group: None,
+        ended: Ended | None = None,
     ) -> None:
         """`runner` draws `held_out.samples` episodes a prompt; `concurrency` prompts are answered at a time. `ended` is
-        called with the answers to each prompt, and may end the evaluation with an error."""
+        awaited with the set's name and the answers to each prompt, and may end the evaluation with an error."""
         self.held_out = held_out
         self._ended = ended
         self._model_reward = model_reward
@@ -63,9 +66,10 @@ class Evaluation:
         """All prompts, answered by `version`, which the engine must be pinned to.
 
         The result has `set` (its name), `score` (the value of its first metric, None if none could be told),
-        `reward_mean`, `metrics` (of each `value`, `stderr` and `prompts`), `response_tokens_mean`, `prompts`, `drawn`
-        (samples), `failed`, with `failed_by_kind` and `last_failure` (None if none failed with a reason), and the first
-        few `samples`. Raises WaitTimeout.
+        `reward_mean`, `metrics` (of each `value`, `stderr` and `prompts`; behind the set's own, as `reward.NAME`, what
+        its reward gave beside the score, and its terms), `response_tokens_mean`, `prompts`, `drawn` (samples),
+        `failed`, with `failed_by_kind` and `last_failure` (None if none failed with a reason), and the first few
+        `samples`. Raises WaitTimeout.
         """
         what = f"the evaluation of {version}" + (f" on {self.held_out.name}" if self.held_out.name != PLAIN else "")
         groups = await self._clock.wait_for(self._answers(version), self.held_out.timeout_s, what)
@@ -76,9 +80,10 @@ class Evaluation:
 
         async def answer(position: int, prompt: Prompt) -> Group:
             async with places:
-                key = GroupKey(_EPOCH, position, self._attempt)
+                key = GroupKey(EVALUATION_EPOCH, position, self._attempt)
                 group = await self._runner.run_group(key, prompt, version, version.number)
-                self._ended(group)
+                if self._ended is not None:
+                    await self._ended(self.held_out.name, group)
                 return group
 
         try:
@@ -99,6 +104,7 @@ class Evaluation:
         ]
         mean = estimates.mean_reward(scored)
         metrics = {name: self._estimate(name, scored) for name in self.held_out.metrics}
+        metrics |= {f"{REWARDS}{name}": found for name, found in _terms(answers).items()}
         shown = [
             {
                 "prompt": prompt.content,
@@ -138,3 +144,13 @@ class Evaluation:
 def _last_of_each(group: Group) -> list[Sample]:
     """Of each episode its last sample, which its reward is about."""
     return list({sample.episode: sample for sample in group.samples}.values())
+
+
+def _terms(answers: Sequence[Sequence[Sample]]) -> dict[str, Estimate]:
+    """Of the samples of each prompt that were scored, the mean of each term that any of them has."""
+    scored = [[sample.terms for sample in of_prompt if sample.reward is not None] for of_prompt in answers]
+    names = sorted({name for of_prompt in scored for terms in of_prompt for name in terms})
+    return {
+        name: estimates.mean_reward([[Scored(terms[name]) for terms in each if name in terms] for each in scored])
+        for name in names
+    }

@@ -9,6 +9,7 @@ import numpy as np
 from rich.text import Text
 
 from headrace.experience.rollout_codec import RolloutDetail, decode_detail
+from headrace.experience.sample import EVALUATION_EPOCH
 from headrace.observe.untrusted import visible
 from headrace.store.rollouts import Rollout
 
@@ -22,7 +23,8 @@ def as_text(rollout: Rollout) -> Text:
     parts: list[Any] = [
         (f"batch {rollout.batch}", "bold"),
         f"  prompt {visible(rollout.prompt_id)}",
-        (f"  group {epoch}/{position}#{attempt} episode {rollout.episode}", "dim"),
+        ("  evaluation" if epoch == EVALUATION_EPOCH else f"  group {epoch}/{position}#{attempt}", "dim"),
+        (f" episode {rollout.episode}", "dim"),
         (f".{rollout.sample}" if rollout.sample else "", "dim"),
         "\n  ",
         (rollout.status, _STYLES.get(rollout.status, "")),
