@@ -21,6 +21,7 @@ from headrace.rollout.rewards.pool import GroupScorer, Scorer
 from headrace.rollout.trajectory import Trajectory
 from headrace.rollout.workflow import Workflow
 from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.runtime.together import together
 from headrace.weights.version import Version
 
 
@@ -68,19 +69,11 @@ class EpisodeRunner:
         self._samples_per_prompt = samples_per_prompt
         self._episode_timeout_s = episode_timeout_s
 
-    async def run_group(
-        self, key: GroupKey, prompt: Prompt, start_version: Version, deadline: int, issue: int = 0
-    ) -> Group:
-        """All episodes of one attempt, in order of episode. `deadline` is the last batch that may train them whole.
-        `issue`: how often the attempt was given out before."""
-        async with asyncio.TaskGroup() as tasks:
-            episodes = [
-                tasks.create_task(
-                    self._episode(key, episode, prompt, start_version, issue), name=f"episode {key}/{episode}"
-                )
-                for episode in range(self._samples_per_prompt)
-            ]
-        played = [episode.result() for episode in episodes]
+        episodes = range(self._samples_per_prompt)
+        played = await together(
+            (self._episode(key, episode, prompt, start_version, issue) for episode in episodes),
+            (f"episode {key}/{episode}" for episode in episodes),
+        )
         if self._group_rewards is not None:
             played = await self._judge_together(played, prompt, self._group_rewards)
         samples = [sample for episode, one in enumerate(played) for sample in _samples(key, episode, one, self._policy)]
