@@ -174,7 +174,7 @@ def test_every_decision_is_the_plain_schedules() -> None:
 
 @pytest.mark.slow
 def test_every_decision_is_the_plain_schedules_a_hundred_thousand_times() -> None:
-    """Two to four minutes."""
+    """Two or three minutes."""
     drive_many(range(QUICK, ALL))
 
 

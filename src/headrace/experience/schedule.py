@@ -177,7 +177,7 @@ class Schedule:
         return self.batch >= self.total_batches or (self._spent and not self._live and not self._taken)
 
     @property
-    def _first_open(self) -> int:
+    def first_open(self) -> int:
         """The first batch that a group may still enter."""
         return self.batch + 1 if self.is_sealed else self.batch
 
@@ -197,7 +197,7 @@ class Schedule:
         if self._spent or place >= self.total_batches * self.prompts_per_batch:
             return "prompts"
         due = (version + self.max_staleness + 1) * self.prompts_per_batch + self.surplus
-        if place >= due or version + self.max_staleness < self._first_open:
+        if place >= due or version + self.max_staleness < self.first_open:
             return "staleness"
         if self.live >= self.ahead:
             return "ahead"
@@ -251,7 +251,7 @@ class Schedule:
         """
         if self.on_deadline != "drop":
             return []
-        while (first := self._last_batches.first()) is not None and first.priority < self._first_open:
+        while (first := self._last_batches.first()) is not None and first.priority < self.first_open:
             self._last_batches.discard(first.key)
             self._overdue[first.key] = self._live[first.key]
         return [group.key for group in sorted(self._overdue.values(), key=lambda group: group.start)]
