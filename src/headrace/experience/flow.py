@@ -93,6 +93,13 @@ class Flow:
         """Of the groups that run: what comes of an earlier issue is nothing to us."""
         self._overdue: dict[GroupKey, None] = {}
         self._rows: dict[GroupKey, int] = {}
+        self._batch_rows = 0
+        self._first_open = -1
+        """The first batch that a live group may still enter, when it was last asked who is overdue."""
+        self._told: tuple[int, bool, bool] | None = None
+        """Batch, sealed and finished, when the table's consumers were last told."""
+        self._drops_changed = False
+        """Since they were last found to be few enough."""
         self._placements: list[Placement] = []
         self._dropped: Counter[str] = Counter()
         """Since the last step."""
@@ -126,7 +133,7 @@ class Flow:
 
     def rows_of_batch(self) -> int:
         """Rows of the groups that have entered the batch so far."""
-        return sum(self._rows[key] for key in self._schedule.taken)
+        return self._batch_rows
 
     def describe(self) -> str:
         """Where the groups are, for messages."""
@@ -142,7 +149,9 @@ class Flow:
 
         Raises NothingToTrain.
         """
-        self._check_drops()
+        if self._drops_changed:
+            self._check_drops()
+            self._drops_changed = False
         if self.shut_by(version) is not None:
             return None
         if self._reissue:
@@ -221,6 +230,7 @@ class Flow:
         self._store.ledger.train(keys, batch=self._schedule.batch)
         for key in keys:
             del self._rows[key]
+        self._batch_rows = 0
         self._placements.clear()
         self._dropped.clear()
         self._faults.clear()
@@ -337,15 +347,23 @@ class Flow:
         self._issues.pop(key, None)
         self._rows.pop(key, None)
         self._dropped[reason] += 1
+        self._drops_changed = True
 
     def _advance(self) -> None:
         """Let the schedule decide membership, and wake whoever depends on it."""
         for placement in self._schedule.take():
             self._placements.append(placement)
+            self._batch_rows += self._rows[placement.key]
             self._table.write_group(placement.key, "batch", placement.batch)
-        self._shed(self._schedule.overdue())
-        if self._schedule.is_sealed or self._schedule.is_finished:
+        schedule = self._schedule
+        if schedule.first_open != self._first_open:
+            # Nobody can have become overdue since: who starts may enter a batch.
+            self._first_open = schedule.first_open
+            self._shed(schedule.overdue())
+        now = (schedule.batch, schedule.is_sealed, schedule.is_finished)
+        if now != self._told and any(now[1:]):
             self._table.wake_all()
+        self._told = now
         self.changed.notify()
 
     def _columns(self, group: Group, sample: Sample) -> dict[str, object]:
