@@ -28,6 +28,7 @@ import numpy as np
 from benchmarks.machine import save
 from headrace.experience.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
 from headrace.experience.flow import Admission, Flow
+from headrace.experience.group_journal import GroupJournal
 from headrace.experience.index import Consumer, Sampler
 from headrace.experience.loader import StreamingLoader, row_length
 from headrace.experience.sample import Group, Sample, SampleStatus
@@ -68,6 +69,7 @@ class House:
     """The controller's parts, and the roles' loops with nothing behind them."""
 
     flow: Flow
+    journal: GroupJournal
     table: ExperienceTable
     runtime: AtOnce
     groups_per_batch: int
@@ -97,7 +99,7 @@ class House:
             group = make_group(running.pop(), templates, self.random)
             cpu, wall = self.making
             self.making = cpu + time.process_time() - began[0], wall + time.perf_counter() - began[1]
-            await self.flow.finish(group)
+            self.flow.finish(group, await self.journal.write(group))
             await asyncio.sleep(0)
 
     async def stage(self, name: str, sampler: Sampler, done: Callable[[Lease], None]) -> None:
@@ -243,8 +245,8 @@ def build(store: RunStore, groups_per_batch: int, batches: int, seed: int) -> Ho
         ahead=AHEAD_BATCHES * groups_per_batch,
     )
     source = PromptSource(dataset, PromptOrder(prompts, seed=0, shuffle=True), epochs=1, max_attempts=2)
-    flow = Flow(schedule, table, source, store, runtime, max_drops_per_batch=groups_per_batch)
-    return House(flow, table, runtime, groups_per_batch, random.Random(seed))
+    flow = Flow(schedule, table, source, store, max_drops_per_batch=groups_per_batch)
+    return House(flow, GroupJournal(store.writer, runtime), table, runtime, groups_per_batch, random.Random(seed))
 
 
 def main() -> None:

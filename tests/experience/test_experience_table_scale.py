@@ -20,6 +20,7 @@ import table_oracle as plain
 from headrace.experience import samplers
 from headrace.experience.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
 from headrace.experience.flow import Admission, Flow
+from headrace.experience.group_journal import GroupJournal
 from headrace.experience.index import Consumer, Lease, Sampler, TableError, TableIndex
 from headrace.experience.loader import StreamingLoader, row_length
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
@@ -354,7 +355,8 @@ class Run:
         dataset = PromptDataset([Prompt(str(place), "", {}) for place in range(prompts)])
         order = PromptOrder(prompts, seed=0, shuffle=True)
         source = PromptSource(dataset, order, epochs=1, max_attempts=2)
-        self.flow = Flow(schedule, self.table, source, store, self.runtime)
+        self.flow = Flow(schedule, self.table, source, store)
+        self.journal = GroupJournal(store.writer, self.runtime)
         self.drops = chance.choice((0.0, 0.2))
         self.fails = chance.choice((0.0, 0.2))
         self.budget = chance.choice((None, 5, 12))
@@ -374,7 +376,8 @@ class Run:
                 if self.chance.random() < self.fails:
                     self.flow.hand_back(admission.key, "failed")
                 else:
-                    await self.flow.finish(self.group(admission))
+                    group = self.group(admission)
+                    self.flow.finish(group, await self.journal.write(group))
                 await asyncio.sleep(0)
             elif running:
                 await asyncio.sleep(0)

@@ -69,6 +69,11 @@ class EpisodeRunner:
         self._samples_per_prompt = samples_per_prompt
         self._episode_timeout_s = episode_timeout_s
 
+    async def run_group(
+        self, key: GroupKey, prompt: Prompt, start_version: Version, deadline: int, issue: int = 0
+    ) -> Group:
+        """All episodes of one attempt, in order of episode. `deadline` is the last batch that may train them whole.
+        `issue`: how often the attempt was given out before."""
         episodes = range(self._samples_per_prompt)
         played = await together(
             (self._episode(key, episode, prompt, start_version, issue) for episode in episodes),
