@@ -304,21 +304,21 @@ def test_nobody_waits_for_rows_that_it_could_have(seed: int) -> None:
 
 
 def test_who_waits_beside_a_holder_takes_over_when_the_lease_ends() -> None:
-    """The other began to wait when nobody held anything, and knew of no end."""
+    """The lease had no end when the other began to wait."""
 
     async def main() -> None:
         table = ExperienceTable([CONSUMERS[0]], capacity=4, lease_s=0.05, clock=SystemClock())
-        waits = [
-            asyncio.create_task(table.lease("filter", samplers.whole_groups, seconds=5, what=lambda: "a group"))
-            for _ in range(2)
-        ]
-        await settle()
         table.reserve(GroupKey(0, 0, 0))
         table.put(GroupKey(0, 0, 0), [{"reward": 1.0}])
-        first, second = await asyncio.wait_for(asyncio.gather(*waits), 2)
+        first = table.try_lease("filter", samplers.whole_groups)
         assert first is not None
+        table.hold(first)
+        waiting = asyncio.create_task(table.lease("filter", samplers.whole_groups, seconds=5, what=lambda: "a group"))
+        await settle()
+        table.renew(first)
+        second = await asyncio.wait_for(waiting, 2)
         assert second is not None
-        assert first.rows == second.rows
+        assert second.rows == first.rows
 
     asyncio.run(main())
 

@@ -2,8 +2,9 @@
 
 A waiter is woken by what it waits for alone, and no such event is lost: a wait depends on the consumer's ready rows, on
 when its leases end, and on what its sampler and `until` look at beside. Ready rows grow only where `TableIndex` notes
-it, and whoever was noted is woken before the method returns; a lease that is granted, or ends sooner, wakes those who
-wait beside its holder; whoever changes anything else calls `wake` or `wake_all`.
+it, and whoever was noted is woken before the method returns; `renew`, which may have a held lease end after all, wakes
+those who wait beside its holder; whoever changes anything else calls `wake` or `wake_all`. (A lease that is granted
+meanwhile wakes nobody: its rows were declined, and a sampler that chooses nothing chooses nothing of fewer rows.)
 
 A place, and the bytes of the largest group, are reserved when a group is admitted, so that `put` of an admitted group
 never waits; then they are replaced by what the group takes.
@@ -151,9 +152,7 @@ class ExperienceTable:
         chosen = sampler(self._index.ready(consumer))
         if not chosen:
             return None
-        lease = self._index.lease(consumer, chosen, self._clock.now() + self._lease_s)
-        self._signals[consumer].notify()
-        return lease
+        return self._index.lease(consumer, chosen, self._clock.now() + self._lease_s)
 
     def renew(self, *leases: Lease) -> None:
         """Progress was made: hold them for another full term. Raises StaleLease if one has ended."""
