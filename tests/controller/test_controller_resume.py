@@ -224,7 +224,7 @@ def test_a_flipped_byte_in_the_journal_costs_its_group_and_not_the_run(tmp_path:
     store = RunStore.open(folder, config_sha256=config_sha256(load_config(TrainConfig, job)))
     (row, *_) = store.ledger.attempts("trained")  # after the last commit, so it comes back
     assert row.offset is not None
-    file, place = store.journal.path(row.offset.segment), row.offset.offset
+    file, place = store.journal.path(row.offset.segment, row.offset.writer), row.offset.offset
     store.close()
     data = bytearray(file.read_bytes())
     data[place + 50] ^= 1

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.experience.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
 from headrace.experience.flow import Admission, Flow, NothingToTrain
+from headrace.experience.group_journal import GroupJournal
 from headrace.experience.index import Consumer
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
@@ -43,7 +44,14 @@ def group(admission: Admission, tokens: int = 3, status: SampleStatus = SampleSt
         status=status,
         reward=1.0,
     )
-    return Group(admission.key, admission.prompt.prompt_id, admission.start_version, admission.deadline, (sample,))
+    return Group(
+        admission.key,
+        admission.prompt.prompt_id,
+        admission.start_version,
+        admission.deadline,
+        (sample,),
+        admission.issue,
+    )
 
 
 class Bench:
@@ -98,18 +106,23 @@ class Bench:
             self.table,
             source,
             store,
-            self.runtime,
             max_drops_per_batch=max_drops,
             column_bytes=column_bytes,
         )
+
+        self.journal = GroupJournal(store.writer, self.runtime)
 
     def admit(self, version: int = 0) -> Admission:
         admission = self.flow.admit(version)
         assert admission is not None
         return admission
 
+    async def finish(self, group: Group) -> None:
+        """As a worker does: journal it, and hand it over with the receipt."""
+        self.flow.finish(group, await self.journal.write(group))
+
     async def finish_and_keep(self, admission: Admission) -> None:
-        await self.flow.finish(group(admission))
+        await self.finish(group(admission))
         self.flow.keep(admission.key)
 
     def train(self) -> None:
@@ -143,6 +156,24 @@ def reopen(bench: Bench, **settings: object) -> tuple[Bench, int]:
     return again, restored.number
 
 
+def test_what_comes_of_an_earlier_issue_is_let_go(tmp_path: Path) -> None:
+    """The attempt was given out again: its group is the one that comes with the number of the last issue."""
+
+    async def body(bench: Bench) -> None:
+        key = bench.admit().key
+        again, _ = reopen(bench)
+        admission = again.admit()
+        assert (admission.key, admission.issue) == (key, 1)
+        await again.finish(replace(group(admission), issue=0))
+        assert (again.table.groups, again.flow.running_groups) == (0, 1)
+        for _ in range(2):  # the second time is once too often, and costs nothing
+            await again.finish(group(admission))
+            assert again.table.groups == 1
+        await again.runtime.close()
+
+    with_bench(tmp_path, body)
+
+
 def test_a_group_goes_from_gate_to_batch(tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:
         first, second = bench.admit(), bench.admit()
@@ -169,8 +200,8 @@ def test_whether_a_sample_was_cut_off_is_told_by_its_status_and_not_by_its_lengt
         return {len(row.columns["tokens"]): row.columns["truncated"] for row in rows.rows}
 
     async def body(bench: Bench) -> None:
-        await bench.flow.finish(group(bench.admit(), tokens=9))
-        await bench.flow.finish(group(bench.admit(), tokens=4, status=SampleStatus.TRUNCATED))
+        await bench.finish(group(bench.admit(), tokens=9))
+        await bench.finish(group(bench.admit(), tokens=4, status=SampleStatus.TRUNCATED))
         assert cut_off(bench) == {9: False, 4: True}
         again, _ = reopen(bench)
         assert cut_off(again) == {9: False, 4: True}
@@ -188,7 +219,7 @@ def test_the_table_counts_the_kept_sets_of_all_samples_also_of_those_that_failed
         kept = KeptSets.of(np.array([1, 2, 3, 2, 4]), np.array([0, 3, 2]), 100)
         (sample,) = plain.samples
         failed = replace(sample, episode=1, status=SampleStatus.FAILED, failure="reward: none", kept=kept)
-        await bench.flow.finish(replace(plain, samples=(sample, failed)))
+        await bench.finish(replace(plain, samples=(sample, failed)))
         assert bench.table.rows == 1
         assert bench.table.nbytes == 51 + 51 + 12 + 10 + 24
 
@@ -199,7 +230,7 @@ def test_the_gate_closes_at_the_bound_and_a_drop_opens_it(tmp_path: Path) -> Non
     async def body(bench: Bench) -> None:
         admissions = [bench.admit() for _ in range(4)]
         assert bench.flow.admit(0) is None
-        await bench.flow.finish(group(admissions[0]))
+        await bench.finish(group(admissions[0]))
         bench.flow.drop(admissions[0].key, "zero_spread")
         assert bench.table.groups == 0
         assert bench.store.ledger.counts().dropped == {"zero_spread": 1}
@@ -299,7 +330,7 @@ def test_overdue_running_groups_are_named_and_handed_back(tmp_path: Path) -> Non
             if bench.flow.is_sealed:
                 bench.train()
         assert bench.flow.overdue() == [slow.key]
-        await bench.flow.finish(group(slow))
+        await bench.finish(group(slow))
         assert bench.table.groups == 0, "it ended too late to be put"
         bench.flow.hand_back(slow.key, "overdue")
         assert bench.flow.overdue() == []
@@ -315,7 +346,7 @@ def test_a_finished_group_that_is_overdue_goes_before_the_next_batch_can_take_it
             await bench.finish_and_keep(bench.admit(version))
         bench.train()
         for admission in slow:
-            await bench.flow.finish(group(admission))
+            await bench.finish(group(admission))
         for version in (1, 1):
             await bench.finish_and_keep(bench.admit(version))
         # Batch 1 is full, and was the last one that could have taken the two that no filter has judged yet.
@@ -335,7 +366,7 @@ def test_a_surplus_is_handed_back_when_the_batch_is_sealed(tmp_path: Path) -> No
         admissions = [bench.admit() for _ in range(4)]
         assert bench.flow.admit(0) is None
         running, finished, *first = admissions
-        await bench.flow.finish(group(finished))
+        await bench.finish(group(finished))
         for admission in first:
             await bench.finish_and_keep(admission)
         assert bench.flow.is_sealed
@@ -356,7 +387,7 @@ def test_what_is_dropped_without_end_ends_the_run_with_the_reasons(tmp_path: Pat
         await bench.finish_and_keep(bench.admit())
         for reason in ("zero_spread", "zero_spread", "length"):
             admission = bench.admit()
-            await bench.flow.finish(group(admission))
+            await bench.finish(group(admission))
             bench.flow.drop(admission.key, reason)
         bench.flow.hand_back(bench.admit().key, "failed: reward_died")
         says = (
@@ -376,7 +407,7 @@ def test_a_filter_that_always_raises_ends_the_run_after_a_batchs_worth_with_its_
     async def body(bench: Bench) -> None:
         for _ in range(8):
             admission = bench.admit()
-            await bench.flow.finish(group(admission))
+            await bench.finish(group(admission))
             bench.flow.drop(admission.key, "filter_error", FAULT)
         with pytest.raises(
             NothingToTrain, match=r"all of the first 8 groups were dropped \(filter_error, the last one"
@@ -393,14 +424,14 @@ def test_a_filter_that_sometimes_raises_is_told_with_its_words_when_too_many_are
 ) -> None:
     async def body(bench: Bench) -> None:
         admission = bench.admit()
-        await bench.flow.finish(group(admission))
+        await bench.finish(group(admission))
         if first == "kept":
             bench.flow.keep(admission.key)
         else:
             bench.flow.drop(admission.key, "zero_spread")
         for _ in range(faults):
             admission = bench.admit()
-            await bench.flow.finish(group(admission))
+            await bench.finish(group(admission))
             bench.flow.drop(admission.key, "filter_error", FAULT)
         with pytest.raises(NothingToTrain) as end:
             bench.flow.admit(0)
@@ -428,7 +459,7 @@ def test_drops_count_anew_in_each_batch_and_a_surplus_does_not_count(tmp_path: P
     async def body(bench: Bench) -> None:
         for version in range(3):
             dropped = bench.admit(version)
-            await bench.flow.finish(group(dropped))
+            await bench.finish(group(dropped))
             bench.flow.drop(dropped.key, "zero_spread")
             rest = [bench.admit(version) for _ in range(4)]
             for admission in rest[2:]:
@@ -519,7 +550,7 @@ def test_whatever_the_sizes_and_the_bound_the_run_ends_and_the_table_holds_no_mo
                 if end == "failed":
                     flow.hand_back(admission.key, "failed: engine")
                     continue
-                await flow.finish(group(admission, tokens=data.draw(st.integers(1, largest))))
+                await bench.finish(group(admission, tokens=data.draw(st.integers(1, largest))))
                 if end == "kept":
                     flow.keep(admission.key)
                 else:
@@ -546,7 +577,7 @@ def test_groups_come_back_in_the_order_in_which_they_finished(tmp_path: Path) ->
     async def body(bench: Bench) -> None:
         admissions = [bench.admit() for _ in range(3)]
         for place in (2, 0, 1):
-            await bench.flow.finish(group(admissions[place]))
+            await bench.finish(group(admissions[place]))
         again, _ = reopen(bench)
         lease = again.table.try_lease("filter", list)
         assert lease is not None
@@ -559,7 +590,7 @@ def test_groups_come_back_in_the_order_in_which_they_finished(tmp_path: Path) ->
 def test_a_filters_drop_is_not_taken_for_a_prompt_handed_back(tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:
         admission = bench.admit()
-        await bench.flow.finish(group(admission))
+        await bench.finish(group(admission))
         bench.flow.drop(admission.key, "failed")
         again, _ = reopen(bench)
         assert again.admit().key.position == admission.key.position + 1
@@ -580,7 +611,7 @@ def test_the_loader_ends_when_the_last_groups_of_the_dataset_are_dropped(tmp_pat
             return [lease async for lease in loader.leases(0)]
 
         consuming = asyncio.create_task(consume())
-        await bench.flow.finish(group(admission))
+        await bench.finish(group(admission))
         bench.flow.drop(admission.key, "zero_spread")
         assert await asyncio.wait_for(consuming, 2) == []
         assert bench.flow.is_finished
@@ -591,7 +622,7 @@ def test_the_loader_ends_when_the_last_groups_of_the_dataset_are_dropped(tmp_pat
 def test_what_stalls_is_told_in_words(tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:
         admission = bench.admit()
-        await bench.flow.finish(group(admission))
+        await bench.finish(group(admission))
         bench.flow.drop(admission.key, "zero_spread")
         bench.admit()
         assert bench.flow.describe() == (
@@ -641,11 +672,11 @@ def test_the_loader_waits_for_a_full_micro_batch_and_no_longer_than_the_batch(tm
     async def body(bench: Bench) -> None:
         consuming, sizes = loaded(bench, max_tokens=6)
         first, second = bench.admit(), bench.admit()
-        await bench.flow.finish(group(first, tokens=5))
+        await bench.finish(group(first, tokens=5))
         bench.flow.keep(first.key)
         await settle()
         assert sizes == [], "more rows of the batch are to come"
-        await bench.flow.finish(group(second, tokens=4))
+        await bench.finish(group(second, tokens=4))
         bench.flow.keep(second.key)
         await asyncio.wait_for(consuming, 2)
         assert sizes == [9], "what is left when all is there is one lease"
@@ -660,7 +691,7 @@ def test_a_batch_that_is_all_there_comes_in_order_of_its_keys(tmp_path: Path, ma
             bench.table, bench.flow, consumer="actor", max_tokens=max_tokens, streaming=False, timeout_s=5.0
         )
         first, second = bench.admit(), bench.admit()
-        await bench.flow.finish(group(second, tokens=7))
+        await bench.finish(group(second, tokens=7))
         bench.flow.keep(second.key)
         await settle()
         await bench.finish_and_keep(first)
@@ -674,7 +705,7 @@ def test_a_full_micro_batch_goes_out_before_the_batch_is_whole(tmp_path: Path) -
     async def body(bench: Bench) -> None:
         consuming, sizes = loaded(bench, max_tokens=6)
         first, second = bench.admit(), bench.admit()
-        await bench.flow.finish(group(first, tokens=6))
+        await bench.finish(group(first, tokens=6))
         bench.flow.keep(first.key)
         await settle()
         assert sizes == [6]
@@ -690,7 +721,7 @@ def test_the_loader_hands_out_the_rest_when_the_batch_closes_short(tmp_path: Pat
         consuming, sizes = loaded(bench, max_tokens=100)
         first, second = bench.admit(), bench.admit()
         await bench.finish_and_keep(first)
-        await bench.flow.finish(group(second))
+        await bench.finish(group(second))
         await settle()
         assert sizes == []
         bench.flow.drop(second.key, "zero_spread")

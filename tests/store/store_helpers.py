@@ -40,10 +40,19 @@ def payload(key: tuple[int, int, int], size: int = 100) -> bytes:
 
 def finish(store: RunStore, key: tuple[int, int, int], size: int = 100) -> JournalOffset:
     """Journal a running attempt's group, and make it ready."""
-    offset = store.journal.append(key, payload(key, size))
-    store.journal.sync()
-    store.ledger.ready(key, offset)
-    return offset
+    place = journal(store, key, payload(key, size))
+    store.writer.sync()
+    store.ledger.ready(store.writer.receipt(key, place, issue=issue_of(store, key)))
+    return place
+
+
+def journal(store: RunStore, key: tuple[int, int, int], data: bytes) -> JournalOffset:
+    """Write the group of a running attempt, as it was last issued."""
+    return store.writer.append(key, data, issue=issue_of(store, key))
+
+
+def issue_of(store: RunStore, key: tuple[int, int, int]) -> int:
+    return next((row.issue for row in store.ledger.attempts("running") if row.key == key), 0)
 
 
 def train(store: RunStore, position: int, batch: int, size: int = 100) -> tuple[int, int, int]:

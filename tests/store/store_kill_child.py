@@ -13,7 +13,7 @@ import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from store_helpers import create, payload, reopen
+from store_helpers import create, issue_of, journal, payload, reopen
 
 from headrace.store import Prepared, RunStore
 
@@ -68,11 +68,12 @@ class Busy:
         done = self.random.sample(self.running, k=min(len(self.running), self.random.randint(0, 4)))
         offsets = []
         for key in done:
-            offsets.append(self.store.journal.append(key, payload(key, self.random.randint(50, 900))))
+            offsets.append(journal(self.store, key, payload(key, self.random.randint(50, 900))))
             say("journalled", *key)
-        self.io.submit(self.store.journal.sync).result()
+        self.io.submit(self.store.writer.sync).result()
         for key, offset in zip(done, offsets, strict=True):
-            self.store.ledger.ready(key, offset)
+            receipt = self.store.writer.receipt(key, offset, issue=issue_of(self.store, key))
+            self.store.ledger.ready(receipt)
             say("ready", *key)
             self.running.remove(key)
             self.ready.append(key)

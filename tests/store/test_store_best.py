@@ -60,7 +60,7 @@ def test_an_old_best_is_nothing_to_go_back_to_and_holds_no_journal(tmp_path: Pat
         checkpoint(store, batch + 1)
         if batch == 0:
             store.checkpoints.keep_as_best(1, metric="eval/mean", value=0.5)
-    assert store.journal.segments()[0] > 1, "groups of batches since the best are settled"
+    assert store.journal.segments()[0].number > 1, "groups of batches since the best are settled"
     store.close()
     again = reopen(tmp_path / "run", keep=1)
     restored = again.checkpoints.restore()

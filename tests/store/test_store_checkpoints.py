@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from store_helpers import checkpoint, create, finish, issue, payload, reopen, train, write_model
+from store_helpers import checkpoint, create, finish, issue, journal, payload, reopen, train, write_model
 
 from headrace.store import IllegalTransition, RunDamaged, RunStore, StoreError
 
@@ -17,7 +17,7 @@ def steps(store: RunStore) -> list[str]:
 
 
 def segments(store: RunStore) -> list[int]:
-    return store.journal.segments()
+    return [segment.number for segment in store.journal.segments()]
 
 
 def test_prepare_writes_a_whole_folder_with_its_manifest(tmp_path: Path) -> None:
@@ -182,11 +182,11 @@ def test_a_segment_with_a_record_that_is_not_ready_yet_stays(tmp_path: Path) -> 
     store = create(tmp_path / "run", keep=1, segment_bytes=100)
     train(store, 0, batch=0)
     key = issue(store, 1)
-    offset = store.journal.append(key, payload(key))
-    store.journal.sync()
+    offset = journal(store, key, payload(key))
+    store.writer.sync()
     train(store, 2, batch=1)
     checkpoint(store, 2)
-    store.ledger.ready(key, offset)
+    store.ledger.ready(store.writer.receipt(key, offset))
     assert store.journal.read(offset) == payload(key)
     store.close()
 

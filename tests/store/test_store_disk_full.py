@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from store_helpers import create
 
-from headrace.store import DiskFull, Journal
+from headrace.store import DiskFull, Journal, JournalWriter
 
 HERE = Path(__file__).parent
 FULL_DISK = """
@@ -57,7 +57,7 @@ def files_up_to(size: int) -> Iterator[None]:
 
 
 def test_an_append_that_does_not_fit_is_undone(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+    journal = JournalWriter(tmp_path)
     with files_up_to(50_000):
         first = journal.append((0, 0, 0), b"a" * 20_000)
         end = journal.end
@@ -67,9 +67,9 @@ def test_an_append_that_does_not_fit_is_undone(tmp_path: Path) -> None:
         assert (tmp_path / "000001.journal").stat().st_size == end[1]
         last = journal.append((0, 2, 0), b"c" * 20_000)
         journal.sync()
-    assert (journal.read(first), journal.read(last)) == (b"a" * 20_000, b"c" * 20_000)
+    assert tuple(map(Journal(tmp_path).read, (first, last))) == (b"a" * 20_000, b"c" * 20_000)
     journal.close()
-    assert [key for key, _ in Journal(tmp_path).recover({})] == [(0, 0, 0), (0, 2, 0)]
+    assert [receipt.key for receipt in Journal(tmp_path).recover({})] == [(0, 0, 0), (0, 2, 0)]
 
 
 def test_a_checkpoint_that_does_not_fit_is_gone(tmp_path: Path) -> None:

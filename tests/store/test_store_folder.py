@@ -27,6 +27,7 @@ from headrace.store import (
     RunStore,
     StoreError,
 )
+from headrace.store.recorded import read_recorded
 
 HOLD = """
 import sys
@@ -251,30 +252,37 @@ def test_another_format_is_told(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "run" / "run.db") as database:
         database.execute("PRAGMA user_version = 99")
     database.close()
-    with pytest.raises(StoreError, match="has format 99, this headrace reads format 3"):
+    with pytest.raises(StoreError, match="has format 99, this headrace reads format 4"):
         reopen(tmp_path / "run")
 
 
-def test_a_run_of_the_format_before_can_be_looked_at_but_not_gone_on_with(tmp_path: Path) -> None:
-    """Format 2 has no rows and pass rates in its ledger."""
+@pytest.mark.parametrize(
+    ("version", "lacks"),
+    [(2, ("row", "pass_rate", "scored_in", "issue", "writer")), (3, ("issue", "writer"))],
+)
+def test_a_run_of_a_format_before_can_be_looked_at_but_not_gone_on_with(
+    tmp_path: Path, version: int, lacks: tuple[str, ...]
+) -> None:
+    """Format 2 has no rows and pass rates in its ledger, format 3 no issue numbers."""
     path = tmp_path / "run"
     store = create(path)
     train(store, 0, batch=0)
     issue(store, 1)
     store.close()
     with closing(sqlite3.connect(path / "run.db", isolation_level=None)) as database:
-        database.execute("DROP INDEX pass_rates")
-        for column in ("row", "pass_rate", "scored_in"):
+        if version == 2:
+            database.execute("DROP INDEX pass_rates")
+        for column in lacks:
             database.execute(f"ALTER TABLE attempts DROP COLUMN {column}")
-        database.execute("PRAGMA user_version = 2")
+        database.execute(f"PRAGMA user_version = {version}")
     with RunReader(path) as reader:
         assert (reader.counts().trained, reader.counts().running) == (1, 1)
-        assert [group.batch for group in reader.journalled()] == [0]
-    with pytest.raises(
-        StoreError, match=r"has format 2, this headrace reads format 3: continue the run with"
-    ) as caught:
-        reopen(path)
-    assert "\n" not in str(caught.value)
+        assert list(reader.journalled()) == []
+    refused = rf"has format {version}, this headrace reads format 4: continue the run with"
+    for opens in (reopen, read_recorded):
+        with pytest.raises(StoreError, match=refused) as caught:
+            opens(path)
+        assert "\n" not in str(caught.value)
 
 
 def test_the_data_that_a_run_began_with_are_held(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from store_helpers import checkpoint, create, finish, issue, payload, reopen, train
+from store_helpers import checkpoint, create, finish, issue, journal, payload, reopen, train
 
-from headrace.store import Journal, JournalOffset, Restored, RunDamaged, RunStore, StoreError
+from headrace.store import Journal, JournalOffset, JournalWriter, Receipt, Restored, RunDamaged, RunStore, StoreError
 
-HEADER = 32
+HEADER = 40
 MAGIC = 8
 
 
@@ -28,11 +28,11 @@ def flip(path: Path, offset: int) -> None:
 
 
 def test_offsets_and_rolling_by_hand(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, segment_bytes=MAGIC + 2 * (HEADER + 10))
+    journal = JournalWriter(tmp_path, segment_bytes=MAGIC + 2 * (HEADER + 10))
     offsets = [journal.append((0, position, 0), bytes([position]) * 10) for position in range(3)]
-    assert offsets == [JournalOffset(1, 8, 10), JournalOffset(1, 50, 10), JournalOffset(2, 8, 10)]
-    assert [journal.read(offset) for offset in offsets] == [bytes([position]) * 10 for position in range(3)]
-    assert journal.end == (2, 50)
+    assert offsets == [JournalOffset(1, 8, 10), JournalOffset(1, 58, 10), JournalOffset(2, 8, 10)]
+    assert [Journal(tmp_path).read(offset) for offset in offsets] == [bytes([position]) * 10 for position in range(3)]
+    assert journal.end == (2, 58)
     assert not any(map(journal.is_synced, offsets))
     journal.sync()
     assert all(map(journal.is_synced, offsets))
@@ -41,70 +41,91 @@ def test_offsets_and_rolling_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_record_larger_than_a_segment_gets_its_own(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, segment_bytes=100)
+    journal = JournalWriter(tmp_path, segment_bytes=100)
     big = os.urandom(1000)
     offsets = [journal.append((0, i, 0), big) for i in range(2)]
     assert [offset.segment for offset in offsets] == [1, 2]
-    assert journal.read(offsets[1]) == big
+    assert Journal(tmp_path).read(offsets[1]) == big
     journal.close()
 
 
 def test_goes_on_in_the_last_segment(tmp_path: Path) -> None:
-    first = Journal(tmp_path)
-    first.append((0, 0, 0), b"a")
+    first = JournalWriter(tmp_path)
+    first.append((0, 0, 0), b"a", issue=3)
     first.close()
-    second = Journal(tmp_path)
-    assert second.recover({}) == [((0, 0, 0), JournalOffset(1, 8, 1))]
+    assert list(Journal(tmp_path).recover({})) == [Receipt((0, 0, 0), 3, JournalOffset(1, 8, 1))]
+    second = JournalWriter(tmp_path)
     assert second.append((0, 1, 0), b"b") == JournalOffset(1, 8 + HEADER + 1, 1)
     second.close()
 
 
+def test_writers_have_files_of_their_own_and_one_reads_all(tmp_path: Path) -> None:
+    writers = [JournalWriter(tmp_path, number) for number in (0, 2)]
+    places = [
+        writer.append((0, place, 0), bytes([place]), issue=place) for place, writer in enumerate([*writers, *writers])
+    ]
+    assert places == [
+        JournalOffset(1, 8, 1, 0),
+        JournalOffset(1, 8, 1, 2),
+        JournalOffset(1, 8 + HEADER + 1, 1, 0),
+        JournalOffset(1, 8 + HEADER + 1, 1, 2),
+    ]
+    for writer in writers:
+        writer.close()
+    journal = Journal(tmp_path)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["000001.journal", "2-000001.journal"]
+    assert [journal.read(place) for place in places] == [b"\x00", b"\x01", b"\x02", b"\x03"]
+    found = {receipt.place: receipt for receipt in journal.recover({})}
+    assert found == {place: Receipt((0, n, 0), n, place) for n, place in enumerate(places)}
+    assert journal.end(2) == (1, 8 + 2 * (HEADER + 1))
+    assert journal.end(1) == (0, 0)
+
+
 @pytest.mark.parametrize("kept", [0, 5, MAGIC, MAGIC + 1, MAGIC + HEADER - 1, MAGIC + HEADER + 3])
 def test_a_torn_first_record_is_cut(tmp_path: Path, kept: int) -> None:
-    journal = Journal(tmp_path)
+    journal = JournalWriter(tmp_path)
     journal.append((0, 0, 0), b"0123456789")
     journal.close()
     os.truncate(tmp_path / "000001.journal", kept)
-    again = Journal(tmp_path)
-    assert again.recover({}) == []
+    assert list(Journal(tmp_path).recover({})) == []
+    again = JournalWriter(tmp_path)
     offset = again.append((0, 1, 0), b"next")
     again.close()
     last = Journal(tmp_path)
-    assert last.recover({}) == [((0, 1, 0), offset)]
+    assert list(last.recover({})) == [Receipt((0, 1, 0), 0, offset)]
     assert last.read(offset) == b"next"
 
 
 def test_zeros_after_the_last_record_are_cut(tmp_path: Path) -> None:
     """What some file systems leave after a power cut: the size grew, the bytes did not arrive."""
-    journal = Journal(tmp_path)
+    journal = JournalWriter(tmp_path)
     whole = journal.append((0, 0, 0), b"whole")
     journal.close()
     path = tmp_path / "000001.journal"
     size = path.stat().st_size
     os.truncate(path, size + 4096)
-    again = Journal(tmp_path)
-    assert again.recover({}) == [((0, 0, 0), whole)]
+    assert list(Journal(tmp_path).recover({})) == [Receipt((0, 0, 0), 0, whole)]
     assert path.stat().st_size == size
 
 
 def test_read_tells_file_and_byte_of_a_damaged_record(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+    journal = JournalWriter(tmp_path)
     journal.append((0, 0, 0), b"first")
     offset = journal.append((0, 1, 0), b"second")
     for byte in (0, 4, 8, HEADER):
         flip(tmp_path / "000001.journal", offset.offset + byte)
         with pytest.raises(RunDamaged, match=rf"000001\.journal is damaged at byte {offset.offset}"):
-            journal.read(offset)
+            Journal(tmp_path).read(offset)
         flip(tmp_path / "000001.journal", offset.offset + byte)
-    assert journal.read(offset) == b"second"
+    assert Journal(tmp_path).read(offset) == b"second"
     (tmp_path / "000001.journal").unlink()
     with pytest.raises(RunDamaged, match=r"000001\.journal"):
-        journal.read(offset)
+        Journal(tmp_path).read(offset)
     journal.close()
 
 
 def test_appends_go_on_while_other_threads_sync(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, segment_bytes=3000)
+    journal = JournalWriter(tmp_path, segment_bytes=3000)
     stop = threading.Event()
     faults: list[Exception] = []
 
@@ -128,7 +149,7 @@ def test_appends_go_on_while_other_threads_sync(tmp_path: Path) -> None:
     assert all(map(journal.is_synced, offsets))
     assert not [fd for fd in os.listdir("/proc/self/fd") if _is_left_segment(fd, tmp_path, journal.end[0])]
     journal.close()
-    assert len(Journal(tmp_path).recover({})) == 500
+    assert len(list(Journal(tmp_path).recover({}))) == 500
 
 
 def _is_left_segment(descriptor: str, folder: Path, active: int) -> bool:
@@ -143,7 +164,7 @@ def test_what_is_appended_to_a_segment_during_its_fsync_is_synced_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The segment takes one more record, and is left for the next one, while `sync` is in its fsync."""
-    journal = Journal(tmp_path, segment_bytes=MAGIC + 2 * (HEADER + 10))
+    journal = JournalWriter(tmp_path, segment_bytes=MAGIC + 2 * (HEADER + 10))
     synced: list[str] = []
     fsync = os.fsync
 
@@ -165,7 +186,7 @@ def test_what_is_appended_to_a_segment_during_its_fsync_is_synced_next(
 
 
 def test_a_failed_fsync_is_never_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(tmp_path)
+    journal = JournalWriter(tmp_path)
     offset = journal.append((0, 0, 0), b"group")
 
     def fail(descriptor: int) -> None:
@@ -184,7 +205,7 @@ def test_a_journalled_group_is_ready_when_the_run_is_opened(tmp_path: Path) -> N
     store = create(tmp_path / "run")
     keys = [issue(store, position) for position in range(3)]
     finish(store, keys[0])
-    offset = store.journal.append(keys[2], payload(keys[2]))
+    offset = journal(store, keys[2], payload(keys[2]))
     store.close()
     again = reopen(tmp_path / "run")
     rows = again.ledger.attempts("ready")
@@ -197,7 +218,9 @@ def test_a_journalled_group_is_ready_when_the_run_is_opened(tmp_path: Path) -> N
 def test_a_record_from_before_the_attempt_was_issued_is_not_taken(tmp_path: Path) -> None:
     """A power cut may lose the issue and keep the record: the attempt that is issued next is generated anew."""
     store = create(tmp_path / "run")
-    store.journal.append((0, 0, 0), b"of an issue that was lost")
+    store.writer.append((0, 0, 0), b"of an issue that was lost")
+    store.close()
+    store = reopen(tmp_path / "run")
     issue(store, 0)
     store.close()
     again = reopen(tmp_path / "run")
@@ -206,15 +229,56 @@ def test_a_record_from_before_the_attempt_was_issued_is_not_taken(tmp_path: Path
     again.close()
 
 
+def test_only_a_record_of_the_issue_at_hand_is_taken(tmp_path: Path) -> None:
+    """A worker that was given up may still write what it was given before."""
+    store = create(tmp_path / "run")
+    keys = [issue(store, position) for position in range(2)]
+    for key in keys:
+        store.ledger.reissue(key, start_version=1, deadline=3)
+        store.writer.append(key, b"of the first issue")
+    place = journal(store, keys[1], payload(keys[1]))
+    store.close()
+    again = reopen(tmp_path / "run")
+    assert [(row.key, row.offset, row.issue) for row in again.ledger.attempts("ready")] == [(keys[1], place, 1)]
+    assert [row.key for row in again.ledger.attempts("running")] == [keys[0]]
+    again.close()
+
+
+def test_what_each_writer_wrote_is_taken_over_and_pruned(tmp_path: Path) -> None:
+    store = create(tmp_path / "run", keep=1, segment_bytes=100)
+    other = JournalWriter(tmp_path / "run" / "journal", 1, segment_bytes=100)
+    keys = [(0, position, 0) for position in range(6)]
+    for number, key in enumerate(keys):
+        store.ledger.issue(key, prompt_id="p", start_version=0, deadline=2, writer=number % 2)
+    for key in keys[:4]:
+        writer = (store.writer, other)[key[1] % 2]
+        place = writer.append(key, payload(key))
+        writer.sync()
+        store.ledger.ready(writer.receipt(key, place))
+    store.ledger.train(keys[:4], batch=0)
+    other.append(keys[5], payload(keys[5]))  # its worker, and the run, are killed before the ledger hears of it
+    checkpoint(store, 1)
+    assert [tuple(segment) for segment in store.journal.segments()] == [(0, 1), (0, 2), (1, 1), (1, 2), (1, 3)]
+    store.ledger.drop(keys[4], "overdue")
+    other.close()
+    store.close()
+    again = reopen(tmp_path / "run", keep=1, segment_bytes=100)
+    assert [row.key for row in again.ledger.attempts("ready")] == [keys[5]]
+    again.checkpoints.restore()
+    checkpoint(again, 2, branch=1)
+    assert [tuple(segment) for segment in again.journal.segments()] == [(0, 2), (1, 3)], "the last of each writer"
+    again.close()
+
+
 def test_a_record_written_after_a_cut_is_taken(tmp_path: Path) -> None:
     store = create(tmp_path / "run")
-    store.journal.append((9, 9, 8), b"whole")
-    store.journal.append((9, 9, 9), b"x" * 1000)
+    store.writer.append((9, 9, 8), b"whole")
+    store.writer.append((9, 9, 9), b"x" * 1000)
     key = issue(store, 0)
     store.close()
     os.truncate(tmp_path / "run" / "journal" / "000001.journal", 500)
     second = reopen(tmp_path / "run")
-    offset = second.journal.append(key, payload(key))
+    offset = journal(second, key, payload(key))
     second.close()
     third = reopen(tmp_path / "run")
     assert [(row.key, row.offset) for row in third.ledger.attempts("ready")] == [(key, offset)]
@@ -228,7 +292,7 @@ def damaged_run(folder: Path, flipped: int | None) -> tuple[RunStore, Restored, 
     keys = [issue(store, position) for position in range(5)]
     offsets = [finish(store, key) for key in keys[:3]]
     store.ledger.train([keys[1]], batch=0)
-    offsets += [store.journal.append(key, payload(key)) for key in keys[3:]]
+    offsets += [journal(store, key, payload(key)) for key in keys[3:]]
     store.close()
     if flipped is not None:
         flip(folder / "journal" / "000001.journal", flipped)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from store_helpers import checkpoint, create, finish, payload, reopen
+from store_helpers import checkpoint, create, finish, journal, payload, reopen
 
 from headrace.store import IllegalTransition
 
@@ -61,7 +61,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def journal_without_telling_the_ledger(self, random) -> None:
         """What a crash between the two writes leaves: the next restore finds the group."""
         key = random.choice(self._in("running"))
-        self.store.journal.append(key, payload(key))
+        journal(self.store, key, payload(key))
         self.restore()
 
     @precondition(lambda self: self._in("ready"))

@@ -125,9 +125,21 @@ def test_a_batch_is_trained_whole_or_not_at_all(store: RunStore) -> None:
 
 def test_ready_needs_a_synced_record(store: RunStore) -> None:
     key = issue(store, 0)
-    offset = store.journal.append(key, b"group")
-    with pytest.raises(IllegalTransition, match=r"not synced; call journal\.sync"):
-        store.ledger.ready(key, offset)
+    offset = store.writer.append(key, b"group")
+    with pytest.raises(IllegalTransition, match=r"not synced; call sync"):
+        store.ledger.ready(store.writer.receipt(key, offset))
+
+
+def test_only_what_was_last_issued_makes_an_attempt_ready(store: RunStore) -> None:
+    key = issue(store, 0)
+    assert store.ledger.reissue(key, start_version=1, deadline=3) == 1
+    places = [store.writer.append(key, b"group", issue=number) for number in (0, 1)]
+    store.writer.sync()
+    with pytest.raises(IllegalTransition, match="0/0#0: it is running, and must be running, and issue 0 of it given"):
+        store.ledger.ready(store.writer.receipt(key, places[0]))
+    store.ledger.ready(store.writer.receipt(key, places[1], issue=1))
+    (row,) = store.ledger.attempts("ready")
+    assert (row.issue, row.start_version, row.deadline, row.offset) == (1, 1, 3, places[1])
 
 
 def test_a_transaction_of_several_writes_is_undone_together(store: RunStore) -> None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from store_helpers import create, issue, payload, reopen, write_model
+from store_helpers import create, issue, journal, payload, reopen, write_model
 
 
 @pytest.fixture
@@ -49,15 +49,15 @@ def test_sync_covers_every_segment_written_and_the_folder(tmp_path: Path, calls:
     calls.clear()
     for position in range(2):
         key = issue(store, position)
-        store.journal.append(key, payload(key))
+        journal(store, key, payload(key))
     assert calls == []
-    store.journal.sync()
+    store.writer.sync()
     assert calls == [("fsync", "000001.journal"), ("fsync", "000002.journal"), ("fsync", "journal")]
     calls.clear()
-    store.journal.sync()
+    store.writer.sync()
     assert calls == []
-    store.journal.append(issue(store, 2), b"more")
-    store.journal.sync()
+    store.writer.append(issue(store, 2), b"more")
+    store.writer.sync()
     assert calls == [("fsync", "000002.journal")]
     store.close()
 
@@ -65,7 +65,7 @@ def test_sync_covers_every_segment_written_and_the_folder(tmp_path: Path, calls:
 def test_what_a_kill_left_unsynced_is_synced_before_it_is_ready(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
     store = create(tmp_path / "run")
     key = issue(store, 0)
-    store.journal.append(key, payload(key))
+    journal(store, key, payload(key))
     store.close()
     calls.clear()
     again = reopen(tmp_path / "run")

@@ -15,6 +15,7 @@ from headrace.controller.table_size import column_bytes, largest_group, table_by
 from headrace.controller.time_spent import TimeSpent
 from headrace.engines.protocol import Engine
 from headrace.experience.flow import Flow
+from headrace.experience.group_journal import GroupJournal
 from headrace.experience.index import Consumer
 from headrace.experience.recorded_schedule import RecordedSchedule
 from headrace.experience.rollouts import quoted
@@ -51,6 +52,7 @@ class Groundwork:
     context: RoleContext
     recorder: Recorder
     record: RolloutRecord
+    journal: GroupJournal
     tally: Tally
     failures: FailureWatch
 
@@ -97,7 +99,6 @@ def lay_groundwork(
         table,
         source,
         store,
-        runtime,
         max_drops_per_batch=rollout.most_drops,
         reward_column="reward" if config.reward.model.path is None else "scored",
         column_bytes=column_bytes(plan),
@@ -131,7 +132,8 @@ def lay_groundwork(
         listener=listeners.rollouts,
     )
     failures = FailureWatch(recorder.event, worth=rollout.prompts_per_batch * rollout.samples_per_prompt)
-    return Groundwork(ahead, table, flow, context, recorder, record, tally, failures)
+    journal = GroupJournal(store.writer, runtime)
+    return Groundwork(ahead, table, flow, context, recorder, record, journal, tally, failures)
 
 
 def rollout_role(
@@ -142,6 +144,7 @@ def rollout_role(
         base.context,
         engine,
         episode_runner(plan, engine, base.context.runtime.clock, rewards.training),
+        base.journal,
         base.tally,
         base.failures,
         judges=tuple(judges.values()),

@@ -191,7 +191,7 @@ def connect(
         rollouts=record,
         rollout=rollout_role(plan, base, models.engine, models.judges, rewards)
         if replay is None
-        else ReplayRole(context, replay.rollouts),
+        else ReplayRole(context, replay.rollouts, base.journal),
         filter=FilterRole(context, plan.filters, record.dropped),
         scorers=scorers(context, plan, models, published, committed),
         stages=own_stages(context, plan),

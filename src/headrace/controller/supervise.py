@@ -26,7 +26,7 @@ from headrace.store import Restored, RunReader, RunStore
 def tell_of_damage(recorder: Recorder, store: RunStore, restored: Restored) -> None:
     for row in restored.damaged:
         if row.offset is not None:
-            file, group = store.journal.path(row.offset.segment), GroupKey(*row.key)
+            file, group = store.journal.path(row.offset.segment, row.offset.writer), GroupKey(*row.key)
             message = f"{file} is damaged at byte {row.offset.offset}: group {group} is generated again"
             recorder.event("reissued", {"prompt": row.prompt_id, "message": message})
 

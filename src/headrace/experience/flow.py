@@ -1,7 +1,7 @@
 """The flow of groups: the one place where schedule, ledger, journal and table change together.
 
-Roles call it with what happened; it keeps the order of writes of the design's section 5: journal, then ledger, then
-table. Whoever waits for a change waits on `changed`.
+Roles call it with what happened; it keeps the order of writes of the design's section 5: the journal has a group before
+it comes here, then ledger, then table. Whoever waits for a change waits on `changed`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from headrace.experience.codec import decode_group, encode_group
+from headrace.experience.codec import decode_group
 from headrace.experience.dataset import Prompt, PromptSource
 from headrace.experience.pass_rates import PassRates
 from headrace.experience.recorded import RecordedSource
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.experience.schedule import Bound, Placement, Schedule
 from headrace.experience.table import ExperienceTable
-from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
-from headrace.store import AttemptRow, RunStore
+from headrace.store import AttemptRow, Receipt, RunStore
 
-JOURNAL_LANE = "journal"
 OVERDUE = "overdue"
 SURPLUS = "surplus"
 EXHAUSTED = "exhausted"
@@ -40,6 +38,8 @@ class Admission:
     prompt: Prompt
     start_version: int
     deadline: int
+    issue: int = 0
+    """How often the attempt was given out before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,6 @@ class Flow:
         table: ExperienceTable,
         source: PromptSource | RecordedSource,
         store: RunStore,
-        runtime: Runtime,
         *,
         max_drops_per_batch: int | None = None,
         reward_column: str = "reward",
@@ -89,10 +88,18 @@ class Flow:
         self._table = table
         self._source = source
         self._store = store
-        self._runtime = runtime
         self._reissue: deque[GroupKey] = deque()
+        self._issues: dict[GroupKey, int] = {}
+        """Of the groups that run: what comes of an earlier issue is nothing to us."""
         self._overdue: dict[GroupKey, None] = {}
         self._rows: dict[GroupKey, int] = {}
+        self._batch_rows = 0
+        self._first_open = -1
+        """The first batch that a live group may still enter, when it was last asked who is overdue."""
+        self._told: tuple[int, bool, bool] | None = None
+        """Batch, sealed and finished, when the table's consumers were last told."""
+        self._drops_changed = False
+        """Since they were last found to be few enough."""
         self._placements: list[Placement] = []
         self._dropped: Counter[str] = Counter()
         """Since the last step."""
@@ -126,7 +133,7 @@ class Flow:
 
     def rows_of_batch(self) -> int:
         """Rows of the groups that have entered the batch so far."""
-        return sum(self._rows[key] for key in self._schedule.taken)
+        return self._batch_rows
 
     def describe(self) -> str:
         """Where the groups are, for messages."""
@@ -142,42 +149,45 @@ class Flow:
 
         Raises NothingToTrain.
         """
-        self._check_drops()
+        if self._drops_changed:
+            self._check_drops()
+            self._drops_changed = False
         if self.shut_by(version) is not None:
             return None
         if self._reissue:
             key = self._reissue.popleft()
             prompt = self._source.prompt(key.epoch, key.position)
             deadline = self._schedule.start(key, version)
-            self._store.ledger.reissue(key, start_version=version, deadline=deadline)
+            issue = self._store.ledger.reissue(key, start_version=version, deadline=deadline)
         else:
             issued = self._source.next()
             if issued is None:
                 self._schedule.dataset_spent()
                 self._advance()
                 return None
-            key, prompt, row = issued
+            (key, prompt, row), issue = issued, 0
             deadline = self._schedule.start(key, version)
             self._store.ledger.issue(key, prompt_id=prompt.prompt_id, start_version=version, deadline=deadline, row=row)
         self._table.reserve(key)
-        return Admission(key, prompt, version, deadline)
+        self._issues[key] = issue
+        return Admission(key, prompt, version, deadline, issue)
 
     def shut_by(self, version: int) -> Bound | None:
         """What keeps a group from starting on an engine that has loaded version number `version`; None if it may."""
         bound = self._schedule.shut_by(version, has_bytes=self._table.has_bytes)
         return "bytes" if bound is None and not self._table.has_place else bound
 
-    async def finish(self, group: Group) -> None:
-        """The group's episodes have ended: journal it, mark it ready, put its trainable samples into the table.
+    def finish(self, group: Group, receipt: Receipt) -> None:
+        """The group's episodes have ended, and it is in the journal: mark it ready, put its trainable samples into the
+        table.
 
-        A group that was handed back meanwhile is let go.
+        A group that was handed back or given out again meanwhile is let go.
         """
-        offset = self._store.journal.append(group.key, encode_group(group))
-        await self._runtime.compute(JOURNAL_LANE, self._store.journal.sync)
-        if group.key in self._overdue:
+        if group.key in self._overdue or self._issues.get(group.key) != receipt.issue:
             return
         rate = None if self._pass_rates is None else self._pass_rates.of(group)
-        self._store.ledger.ready(group.key, offset, pass_rate=rate, composing=self._schedule.batch)
+        self._store.ledger.ready(receipt, pass_rate=rate, composing=self._schedule.batch)
+        del self._issues[group.key]
         self._put(group)
 
     def hand_back(self, key: GroupKey, reason: str, failure: str | None = None) -> None:
@@ -220,6 +230,7 @@ class Flow:
         self._store.ledger.train(keys, batch=self._schedule.batch)
         for key in keys:
             del self._rows[key]
+        self._batch_rows = 0
         self._placements.clear()
         self._dropped.clear()
         self._faults.clear()
@@ -333,17 +344,26 @@ class Flow:
         self._schedule.drop(key)
         self._store.ledger.drop(key, reason)
         self._table.remove(key)
+        self._issues.pop(key, None)
         self._rows.pop(key, None)
         self._dropped[reason] += 1
+        self._drops_changed = True
 
     def _advance(self) -> None:
         """Let the schedule decide membership, and wake whoever depends on it."""
         for placement in self._schedule.take():
             self._placements.append(placement)
+            self._batch_rows += self._rows[placement.key]
             self._table.write_group(placement.key, "batch", placement.batch)
-        self._shed(self._schedule.overdue())
-        if self._schedule.is_sealed or self._schedule.is_finished:
+        schedule = self._schedule
+        if schedule.first_open != self._first_open:
+            # Nobody can have become overdue since: who starts may enter a batch.
+            self._first_open = schedule.first_open
+            self._shed(schedule.overdue())
+        now = (schedule.batch, schedule.is_sealed, schedule.is_finished)
+        if now != self._told and any(now[1:]):
             self._table.wake_all()
+        self._told = now
         self.changed.notify()
 
     def _columns(self, group: Group, sample: Sample) -> dict[str, object]:

@@ -2,19 +2,23 @@
 
 Invariants: a row is leased by a consumer at most once at a time; it is acked by a consumer at most once; it leaves
 when every consumer has acked it, or when its group is removed; a lease that expired can neither write nor ack.
+
+Every event costs O(log n) for each row that it is about: nothing looks at all rows, groups or leases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from headrace.experience.keyed_heap import KeyedHeap
+from headrace.experience.ready_rows import ReadyRows
 from headrace.experience.sample import GroupKey
 
 RowId = int
-Sampler = Callable[[Mapping[RowId, "Row"]], Sequence[RowId]]
-"""Chooses among ready rows, oldest first; an empty choice means: wait for more."""
+Sampler = Callable[[ReadyRows], Sequence[RowId]]
+"""Chooses among ready rows; an empty choice means: wait for more."""
 
 
 class TableError(RuntimeError):
@@ -61,28 +65,32 @@ class _Queue:
     """One consumer's view of the rows."""
 
     consumer: Consumer
+    ready: ReadyRows
     missing: dict[RowId, int] = field(default_factory=dict)
     """Rows not ready yet: how many columns (unit `row`) are still missing."""
-    ready: dict[RowId, Row] = field(default_factory=dict)
     group_missing: dict[GroupKey, int] = field(default_factory=dict)
     """Unit `group`: how many rows of the group are not complete yet."""
     leased: dict[RowId, int] = field(default_factory=dict)
     """Row to lease."""
-    pending: dict[RowId, None] = field(default_factory=dict)
-    """Rows not acked yet."""
+    expiries: KeyedHeap[int] = field(default_factory=KeyedHeap)
+    """Leases by when they end, or earlier: a lease that is renewed stays where it is until it comes first."""
 
 
 class TableIndex:
     def __init__(self, consumers: Iterable[Consumer]) -> None:
-        self._queues = {consumer.name: _Queue(consumer) for consumer in consumers}
+        self._rows: dict[RowId, Row] = {}
+        self._groups: dict[GroupKey, dict[RowId, None]] = {}
+        self._queues = {
+            consumer.name: _Queue(consumer, ReadyRows(self._groups, by_batch="batch" in consumer.reads))
+            for consumer in consumers
+        }
         self._readers: dict[str, list[_Queue]] = {}
         for queue in self._queues.values():
             for column in sorted(queue.consumer.reads):
                 self._readers.setdefault(column, []).append(queue)
-        self._rows: dict[RowId, Row] = {}
-        self._groups: dict[GroupKey, list[RowId]] = {}
         self._unacked: dict[RowId, int] = {}
         self._leases: dict[int, Lease] = {}
+        self._filled: dict[str, None] = {}
         self._next_row = 0
         self._next_lease = 0
 
@@ -105,20 +113,19 @@ class TableIndex:
             raise TableError(f"group {key} has no rows")
         ids = list(range(self._next_row, self._next_row + len(rows)))
         self._next_row += len(rows)
-        self._groups[key] = ids
+        self._groups[key] = dict.fromkeys(ids)
         added = [Row(row_id, key, columns) for row_id, columns in zip(ids, rows, strict=True)]
         consumers = len(self._queues)
         for row in added:
             self._rows[row.row_id] = row
             self._unacked[row.row_id] = consumers
         for queue in self._queues.values():
+            reads = queue.consumer.reads
             if queue.consumer.unit == "group":
                 queue.group_missing[key] = len(added)
             for row in added:
-                queue.pending[row.row_id] = None
-                queue.missing[row.row_id] = len(queue.consumer.reads)
-                present = sum(column in row.columns for column in queue.consumer.reads)
-                self._fill(queue, row, present)
+                queue.missing[row.row_id] = len(reads)
+                self._fill(queue, row, sum(map(row.columns.__contains__, reads)))
         return ids
 
     def write(self, row_ids: Sequence[RowId], column: str, values: Sequence[Any], lease: Lease | None = None) -> None:
@@ -137,12 +144,17 @@ class TableIndex:
 
     def write_group(self, key: GroupKey, column: str, value: Any) -> None:
         """The same value for every row of a group."""
-        ids = self._group(key)
+        ids = list(self._group(key))
         self.write(ids, column, [value] * len(ids))
 
-    def ready(self, consumer: str) -> Mapping[RowId, Row]:
+    def ready(self, consumer: str) -> ReadyRows:
         """Rows that `consumer` could lease now, oldest first."""
         return self._queue(consumer).ready
+
+    def newly_ready(self) -> list[str]:
+        """The consumers for whom rows have become ready since this was asked last."""
+        filled, self._filled = list(self._filled), {}
+        return filled
 
     def lease(self, consumer: str, row_ids: Sequence[RowId], expires: float) -> Lease:
         """Hand ready rows to `consumer`."""
@@ -150,9 +162,10 @@ class TableIndex:
         for row_id in row_ids:
             if row_id not in queue.ready:
                 raise TableError(f"row {row_id} is not ready for {consumer}")
-        lease = Lease(self._next_lease, consumer, [queue.ready.pop(row_id) for row_id in row_ids], expires)
+        lease = Lease(self._next_lease, consumer, [queue.ready.take(row_id) for row_id in row_ids], expires)
         self._next_lease += 1
         self._leases[lease.lease_id] = lease
+        queue.expiries.set(lease.lease_id, expires)
         for row_id in row_ids:
             queue.leased[row_id] = lease.lease_id
         return lease
@@ -160,55 +173,63 @@ class TableIndex:
     def renew(self, lease: Lease, expires: float) -> None:
         self._held(lease)
         lease.expires = expires
+        expiries = self._queue(lease.consumer).expiries
+        if expires < expiries[lease.lease_id]:
+            expiries.set(lease.lease_id, expires)
 
     def ack(self, lease: Lease) -> None:
         """`consumer` is done with these rows. Rows that nobody else needs leave the table."""
-        self._held(lease)
-        del self._leases[lease.lease_id]
-        queue = self._queue(lease.consumer)
+        queue = self._end(lease)
         for row in lease.rows:
             row_id = row.row_id
             if queue.leased.pop(row_id, None) is None:
                 continue
-            del queue.pending[row_id]
             self._unacked[row_id] -= 1
             if not self._unacked[row_id]:
                 self._forget(row)
 
     def give_back(self, lease: Lease) -> None:
         """End a lease without ack: its rows are ready again."""
-        self._held(lease)
-        del self._leases[lease.lease_id]
-        queue = self._queue(lease.consumer)
-        for row in lease.rows:
-            if queue.leased.pop(row.row_id, None) is not None:
-                queue.ready[row.row_id] = row
-        queue.ready = dict(sorted(queue.ready.items()))
+        queue = self._end(lease)
+        back = [row for row in lease.rows if queue.leased.pop(row.row_id, None) is not None]
+        queue.ready.give_back(back)
+        if back:
+            self._filled[lease.consumer] = None
 
     def expire(self, now: float) -> list[Lease]:
         """Take back what was leased until `now` or earlier."""
-        expired = [lease for lease in self._leases.values() if lease.expires <= now]
+        expired = []
+        for queue in self._queues.values():
+            while (lease := self._first_to_end(queue)) is not None and lease.expires <= now:
+                queue.expiries.discard(lease.lease_id)
+                expired.append(lease)
+        expired.sort(key=lambda lease: lease.lease_id)
         for lease in expired:
             self.give_back(lease)
         return expired
 
     def next_expiry(self, consumer: str) -> float | None:
         """When the first of this consumer's leases ends, unless renewed."""
-        return min((lease.expires for lease in self._leases.values() if lease.consumer == consumer), default=None)
+        first = self._first_to_end(self._queue(consumer))
+        return None if first is None else first.expires
 
     def remove(self, key: GroupKey) -> None:
         """Take a group out, whoever holds its rows; a lease keeps its other rows."""
-        for row_id in self._group(key).copy():
-            row = self._rows[row_id]
-            for queue in self._queues.values():
+        held: dict[int, None] = {}
+        ids = tuple(self._group(key))
+        for queue in self._queues.values():
+            queue.group_missing.pop(key, None)
+            for row_id in ids:
                 queue.missing.pop(row_id, None)
-                queue.ready.pop(row_id, None)
-                queue.pending.pop(row_id, None)
-                queue.group_missing.pop(key, None)
+                if row_id in queue.ready:
+                    queue.ready.take(row_id)
                 if (lease_id := queue.leased.pop(row_id, None)) is not None:
-                    lease = self._leases[lease_id]
-                    lease.rows = [held for held in lease.rows if held.row_id != row_id]
-            self._forget(row)
+                    held[lease_id] = None
+        for lease_id in held:
+            lease = self._leases[lease_id]
+            lease.rows = [row for row in lease.rows if row.group != key]
+        for row_id in ids:
+            self._forget(self._rows[row_id])
 
     def _fill(self, queue: _Queue, row: Row, columns: int) -> None:
         left = queue.missing[row.row_id] - columns
@@ -217,21 +238,39 @@ class TableIndex:
             return
         del queue.missing[row.row_id]
         if queue.consumer.unit == "row":
-            queue.ready[row.row_id] = row
+            queue.ready.add(row)
+            self._filled[queue.consumer.name] = None
             return
         queue.group_missing[row.group] -= 1
         if not queue.group_missing[row.group]:
             del queue.group_missing[row.group]
             for row_id in self._groups[row.group]:
-                queue.ready[row_id] = self._rows[row_id]
+                queue.ready.add(self._rows[row_id])
+            self._filled[queue.consumer.name] = None
 
     def _forget(self, row: Row) -> None:
         del self._rows[row.row_id]
         del self._unacked[row.row_id]
         siblings = self._groups[row.group]
-        siblings.remove(row.row_id)
+        del siblings[row.row_id]
         if not siblings:
             del self._groups[row.group]
+
+    def _first_to_end(self, queue: _Queue) -> Lease | None:
+        """Of the queue's leases, the one that ends first."""
+        while (first := queue.expiries.first()) is not None:
+            lease = self._leases[first.key]
+            if lease.expires == first.priority:
+                return lease
+            queue.expiries.set(lease.lease_id, lease.expires)
+        return None
+
+    def _end(self, lease: Lease) -> _Queue:
+        self._held(lease)
+        del self._leases[lease.lease_id]
+        queue = self._queue(lease.consumer)
+        queue.expiries.discard(lease.lease_id)
+        return queue
 
     def _held(self, lease: Lease) -> None:
         if self._leases.get(lease.lease_id) is not lease:
@@ -247,7 +286,7 @@ class TableIndex:
             raise TableError(f"row {row_id} is not in the table (any more)")
         return self._rows[row_id]
 
-    def _group(self, key: GroupKey) -> list[RowId]:
+    def _group(self, key: GroupKey) -> Collection[RowId]:
         if key not in self._groups:
             raise TableError(f"group {key} is not in the table (any more)")
         return self._groups[key]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
 from headrace.experience.flow import Flow
 from headrace.experience.index import Row, RowId
-from headrace.experience.samplers import in_order, token_budget
+from headrace.experience.ready_rows import ReadyRows
+from headrace.experience.samplers import in_order
 from headrace.experience.table import ExperienceTable, Lease
 
 
@@ -43,7 +44,6 @@ class StreamingLoader:
         self._flow = flow
         self._consumer = consumer
         self._max_tokens = sys.maxsize if max_tokens is None else max_tokens
-        self._budget = token_budget(self._max_tokens, row_length)
         self._streaming = streaming
         self._timeout_s = timeout_s
 
@@ -73,13 +73,13 @@ class StreamingLoader:
             handed_out += len(lease.rows)
             yield lease
 
-    def _choose(self, batch: int, handed_out: int, ready: Mapping[RowId, Row]) -> list[RowId]:
+    def _choose(self, batch: int, handed_out: int, ready: ReadyRows) -> list[RowId]:
         sealed = self._flow.is_sealed
         if not (self._streaming or sealed):
             return []
-        rows = {i: row for i, row in ready.items() if row.columns["batch"] == batch}
+        rows = ready.of_batch(batch)
         if sealed and handed_out + len(rows) >= self._flow.rows_of_batch():
-            return in_order(rows.values())
-        if sum(map(row_length, rows.values())) < self._max_tokens:
+            return in_order(rows)
+        if rows.tokens(row_length) < self._max_tokens:
             return []
-        return list(self._budget(rows))
+        return rows.fitting(self._max_tokens, row_length)

@@ -9,6 +9,7 @@ no staleness to bound here: how old a recorded token is was decided when it was 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.experience.recorded import RecordedRollouts
 from headrace.experience.sample import GroupKey
@@ -40,5 +41,14 @@ class RecordedSchedule(Schedule):
         return deadline
 
     def _next(self) -> Live | None:
-        ready = [group for group in self._live.values() if group.arrival is not None and group.deadline == self.batch]
-        return min(ready, key=lambda group: group.key, default=None)
+        while (first := self._candidates.first()) is not None:
+            group = self._live[first.key]
+            if group.deadline == self.batch:
+                return group
+            if group.deadline > self.batch:
+                break
+            self._candidates.discard(first.key)  # it never enters a batch: its own is trained
+        return None
+
+    def _rank(self, group: Live) -> tuple[Any, ...]:
+        return group.deadline, group.key

@@ -122,6 +122,8 @@ class Group:
     deadline: int
     """The last batch that may train every token of this group: `start_version` + max staleness."""
     samples: tuple[Sample, ...]
+    issue: int = 0
+    """Which of the attempt's issues it comes from."""
 
     @property
     def nbytes(self) -> int:

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 
 from headrace.experience.flow import Flow
 from headrace.experience.index import Row, RowId, Sampler
+from headrace.experience.ready_rows import Length, ReadyRows
 
 
-def whole_groups(ready: Mapping[RowId, Row]) -> list[RowId]:
+def whole_groups(ready: ReadyRows) -> list[RowId]:
     """All ready rows of the oldest ready group."""
-    first = next(iter(ready.values()), None)
-    return [] if first is None else [row.row_id for row in ready.values() if row.group == first.group]
+    return ready.oldest_group()
 
 
-def one_row(ready: Mapping[RowId, Row]) -> list[RowId]:
+def one_row(ready: ReadyRows) -> list[RowId]:
     """The oldest ready row."""
-    return list(ready)[:1]
+    oldest = ready.oldest()
+    return [] if oldest is None else [oldest.row_id]
 
 
 def sealed_batch(flow: Flow) -> Sampler:
     """All rows of the batch in order of their keys, once it is sealed and all are ready. For consumers of unit `batch`,
     which read `batch`."""
 
-    def sampler(ready: Mapping[RowId, Row]) -> list[RowId]:
+    def sampler(ready: ReadyRows) -> list[RowId]:
         if not flow.is_sealed:
             return []
-        rows = [row for row in ready.values() if row.columns["batch"] == flow.batch]
+        rows = ready.of_batch(flow.batch)
         return in_order(rows) if len(rows) == flow.rows_of_batch() else []
 
     return sampler
@@ -37,22 +38,13 @@ def in_order(rows: Iterable[Row]) -> list[RowId]:
     return [row.row_id for row in sorted(rows, key=lambda row: row.key)]
 
 
-def token_budget(max_tokens: int, length: Callable[[Row], int]) -> Sampler:
+def token_budget(max_tokens: int, length: Length) -> Sampler:
     """As many ready rows as fit into `max_tokens` tokens, oldest first, and at least one.
 
     A row that does not fit is passed over for smaller ones behind it; it comes first in a later choice.
     """
 
-    def sampler(ready: Mapping[RowId, Row]) -> list[RowId]:
-        chosen: list[RowId] = []
-        room = max_tokens
-        for row in ready.values():
-            tokens = length(row)
-            if not chosen or tokens <= room:
-                chosen.append(row.row_id)
-                room -= tokens
-            if room <= 0:
-                break
-        return chosen
+    def sampler(ready: ReadyRows) -> list[RowId]:
+        return ready.fitting(max_tokens, length)
 
     return sampler

@@ -50,11 +50,12 @@ back (`drop`); under `late` it holds for admission only, and the overrun is coun
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+from headrace.experience.due_counts import DueCounts
+from headrace.experience.keyed_heap import KeyedHeap
 from headrace.experience.sample import GroupKey
 
 OnDeadline = Literal["wait", "mask", "drop", "late"]
@@ -84,6 +85,8 @@ class Live:
     deadline: int
     arrival: int | None = None
     """Order in which the group became ready; None while it runs."""
+    start: int = 0
+    """Order in which the group became live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +116,18 @@ class Schedule:
     """Groups that are started beyond what the batches hold (`drop` only)."""
     batch: int = 0
     """k: the batch being composed."""
-    _taken: list[GroupKey] = field(default_factory=list)
+    _taken: dict[GroupKey, None] = field(default_factory=dict)
     _live: dict[GroupKey, Live] = field(default_factory=dict)
+    _candidates: KeyedHeap[GroupKey] = field(default_factory=KeyedHeap)
+    """Ready groups."""
+    _due: DueCounts = field(init=False)
+    """Of all live groups."""
+    _last_batches: KeyedHeap[GroupKey] = field(default_factory=KeyedHeap)
+    """Live groups by deadline, less those that are known to be overdue (`drop`)."""
+    _overdue: dict[GroupKey, Live] = field(default_factory=dict)
+    _starts: int = 0
     _arrivals: int = 0
+    _ready: int = 0
     _spent: bool = False
 
     def __post_init__(self) -> None:
@@ -131,6 +143,7 @@ class Schedule:
                 f"ahead is {self.ahead}, less than prompts_per_batch ({self.prompts_per_batch}): "
                 "a batch could never fill"
             )
+        self._due = DueCounts(self.prompts_per_batch)
 
     @property
     def live(self) -> int:
@@ -138,7 +151,7 @@ class Schedule:
 
     @property
     def ready_groups(self) -> int:
-        return sum(group.arrival is not None for group in self._live.values())
+        return self._ready
 
     @property
     def running_groups(self) -> int:
@@ -164,7 +177,7 @@ class Schedule:
         return self.batch >= self.total_batches or (self._spent and not self._live and not self._taken)
 
     @property
-    def _first_open(self) -> int:
+    def first_open(self) -> int:
         """The first batch that a group may still enter."""
         return self.batch + 1 if self.is_sealed else self.batch
 
@@ -184,7 +197,7 @@ class Schedule:
         if self._spent or place >= self.total_batches * self.prompts_per_batch:
             return "prompts"
         due = (version + self.max_staleness + 1) * self.prompts_per_batch + self.surplus
-        if place >= due or version + self.max_staleness < self._first_open:
+        if place >= due or version + self.max_staleness < self.first_open:
             return "staleness"
         if self.live >= self.ahead:
             return "ahead"
@@ -204,11 +217,12 @@ class Schedule:
             raise ScheduleError(f"group {key} is ready already")
         group.arrival = self._arrivals
         self._arrivals += 1
+        self._ready += 1
+        self._candidates.set(key, self._rank(group))
 
     def drop(self, key: GroupKey) -> None:
         """The group failed, was filtered out or was handed back: its place is free again."""
-        self._of(key)
-        del self._live[key]
+        self._leave(self._of(key))
 
     def dataset_spent(self) -> None:
         """No further group will start. The last batch may then be short."""
@@ -225,8 +239,8 @@ class Schedule:
             group = self._next()
             if group is None:
                 break
-            del self._live[group.key]
-            self._taken.append(group.key)
+            self._leave(group)
+            self._taken[group.key] = None
             placements.append(Placement(group.key, self.batch, group.deadline))
         return placements
 
@@ -237,7 +251,10 @@ class Schedule:
         """
         if self.on_deadline != "drop":
             return []
-        return [group.key for group in self._live.values() if group.deadline < self._first_open]
+        while (first := self._last_batches.first()) is not None and first.priority < self.first_open:
+            self._last_batches.discard(first.key)
+            self._overdue[first.key] = self._live[first.key]
+        return [group.key for group in sorted(self._overdue.values(), key=lambda group: group.start)]
 
     def step(self) -> list[GroupKey]:
         """The batch was trained: compose the next one. Returns those that are `overdue` now."""
@@ -265,45 +282,43 @@ class Schedule:
 
     def check(self) -> None:
         """Raises ScheduleError if the invariant of `wait` does not hold."""
-        for deadline, due in self._due_counts():
-            room = (deadline - self.batch) * self.prompts_per_batch + self.free_places
-            if due > room:
-                raise ScheduleError(f"{due} groups are due by batch {deadline}, which has room for {room}")
+        full = self._due.first_full(self.batch, self.free_places)
+        if full is not None:
+            room = (full.deadline - self.batch) * self.prompts_per_batch + self.free_places
+            raise ScheduleError(f"{full.groups} groups are due by batch {full.deadline}, which has room for {room}")
 
     def _next(self) -> Live | None:
-        candidates = [group for group in self._live.values() if group.arrival is not None]
-        candidates.sort(key=lambda group: (group.deadline, group.arrival))
+        first = self._candidates.first()
+        if first is None:
+            return None
+        group = self._live[first.key]
         if self.on_deadline != "wait":
-            return candidates[0] if candidates else None
-        # A deadline that is full lets nothing pass that is due later than it.
-        full = min(
-            (
-                deadline
-                for deadline, due in self._due_counts()
-                if due > (deadline - self.batch) * self.prompts_per_batch + self.free_places - 1
-            ),
-            default=None,
-        )
-        for group in candidates:
-            if full is None or group.deadline <= full:
-                return group
-        return None
+            return group
+        full = self._due.first_full(self.batch, self.free_places - 1)
+        return None if full is not None and full.deadline < group.deadline else group
 
-    def _due_counts(self) -> list[tuple[int, int]]:
-        """(d, N(d)) at every d where N grows, which are the only ones that can bind, since room grows with d."""
-        deadlines: list[int] = []
-        for group in self._live.values():
-            insort(deadlines, max(group.deadline, self.batch))
-        return [
-            (deadline, place + 1)
-            for place, deadline in enumerate(deadlines)
-            if place + 1 == len(deadlines) or deadlines[place + 1] != deadline
-        ]
+    def _rank(self, group: Live) -> tuple[Any, ...]:
+        """Of a ready group among the candidates; the least comes first."""
+        return group.deadline, group.arrival
 
     def _add(self, group: Live) -> None:
         if group.key in self._live or group.key in self._taken:
             raise ScheduleError(f"group {group.key} is live already")
+        group.start = self._starts
+        self._starts += 1
         self._live[group.key] = group
+        self._due.add(group.deadline)
+        if self.on_deadline == "drop":
+            self._last_batches.set(group.key, group.deadline)
+
+    def _leave(self, group: Live) -> None:
+        """It is live no more."""
+        del self._live[group.key]
+        self._due.remove(group.deadline)
+        self._candidates.discard(group.key)
+        self._last_batches.discard(group.key)
+        self._overdue.pop(group.key, None)
+        self._ready -= group.arrival is not None
 
     def _of(self, key: GroupKey) -> Live:
         group = self._live.get(key)

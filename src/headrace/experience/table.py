@@ -1,7 +1,13 @@
 """The experience table: rows of samples, columns filled by stages, leases for consumers.
 
-Waiters are woken by the event that they wait for. A place, and the bytes of the largest group, are reserved when a
-group is admitted, so that `put` of an admitted group never waits; then they are replaced by what the group takes.
+A waiter is woken by what it waits for alone, and no such event is lost: a wait depends on the consumer's ready rows, on
+when its leases end, and on what its sampler and `until` look at beside. Ready rows grow only where `TableIndex` notes
+it, and whoever was noted is woken before the method returns; `renew`, which may have a held lease end after all, wakes
+those who wait beside its holder; whoever changes anything else calls `wake` or `wake_all`. (A lease that is granted
+meanwhile wakes nobody: its rows were declined, and a sampler that chooses nothing chooses nothing of fewer rows.)
+
+A place, and the bytes of the largest group, are reserved when a group is admitted, so that `put` of an admitted group
+never waits; then they are replaced by what the group takes.
 
 The table refuses nothing for its bytes: `has_bytes` is told to the schedule, which starts what the batch at hand needs
 even so. Hence `nbytes` <= max(`capacity_bytes`, prompts_per_batch * `group_bytes`), as is proved in
@@ -42,16 +48,13 @@ class ExperienceTable:
         consumers = list(consumers)
         self._index = TableIndex(consumers)
         self._signals = {consumer.name: Signal() for consumer in consumers}
-        self._wakes: dict[str, tuple[Signal, ...]] = {}
-        for consumer in consumers:
-            for column in consumer.reads:
-                self._wakes[column] = (*self._wakes.get(column, ()), self._signals[consumer.name])
         self._capacity = capacity
         self._capacity_bytes = capacity_bytes
         self._group_bytes = group_bytes
         self._reserved: dict[GroupKey, None] = {}
         self._bytes: dict[GroupKey, int] = {}
         """Of the groups that are held."""
+        self._held_bytes = 0
         self._lease_s = lease_s
         self._clock = clock
 
@@ -66,7 +69,7 @@ class ExperienceTable:
     @property
     def nbytes(self) -> int:
         """Bytes reserved and held."""
-        return len(self._reserved) * self._group_bytes + sum(self._bytes.values())
+        return len(self._reserved) * self._group_bytes + self._held_bytes
 
     @property
     def has_place(self) -> bool:
@@ -98,19 +101,20 @@ class ExperienceTable:
         ids = self._index.put(key, rows)
         del self._reserved[key]
         self._bytes[key] = nbytes
-        self.wake_all()
+        self._held_bytes += nbytes
+        self._wake_filled()
         return ids
 
     def write(self, row_ids: Sequence[RowId], column: str, values: Sequence[Any], lease: Lease | None = None) -> None:
         """Fill one column. With `lease`, StaleLease if it has ended meanwhile."""
         self._expire()
         self._index.write(row_ids, column, values, lease)
-        self._wake(column)
+        self._wake_filled()
 
     def write_group(self, key: GroupKey, column: str, value: Any) -> None:
         """The same value in a column of all rows of a group."""
         self._index.write_group(key, column, value)
-        self._wake(column)
+        self._wake_filled()
 
     async def lease(
         self,
@@ -155,6 +159,8 @@ class ExperienceTable:
         self._expire()
         for lease in leases:
             self._index.renew(lease, self._clock.now() + self._lease_s)
+        for consumer in {lease.consumer: None for lease in leases}:
+            self._signals[consumer].notify()
 
     def hold(self, *leases: Lease) -> None:
         """The rows are being computed with: the leases last until they are renewed or acked."""
@@ -169,19 +175,19 @@ class ExperienceTable:
             self._index.ack(lease)
             for row in lease.rows:
                 if not self._index.has_group(row.group):
-                    self._bytes.pop(row.group, None)
+                    self._held_bytes -= self._bytes.pop(row.group, 0)
 
     def give_back(self, lease: Lease) -> None:
         """Let others have these rows."""
         self._index.give_back(lease)
-        self._signals[lease.consumer].notify()
+        self._wake_filled()
 
     def remove(self, key: GroupKey) -> None:
         """Take a dropped group out, or give back its place if it was not put yet."""
         self.cancel(key)
         if self._index.has_group(key):
             self._index.remove(key)
-            del self._bytes[key]
+            self._held_bytes -= self._bytes.pop(key)
 
     def wake(self, consumer: str) -> None:
         """Have a waiting consumer's sampler look again: what it depends on beside the rows has changed."""
@@ -192,10 +198,10 @@ class ExperienceTable:
         for signal in self._signals.values():
             signal.notify()
 
-    def _wake(self, column: str) -> None:
-        for signal in self._wakes.get(column, ()):
-            signal.notify()
-
     def _expire(self) -> None:
-        for lease in self._index.expire(self._clock.now()):
-            self._signals[lease.consumer].notify()
+        if self._index.expire(self._clock.now()):
+            self._wake_filled()
+
+    def _wake_filled(self) -> None:
+        for consumer in self._index.newly_ready():
+            self._signals[consumer].notify()

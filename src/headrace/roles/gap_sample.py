@@ -11,7 +11,6 @@ came too late is drawn again at the next version.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from headrace.roles.context import RoleContext
 from headrace.rollout.policy import GenerationAborted, Policy, PolicySettings
 from headrace.rollout.trajectory import Trajectory
 from headrace.runtime.protocol import WaitTimeout
+from headrace.runtime.together import together
 from headrace.weights.version import Version
 
 EVERY = 20
@@ -114,9 +114,8 @@ class GapSampler:
     async def _draw(self, version: Version) -> list[Sample]:
         first = version.number // EVERY * PROMPTS
         positions = dict.fromkeys((first + place) % len(self._prompts) for place in range(PROMPTS))
-        async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(self._sample(position, version)) for position in positions]
-        return [sample for task in asked if (sample := task.result()) is not None]
+        drawn = await together(self._sample(position, version) for position in positions)
+        return [sample for sample in drawn if sample is not None]
 
     async def _sample(self, position: int, version: Version) -> Sample | None:
         """None if the engine did not serve it, which is the rollouts' business to end the run for."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.experience.flow import Admission
+from headrace.experience.group_journal import GroupJournal
 from headrace.experience.recorded import RecordedRollouts
-from headrace.experience.sample import GroupKey
 from headrace.roles.batch_stats import FreshRule
 from headrace.roles.context import RoleContext
 from headrace.weights.version import Lineage
@@ -18,24 +20,29 @@ LANE = "record"
 
 
 class ReplayRole:
-    def __init__(self, context: RoleContext, rollouts: RecordedRollouts) -> None:
+    def __init__(self, context: RoleContext, rollouts: RecordedRollouts, journal: GroupJournal) -> None:
         self._context = context
+        self._journal = journal
         self._rollouts = rollouts
 
     async def run(self) -> None:
         """Until the run is finished. Raises RunDamaged, ConfigError for what cannot be trained on."""
         flow = self._context.flow
         while not flow.is_finished:
-            keys: list[GroupKey] = []
+            admitted: list[Admission] = []
             while (admission := flow.admit(0)) is not None:
-                keys.append(admission.key)
-            groups = [await self._context.compute(LANE, "the record", self._rollouts.group, key) for key in keys]
+                admitted.append(admission)
             # Together, so that they share the journal's fsync.
-            await asyncio.gather(*(flow.finish(group) for group in groups))
-            if keys:
+            await asyncio.gather(*map(self._hand_over, admitted))
+            if admitted:
                 continue
             if not flow.is_finished:
                 await self._context.changed(NAME, "the gate")
+
+    async def _hand_over(self, admission: Admission) -> None:
+        group = await self._context.compute(LANE, "the record", self._rollouts.group, admission.key)
+        group = replace(group, issue=admission.issue)
+        self._context.flow.finish(group, await self._journal.write(group))
 
 
 class RecordedLineage(Lineage):

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from headrace.engines.protocol import Engine, EngineError
 from headrace.experience.flow import Admission, Flow
+from headrace.experience.group_journal import GroupJournal
 from headrace.experience.sample import Group, GroupKey
 from headrace.observe.tally import Tally
 from headrace.roles.context import RoleContext
@@ -25,6 +26,7 @@ class RolloutRole:
         context: RoleContext,
         engine: Engine,
         runner: EpisodeRunner,
+        journal: GroupJournal,
         tally: Tally,
         failures: FailureWatch,
         *,
@@ -40,6 +42,7 @@ class RolloutRole:
         self._engine = engine
         self._engines = (engine, *judges)
         self._runner = runner
+        self._journal = journal
         self._tally = tally
         self._failures = failures
         self._min_samples = min_samples
@@ -72,14 +75,16 @@ class RolloutRole:
 
     async def _group(self, admission: Admission, version: Version) -> None:
         try:
-            group = await self._runner.run_group(admission.key, admission.prompt, version, admission.deadline)
+            group = await self._runner.run_group(
+                admission.key, admission.prompt, version, admission.deadline, admission.issue
+            )
             self._tally.count((sample.response_tokens, sample.failure) for sample in group.samples)
             self._counted()
             if self._record is not None:
                 await self._record(group)
             self._failures.look_at(group)
             if len(group.trainable) >= self._min_samples:
-                await self._flow.finish(group)
+                self._flow.finish(group, await self._journal.write(group))
             elif self._failure() is None and admission.key not in self._flow.overdue():
                 failure = next((sample.failure for sample in group.samples if sample.failure), None)
                 self._flow.hand_back(admission.key, f"failed: {_commonest_failure(group)}", failure)

@@ -21,6 +21,7 @@ from headrace.rollout.rewards.pool import GroupScorer, Scorer
 from headrace.rollout.trajectory import Trajectory
 from headrace.rollout.workflow import Workflow
 from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.runtime.together import together
 from headrace.weights.version import Version
 
 
@@ -68,26 +69,35 @@ class EpisodeRunner:
         self._samples_per_prompt = samples_per_prompt
         self._episode_timeout_s = episode_timeout_s
 
-    async def run_group(self, key: GroupKey, prompt: Prompt, start_version: Version, deadline: int) -> Group:
-        """All episodes of one attempt, in order of episode. `deadline` is the last batch that may train them whole."""
-        async with asyncio.TaskGroup() as tasks:
-            episodes = [
-                tasks.create_task(self._episode(key, episode, prompt, start_version), name=f"episode {key}/{episode}")
-                for episode in range(self._samples_per_prompt)
-            ]
-        played = [episode.result() for episode in episodes]
+    async def run_group(
+        self, key: GroupKey, prompt: Prompt, start_version: Version, deadline: int, issue: int = 0
+    ) -> Group:
+        """All episodes of one attempt, in order of episode. `deadline` is the last batch that may train them whole.
+        `issue`: how often the attempt was given out before."""
+        episodes = range(self._samples_per_prompt)
+        played = await together(
+            (self._episode(key, episode, prompt, start_version, issue) for episode in episodes),
+            (f"episode {key}/{episode}" for episode in episodes),
+        )
         if self._group_rewards is not None:
             played = await self._judge_together(played, prompt, self._group_rewards)
         samples = [sample for episode, one in enumerate(played) for sample in _samples(key, episode, one, self._policy)]
-        return Group(key, prompt.prompt_id, start_version.number, deadline, tuple(samples))
+        return Group(key, prompt.prompt_id, start_version.number, deadline, tuple(samples), issue)
 
     async def _episode(
-        self, key: GroupKey, episode: int, prompt: Prompt, min_version: Version
+        self, key: GroupKey, episode: int, prompt: Prompt, min_version: Version, issue: int
     ) -> _Played | list[Sample]:
         try:
             trajectories = await self._clock.wait_for(
                 self._play(
-                    Policy(self._policy, group=key, episode=episode, min_version=min_version, tools=prompt.tools),
+                    Policy(
+                        self._policy,
+                        group=key,
+                        episode=episode,
+                        min_version=min_version,
+                        tools=prompt.tools,
+                        issue=issue,
+                    ),
                     prompt,
                 ),
                 self._episode_timeout_s,

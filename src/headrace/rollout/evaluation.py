@@ -22,6 +22,7 @@ from headrace.rollout.failures import failure_kind
 from headrace.rollout.rewards.model import ModelReward
 from headrace.rollout.rewards.votes import Answer, answer_of
 from headrace.runtime.protocol import Clock
+from headrace.runtime.together import together
 from headrace.weights.version import Version
 
 _SAMPLES_SHOWN = 3
@@ -86,12 +87,7 @@ class Evaluation:
                     await self._ended(self.held_out.name, group)
                 return group
 
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                answers = [tasks.create_task(answer(*place)) for place in enumerate(self._prompts)]
-        except ExceptionGroup as several:
-            raise several.exceptions[0] from None
-        groups = [task.result() for task in answers]
+        groups = await together(answer(*place) for place in enumerate(self._prompts))
         return groups if self._model_reward is None else await self._model_reward.scored(groups)
 
     def _result(self, groups: Sequence[Group]) -> dict[str, Any]:

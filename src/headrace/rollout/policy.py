@@ -102,8 +102,10 @@ class Policy:
         episode: int,
         min_version: Version,
         tools: Sequence[Tool] | None = None,
+        issue: int = 0,
     ) -> None:
-        """`tools`: JSON schemas of what the policy may call; they are shown to it wherever messages are encoded."""
+        """`tools`: JSON schemas of what the policy may call; they are shown to it wherever messages are encoded.
+        `issue`: how often the group's attempt was given out before; requests of two issues are told apart."""
         self._settings = settings
         self._tools = tools
         self._group = group
@@ -112,7 +114,7 @@ class Policy:
             settings.router,
             settings.sampling,
             settings.clock,
-            name=f"{group}/{episode}",
+            name=f"{group}.{issue}/{episode}" if issue else f"{group}/{episode}",
             min_version=min_version,
             return_kept=settings.return_kept,
             stop=settings.stop,

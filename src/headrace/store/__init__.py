@@ -2,8 +2,8 @@
 
 What survives:
 - the kill of the process, at any moment: every call that returned;
-- a power cut: every commit of a checkpoint with all that came before it, and every group whose `journal.sync`
-  returned. What the ledger, metrics and events took down after the last commit may be gone; a synced group whose
+- a power cut: every commit of a checkpoint with all that came before it, and every group that its writer gave a
+  receipt for. What the ledger, metrics and events took down after the last commit may be gone; a synced group whose
   attempt the ledger still knows is ready again when the run is opened.
 """
 
@@ -23,12 +23,13 @@ from headrace.store.errors import (
     StoreError,
 )
 from headrace.store.journal import Journal
+from headrace.store.journal_writer import JournalWriter
 from headrace.store.ledger import AttemptRow, Ledger
 from headrace.store.offline import OfflineStore
 from headrace.store.reader import RunReader, RunStatus
 from headrace.store.records import EventRow, MetricRow
 from headrace.store.run_store import RunStore
-from headrace.store.segment import JournalOffset
+from headrace.store.segment import JournalOffset, Receipt
 
 __all__ = [
     "AttemptRow",
@@ -42,11 +43,13 @@ __all__ = [
     "IllegalTransition",
     "Journal",
     "JournalOffset",
+    "JournalWriter",
     "LawBroken",
     "Ledger",
     "MetricRow",
     "OfflineStore",
     "Prepared",
+    "Receipt",
     "Restored",
     "RunDamaged",
     "RunExists",

@@ -61,6 +61,12 @@ class Database:
         os.replace(beside, path)
         sync_path(path.parent)
 
+    @property
+    def is_of_now(self) -> bool:
+        """Whether its format is the one that is written, and not an older one."""
+        ((version,),) = self.rows("PRAGMA user_version")
+        return bool(version == self._layout.version)
+
     def check_integrity(self) -> None:
         """Raises RunDamaged."""
         found = self.rows("PRAGMA integrity_check(1)")

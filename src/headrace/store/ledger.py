@@ -10,7 +10,7 @@ from headrace.store.counts import Counts, count
 from headrace.store.database import Database
 from headrace.store.errors import IllegalTransition
 from headrace.store.journal import Journal
-from headrace.store.segment import AttemptKey, JournalOffset
+from headrace.store.segment import AttemptKey, JournalOffset, Receipt
 
 STATES = ("running", "ready", "trained", "dropped")
 _KEY = "epoch = ? AND position = ? AND attempt = ?"
@@ -33,6 +33,8 @@ class AttemptRow:
     """Of the dataset: which was drawn for the position."""
     pass_rate: float | None = None
     """Share of its episodes that passed, where a curriculum asks for it."""
+    issue: int = 0
+    """How often it was given out before: a result of an earlier issue is not its own."""
 
 
 class Ledger:
@@ -44,12 +46,21 @@ class Ledger:
     def __init__(self, database: Database, journal: Journal) -> None:
         self._database = database
         self._journal = journal
+        self._ends: dict[int, tuple[int, int]] = {}
+        """Of each writer, where its newest record that is known ends: what it writes from now on lies behind."""
 
     def issue(
-        self, key: AttemptKey, *, prompt_id: str, start_version: int, deadline: int, row: int | None = None
+        self,
+        key: AttemptKey,
+        *,
+        prompt_id: str,
+        start_version: int,
+        deadline: int,
+        row: int | None = None,
+        writer: int = 0,
     ) -> None:
-        """A new attempt, now running. Earlier attempts at the same prompt of the epoch must have been dropped. `row`:
-        of the dataset."""
+        """A new attempt, now running, whose first issue has number 0. Earlier attempts at the same prompt of the epoch
+        must have been dropped. `row`: of the dataset. `writer`: who is to journal its group."""
         epoch, position, attempt = key
         with self._database.transaction():
             rivals = self._database.rows(
@@ -65,35 +76,34 @@ class Ledger:
                 )
             self._database.execute(
                 "INSERT INTO attempts (epoch, position, attempt, prompt_id, start_version, deadline, state, "
-                "since_segment, since_offset, row) VALUES (?, ?, ?, ?, ?, ?, 'running', ?, ?, ?)",
-                (epoch, position, attempt, prompt_id, start_version, deadline, *self._journal.end, row),
+                "writer, since_segment, since_offset, row) VALUES (?, ?, ?, ?, ?, ?, 'running', ?, ?, ?, ?)",
+                (epoch, position, attempt, prompt_id, start_version, deadline, writer, *self._end(writer), row),
             )
             self._database.execute("UPDATE counters SET value = value + 1 WHERE name = 'issued'")
 
-    def reissue(self, key: AttemptKey, *, start_version: int, deadline: int) -> None:
-        """Start a running attempt again after a restore. It is still the same attempt, so nothing is counted."""
+    def reissue(self, key: AttemptKey, *, start_version: int, deadline: int, writer: int = 0) -> int:
+        """Give a running attempt out again. It is still the same attempt, so nothing is counted; but only a group of
+        the number that is returned can make it ready from now on."""
         changed = self._database.execute(
-            f"UPDATE attempts SET start_version = ?, deadline = ? WHERE {_KEY} AND state = 'running'",
-            (start_version, deadline, *key),
+            "UPDATE attempts SET start_version = ?, deadline = ?, issue = issue + 1, writer = ?, since_segment = ?, "
+            f"since_offset = ? WHERE {_KEY} AND state = 'running'",
+            (start_version, deadline, writer, *self._end(writer), *key),
         )
         self._expect(changed, key, "reissue", "running")
+        ((issue,),) = self._database.rows(f"SELECT issue FROM attempts WHERE {_KEY}", key)
+        return int(issue)
 
-    def ready(
-        self, key: AttemptKey, offset: JournalOffset, *, pass_rate: float | None = None, composing: int | None = None
-    ) -> None:
-        """A running attempt's group is in the journal, and synced. `composing`: the batch at hand, where it has a
+    def ready(self, receipt: Receipt, *, pass_rate: float | None = None, composing: int | None = None) -> None:
+        """A running attempt's group is in the journal, for good. `composing`: the batch at hand, where it has a
         `pass_rate`."""
-        if not self._journal.is_synced(offset):
-            raise IllegalTransition(
-                f"cannot make attempt {_name(key)} ready: its journal record {tuple(offset)} is not synced; "
-                "call journal.sync() first"
-            )
+        key, issue, place = receipt
         changed = self._database.execute(
             "UPDATE attempts SET state = 'ready', segment = ?, offset = ?, length = ?, pass_rate = ?, scored_in = ? "
-            f"WHERE {_KEY} AND state = 'running'",
-            (*offset, pass_rate, None if pass_rate is None else composing, *key),
+            f"WHERE {_KEY} AND state = 'running' AND issue = ? AND writer = ?",
+            (*place[:3], pass_rate, None if pass_rate is None else composing, *key, issue, place.writer),
         )
-        self._expect(changed, key, "make ready", "running")
+        self._expect(changed, key, "make ready", f"running, and issue {issue} of it given to writer {place.writer}")
+        self._ends[place.writer] = max(self._end(place.writer), place.end)
 
     def score(self, key: AttemptKey, *, pass_rate: float, composing: int) -> None:
         """A ready attempt that a crash kept from being scored."""
@@ -104,11 +114,11 @@ class Ledger:
         self._expect(changed, key, "score", "ready")
 
     def lose(self, key: AttemptKey) -> None:
-        """A ready attempt's group can no more be read from the journal: it is running again."""
+        """A ready attempt's group can no more be read from the journal: it is running again, to be reissued."""
         changed = self._database.execute(
             "UPDATE attempts SET state = 'running', segment = NULL, offset = NULL, length = NULL, pass_rate = NULL, "
-            f"scored_in = NULL, since_segment = ?, since_offset = ? WHERE {_KEY} AND state = 'ready'",
-            (*self._journal.end, *key),
+            f"scored_in = NULL WHERE {_KEY} AND state = 'ready'",
+            key,
         )
         self._expect(changed, key, "lose the group of", "ready")
 
@@ -146,8 +156,8 @@ class Ledger:
         if state not in STATES:
             raise ValueError(f"no state {state!r}; the states are {', '.join(STATES)}")
         rows = self._database.rows(
-            "SELECT epoch, position, attempt, prompt_id, start_version, deadline, segment, offset, length, batch, "
-            "reason, row, pass_rate FROM attempts WHERE state = ? ORDER BY sequence",
+            "SELECT epoch, position, attempt, prompt_id, start_version, deadline, segment, offset, length, writer, "
+            "issue, batch, reason, row, pass_rate FROM attempts WHERE state = ? ORDER BY sequence",
             (state,),
         )
         return [_attempt(row) for row in rows]
@@ -188,6 +198,11 @@ class Ledger:
         )
         return attempt
 
+    def _end(self, writer: int) -> tuple[int, int]:
+        if writer not in self._ends:
+            self._ends[writer] = self._journal.end(writer)
+        return self._ends[writer]
+
     def _expect(self, changed: int, key: AttemptKey, action: str, allowed: str) -> None:
         if changed == 1:
             return
@@ -197,14 +212,15 @@ class Ledger:
 
 
 def _attempt(row: Sequence[Any]) -> AttemptRow:
-    epoch, position, attempt, prompt_id, start_version, deadline, segment, offset, length, batch, reason, *more = row
-    drawn, pass_rate = more
+    epoch, position, attempt, prompt_id, start_version, deadline, segment, offset, length, writer, *more = row
+    issue, batch, reason, drawn, pass_rate = more
     return AttemptRow(
         key=(epoch, position, attempt),
         prompt_id=prompt_id,
         start_version=start_version,
         deadline=deadline,
-        offset=None if segment is None else JournalOffset(segment, offset, length),
+        offset=None if segment is None else JournalOffset(segment, offset, length, writer),
+        issue=issue,
         batch=batch,
         reason=reason,
         row=drawn,

@@ -110,15 +110,15 @@ class RunReader:
 
     def journalled(self, first_batch: int | None = None, last_batch: int | None = None) -> Iterator[JournalledGroup]:
         """Finished groups that are still in the journal, in the order in which they finished. With a limit, of batches
-        within it: a group that was not trained counts as of the batch that its deadline is, or was."""
-        journal = Journal(self.path / "journal")
-        segments = journal.segments()
-        if not segments:
+        within it: a group that was not trained counts as of the batch that its deadline is, or was. None of a run of an
+        older format, whose journal is not read."""
+        if not self._database.is_of_now:
             return
+        journal = Journal(self.path / "journal")
         rows = self._database.rows(
-            "SELECT state, coalesce(batch, deadline), reason, segment, offset, length FROM attempts "
-            "WHERE segment >= ? AND coalesce(batch, deadline) BETWEEN ? AND ? ORDER BY segment, offset",
-            (segments[0], first_batch or 0, _LAST_BATCH if last_batch is None else last_batch),
+            "SELECT state, coalesce(batch, deadline), reason, segment, offset, length, writer FROM attempts "
+            "WHERE segment IS NOT NULL AND coalesce(batch, deadline) BETWEEN ? AND ? ORDER BY writer, segment, offset",
+            (first_batch or 0, _LAST_BATCH if last_batch is None else last_batch),
         )
         for state, batch, reason, *place in rows:
             with suppress(RunDamaged):  # the segment is gone meanwhile, or what it holds of this group is

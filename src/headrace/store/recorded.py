@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.store.database import Database
-from headrace.store.journal import Journal
+from headrace.store.journal import Journal, SegmentId
 from headrace.store.run_store import DATABASE_NAME
+from headrace.store.schema import RUN
 from headrace.store.segment import AttemptKey, JournalOffset
 
 
@@ -34,12 +35,13 @@ class Recorded:
 
 
 def read_recorded(path: Path) -> Recorded:
-    """Of committed batches only: no restore of a run that goes on takes those back. Raises RunMissing, RunDamaged."""
-    database = Database(path / DATABASE_NAME, read_only=True)
+    """Of committed batches only: no restore of a run that goes on takes those back. Raises RunMissing, RunDamaged, and
+    StoreError for a run of an older format, whose journal is not read."""
+    database = Database(path / DATABASE_NAME, read_only=True, layout=replace(RUN, oldest_read=RUN.version))
     try:
         ((config,),) = database.rows("SELECT value FROM run WHERE name = 'config_yaml'")
         rows = database.rows(
-            "SELECT epoch, position, attempt, prompt_id, batch, segment, offset, length FROM attempts "
+            "SELECT epoch, position, attempt, prompt_id, batch, segment, offset, length, writer FROM attempts "
             "WHERE state = 'trained' AND batch < (SELECT max(number) FROM checkpoints) "
             "ORDER BY batch, epoch, position, attempt"
         )
@@ -50,6 +52,6 @@ def read_recorded(path: Path) -> Recorded:
     groups = (
         RecordedGroup((epoch, position, attempt), prompt_id, batch, JournalOffset(*place))
         for epoch, position, attempt, prompt_id, batch, *place in rows
-        if place[0] in there
+        if SegmentId(place[3], place[0]) in there
     )
     return Recorded(config, dict(Counter(row[4] for row in rows)), tuple(groups), journal.read)

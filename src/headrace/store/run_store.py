@@ -14,7 +14,8 @@ from headrace.store.checkpoints import Checkpoints
 from headrace.store.database import Database
 from headrace.store.errors import ConfigMismatch, DataMismatch, RunExists, RunMissing, write_failed
 from headrace.store.files import remove, write_whole
-from headrace.store.journal import SEGMENT_BYTES, Journal
+from headrace.store.journal import Journal
+from headrace.store.journal_writer import SEGMENT_BYTES, JournalWriter
 from headrace.store.ledger import Ledger
 from headrace.store.lock import LOCK_NAME, RunLock
 from headrace.store.origin import ORIGIN_NAME
@@ -46,7 +47,7 @@ _MADE_BY_RUNS = (
 class RunStore:
     """The durable record of a run, held by one process and used from one thread.
 
-    Only `journal.sync`, `journal.read` and `checkpoints.prepare` may be called from other threads.
+    Only `writer`, `journal.read` and `checkpoints.prepare` may be used from other threads.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class RunStore:
         lock: RunLock,
         database: Database,
         journal: Journal,
+        writer: JournalWriter,
         *,
         keep_checkpoints: int,
         keep_journal: bool,
@@ -63,6 +65,8 @@ class RunStore:
         """`damaged`: attempts whose group was in the journal, and cannot be read from it any more."""
         self.path = path
         self.journal = journal
+        self.writer = writer
+        """Of the groups that this process finishes."""
         self.ledger = Ledger(database, journal)
         self.checkpoints = Checkpoints(
             path / "checkpoints",
@@ -168,9 +172,19 @@ class RunStore:
             database.check_integrity()
             changed = _compare_config(path, database, *config)
         _make_folders(path)
-        journal = Journal(path / "journal", segment_bytes=segment_bytes)
+        journal = Journal(path / "journal")
         damaged = recover(database, journal)
-        store = cls(path, lock, database, journal, keep_checkpoints=keep[0], keep_journal=keep[1], damaged=damaged)
+        writer = JournalWriter(path / "journal", segment_bytes=segment_bytes)
+        store = cls(
+            path,
+            lock,
+            database,
+            journal,
+            writer,
+            keep_checkpoints=keep[0],
+            keep_journal=keep[1],
+            damaged=damaged,
+        )
         store.changed = tuple(changed)
         undo.pop_all()
         return store
@@ -240,7 +254,7 @@ class RunStore:
         with ExitStack() as ends:
             ends.callback(self._lock.release)
             ends.callback(self._database.close)
-            ends.callback(self.journal.close)
+            ends.callback(self.writer.close)
 
 
 def _check_kinds(path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 APPLICATION_ID = 0x48445243
 """"HDRC", in the header of run.db."""
-VERSION = 3
+VERSION = 4
 OLDEST_READ = 2
 ROLLOUTS_APPLICATION_ID = 0x48445252
 """"HDRR", in the header of rollouts.db."""
@@ -31,8 +31,11 @@ CREATE TABLE attempts (
     epoch INTEGER NOT NULL, position INTEGER NOT NULL, attempt INTEGER NOT NULL,
     prompt_id TEXT NOT NULL, start_version INTEGER NOT NULL, deadline INTEGER NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('running', 'ready', 'trained', 'dropped')),
-    -- The journal's end when the attempt was issued: an older record of the same key is not this attempt's.
-    since_segment INTEGER NOT NULL, since_offset INTEGER NOT NULL,
+    -- Grows when a running attempt is given out again: only a record with this number is its own.
+    issue INTEGER NOT NULL DEFAULT 0,
+    -- Who is to write its record, and where that writer's journal ended when it was issued: an older record with the
+    -- same key and number (of an issue that a power cut took) is not this attempt's.
+    writer INTEGER NOT NULL DEFAULT 0, since_segment INTEGER NOT NULL, since_offset INTEGER NOT NULL,
     segment INTEGER, offset INTEGER, length INTEGER,
     batch INTEGER, reason TEXT,
     -- The dataset's row; the share of its episodes that passed, and the batch that was composed when it was ready.

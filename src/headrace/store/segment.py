@@ -1,7 +1,7 @@
-"""The bytes of a journal segment: a magic, then records of checksum, length, key and payload.
+"""The bytes of a journal segment: a magic, then records of checksum, length, key, issue and payload.
 
-All integers are little-endian: crc32 (4 bytes, over all that follows it), payload length (4), epoch, position and
-attempt (8 each), payload.
+All integers are little-endian: crc32 (4 bytes, over all that follows it), payload length (4), epoch, position, attempt
+and issue number (8 each), payload.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from headrace.store.errors import RunDamaged
 AttemptKey = tuple[int, int, int]
 """(epoch, position, attempt)."""
 
-MAGIC = b"HRJRNL01"
+MAGIC = b"HRJRNL02"
 _CRC = struct.Struct("<I")
-_BODY = struct.Struct("<Iqqq")
+_BODY = struct.Struct("<Iqqqq")
 HEADER_BYTES = _CRC.size + _BODY.size
 MAX_PAYLOAD_BYTES = 2**32 - 1
 
@@ -30,10 +30,12 @@ class JournalOffset(NamedTuple):
     """Where a record is."""
 
     segment: int
+    """One of its writer's."""
     offset: int
     """Of the record's first byte in the segment."""
     length: int
     """Bytes of the payload."""
+    writer: int = 0
 
     @property
     def end(self) -> tuple[int, int]:
@@ -41,9 +43,19 @@ class JournalOffset(NamedTuple):
         return self.segment, self.offset + HEADER_BYTES + self.length
 
 
+class Receipt(NamedTuple):
+    """A group's record in the journal survives a power cut. What a writer gives, and the ledger takes."""
+
+    key: AttemptKey
+    issue: int
+    """Of the attempt: which of its issues the group is of."""
+    place: JournalOffset
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     key: AttemptKey
+    issue: int
     offset: int
     length: int
 
@@ -52,22 +64,22 @@ class Record:
         return self.offset + HEADER_BYTES + self.length
 
 
-def encode(key: AttemptKey, payload: bytes) -> bytes:
+def encode(key: AttemptKey, issue: int, payload: bytes) -> bytes:
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise ValueError(f"a journal record holds at most {MAX_PAYLOAD_BYTES} bytes, this one has {len(payload)}")
-    body = _BODY.pack(len(payload), *key)
+    body = _BODY.pack(len(payload), *key, issue)
     return b"".join((_CRC.pack(zlib.crc32(payload, zlib.crc32(body))), body, payload))
 
 
-def decode(data: bytes) -> tuple[AttemptKey, bytes] | None:
-    """Key and payload of a whole record; None if its bytes are not what was written."""
+def decode(data: bytes) -> tuple[AttemptKey, int, bytes] | None:
+    """Key, issue number and payload of a whole record; None if its bytes are not what was written."""
     if len(data) < HEADER_BYTES:
         return None
-    length, *key = _BODY.unpack_from(data, _CRC.size)
+    length, *key, issue = _BODY.unpack_from(data, _CRC.size)
     payload = data[HEADER_BYTES:]
     if len(payload) != length or _CRC.unpack_from(data)[0] != zlib.crc32(memoryview(data)[_CRC.size :]):
         return None
-    return (key[0], key[1], key[2]), payload
+    return (key[0], key[1], key[2]), issue, payload
 
 
 def scan(path: Path, known: Collection[int] = ()) -> Iterator[Record]:
@@ -105,7 +117,7 @@ def _record_at(file: BinaryIO, offset: int, size: int) -> Record | None:
         return None
     file.seek(offset)
     found = decode(file.read(HEADER_BYTES + length))
-    return None if found is None else Record(found[0], offset, length)
+    return None if found is None else Record(found[0], found[1], offset, length)
 
 
 def damaged(path: Path, offset: int) -> RunDamaged:

@@ -1,0 +1,27 @@
+"""Where a worker writes the groups that it finishes."""
+
+from __future__ import annotations
+
+from headrace.experience.codec import encode_group
+from headrace.experience.sample import Group
+from headrace.runtime.protocol import Runtime
+from headrace.store import JournalOffset, JournalWriter, Receipt
+
+ENCODE_LANE, SYNC_LANE = "journal.encode", "journal"
+"""Two: while one group's bytes go to the disk, others are encoded, and the next sync covers them all."""
+
+
+class GroupJournal:
+    def __init__(self, writer: JournalWriter, runtime: Runtime) -> None:
+        self._writer = writer
+        self._runtime = runtime
+
+    async def write(self, group: Group) -> Receipt:
+        """Off the event loop. What is returned survives a power cut. Raises DiskFull, StoreError; CodecError if a
+        sample's metadata is not JSON-like."""
+        place = await self._runtime.compute(ENCODE_LANE, self._append, group)
+        await self._runtime.compute(SYNC_LANE, self._writer.sync)
+        return self._writer.receipt(group.key, place, issue=group.issue)
+
+    def _append(self, group: Group) -> JournalOffset:
+        return self._writer.append(group.key, encode_group(group), issue=group.issue)

@@ -1,0 +1,37 @@
+"""Several coroutines as one, whose end is the same in every process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def together(coroutines: Iterable[Coroutine[Any, Any, T]], names: Iterable[str] = ()) -> list[T]:
+    """The result of each, in their order. The first that fails ends the others, and its error is raised once all have
+    ended; so are they all if the caller is cancelled. `names` of their tasks.
+
+    Tasks are begun and cancelled in their order: `asyncio.TaskGroup` cancels in the order of addresses, which no seed
+    fixes.
+    """
+    named = [*names]
+    tasks = [
+        asyncio.create_task(coroutine, name=named[place] if place < len(named) else None)
+        for place, coroutine in enumerate(coroutines)
+    ]
+    if not tasks:
+        return []
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        left = [task for task in tasks if not task.done()]
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.gather(*left, return_exceptions=True)
+    for task in tasks:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+    return [task.result() for task in tasks]

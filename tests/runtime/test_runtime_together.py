@@ -1,0 +1,67 @@
+"""Several coroutines as one: their results, their first error, and the order in which they end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headrace.runtime.together import together
+from headrace.runtime.virtual import VirtualRuntime, run_virtually
+
+
+def test_results_come_in_their_order_and_tasks_have_their_names() -> None:
+    async def main(runtime: VirtualRuntime) -> list[tuple[int, str]]:
+        async def one(number: int) -> tuple[int, str]:
+            await runtime.clock.sleep(10.0 - number)
+            task = asyncio.current_task()
+            assert task is not None
+            return number, task.get_name()
+
+        assert await together([]) == []
+        return await together((one(number) for number in range(3)), (f"task {number}" for number in range(3)))
+
+    assert run_virtually(main) == [(0, "task 0"), (1, "task 1"), (2, "task 2")]
+
+
+def test_the_first_error_ends_the_others_in_their_order() -> None:
+    ended: list[tuple[int, float]] = []
+
+    async def main(runtime: VirtualRuntime) -> None:
+        async def one(number: int) -> None:
+            try:
+                await runtime.clock.sleep(5.0)
+                if number == 12:
+                    raise ValueError("twelve")
+                await runtime.clock.sleep(100.0)
+            except asyncio.CancelledError:
+                ended.append((number, runtime.clock.now()))
+                await runtime.clock.sleep(1.0)
+                raise
+
+        with pytest.raises(ValueError, match="twelve"):
+            await together(one(number) for number in range(40))
+        assert runtime.clock.now() == 6.0, "it waits until all have ended"
+
+    run_virtually(main)
+    assert ended == [(number, 5.0) for number in range(40) if number != 12]
+
+
+def test_cancelling_it_ends_all() -> None:
+    ended: list[int] = []
+
+    async def main(runtime: VirtualRuntime) -> None:
+        async def one(number: int) -> None:
+            try:
+                await runtime.clock.sleep(100.0)
+            finally:
+                ended.append(number)
+
+        task = asyncio.ensure_future(together(one(number) for number in range(5)))
+        await runtime.clock.sleep(1.0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run_virtually(main)
+    assert ended == [0, 1, 2, 3, 4]
