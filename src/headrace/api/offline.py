@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from headrace.api import background
+from headrace.api.arguments import check_resume, path_of
 from headrace.api.callbacks import OFFLINE, Callbacks
 from headrace.api.errors import for_caller
 from headrace.api.inputs import Inputs
@@ -167,10 +168,10 @@ class _Job:
 
     @property
     def folder(self) -> Path:
-        if self.dir is not None and not str(self.dir):
-            raise ConfigError("dir is empty; give a folder")
+        check_resume(self.resume)
+        given = path_of(self.dir)
         stem = Path(self.config).stem if isinstance(self.config, str | Path) else self.name
-        return (Path("runs") / stem if self.dir is None else Path(self.dir).expanduser()).absolute()
+        return (Path("runs") / stem if given is None else given).absolute()
 
     def run(self, stop: StopFlag) -> OfflineResult:
         from headrace.controller.pairs import run_dpo, run_rm
