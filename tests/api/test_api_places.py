@@ -19,7 +19,7 @@ def closed(value: float) -> Any:
 
 def train(folder: Path, **given: Any) -> headrace.Run:
     config = given.pop("config", job(folder))
-    return headrace.train(config, dir=folder / "run", **{"data": ROWS, "trainer__batches": 1, **given})
+    return headrace.train(config, **{"dir": folder / "run", "data": ROWS, "trainer__batches": 1, **given})
 
 
 def test_weighted_terms_may_be_callables(tmp_path: Path) -> None:
@@ -114,6 +114,8 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no sets": ({"eval_data": {}}, "^eval_data is an empty mapping; give rows"),
     "a set that is none": ({"eval_data": {"a": 5}}, r"^eval_data\['a'\] is a int; give rows"),
     "options for rows": ({"eval_data": {"path": "x", "split": "y"}}, r"as data__eval=\{\.\.\.\}"),
+    "a folder that is none": ({"dir": 5}, r"^dir is 5, of type int; give the path of a folder$"),
+    "a resume that is none": ({"resume": "yes"}, r"^resume is 'yes'; give True or False$"),
     "a filter that is none": ({"filters": 5}, r"^filters\[0\] is of type int; give a function"),
 }
 

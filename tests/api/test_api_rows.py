@@ -78,3 +78,10 @@ def test_a_dataset_is_rows() -> None:
 def test_what_is_no_row_is_refused(data: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         list(lines_of(data, "data"))
+
+
+def test_a_row_that_holds_itself_is_refused() -> None:
+    row: dict[str, Any] = {"prompt": "a"}
+    row["self"] = row
+    with pytest.raises(ConfigError, match=r"^data: row 0 holds itself"):
+        list(lines_of([row], "data"))

@@ -102,6 +102,18 @@ def test_a_plot_is_shown_and_written(trained: tuple[headrace.Run, Heard], tmp_pa
         run.plot(tmp_path / "curves.jpg")
     with pytest.raises(headrace.ConfigError, match=r"^smooth is 0"):
         run.plot(smooth=0)
+    with pytest.raises(headrace.ConfigError, match=r"^by is 'foo'; use batch, time"):
+        run.plot(by="foo")  # type: ignore[arg-type]
+
+
+def test_rollouts_that_are_asked_for_wrongly_are_one_error(trained: tuple[headrace.Run, Heard]) -> None:
+    run, _ = trained
+    with pytest.raises(headrace.ConfigError, match=r"^status is 'complete'; use completed, truncated"):
+        run.rollouts(status="complete")
+    with pytest.raises(headrace.ConfigError, match=r"^limit is -1; give 1 or more"):
+        run.rollouts(limit=-1)
+    with pytest.raises(headrace.StoreError, match=r"^grep is '\('"):
+        run.rollouts(grep="(")
 
 
 def test_metrics_are_a_frame_where_pandas_is(trained: tuple[headrace.Run, Heard], monkeypatch: Any) -> None:

@@ -16,6 +16,7 @@ _IN_PYTHON = {
     "begin again with --fresh": "begin again in another dir",
     "--smooth": "smooth",
     "-o ": "path ",
+    "--grep": "grep",
 }
 """What messages name options, and what these are in Python."""
 

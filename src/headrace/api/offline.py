@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from headrace.api import background
+from headrace.api.arguments import check_resume, folder_of
 from headrace.api.callbacks import OFFLINE, Callbacks
 from headrace.api.errors import for_caller
 from headrace.api.inputs import Inputs
@@ -21,7 +22,6 @@ from headrace.api.training import dotted
 from headrace.api.view import notes, offline_view
 from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, load_config
 from headrace.config.ineffective import ineffective
-from headrace.config.paths import path_of
 from headrace.observe.offline.record import HeldOutRows
 from headrace.observe.offline.run import OfflineRun as OfflineRecord
 from headrace.observe.offline.run import OfflineWatcher
@@ -168,10 +168,10 @@ class _Job:
 
     @property
     def folder(self) -> Path:
-        if self.dir is not None and not str(self.dir):
-            raise ConfigError("dir is empty; give a folder")
+        check_resume(self.resume)
+        given = folder_of(self.dir)
         stem = Path(self.config).stem if isinstance(self.config, str | Path) else self.name
-        return (Path("runs") / stem if self.dir is None else path_of(self.dir)).absolute()
+        return (Path("runs") / stem if given is None else given).absolute()
 
     def run(self, stop: StopFlag) -> OfflineResult:
         from headrace.controller.pairs import run_dpo, run_rm

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args
 
 from headrace.config.errors import ConfigError
 from headrace.observe.offline.run import OfflineWatcher
@@ -50,6 +51,8 @@ def picture_of(
     each: bool = False,
 ) -> Picture:
     """See `make_chart`; written to `out` too. Raises ConfigError, StoreError."""
+    if by not in get_args(Axis):
+        raise ConfigError(f"by is {by!r}; use {', '.join(get_args(Axis))}")
     render = None if out is None else _renderer(out)
     if smooth < 1:
         raise ConfigError(f"--smooth is {smooth}; give a number of batches, 1 or more")

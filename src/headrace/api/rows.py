@@ -20,7 +20,10 @@ def lines_of(data: Any, argument: str) -> Iterator[bytes]:
         if not isinstance(row, Mapping):
             raise ConfigError(f"{argument}: row {place} is a {type(row).__name__}; {_MEND}")
         where = f"{argument}: row {place}"
-        plain = {str(name): _plain(value, f"{where}, column {name!r}", is_frame) for name, value in row.items()}
+        try:
+            plain = {str(name): _plain(value, f"{where}, column {name!r}", is_frame) for name, value in row.items()}
+        except RecursionError as error:
+            raise ConfigError(f"{where} holds itself, or is nested too deeply; give plain values") from error
         yield json.dumps(plain).encode() + b"\n"
 
 

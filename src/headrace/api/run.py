@@ -18,6 +18,8 @@ from headrace.store import RunMissing, RunReader, RunStore, StoreError
 from headrace.store.rollouts import ORDERS, Order, Query
 from headrace.store.schema import TRAIN
 
+_STATUSES = ("completed", "truncated", "failed", "dropped")
+
 
 class Metrics(Sequence[BatchRecord]):
     """What was recorded of each batch, in order: `docs/metrics.md` has a row for every number."""
@@ -112,10 +114,15 @@ class Run:
         """Samples that can still be read, each as `headrace rollouts --json` prints it.
 
         `batch`: one, or the first and the last. `status`: completed, truncated, failed or dropped. `grep`: a regular
-        expression. Raises ConfigError for an order that is none, StoreError for a pattern that is none.
+        expression. Raises ConfigError for an order, a status or a limit that is none, StoreError for
+        a pattern that is none.
         """
         if sort not in ORDERS:
             raise ConfigError(f"sort is {sort!r}; use {', '.join(ORDERS)}")
+        if status is not None and status not in _STATUSES:
+            raise ConfigError(f"status is {status!r}; use {', '.join(_STATUSES)}")
+        if limit is not None and limit < 1:
+            raise ConfigError(f"limit is {limit}; give 1 or more, or None for all")
         first, last = batch if isinstance(batch, tuple) else (batch, batch)
         from headrace.viewer.rollout_text import as_json
         from headrace.viewer.rollouts import find
@@ -130,7 +137,10 @@ class Run:
             descending=descending,
             limit=limit,
         )
-        return [as_json(rollout) for rollout in find(self.path, query)]
+        try:
+            return [as_json(rollout) for rollout in find(self.path, query)]
+        except StoreError as error:
+            raise for_caller(error) from None
 
     def plot(
         self, path: str | Path | None = None, *, by: Axis = "batch", smooth: int = 1, compare: Sequence[Run] = ()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.api import background
+from headrace.api.arguments import check_resume, folder_of
 from headrace.api.callbacks import Callbacks
 from headrace.api.inputs import Inputs
 from headrace.api.interrupted import Interrupted
@@ -17,7 +18,6 @@ from headrace.api.run import Run
 from headrace.api.view import caller_view, note, notes
 from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.config.ineffective import ineffective
-from headrace.config.paths import path_of
 from headrace.store import RunExists, RunMissing, RunStore
 
 if TYPE_CHECKING:
@@ -169,10 +169,10 @@ def folder_for(config: object, dir: str | Path | None, *, resume: bool) -> Path:
 
     Raises RunExists or RunMissing before anything is written; ConfigError.
     """
-    if dir is not None and not str(dir):
-        raise ConfigError("dir is empty; give a folder")
-    if dir is not None:
-        folder = path_of(dir)
+    check_resume(resume)
+    given = folder_of(dir)
+    if given is not None:
+        folder = given
     elif isinstance(config, str | Path):
         folder = Path("runs") / Path(config).stem
     elif resume:
