@@ -97,6 +97,14 @@ def test_pages_pictures_and_time(trained: Path, tmp_path: Path, capsys: Captured
     assert sorted(path.name for path in tmp_path.iterdir()) == ["A.PNG", "a.html"]
 
 
+def test_a_picture_that_cannot_be_written_takes_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = begin(tmp_path / "run")
+    record(store, 1)
+    store.close()
+    assert main(["plot", str(tmp_path / "run"), "-o", "/proc/x.svg"]) == 1
+    assert capsys.readouterr().err.startswith("headrace: cannot write /proc/x.svg: ")
+
+
 def test_seeds_in_folders_of_one_name(tmp_path: Path) -> None:
     for seed in (1, 2):
         store = begin(tmp_path / f"seed-{seed}" / "run", seed=seed)

@@ -116,6 +116,7 @@ def test_a_record_that_cannot_be_written_costs_a_warning(tmp_path: Path) -> None
         said = [event.data["message"] for event in reader.events.read() if event.kind == "rollouts_not_kept"]
     assert len(said) == 1
     assert "rollouts.db is damaged" in said[0]
+    assert "--fresh" not in said[0]
 
 
 def test_what_the_journal_still_holds_is_found_too(tmp_path: Path) -> None:
@@ -128,6 +129,22 @@ def test_what_the_journal_still_holds_is_found_too(tmp_path: Path) -> None:
     if journalled:
         assert len(found) > len(kept)
     assert {(one.key, one.episode) for one in kept} <= {(one.key, one.episode) for one in found}
+
+
+def test_a_damaged_record_of_rollouts_costs_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    run = trained(tmp_path, record__rollouts=1, checkpoint={"every": 100})
+    for part in run.glob("rollouts.db*"):
+        part.unlink()
+    (run / "rollouts.db").write_bytes(b"garbage" * 700)
+    with RunReader(run) as reader:
+        journalled = any(True for _ in reader.journalled())
+    capsys.readouterr()
+    assert main(["rollouts", str(run)]) == 0
+    assert ("group " in capsys.readouterr().out) == journalled
+    assert "rollouts.db is damaged" in caplog.text
+    assert "delete it: nothing is restored from it; what the journal still holds is shown" in caplog.text
 
 
 def test_the_command_finds_and_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,6 +179,10 @@ def test_the_command_finds_and_shows(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--batch", "x"], "--batch is 'x'; give a batch, as 12, or a range"),
+    (["--batch", "5:2"], "--batch is '5:2', which holds none; give the lower one first: 2:5"),
+    (["--html", "/nonexist/x.html"], "--html /nonexist/x.html: there is no folder /nonexist; make it"),
+    (["--html", "/tmp"], "--html /tmp is a folder; give a file, as /tmp/rollouts.html"),
+    (["--html", "/proc/x.html"], "cannot write /proc/x.html: "),
     (["--limit", "0"], "--limit is 0; give 1 or more"),
     (["--grep", "("], "--grep is '(', which is no regular expression"),
 ])  # fmt: skip

@@ -156,6 +156,13 @@ def test_seeds_that_were_told_to_be_apart_or_differ_in_more_are() -> None:
     assert together([runs[0], other, runs[1]]) == [[0, 2], [1]]
     # Where and how fast it ran, and how often it was evaluated, decide nothing.
     assert together([runs[0], seed(2, 0.5, evaluation={"every": 3}, runtime={"threads": 1})]) == [[0, 1]]
+    lengths: tuple[dict[str, Any], ...] = ({"batches": 10}, {"batches": 20}, {"epochs": 3})
+    assert together([seed(number, 0.5, trainer=length) for number, length in enumerate(lengths)]) == [[0, 1, 2]]
+    falling = {"lr_schedule": {"kind": "cosine"}}  # whose rates follow from the length
+    assert together([seed(number, 0.5, trainer=length | falling) for number, length in enumerate(lengths[:2])]) == [
+        [0],
+        [1],
+    ]
 
 
 def test_a_panel_that_one_seed_has_is_its_line() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 from rich.text import Text
 
@@ -20,6 +21,8 @@ _ASCENDING = ("batch",)
 
 def run(args: argparse.Namespace) -> int:
     query = asked(args)
+    if args.html is not None:
+        _check_page(path_of(args.html))
     with RunReader(path_of(args.run_dir)) as reader:
         if reader.kind != TRAIN:
             raise ConfigError(f"{args.run_dir} is of headrace {reader.kind}, which samples no rollouts")
@@ -46,6 +49,14 @@ def run(args: argparse.Namespace) -> int:
     if not found:
         console.print(Text("no rollout is like that; see --help, and record.rollouts for how many a run keeps"))
     return 0
+
+
+def _check_page(file: Path) -> None:
+    """Before rollouts are read. Raises ConfigError."""
+    if file.is_dir():
+        raise ConfigError(f"--html {file} is a folder; give a file, as {file / 'rollouts.html'}")
+    if not file.parent.is_dir():
+        raise ConfigError(f"--html {file}: there is no folder {file.parent}; make it, or give another path")
 
 
 def asked(args: argparse.Namespace) -> Query:
@@ -80,4 +91,6 @@ def _batches(text: str | None) -> tuple[int | None, int | None]:
         raise ConfigError(f"--batch is {text!r}; give a batch, as 12, or a range, as 10:20, 10: or :20")
     begin = int(first) if first else None
     end = (int(last) if last else None) if colon else begin
+    if begin is not None and end is not None and end < begin:
+        raise ConfigError(f"--batch is {text!r}, which holds none; give the lower one first: {end}:{begin}")
     return begin, end

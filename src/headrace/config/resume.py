@@ -59,6 +59,9 @@ SAFE: dict[str, Safe] = {
 }
 """By key, or by the section that a key is in; `*` is any place in a list."""
 
+LENGTHS = tuple(key for key, safe in SAFE.items() if safe is _LENGTH)
+"""Keys that say how long a run is, and nothing else."""
+
 _PROMISED = "groups that are live were promised a deadline by it"
 _COUNTED = "the ledger counts prompts by their place in this data"
 _TRAINED = "the batches so far were trained by it"

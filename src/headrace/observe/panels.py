@@ -170,7 +170,9 @@ def groups(snapshot: Snapshot, width: int, troubles: Sequence[Text] = ()) -> Pan
     if snapshot.most_groups is not None and snapshot.running + snapshot.ready <= snapshot.most_groups:
         # A restore may bring back more.
         queue.append(f"  of {snapshot.most_groups}", "dim")
-    queue.append("   trained ", "dim").append(str(snapshot.trained), "bold")
+    queue.append("   recorded " if snapshot.only_recorded else "   trained ", "dim").append(
+        str(snapshot.trained), "bold"
+    )
     lost = Text.assemble(("failed samples ", "dim"), (_by_reason(snapshot.failed), "red" if snapshot.failed else ""))
     lost.append("   dropped ", "dim").append(_by_reason(snapshot.dropped))
     return panel(queue, lost, *troubles, title=Text("groups"))

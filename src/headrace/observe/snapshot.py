@@ -65,6 +65,8 @@ class Snapshot:
     rollouts: tuple[Rollout, ...] = ()
     """The latest that are kept, those to be shown first."""
     keeps_rollouts: bool = True
+    only_recorded: bool = False
+    """A run of `rollouts_only`: nothing is trained."""
 
     @property
     def last(self) -> BatchRecord | None:
@@ -125,6 +127,7 @@ def take_snapshot(run: RunRecord, rollouts: Sequence[Rollout] = ()) -> Snapshot:
         alarms=ringing(run.seen),
         rollouts=tuple(rollouts),
         keeps_rollouts=run.config.record.rollouts != 0,
+        only_recorded=run.config.rollouts_only,
     )
 
 

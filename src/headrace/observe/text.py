@@ -75,10 +75,16 @@ def _facts(run: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     mismatch, drift = summary["mismatch"], summary["drift"]
     law = "" if run.counts.law_holds else f"  BROKEN: these add up to {run.counts.accounted}"
     reward = summary["reward"]
+    recorded = run.config.rollouts_only
+    done = "recorded" if recorded else "trained"
     kept = "all that was finished" if run.config.keeps_journal else "what is needed"
     facts = [
         ("ran", duration(summary["wall_s"])),
-        ("reward", f"{decimal(reward['first'])} → {decimal(reward['last'])}"),
+        (
+            "reward",
+            f"{decimal(reward['first'])} → {decimal(reward['last'])}"
+            + (": nothing was trained; the first batches are of the answers that ended first" if recorded else ""),
+        ),
         *(
             (f"  {name}", f"{decimal(term['first'])} → {decimal(term['last'])}")
             for name, term in reward["terms"].items()
@@ -88,12 +94,12 @@ def _facts(run: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         (
             "groups",
             f"{groups['issued']} issued = {groups['running']} running + {groups['ready']} ready + "
-            f"{groups['trained']} trained + {sum(groups['dropped'].values())} dropped{law}",
+            f"{groups['trained']} {done} + {sum(groups['dropped'].values())} dropped{law}",
         ),
     ]
     if groups["dropped"]:
         facts.append(("dropped", _counted(groups["dropped"], groups["drop_words"])))
-    facts.append(("samples", f"{samples['generated']} generated, {samples['trained']} trained"))
+    facts.append(("samples", f"{samples['generated']} generated, {samples['trained']} {done}"))
     if reward["call_p50_s"] is not None:
         facts.append(("reward calls", f"p50 {brief(reward['call_p50_s'])}, p99 {brief(reward['call_p99_s'])}"))
     if samples["failed"]:

@@ -56,7 +56,7 @@ class Database:
                 if values:
                     connection.executemany("INSERT INTO run VALUES (?, ?)", values.items())
         except sqlite3.Error as error:
-            raise _explain(error, path) from error
+            raise _explain(error, path, layout) from error
         sync_path(beside)
         os.replace(beside, path)
         sync_path(path.parent)
@@ -71,7 +71,7 @@ class Database:
         """Raises RunDamaged."""
         found = self.rows("PRAGMA integrity_check(1)")
         if found != [("ok",)]:
-            raise _damaged(self._path, str(found[0][0]).splitlines()[-1])
+            raise _damaged(self._path, self._layout, str(found[0][0]).splitlines()[-1])
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Run one statement; how many rows it changed."""
@@ -141,7 +141,7 @@ class Database:
         ((application,),) = self.rows("PRAGMA application_id")
         ((version,),) = self.rows("PRAGMA user_version")
         if application != self._layout.application_id:
-            raise _damaged(self._path, f"it is not the database of {self._layout.what}")
+            raise _damaged(self._path, self._layout, f"it is not the database of {self._layout.what}")
         oldest = self._layout.oldest_read if read_only else self._layout.version
         if not oldest <= version <= self._layout.version:
             raise StoreError(
@@ -154,15 +154,15 @@ class Database:
         try:
             yield
         except sqlite3.Error as error:
-            raise _explain(error, self._path) from error
+            raise _explain(error, self._path, self._layout) from error
 
 
-def _explain(error: sqlite3.Error, path: Path) -> Exception:
+def _explain(error: sqlite3.Error, path: Path, layout: Layout) -> Exception:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and is_nearly_full(path)):
         return disk_full(path)
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return _damaged(path, str(error))
+        return _damaged(path, layout, str(error))
     if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
         return StoreError(f"cannot use {path}: {error}; check the disk and the folder's permissions")
     if code == sqlite3.SQLITE_BUSY:
@@ -172,7 +172,5 @@ def _explain(error: sqlite3.Error, path: Path) -> Exception:
     return error
 
 
-def _damaged(path: Path, detail: str) -> RunDamaged:
-    return RunDamaged(
-        f"{path} is damaged ({detail}): put back a copy of it, or start the run again with --fresh, which erases it"
-    )
+def _damaged(path: Path, layout: Layout, detail: str) -> RunDamaged:
+    return RunDamaged(f"{path} is damaged ({detail}): put back a copy of it, or {layout.mend}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from headrace.store.errors import write_failed
@@ -20,7 +21,7 @@ def sync_path(path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write beside, fsync, rename over `path`, fsync the folder. Raises DiskFull."""
+    """Write beside, fsync, rename over `path`, fsync the folder. Raises StoreError, as DiskFull."""
     beside = path.with_name(path.name + ".new")
     try:
         beside.write_bytes(data)
@@ -28,7 +29,8 @@ def write_whole(path: Path, data: bytes) -> None:
         os.replace(beside, path)
         sync_path(path.parent)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing can be written nothing can be removed
+            beside.unlink()
         raise write_failed(error, path) from error
 
 

@@ -122,7 +122,16 @@ class Layout:
     schema: str
     oldest_read: int
     """The oldest format that can still be looked at, without being gone on with."""
+    mend: str = "start the run again with --fresh, which erases it"
+    """Of one that is damaged, where there is no copy."""
 
 
 RUN = Layout("a run", APPLICATION_ID, VERSION, SCHEMA, OLDEST_READ)
-ROLLOUTS = Layout("a run's rollouts", ROLLOUTS_APPLICATION_ID, ROLLOUTS_VERSION, ROLLOUTS_SCHEMA, ROLLOUTS_VERSION)
+ROLLOUTS = Layout(
+    "a run's rollouts",
+    ROLLOUTS_APPLICATION_ID,
+    ROLLOUTS_VERSION,
+    ROLLOUTS_SCHEMA,
+    ROLLOUTS_VERSION,
+    mend="delete it: nothing is restored from it",
+)

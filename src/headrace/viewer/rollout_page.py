@@ -19,6 +19,7 @@ import numpy as np
 from headrace.experience.rollout_codec import decode_detail
 from headrace.observe.html import json_element, policy
 from headrace.store import RunReader
+from headrace.store.errors import write_failed
 from headrace.store.rollouts import Rollout
 from headrace.viewer.rollout_text import gap
 from headrace.viewer.tokens import TokenTexts
@@ -27,10 +28,14 @@ _DIGITS = 3
 
 
 def write_page(file: Path, run: Path, rollouts: Sequence[Rollout]) -> None:
-    """`run`: the folder that they are of. Raises OSError where the file cannot be written."""
+    """`run`: the folder that they are of. Raises StoreError where the file cannot be written."""
     with RunReader(run) as reader:
         texts = TokenTexts.of_run(run, reader.config_yaml)
-    file.write_text(page(run.resolve().name, rollouts, texts), encoding="utf-8", errors="backslashreplace")
+    drawn = page(run.resolve().name, rollouts, texts)
+    try:
+        file.write_text(drawn, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise write_failed(error, file) from error
 
 
 def page(name: str, rollouts: Sequence[Rollout], texts: TokenTexts) -> str:

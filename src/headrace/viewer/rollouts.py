@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace.experience.codec import CodecError, decode_group
 from headrace.experience.rollouts import rollout_of
-from headrace.store import RunReader
+from headrace.store import RunDamaged, RunReader
 from headrace.store.rollouts import DROPPED, Query, Rollout, RolloutsReader
 from headrace.viewer.tokens import TokenTexts
 
@@ -18,14 +18,18 @@ logger = logging.getLogger(__name__)
 def find(path: Path, query: Query) -> list[Rollout]:
     """Those of the run in `path` that `query` asks for, in its order.
 
-    Raises RunMissing, RunDamaged, and StoreError for a pattern that is none.
+    A record of rollouts that is damaged costs a warning. Raises RunMissing, RunDamaged, and StoreError for a pattern
+    that is none.
     """
     pattern = query.compiled()
     with RunReader(path) as run:
         kept: list[Rollout] = []
         if RolloutsReader.exists(path):
-            with RolloutsReader(path) as reader:
-                kept = reader.read(query)
+            try:
+                with RolloutsReader(path) as reader:
+                    kept = reader.read(query)
+            except RunDamaged as error:
+                logger.warning("%s; what the journal still holds is shown", error)
         found = {_place(rollout): rollout for rollout in kept}
         for rollout in _journalled(run, query):
             if query.holds(rollout, pattern):

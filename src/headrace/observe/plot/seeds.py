@@ -8,17 +8,24 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from headrace.config.load import decisive
+from headrace.config.resume import LENGTHS
 from headrace.observe.offline.run import OfflineRun
 from headrace.observe.plot.points import Curve, Point
 from headrace.observe.run_record import RunRecord
 
+_LENGTHS = tuple(key.removeprefix("trainer.") for key in LENGTHS)
+
 
 def together(runs: Sequence[RunRecord | OfflineRun]) -> list[list[int]]:
-    """Places of runs whose configs differ, in what decides the result, in their seed at most; in the order given."""
+    """Places of runs whose configs differ, in what decides the result, in their seed and length at most; in the order
+    given."""
     found: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
         values = decisive(run.config.model_dump(mode="json", by_alias=True))
         values.pop("seed")
+        if isinstance(run, RunRecord) and run.config.trainer.lr_schedule.kind == "constant":
+            # One that was gone on with is the same run for longer; under a schedule its rates would be others.
+            values["trainer"] = {key: each for key, each in values["trainer"].items() if key not in _LENGTHS}
         found.setdefault(json.dumps(values, sort_keys=True), []).append(place)
     return list(found.values())
 
