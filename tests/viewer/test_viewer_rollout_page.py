@@ -97,7 +97,10 @@ def test_hostile_text_is_data_and_nothing_else() -> None:
     seen = Seen()
     seen.feed(text)
     data = [json.loads(body) for named, body in seen.scripts if named.get("type") == "application/json"]
-    assert [one["text"] for one in data] == [HOSTILE, HOSTILE], "all of it is there"
+    shown = visible(HOSTILE)
+    assert [one["text"] for one in data] == [shown, shown], "all of it is there, and what has no glyph by its name"
+    steering = [each for each in text if not (each.isprintable() or each == "\n")]
+    assert steering == [], "nothing turns the text of the page around"
     assert not any("<" in body for named, body in seen.scripts if "type" in named), "no tag, nor the beginning of one"
     code = [body for named, body in seen.scripts if "type" not in named]
     assert len(code) == 1
@@ -121,7 +124,9 @@ def test_the_page_has_each_tokens_numbers() -> None:
     assert sample["mask"] == "0000" + "2" * (length - 5) + "1"
     assert sample["gap"] == [0.0] * 4 + [-0.25] * (length - 5) + [0.0]
     assert sample["advantage"] == [[0.5, length]]
-    assert sum(sample["lengths"]) == length + 1, "the smiling face counts as two, as JavaScript counts"
+    units = len(visible(HOSTILE).encode("utf-16-le")) // 2
+    assert sum(sample["lengths"]) == units, "the smiling face counts as two, as JavaScript counts"
+    assert len(sample["lengths"]) == length
     assert sample["skip"] == 4
 
 

@@ -1,7 +1,8 @@
 """Rollouts as one self-contained page: every token, group beside group.
 
 What a model wrote is data in it: JSON in which no tag can end, read by a script that makes text of it and nothing else.
-A policy in the page forbids every other script, and every address.
+A policy in the page forbids every other script, and every address. Characters that would turn the text around, or have
+no glyph, are shown by name; each word of others is a piece of its own, whichever way it is written.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import Any
 import numpy as np
 
 from headrace.experience.rollout_codec import decode_detail
+from headrace.experience.sample import EVALUATION_EPOCH
 from headrace.observe.html import json_element, policy
+from headrace.observe.untrusted import visible
 from headrace.store import RunReader
 from headrace.store.errors import write_failed
 from headrace.store.rollouts import Rollout
@@ -46,7 +49,7 @@ def page(name: str, rollouts: Sequence[Rollout], texts: TokenTexts) -> str:
         groups.setdefault(rollout.key, []).append((number, rollout))
     body = "".join(_group(members) for members in groups.values())
     data = "".join(_data(number, rollout, texts) for number, rollout in enumerate(rollouts))
-    title = html.escape(f"{name}: {len(rollouts)} rollouts")
+    title = _shown(f"{name}: {len(rollouts)} rollouts")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy(script=script, style=style)}">'
@@ -61,7 +64,8 @@ def page(name: str, rollouts: Sequence[Rollout], texts: TokenTexts) -> str:
 def _group(members: Sequence[tuple[int, Rollout]]) -> str:
     first = members[0][1]
     epoch, position, attempt = first.key
-    heading = f"batch {first.batch}, prompt {first.prompt_id}, group {epoch}/{position}#{attempt}"
+    group = "evaluation" if epoch == EVALUATION_EPOCH else f"group {epoch}/{position}#{attempt}"
+    heading = f"batch {first.batch}, prompt <bdi>{_shown(first.prompt_id)}</bdi>, {group}"
     prompt = first.turns[0].text if first.turns and not first.turns[0].by_policy else ""
     cards = "".join(
         f'<article class="{html.escape(rollout.status)}" data-id="s{number}"><p>{_facts(rollout)}</p>'
@@ -69,7 +73,7 @@ def _group(members: Sequence[tuple[int, Rollout]]) -> str:
         for number, rollout in members
     )
     return (
-        f'<section><h2>{html.escape(heading)}</h2><pre class="prompt given">{html.escape(prompt)}</pre>'
+        f'<section><h2>{heading}</h2><pre class="prompt given">{_shown(prompt)}</pre>'
         f'<div class="group">{cards}</div></section>\n'
     )
 
@@ -77,10 +81,11 @@ def _group(members: Sequence[tuple[int, Rollout]]) -> str:
 def _facts(rollout: Rollout) -> str:
     facts = [f"<b>{html.escape(rollout.status)}</b>"]
     if rollout.reason is not None:
-        facts.append(html.escape(rollout.reason))
+        facts.append(f"<bdi>{_shown(rollout.reason)}</bdi>")
     if rollout.reward is not None:
         facts.append(f"reward <b>{rollout.reward:.4g}</b>")
-    facts += [f"term {html.escape(name)} {value:.4g}" for name, value in decode_detail(rollout.data).terms.items()]
+    terms = decode_detail(rollout.data).terms
+    facts += [f"term <bdi>{_shown(name)}</bdi> {value:.4g}" for name, value in terms.items()]
     if rollout.advantage is not None:
         facts.append(f"advantage {rollout.advantage:+.3g}")
     facts.append(f"{rollout.tokens} tokens")
@@ -89,10 +94,14 @@ def _facts(rollout: Rollout) -> str:
     return " · ".join(facts)
 
 
+def _shown(text: str) -> str:
+    return html.escape(visible(text))
+
+
 def _data(number: int, rollout: Rollout, texts: TokenTexts) -> str:
     """A sample's tokens as JSON in an element that nothing runs."""
     detail = decode_detail(rollout.data)
-    pieces = texts.pieces(detail.tokens)
+    pieces = [visible(piece) for piece in texts.pieces(detail.tokens)]
     trained = detail.trained if detail.trained is not None else np.zeros_like(detail.loss_mask)
     gaps = gap(detail)
     chosen = np.flatnonzero(detail.loss_mask)

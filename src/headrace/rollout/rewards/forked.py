@@ -36,6 +36,10 @@ _HINT = "[in the sandbox; see reward.sandbox and reward.trusted] "
 
 def hint_of(words: str) -> str:
     """What to put before the words of an error that the sandbox may have caused; else nothing."""
+    if "No module named" in words:
+        for folder in sys.path:
+            if folder.startswith(tuple(f"{place}/" for place in HIDDEN)) and not os.path.exists(folder):
+                return f"[in the sandbox, which hides {folder}: name it in reward.sandbox.read] "
     return _HINT if any(sign in words for sign in _SIGNS_OF_WALLS) else ""
 
 
