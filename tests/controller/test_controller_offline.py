@@ -92,6 +92,7 @@ def test_summary(tmp_path: Path, model: Path) -> None:
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary == {
         "status": "finished",
+        "error": None,
         "model": str(tmp_path / "out" / "model"),
         "steps": 4,
         "skipped_steps": 0,

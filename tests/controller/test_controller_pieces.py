@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -243,8 +244,9 @@ def test_offline_losses_of_the_users_own(tmp_path: Path, mine: str, name: str) -
                 **changes,
             }
         )
-        return train_on(config, tmp_path / "out", report=lambda *_: None, now=lambda: 0.0)
+        return train_on(config, tmp_path / f"out{next(numbers)}", report=lambda *_: None, now=lambda: 0.0)
 
+    numbers = count()
     assert result(loss=f"{mine}:{name}").last_loss == result().last_loss
     with pytest.raises(PieceError, match=r"loss \(.*mine\.py:a_tensor\) returned Tensor"):
         result(loss=f"{mine}:a_tensor")

@@ -16,6 +16,9 @@ from headrace.store import EventRow
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 300.0
 
+_ROUNDING = 1e-6
+"""Of log-probs in float32."""
+
 
 def describe(snapshot: Snapshot) -> str:
     """The run now, in one line."""
@@ -30,9 +33,13 @@ def describe(snapshot: Snapshot) -> str:
         *([failures(snapshot)] if snapshot.failed else []),
     ]
     waits = [share for share in snapshot.shares if share.is_wait and share.share >= 0.01]
-    parts += [f"{wait.side} waits {percent(wait.share)} for {wait.what}" for wait in waits[:2]]
+    parts += [f"{_waits(wait.side)} {percent(wait.share)} for {wait.what}" for wait in waits[:2]]
     parts.append(f"ETA {duration(snapshot.eta_s)}")
     return "  ".join(parts)
+
+
+def _waits(side: str) -> str:
+    return f"{side} wait" if side == "engines" else f"{side} waits"
 
 
 def failures(snapshot: Snapshot) -> str:
@@ -54,7 +61,7 @@ def batch_line(batch: BatchRecord, planned: int | None) -> str:
         *_step(batch),
         f"stale {ages or '-'}" + (f" left out {percent(left_out)}" if batch.masked_tokens else ""),
         *([f"weights outside {percent(batch.behavior_outside_share)}"] if batch.behavior_outside_share else []),
-        *([] if batch.reference_kl is None else [f"kl {decimal(batch.reference_kl, 4)}{_coefficient(batch)}"]),
+        *([] if batch.reference_kl is None else [f"kl {_estimate(batch.reference_kl)}{_coefficient(batch)}"]),
         *([] if batch.entropy is None else [f"entropy {decimal(batch.entropy)}"]),
         *([] if batch.kept_mass is None else [f"kept mass {decimal(batch.kept_mass)}"]),
         *([] if batch.critic_loss is None else [f"critic {decimal(batch.critic_loss)}"]),
@@ -66,6 +73,11 @@ def batch_line(batch: BatchRecord, planned: int | None) -> str:
         *_lost("dropped", batch.dropped_groups, batch.totals.drop_words),
     ]
     return "  ".join(parts)
+
+
+def _estimate(kl: float) -> str:
+    """Rounding is no distance, whichever sign it has."""
+    return decimal(kl, 4) if abs(kl) >= _ROUNDING else near_zero(kl, 4)
 
 
 def _step(batch: BatchRecord) -> list[str]:
