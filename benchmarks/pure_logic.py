@@ -1,12 +1,12 @@
 """What the controller itself spends on a group: schedule, flow, ledger, table and loaders, through admit -> trained.
 
-python -m benchmarks.pure_logic [--batch 128 1024] [--batches 16] [--runs 3] [--folder /dev/shm]
+python -m benchmarks.pure_logic [--batch 128 1024] [--groups 16384] [--runs 3] [--folder /dev/shm]
 
 Groups of 16 rows at max_staleness 4, five batches ahead. They end in a random order; a filter, a reference and the
 advantages lease their rows, then an actor and a critic lease the batch in micro-batches of about eight rows. Nothing
 is computed and no clock is waited for. The store is a real one in `--folder`, which is best held in memory; journal
 records are of some 16 tokens a row, and making and encoding the groups counts. What is told is the processor seconds of
-all threads over a whole run, by its groups.
+all threads over a whole run, by its groups; runs are of equally many groups, so that their ledgers are equally large.
 """
 
 from __future__ import annotations
@@ -235,14 +235,14 @@ def build(store: RunStore, groups_per_batch: int, batches: int, seed: int) -> Ho
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[128, 1024], help="groups of a batch")
-    parser.add_argument("--batches", type=int, default=16, help="of a run")
+    parser.add_argument("--groups", type=int, default=16_384, help="of a run")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
     args = parser.parse_args()
     result: dict[str, Any] = {"rows": ROWS, "max_staleness": MAX_STALENESS, "ahead_batches": AHEAD_BATCHES}
     for run in range(args.runs):
         for batch in args.batch:
-            found = measure(batch, args.batches, args.folder, run)
+            found = measure(batch, args.groups // batch, args.folder, run)
             result.setdefault(str(batch), []).append(found)
             print(f"B = {batch}: " + ", ".join(f"{name} {value:.1f}" for name, value in found.items()), flush=True)
     medians = [statistics.median(found["us_per_group"] for found in result[str(batch)]) for batch in args.batch]
