@@ -1,11 +1,12 @@
 """What the controller itself spends on a group: schedule, flow, ledger, table and loaders, through admit -> trained.
 
-python -m benchmarks.pure_logic [--batch 128 1024] [--groups 8192] [--runs 3] [--folder /dev/shm]
+python -m benchmarks.pure_logic [--batch 128 1024] [--groups 16384] [--runs 3] [--folder /dev/shm]
 
 Groups of 16 rows at max_staleness 4, five batches ahead. They end in a random order; a filter, a reference and the
 advantages lease their rows, then an actor and a critic lease the batch in micro-batches of about eight rows. Nothing
-is computed and no clock is waited for. The store is a real one in `--folder`, which is best held in memory. Making the
-groups is not counted, nor are the first and the last batches of a run; processor seconds of all threads are.
+is computed and no clock is waited for. The store is a real one in `--folder`, which is best held in memory; journal
+records are of some 16 tokens a row, and making and encoding the groups counts. What is told is the processor seconds of
+all threads over a whole run, by its groups; runs are of equally many groups, so that their ledgers are equally large.
 """
 
 from __future__ import annotations
@@ -45,8 +46,6 @@ ROWS, MAX_STALENESS, AHEAD_BATCHES = 16, 4, 5
 TOKENS = (8, 25)
 """Of a row: from, below. Rows differ, so that micro-batches do."""
 MICRO_TOKENS = 128
-WARM_UP, DRAIN = 6, 8
-"""Batches before and after those that are measured."""
 _WAIT_S = 600.0
 _CONSUMERS = (
     Consumer("filter", frozenset({"reward"}), "group"),
@@ -74,9 +73,7 @@ class House:
     runtime: AtOnce
     groups_per_batch: int
     random: random.Random
-    marks: list[tuple[float, float]] = field(default_factory=list)
-    """Processor and wall seconds at the end of each batch, less those of making groups."""
-    making: tuple[float, float] = (0.0, 0.0)
+    trained: int = 0
     staleness: int = 0
     """The worst of a trained group."""
     critic_done: int = -1
@@ -95,10 +92,7 @@ class House:
                 continue
             place = self.random.randrange(len(running))
             running[place], running[-1] = running[-1], running[place]
-            began = time.process_time(), time.perf_counter()
             group = make_group(running.pop(), templates, self.random)
-            cpu, wall = self.making
-            self.making = cpu + time.process_time() - began[0], wall + time.perf_counter() - began[1]
             self.flow.finish(group, await self.journal.write(group))
             await asyncio.sleep(0)
 
@@ -139,8 +133,9 @@ class House:
             while self.flow.batch == batch and not self.flow.is_finished:
                 await self.flow.changed.wait(self.runtime.clock, _WAIT_S, "the step")
 
-    async def actor(self, loader: StreamingLoader, batches: int) -> None:
-        for batch in range(batches):
+    async def actor(self, loader: StreamingLoader) -> None:
+        while not self.flow.is_finished:
+            batch = self.flow.batch
             leases = await self.leases(loader, batch)
             await self.changed.wait_until(
                 lambda batch=batch: self.critic_done == batch,  # type: ignore[misc]
@@ -154,30 +149,22 @@ class House:
             self.table.ack(*leases)
             self.table.ack(*self.critic_leases)
             self.flow.step()
-            self.marks.append((time.process_time() - self.making[0], time.perf_counter() - self.making[1]))
+            self.trained += len(rows) // ROWS
 
-    async def run(self, batches: int) -> None:
-        """Until so many are trained, while others go on as in the midst of a run."""
-
+    async def run(self) -> None:
         def loader(consumer: str) -> StreamingLoader:
             return StreamingLoader(
                 self.table, self.flow, consumer=consumer, max_tokens=MICRO_TOKENS, streaming=True, timeout_s=_WAIT_S
             )
 
-        others = asyncio.gather(
+        await asyncio.gather(
             self.rollout(),
             self.stage("filter", whole_groups, self.keep),
             self.stage("reference", token_budget(MICRO_TOKENS, row_length), self.fill("reference")),
             self.stage("advantages", whole_groups, self.fill("advantages")),
             self.critic(loader("critic")),
+            self.actor(loader("actor")),
         )
-        actor = asyncio.ensure_future(self.actor(loader("actor"), batches))
-        await asyncio.wait((others, actor), return_when=asyncio.FIRST_COMPLETED)
-        if not actor.done():
-            others.result()
-        await actor
-        others.cancel()
-        await asyncio.gather(others, return_exceptions=True)
 
 
 def arrays(length: int) -> dict[str, Any]:
@@ -207,20 +194,19 @@ def make_group(admission: Admission, templates: Sequence[dict[str, Any]], chance
 
 
 def measure(groups_per_batch: int, batches: int, folder: Path, seed: int = 0) -> dict[str, float]:
-    """Of the batches after the first `WARM_UP`."""
     with tempfile.TemporaryDirectory(dir=folder) as path:
         store = RunStore.create(Path(path) / "run", config_yaml="", config_sha256="x", now=0.0)
-        house = build(store, groups_per_batch, batches + WARM_UP + DRAIN, seed)
-        asyncio.run(house.run(batches + WARM_UP))
+        house = build(store, groups_per_batch, batches, seed)
+        cpu, wall = time.process_time(), time.perf_counter()
+        asyncio.run(house.run())
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
         store.ledger.counts().check()
         store.close()
-    assert len(house.marks) == batches + WARM_UP
-    (cpu_before, wall_before), (cpu, wall) = house.marks[WARM_UP - 1], house.marks[-1]
-    groups = batches * groups_per_batch
+    assert house.trained == batches * groups_per_batch
     return {
-        "us_per_group": 1e6 * (cpu - cpu_before) / groups,
-        "groups_per_s": groups / (cpu - cpu_before),
-        "groups_per_wall_s": groups / (wall - wall_before),
+        "us_per_group": 1e6 * cpu / house.trained,
+        "groups_per_s": house.trained / cpu,
+        "groups_per_wall_s": house.trained / wall,
         "worst_staleness": house.staleness,
     }
 
@@ -252,14 +238,14 @@ def build(store: RunStore, groups_per_batch: int, batches: int, seed: int) -> Ho
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[128, 1024], help="groups of a batch")
-    parser.add_argument("--groups", type=int, default=8192, help="that are measured")
+    parser.add_argument("--groups", type=int, default=16_384, help="of a run")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
     args = parser.parse_args()
     result: dict[str, Any] = {"rows": ROWS, "max_staleness": MAX_STALENESS, "ahead_batches": AHEAD_BATCHES}
     for run in range(args.runs):
         for batch in args.batch:
-            found = measure(batch, max(1, args.groups // batch), args.folder, run)
+            found = measure(batch, args.groups // batch, args.folder, run)
             result.setdefault(str(batch), []).append(found)
             print(f"B = {batch}: " + ", ".join(f"{name} {value:.1f}" for name, value in found.items()), flush=True)
     medians = [statistics.median(found["us_per_group"] for found in result[str(batch)]) for batch in args.batch]

@@ -69,6 +69,9 @@ class FirstFit:
 
     def first(self, start: int = 0, limit: float = math.inf) -> Found | None:
         """The first position from `start` on whose value is at most `limit`."""
+        near = self._levels[0].get(start >> _BITS)
+        if near is not None and (value := near.get(start)) is not None and value <= limit:
+            return Found(start, value)  # as mostly, where nothing is passed over
         child = start
         for level, nodes in enumerate(self._levels):
             place = child >> _BITS

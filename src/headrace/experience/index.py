@@ -8,6 +8,7 @@ Every event costs O(log n) for each row that it is about: nothing looks at all r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -91,6 +92,8 @@ class TableIndex:
         self._unacked: dict[RowId, int] = {}
         self._leases: dict[int, Lease] = {}
         self._filled: dict[str, None] = {}
+        self._no_end_before = math.inf
+        """No lease ends before."""
         self._next_row = 0
         self._next_lease = 0
 
@@ -166,6 +169,7 @@ class TableIndex:
         self._next_lease += 1
         self._leases[lease.lease_id] = lease
         queue.expiries.set(lease.lease_id, expires)
+        self._no_end_before = min(self._no_end_before, expires)
         for row_id in row_ids:
             queue.leased[row_id] = lease.lease_id
         return lease
@@ -176,6 +180,7 @@ class TableIndex:
         expiries = self._queue(lease.consumer).expiries
         if expires < expiries[lease.lease_id]:
             expiries.set(lease.lease_id, expires)
+            self._no_end_before = min(self._no_end_before, expires)
 
     def ack(self, lease: Lease) -> None:
         """`consumer` is done with these rows. Rows that nobody else needs leave the table."""
@@ -198,11 +203,15 @@ class TableIndex:
 
     def expire(self, now: float) -> list[Lease]:
         """Take back what was leased until `now` or earlier."""
+        if now < self._no_end_before:
+            return []
         expired = []
         for queue in self._queues.values():
             while (lease := self._first_to_end(queue)) is not None and lease.expires <= now:
                 queue.expiries.discard(lease.lease_id)
                 expired.append(lease)
+        firsts = (queue.expiries.first() for queue in self._queues.values())
+        self._no_end_before = min((first.priority for first in firsts if first is not None), default=math.inf)
         expired.sort(key=lambda lease: lease.lease_id)
         for lease in expired:
             self.give_back(lease)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.experience.first_fit import FirstFit, Found
 from headrace.experience.sample import GroupKey
@@ -99,7 +99,7 @@ class ReadyRows(Mapping["RowId", "Row"]):
         row = self._rows.pop(row_id)
         position = self._arrived.pop(row_id, row_id)
         del self._at[position]
-        batch = self._batch(row)
+        batch = row.columns["batch"] if self._by_batch else None
         line = self._lines[batch]
         line.tokens -= line.fits.remove(position)
         line.rows -= 1
@@ -117,7 +117,7 @@ class ReadyRows(Mapping["RowId", "Row"]):
     def _insert(self, row: Row, position: int) -> None:
         self._rows[row.row_id] = row
         self._at[position] = row
-        batch = self._batch(row)
+        batch = row.columns["batch"] if self._by_batch else None
         line = self._lines.get(batch)
         if line is None:
             line = self._lines[batch] = _Line()
@@ -137,9 +137,6 @@ class ReadyRows(Mapping["RowId", "Row"]):
 
     def _position(self, row_id: RowId) -> int:
         return self._arrived.get(row_id, row_id)
-
-    def _batch(self, row: Row) -> Any:
-        return row.columns["batch"] if self._by_batch else None
 
     def _first(self, start: int, limit: float) -> Found | None:
         """The first from a position on of at most so many tokens. Few batches have rows in the table at a time."""
