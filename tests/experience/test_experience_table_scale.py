@@ -229,7 +229,7 @@ def test_every_choice_is_the_plain_tables() -> None:
 
 @pytest.mark.slow
 def test_every_choice_is_the_plain_tables_thirty_thousand_times() -> None:
-    """Three minutes."""
+    """Two to four minutes."""
     drive_many(range(QUICK, ALL))
 
 
