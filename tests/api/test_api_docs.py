@@ -42,11 +42,11 @@ def test_what_the_page_names_is_there() -> None:
 class Notebook:
     """A kernel in a folder."""
 
-    def __init__(self, folder: Path, cells: list[str]) -> None:
+    def __init__(self, folder: Path, cells: list[str], timeout: int = 280) -> None:
         nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
         self.book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
         self.client = nbclient.NotebookClient(
-            self.book, timeout=280, allow_errors=True, resources={"metadata": {"path": str(folder)}}
+            self.book, timeout=timeout, allow_errors=True, resources={"metadata": {"path": str(folder)}}
         )
 
     def outputs(self, place: int) -> str:
@@ -97,17 +97,31 @@ run = headrace.train(config, data=[{"prompt": f"{a}+1="} for a in range(9)], rew
 
 @pytest.mark.slow
 def test_interrupting_the_kernel_stops_the_run_and_the_kernel_goes_on(tmp_path: Path) -> None:
+    """Tried twice: on a busy machine an interrupt was once lost on its way to the kernel."""
+    exceptions = pytest.importorskip("nbclient.exceptions")
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        try:
+            _interrupt(folder)
+            break
+        except exceptions.CellTimeoutError:
+            if number:
+                raise
+
+
+def _interrupt(tmp_path: Path) -> None:
     make_model(tmp_path / "model")
     (tmp_path / "config.json").write_text(
         '{"model": {"path": "model"}, "trainer": {"batches": 100000}, "runtime": {"threads": 1}, "rollout": '
         '{"prompts_per_batch": 2, "samples_per_prompt": 3, "filters": [], "sampling": {"max_new_tokens": 4}}}'
     )
     again = "headrace.Run('run').status, len(headrace.Run('run').metrics)"
-    book = Notebook(tmp_path, [INTERRUPTED, again])
+    book = Notebook(tmp_path, [INTERRUPTED, again], timeout=120)
     with book.client.setup_kernel():
         kernel = book.client.km
         assert kernel is not None
-        end = time.monotonic() + 200
+        end = time.monotonic() + 90
 
         async def interrupt() -> None:
             import asyncio
