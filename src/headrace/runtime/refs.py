@@ -1,0 +1,78 @@
+"""Refs: what a row's arrays, text and metadata are known by, where nobody looks into them.
+
+A sample's columns are kept by whoever made them, and read where something is computed from them. In between goes a
+`Ref`: plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Protocol
+
+
+class RefLost(RuntimeError):
+    """What a ref stood for is gone: it was freed, or whoever kept it has ended."""
+
+    def __init__(self, ref: Ref) -> None:
+        super().__init__(f"the columns {', '.join(ref.columns)} ({ref.keeper}/{ref.number}) are not kept (any more)")
+        self.ref = ref
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """To columns that were put together."""
+
+    keeper: str
+    """Whose they are: the name of a worker, or empty for the controller."""
+    number: int
+    """Which of the keeper's; never given twice."""
+    columns: tuple[str, ...]
+    """Their names."""
+
+
+class Refs(Protocol):
+    """Where columns are kept. A column is an array, text, a number, or JSON-like values."""
+
+    def put(self, columns: Mapping[str, Any]) -> Ref:
+        """Keep them until `free`. They are not to be changed any more."""
+
+    def get(self, ref: Ref, names: Collection[str] | None = None) -> Mapping[str, Any]:
+        """Columns by name; all of them unless `names` are given. Not to be changed. Raises RefLost; KeyError for a name
+        that the ref does not have. May block on other processes: not for the event loop's thread, unless everything is
+        kept in this process."""
+
+    def free(self, ref: Ref) -> None:
+        """Nobody will ask for it any more. Of one that is gone, nothing happens."""
+
+
+class InlineRefs:
+    """The objects themselves, in this process: nothing is copied."""
+
+    def __init__(self, keeper: str = "") -> None:
+        self._keeper = keeper
+        self._numbers = count()
+        self._kept: dict[int, Mapping[str, Any]] = {}
+
+    def __len__(self) -> int:
+        """Refs that were put and not freed."""
+        return len(self._kept)
+
+    def put(self, columns: Mapping[str, Any]) -> Ref:
+        """See `Refs.put`."""
+        ref = Ref(self._keeper, next(self._numbers), tuple(columns))
+        self._kept[ref.number] = dict(columns)
+        return ref
+
+    def get(self, ref: Ref, names: Collection[str] | None = None) -> Mapping[str, Any]:
+        """See `Refs.get`."""
+        kept = self._kept.get(ref.number) if ref.keeper == self._keeper else None
+        if kept is None:
+            raise RefLost(ref)
+        return kept if names is None else {name: kept[name] for name in names}
+
+    def free(self, ref: Ref) -> None:
+        """See `Refs.free`."""
+        if ref.keeper == self._keeper:
+            self._kept.pop(ref.number, None)
