@@ -102,7 +102,7 @@ class Probe:
         return "blocked"
 
     async def stubborn(self) -> None:
-        while True:
+        for _ in range(3):
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:

@@ -27,8 +27,6 @@ class Carrier:
     def carry(self, value: Any, what: str) -> Any:
         return copied(value, self._types, what) if self._copying else value
 
-    def arguments(self, args: tuple[Any, ...], what: str) -> tuple[Any, ...]:
-        return tuple(self.carry(value, f"argument {place} of {what}") for place, value in enumerate(args))
-
     def columns(self, columns: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {name: self.carry(value, f"the column {name}") for name, value in columns.items()}
+        carried: dict[str, Any] = self.carry(dict(columns), "the columns")
+        return carried

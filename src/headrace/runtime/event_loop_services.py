@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.runtime.copying import is_copying
-from headrace.runtime.local_workers import LocalPlace
+from headrace.runtime.place import Place
 from headrace.runtime.protocol import Clock
 from headrace.runtime.refs import Ref
 from headrace.runtime.wire_types import WireTypes
 from headrace.runtime.workers import Placement, Worker, Workers
+
+if TYPE_CHECKING:
+    from headrace.runtime.process.place import Processes
 
 T = TypeVar("T")
 W = TypeVar("W", bound=Worker)
@@ -22,13 +25,21 @@ NO_TYPES = WireTypes()
 class EventLoopServices:
     """A `Runtime` but for `compute` and `rebalance`."""
 
-    def __init__(self, clock: Clock, *, copying: bool | None = None, types: WireTypes = NO_TYPES) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        copying: bool | None = None,
+        types: WireTypes = NO_TYPES,
+        processes: Processes | None = None,
+    ) -> None:
         """`copying`: as the environment has it, unless given. `types` of columns."""
         self._clock = clock
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._spawned = 0
         self._closed = False
-        self._place = LocalPlace(self, copying=is_copying() if copying is None else copying, types=types)
+        copies = is_copying() if copying is None else copying
+        self._place = Place(self, copying=copies, types=types, processes=processes)
 
     @property
     def clock(self) -> Clock:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from headrace.runtime.clock import SystemClock
 from headrace.runtime.event_loop import on_own_thread
@@ -17,6 +17,9 @@ from headrace.runtime.event_loop_services import NO_TYPES, EventLoopServices
 from headrace.runtime.lane_thread import LaneThread
 from headrace.runtime.protocol import Clock
 from headrace.runtime.wire_types import WireTypes
+
+if TYPE_CHECKING:
+    from headrace.runtime.process.place import Processes
 
 T = TypeVar("T")
 
@@ -82,10 +85,12 @@ class InlineRuntime(EventLoopServices):
         *,
         copying: bool | None = None,
         types: WireTypes = NO_TYPES,
+        processes: Processes | None = None,
     ) -> None:
         """`trace` is given every call when it has ended, on the call's thread. `copying`: whatever crosses to or from
-        workers goes through the wire codec; as the environment has it, unless given. `types` of columns."""
-        super().__init__(clock or SystemClock(), copying=copying, types=types)
+        workers goes through the wire codec; as the environment has it, unless given. `types` of columns. `processes`:
+        for workers that are to be in some."""
+        super().__init__(clock or SystemClock(), copying=copying, types=types, processes=processes)
         self._trace = trace
         self._placement = placement or ThreadPerLane()
         self._threads: dict[str, LaneThread] = {}

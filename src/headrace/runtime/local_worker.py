@@ -53,8 +53,8 @@ class LocalWorker:
 
     async def call(self, method: str, *args: Any, what: str, seconds: float | None = None) -> Any:
         """See `Workers.call`; the one answer."""
-        service, what = self._present(), f"{what} ({method} of {self.name})"
-        carried = self._carrier.arguments(args, f"{self.name}.{method}")
+        service, what = self.service, f"{what} ({method} of {self.name})"
+        carried = self._carrier.carry(args, f"the arguments of {self.name}.{method}")
 
         async def call() -> Any:
             return self._back(await service.call(method, carried), f"the answer of {self.name}.{method}")
@@ -67,8 +67,8 @@ class LocalWorker:
         self, method: str, *args: Any, what: str, seconds: float | None = None
     ) -> AsyncGenerator[Any, None]:
         """See `Workers.stream`."""
-        service, what = self._present(), f"{what} ({method} of {self.name})"
-        carried = self._carrier.arguments(args, f"{self.name}.{method}")
+        service, what = self.service, f"{what} ({method} of {self.name})"
+        carried = self._carrier.carry(args, f"the arguments of {self.name}.{method}")
         window = asyncio.Semaphore(WINDOW)
         incoming = Incoming(window.release)
 
@@ -109,7 +109,9 @@ class LocalWorker:
     async def _made(self) -> None:
         self._host, self._service = await self._make()
 
-    def _present(self) -> Service:
+    @property
+    def service(self) -> Service:
+        """Raises WorkerLost."""
         if self.lost is not None or self._service is None:
             raise self._loss()
         return self._service

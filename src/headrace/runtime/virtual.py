@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
 from headrace.runtime.clock import LoopClock
 from headrace.runtime.event_loop_services import NO_TYPES, EventLoopServices
 from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.workers import Placement, Worker, Workers
 
 T = TypeVar("T")
+W = TypeVar("W", bound=Worker)
 
 MOST_CALLBACKS = 100_000
 """At one instant; more are taken for a circle."""
@@ -154,3 +156,7 @@ class VirtualRuntime(EventLoopServices):
 
     def rebalance(self) -> None:
         """Nothing is shared."""
+
+    async def start(self, kind: type[W], specs: Sequence[object], where: Placement) -> Workers[W]:
+        """See `Runtime.start`. No process runs under virtual time: its workers are here, too."""
+        return await super().start(kind, specs, replace(where, process=False))

@@ -51,6 +51,10 @@ class Handle:
     """Of the process that it is in; empty within one process."""
 
 
+DEADLINE_S = 600.0
+"""Of calls that are given none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where workers are, and what is expected of them."""
@@ -59,7 +63,7 @@ class Placement:
     """Each in a process of its own, on this machine."""
     threads: int | None = None
     """Processors that each may compute with, where it has a process of its own; all of them unless given."""
-    deadline_s: float = 600.0
+    deadline_s: float = DEADLINE_S
     """Of calls that are given none."""
     start_s: float = 300.0
     """In which a worker has to be made."""
