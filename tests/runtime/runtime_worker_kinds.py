@@ -63,6 +63,9 @@ class Probe:
     def where(self) -> tuple[int, str]:
         return os.getpid(), threading.current_thread().name
 
+    async def pid(self) -> int:
+        return os.getpid()
+
     async def loop_thread(self) -> str:
         return threading.current_thread().name
 
@@ -74,10 +77,6 @@ class Probe:
 
     def fail(self, words: str) -> None:
         raise KeyError(words)
-
-    async def fail_soon(self, words: str) -> None:
-        await self._host.clock.sleep(0.01)
-        raise ValueError(words)
 
     async def leave(self) -> None:
         sys.exit(3)
@@ -149,6 +148,9 @@ class Probe:
     def read_blocking(self, ref: Ref) -> float:
         return float(self._host.refs.get(ref)["numbers"].sum())
 
+    async def read_in_loop(self, ref: Ref) -> float:
+        return float(self._host.refs.get(ref)["numbers"].sum())
+
     async def ask(self, other: Handle, method: str, *args: Any) -> Any:
         return await self._host.reach(other).call(method, *args, what="a question", seconds=20)
 
@@ -156,9 +158,6 @@ class Probe:
         async with aclosing(self._host.reach(other).stream("count", end, what="numbers", seconds=20)) as numbers:
             async for number in numbers:
                 yield number
-
-    def compute(self) -> int:
-        return 1
 
     async def lane(self) -> str:
         return await self._host.compute("probe", lambda: threading.current_thread().name)

@@ -12,6 +12,8 @@ from headrace.runtime.protocol import Clock, WaitTimeout
 
 STOP_S = 5.0
 """In which a worker that is told to stop has to have stopped."""
+END_S = 30.0
+"""In which a worker's own `close` has to end."""
 WINDOW = 16
 """Items by which a stream is ahead of its reader."""
 

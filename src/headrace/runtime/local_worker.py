@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
-from headrace.runtime.answers import WINDOW, Asked, Incoming, answered
+from headrace.runtime.answers import END_S, WINDOW, Asked, Incoming, answered
 from headrace.runtime.copying import Carrier
 from headrace.runtime.host import WorkerHost
 from headrace.runtime.protocol import Clock, Services
@@ -102,7 +102,7 @@ class LocalWorker:
         if self.lost is None and self._service is not None:
             try:
                 if self._service.closes:
-                    await self.call("close", what="its end")
+                    await self.call("close", what="its end", seconds=END_S)
             finally:
                 self.lose("it was closed")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -61,8 +62,8 @@ class Place:
         try:
             await together((member.start() for member in members), names)
         except BaseException:
-            for name, member in zip(names, members, strict=True):
-                member.lose("another could not be made")
+            await asyncio.gather(*(member.close() for member in members), return_exceptions=True)
+            for name in names:
                 del self._members[name]
             raise
         group: WorkerGroup[W] = WorkerGroup(members, [self._handle(member) for member in members])

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from headrace.config.base import Section
+if TYPE_CHECKING:
+    from headrace.config.base import Section
 
 
 class WireError(ValueError):
@@ -77,8 +78,9 @@ def _form(name: str, kind: type) -> _Form:
         raise TypeError(f"{kind.__qualname__} needs a name on the wire")
     if issubclass(kind, StrEnum):
         return _Form(name, kind, ("value",), lambda value: [str(value.value)], lambda parts: kind(*parts))
-    if issubclass(kind, Section):
-        return _Form(name, kind, ("dump",), _dump, lambda parts: kind.model_validate(*parts))
+    if hasattr(kind, "model_validate"):  # worker processes that are told no section do without pydantic
+        section = cast("type[Section]", kind)
+        return _Form(name, kind, ("dump",), _dump, lambda parts: section.model_validate(*parts))
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return _Form(name, kind, kind._fields, list, lambda parts: kind(*parts))
     if dataclasses.is_dataclass(kind):

@@ -41,6 +41,7 @@ class WorkerGroup(Generic[W]):
         self.handles = handles
         self.changed = Signal()
         self._members = members
+        self._turns = [asyncio.Lock() for _ in members]
         for member in members:
             member.when_lost(self.changed.notify)
 
@@ -69,10 +70,11 @@ class WorkerGroup(Generic[W]):
 
     async def restart(self, rank: int) -> None:
         """See `Workers.restart`."""
-        member = self._members[rank]
-        member.lose("it is made anew")
-        await member.start()
-        self.changed.notify()
+        async with self._turns[rank]:
+            member = self._members[rank]
+            member.lose("it is made anew")
+            await member.start()
+            self.changed.notify()
 
     async def kill(self, rank: int, reason: str) -> None:
         """See `Workers.kill`. A call on a lane that does not return goes on for nobody."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace.runtime.answers import END_S
 from headrace.runtime.process.launch import ChildProcess
 from headrace.runtime.process.link import Link
 from headrace.runtime.process.segments import Segments
@@ -128,7 +129,7 @@ class RemoteWorker:
         """Its own `close`, then the end of its process. Raises WorkerError, WorkerLost, WaitTimeout."""
         try:
             if self.lost is None and self._origin.closes:
-                await self.call("close", what="its end")
+                await self.call("close", what="its end", seconds=END_S)
             if self.lost is None and self._link is not None and self._process is not None:
                 self._link.leave()
                 with contextlib.suppress(TimeoutError):
@@ -146,8 +147,9 @@ class RemoteWorker:
             while not ended.done():
                 await asyncio.wait([ended], timeout=_LOOK_S)
                 before, now = now, self._services.clock.now()
-                # Time in which the loop here did not turn says nothing about the other.
-                silent_s = 0.0 if link.heard > heard else silent_s + min(now - before, 2 * _LOOK_S)
+                # Time in which the loop here did not turn says nothing about the other; nor does that of its imports,
+                # which `start_s` limits.
+                silent_s = 0.0 if link.heard > heard or not heard else silent_s + min(now - before, 2 * _LOOK_S)
                 heard = link.heard
                 if silent_s > self._where.silence_s:
                     self.lose(f"its event loop has not turned for {silent_s:.0f} s")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -44,12 +46,23 @@ class Segments:
                 while written < len(buffer):
                     written += os.pwrite(descriptor, buffer[written:], offset + written)
                 offset += -(-len(buffer) // _ALIGNED) * _ALIGNED
-        except BaseException:
+        except BaseException as error:
             os.unlink(path)
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                raise self._full(buffers) from error
             raise
         finally:
             os.close(descriptor)
         return Segment(str(path), tuple(spans))
+
+    def _full(self, buffers: Sequence[memoryview]) -> OSError:
+        free, size = shutil.disk_usage(self._folder).free, sum(map(len, buffers))
+        return OSError(
+            errno.ENOSPC,
+            f"{size} bytes do not fit into shared memory, where {free} are free: give it more (docker run --shm-size), "
+            "or let less run ahead (async.ahead)",
+            str(self._folder),
+        )
 
 
 class Sent:
