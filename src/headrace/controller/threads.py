@@ -41,7 +41,7 @@ def check_threads(configured: int | None) -> None:
 
 
 class ThreadShare:
-    """Shares the processors between engine and trainer, so that none rests while either has work. A `Placement`.
+    """Shares the processors between engine and trainer, so that none rests while either has work. A `ThreadPlacement`.
 
     One thread of the process is wide: it computes with a team of threads. Whichever of the two computes alone is on
     it. While the trainer is on it, the engine computes on a thread of its own, with one processor, and the trainer
