@@ -132,7 +132,7 @@ def lay_groundwork(
         listener=listeners.rollouts,
     )
     failures = FailureWatch(recorder.event, worth=rollout.prompts_per_batch * rollout.samples_per_prompt)
-    journal = GroupJournal(store.writer, runtime)
+    journal = GroupJournal(store.writer, runtime, table.refs)
     return Groundwork(ahead, table, flow, context, recorder, record, journal, tally, failures)
 
 

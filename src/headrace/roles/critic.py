@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from headrace.roles.whole_batch import WholeBatch
 from headrace.runtime.signal import Signal
 from headrace.training.epochs import Epochs
 from headrace.training.protocol import StepReport, Trainer
+from headrace.training.rows import RowToTrain, pack_row
 
 T = TypeVar("T")
 
@@ -86,11 +87,7 @@ class CriticRole:
             async for lease in self._loader.leases(batch):
                 self._leases.append(lease)
                 table.hold(*self._leases)
-                rows = [
-                    PackRow(row.columns["tokens"], self._rule.chosen(row), {c: row.columns[c] for c in _COLUMNS})
-                    for row in lease.rows
-                ]
-                await self._begin(batch, rows)
+                await self._begin(batch, [RowToTrain(row, self._rule.chosen(row.header)) for row in lease.rows])
         except StaleLease as lost:
             self._context.report("restarted_batch", {"role": NAME, "batch": batch, "message": str(lost)})
             await self._compute(self._trainer.discard)
@@ -101,14 +98,28 @@ class CriticRole:
             return False
         return bool(self._leases)
 
-    async def _begin(self, batch: int, rows: list[PackRow]) -> None:
+    async def _begin(self, batch: int, rows: Sequence[RowToTrain]) -> None:
         """Gradients of the first step. With whole batches, `rows` are all of one."""
         if self._epochs is None:
             for places in plan_microbatches([len(row) for row in rows], self._max_tokens):
-                await self._compute(self._trainer.accumulate, pack([rows[place] for place in places]))
+                await self._compute(self._pass, [rows[place] for place in places])
             return
-        self._whole = WholeBatch(rows, batch, self._trainer, self._compute, self._epochs, max_tokens=self._max_tokens)
+        self._whole = WholeBatch(
+            await self._compute(self._packed, rows),
+            batch,
+            self._trainer,
+            self._compute,
+            self._epochs,
+            max_tokens=self._max_tokens,
+        )
         await self._whole.begin()
+
+    def _packed(self, rows: Sequence[RowToTrain]) -> list[PackRow]:
+        """On the lane, as is `_pass`."""
+        return [pack_row(self._context.refs, row, _COLUMNS) for row in rows]
+
+    def _pass(self, rows: Sequence[RowToTrain]) -> None:
+        self._trainer.accumulate(pack(self._packed(rows)))
 
     async def _compute(self, function: Callable[..., T], *args: Any) -> T:
         return await self._context.compute(CRITIC_LANE, "the critic", function, *args)
