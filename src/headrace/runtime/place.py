@@ -121,8 +121,8 @@ class Place:
         return Handle(member.name, member.rank, self._processes.address("" if here else member.name))
 
     def _service(self, name: str) -> Service:
-        """Of a worker in this process."""
+        """Of a worker in this process. Raises WorkerLost."""
         member = self._members.get(name)
         if not isinstance(member, LocalWorker):
-            raise LookupError(f"{name[:60]!r} is not in the controller's process")
+            raise WorkerLost(0, "it is not in the controller's process", worker=name)
         return member.service

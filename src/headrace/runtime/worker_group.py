@@ -19,8 +19,10 @@ class Member(Peer, Protocol):
 
     name: str
     rank: int
-    lost: str | None
-    """Why, if it is."""
+
+    @property
+    def lost(self) -> str | None:
+        """Why, if it is."""
 
     def when_lost(self, listener: Callable[[], None]) -> None:
         """Have `listener` called each time."""

@@ -16,12 +16,12 @@ from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.local_refs import GENERATION
 from headrace.runtime.process.boot import Boot, class_at
 from headrace.runtime.process.identity import end_with_parent, name_process, open_many_files
-from headrace.runtime.process.kept import Links, SharedRefs, WorkerRefs
+from headrace.runtime.process.kept import Links, SegmentRefs, WorkerRefs
 from headrace.runtime.process.peer import LinkedPeer
 from headrace.runtime.process.segments import Segments
 from headrace.runtime.process.server import Server
 from headrace.runtime.service import Service
-from headrace.runtime.workers import BASE_TYPES, Handle, Peer
+from headrace.runtime.workers import BASE_TYPES, Handle, Peer, WorkerLost
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ class _Child:
         segments = Segments(own_folder(folder, boot.name, boot.generation))
         self._runtime = InlineRuntime(copying=False)
         self._links = Links(folder, lambda: types, segments, self._runtime)
-        self._own = SharedRefs(boot.name, boot.generation * GENERATION, types, segments)
+        self._own = SegmentRefs(boot.name, boot.generation * GENERATION, types, segments)
         left = asyncio.Event()
         server = Server(
             self._runtime,
@@ -76,8 +76,10 @@ class _Child:
         self._service = await Service.make(self._kind, spec, host, boot.name, boot.rank, self._runtime)
 
     def _find(self, worker: str) -> Service:
-        if worker != self._boot.name or self._service is None:
-            raise LookupError(f"{worker[:60]!r} is not here; {self._boot.name} is")
+        if worker != self._boot.name:
+            raise WorkerLost(self._boot.rank, f"{self._boot.name} is where it should be")
+        if self._service is None:
+            raise WorkerLost(self._boot.rank, "it is not made yet")
         return self._service
 
     def _reach(self, handle: Handle) -> Peer:

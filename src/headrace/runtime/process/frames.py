@@ -45,6 +45,8 @@ class Kind(StrEnum):
     ITEM = "item"
     ERROR = "error"
     """Body: type, text and trace."""
+    ABSENT = "absent"
+    """The worker is not here; body: why."""
     BEAT = "beat"
     """The event loop turns. To the parent."""
 

@@ -32,7 +32,7 @@ class _Kept:
     segment: Segment | None
 
 
-class SharedRefs:
+class SegmentRefs:
     """What one worker process keeps. Of the event loop and of lanes alike."""
 
     def __init__(self, keeper: str, first: int, types: WireTypes, segments: Segments) -> None:
@@ -169,7 +169,7 @@ class RefsElsewhere:
 class WorkerRefs:
     """`Refs` of a worker process: its own, and through links those of all others."""
 
-    def __init__(self, own: SharedRefs, keeper: str, links: Links) -> None:
+    def __init__(self, own: SegmentRefs, keeper: str, links: Links) -> None:
         self._own = own
         self._keeper = keeper
         self._links = links

@@ -156,7 +156,7 @@ class Link:
         if frame.kind is Kind.ITEM:
             self._item(frame)
             return
-        asked = self._forget(frame.call) if frame.kind in (Kind.ANSWER, Kind.ERROR) else None
+        asked = self._forget(frame.call) if frame.kind in (Kind.ANSWER, Kind.ERROR, Kind.ABSENT) else None
         if asked is None or asked.answer.done():
             return
         if frame.is_gone:
@@ -170,6 +170,8 @@ class Link:
             return
         if frame.kind is Kind.ANSWER:
             asked.answer.set_result(value)
+        elif frame.kind is Kind.ABSENT:
+            asked.answer.set_exception(WorkerLost(self._rank, value, worker=self._name))
         else:
             type, text, trace = value
             asked.answer.set_exception(WorkerError(self._rank, type, text, worker=self._name, trace=trace))

@@ -55,7 +55,9 @@ class RemoteWorker:
     ) -> None:
         self.name = name
         self.rank = rank
-        self.lost: str | None = "it is not made yet"
+        self._is_made = False
+        self._ended: str | None = None
+        """Why, if it has."""
         self._origin = origin
         self._where = where
         self._folder = folder
@@ -67,6 +69,11 @@ class RemoteWorker:
         self._watching: asyncio.Task[Any] | None = None
         self._listeners: list[Callable[[], None]] = []
 
+    @property
+    def lost(self) -> str | None:
+        """See `Member.lost`."""
+        return None if self._is_made and self._ended is None else self._ended or "it is not made yet"
+
     def when_lost(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
 
@@ -75,7 +82,7 @@ class RemoteWorker:
         await self._cleared()
         self._generation += 1
         origin, where = self._origin, self._where
-        self.lost = None
+        self._is_made, self._ended = False, None
         try:
             self._process = await ChildProcess.begin(
                 origin.path,
@@ -94,6 +101,7 @@ class RemoteWorker:
             self._link = link
             self._watching = self._services.spawn(self._watch(self._process, link), f"watch over {self.name}")
             await link.build(origin.spec, where.start_s)
+            self._is_made = True
         except BaseException as error:
             self.lose(f"it could not be made: {error}")
             await self._cleared()
@@ -114,9 +122,9 @@ class RemoteWorker:
 
     def lose(self, reason: str) -> None:
         """It is no more: its process is killed."""
-        if self.lost is not None:
+        if self._ended is not None:
             return
-        self.lost = reason
+        self._ended = reason
         if self._process is not None:
             self._process.kill()
         if self._link is not None:
@@ -160,7 +168,7 @@ class RemoteWorker:
 
     def _unlinked(self, link: Link, reason: str) -> None:
         """The connection has ended. Mostly the process has as well, which says more."""
-        if self.lost is None and link is self._link:
+        if self._ended is None and link is self._link:
             self._services.spawn(self._lose_soon(link, reason), f"end of {self.name}")
 
     async def _lose_soon(self, link: Link, reason: str) -> None:

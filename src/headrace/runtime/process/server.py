@@ -17,7 +17,7 @@ from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Ref
 from headrace.runtime.service import Service, as_worker_error
 from headrace.runtime.wire_types import WireError, WireTypes
-from headrace.runtime.workers import WorkerError
+from headrace.runtime.workers import WorkerError, WorkerLost
 
 BEAT_S = 0.5
 
@@ -44,7 +44,7 @@ class Server:
         build: Callable[[Any], Awaitable[None]] | None = None,
         leave: Callable[[], None] | None = None,
     ) -> None:
-        """`find` gives a worker by name, or raises LookupError. `build` and `leave` for a process that has a parent."""
+        """`find` gives a worker by name, or raises WorkerLost. `build` and `leave` for a process that has a parent."""
         self._services = services
         self._types = types
         self._segments = segments
@@ -76,7 +76,12 @@ class Server:
                     raise LookupError("nothing is made here")
                 await self._build(channel.value(frame, f"the spec of {frame.worker}"))
             else:
-                service, args = self._find(frame.worker), channel.value(frame, f"the arguments of {what}")
+                try:
+                    service = self._find(frame.worker)
+                except WorkerLost as lost:
+                    await channel.send(Kind.ABSENT, frame.call, lost.reason, "a reason")
+                    return
+                args = channel.value(frame, f"the arguments of {what}")
                 if frame.kind is Kind.STREAM:
                     await service.stream(frame.method, args, emit)
                 else:
