@@ -92,6 +92,7 @@ def lay_groundwork(
         group_bytes=largest_group(plan),
         lease_s=_LEASE_TERMS_PER_STALL * config.runtime.stall_timeout_s,
         clock=clock,
+        refs=runtime.refs,
     )
     source, pass_rates = make_prompt_source(plan, store)
     flow = Flow(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from headrace.config import ConfigError, TrainConfig
+from headrace.experience.columns import COLUMN_TYPES
 from headrace.runtime.inline import InlineRuntime, Span, SystemClock
 from headrace.runtime.processors import available_processors
 
@@ -119,7 +120,7 @@ def inline_runtime(
     torch.set_num_threads(1)
     clock, total = SystemClock(), available_threads(threads)
     if device is None or device.type == "cpu":
-        return InlineRuntime(ThreadShare(total, clock.now, turns=turns), clock, trace)
+        return InlineRuntime(ThreadShare(total, clock.now, turns=turns), clock, trace, types=COLUMN_TYPES)
     from headrace.controller.device_lanes import DeviceLanes
 
-    return InlineRuntime(DeviceLanes(device, total, turns=turns), clock, trace)
+    return InlineRuntime(DeviceLanes(device, total, turns=turns), clock, trace, types=COLUMN_TYPES)

@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.algorithms.kept_sets import KeptSets
 from headrace.experience.header import GroupHeader, SampleHeader
 from headrace.experience.index import Row
 from headrace.experience.sample import Group, Sample
 from headrace.runtime.refs import Ref, Refs
+from headrace.runtime.wire_types import WireTypes
 
+COLUMN_TYPES = WireTypes({"kept_sets": KeptSets})
+"""What columns consist of, beside arrays and JSON-like values."""
 SAMPLE_COLUMNS = ("tokens", "loss_mask", "logprobs", "versions", "branches", "kept_sets", "metadata")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from headrace.runtime.copying import is_copying
 from headrace.runtime.place import Place
 from headrace.runtime.protocol import Clock
-from headrace.runtime.refs import Ref
+from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.wire_types import WireTypes
 from headrace.runtime.workers import Placement, Worker, Workers
 
@@ -61,6 +61,11 @@ class EventLoopServices:
         self._tasks[number] = task
         task.add_done_callback(lambda done: self._tasks.pop(number, None))
         return task
+
+    @property
+    def refs(self) -> Refs:
+        """See `Services.refs`."""
+        return self._place.refs
 
     def put(self, columns: Mapping[str, Any]) -> Ref:
         """See `Services.put`."""

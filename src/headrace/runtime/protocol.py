@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from headrace.runtime.refs import Ref
+from headrace.runtime.refs import Ref, Refs
 
 if TYPE_CHECKING:
     from headrace.runtime.workers import Placement, Worker, Workers
@@ -55,6 +55,10 @@ class Services(Protocol):
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """A task that is kept, and ended at the end. Whoever spawns it awaits it."""
+
+    @property
+    def refs(self) -> Refs:
+        """Where columns are kept, for blocking calls on a lane; the event loop awaits `get`."""
 
     def put(self, columns: Mapping[str, Any]) -> Ref:
         """Keep columns until `free`. They are not to be changed any more."""
