@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from headrace.runtime.protocol import Services
-from headrace.runtime.refs import Ref, Refs
+from headrace.runtime.refs import Ref
 from headrace.runtime.signal import Signal
 from headrace.runtime.wire_types import WireTypes
 
@@ -99,10 +99,6 @@ class Host(Services, Protocol):
     def threads(self) -> int | None:
         """Processors to compute with; None: as many as the lane is given (`rebalance`)."""
 
-    @property
-    def refs(self) -> Refs:
-        """For blocking methods; async ones await `get`."""
-
     def reach(self, handle: Handle) -> Peer: ...
 
 
@@ -112,7 +108,8 @@ class Worker(Protocol):
     kind: ClassVar[str]
     """Its name: begins the names of its workers, and of their lanes."""
     types: ClassVar[WireTypes]
-    """What crosses to and from it, beside `BASE_TYPES`."""
+    """What crosses to and from it, beside `BASE_TYPES`; also in columns that it puts or reads, and to and from other
+    workers that it asks."""
 
 
 W_co = TypeVar("W_co", covariant=True)
