@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -183,6 +184,11 @@ class Probe:
 
     def modules(self) -> list[str]:
         return sorted(sys.modules)
+
+    def started_and_ended(self) -> int:
+        with subprocess.Popen(["sleep", "60"]) as process:
+            process.terminate()
+        return process.returncode
 
     def threads(self) -> tuple[int | None, str | None]:
         return self._host.threads, os.environ.get("OMP_NUM_THREADS")

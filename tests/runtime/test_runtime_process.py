@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +24,8 @@ from runtime_worker_kinds import Probe, Spec
 from headrace.runtime import answers
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.process.boot import class_at, path_of
-from headrace.runtime.process.place import Processes
-from headrace.runtime.process.segments import Segments
+from headrace.runtime.process.processes import Processes
+from headrace.runtime.process.shared_memory import Segments
 from headrace.runtime.process.site import Site, site_parent
 from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.refs import RefLost
@@ -79,7 +81,7 @@ def test_a_killed_worker_loses_its_calls_streams_and_refs_and_nobody_elses() -> 
                     await each
             assert time.monotonic() - began < 2
             assert await beside == ["slept"]
-            assert workers.lost == {0: "its process ended with signal SIGKILL"}
+            assert list(workers.lost) == [0]
             with pytest.raises(RefLost):
                 await runtime.get(ref)
             with pytest.raises(WorkerError, match="RefLost"):
@@ -106,8 +108,9 @@ def test_a_worker_that_asks_a_killed_one_hears_of_it() -> None:
             other = workers.handles[1]
             asking = asyncio.ensure_future(workers.call("ask", other, "sleep", 60.0, rank=0, what="a question"))
             victim = await pid(workers, 1)
+            await asyncio.sleep(0.2)  # until the question is there
             os.kill(victim, signal.SIGKILL)
-            with pytest.raises(WorkerError, match="probe/0: WorkerLost: probe/1 is lost: its connection ended"):
+            with pytest.raises(WorkerError, match="probe/0: WorkerLost: probe/1 is lost"):
                 await asking
             with pytest.raises(WorkerError, match="probe/0: WorkerLost"):
                 await workers.call("ask", other, "word", rank=0, what="a question")
@@ -278,7 +281,7 @@ PARENT = """
 import asyncio, os, sys
 from runtime_worker_kinds import Probe, Spec
 from headrace.runtime.inline import InlineRuntime
-from headrace.runtime.process.place import Processes
+from headrace.runtime.process.processes import Processes
 from headrace.runtime.workers import Placement
 
 async def main():
@@ -399,6 +402,23 @@ def test_full_shared_memory_is_told_with_the_mend(monkeypatch: pytest.MonkeyPatc
         Segments(tmp_path / "a").write([memoryview(b"x" * 12)])
     assert raised.value.errno == errno.ENOSPC
     assert not list((tmp_path / "a").iterdir())
+
+
+def test_a_worker_leaves_signals_to_its_parent_and_what_it_starts_does_not() -> None:
+    async def main() -> None:
+        async with probes() as (_, workers):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                os.kill(await pid(workers), number)
+            assert await workers.call("word", what="words") == ["a of probe/0"]
+            assert await workers.call("started_and_ended", what="a program") == [-signal.SIGTERM]
+
+    asyncio.run(main())
+
+
+def test_small_shared_memory_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(total=64 << 20))
+    assert site_parent() == Path(tempfile.gettempdir())
 
 
 def test_a_stranger_on_the_socket_harms_nobody() -> None:

@@ -16,7 +16,7 @@ import pytest
 from runtime_worker_kinds import Probe, Spec
 
 from headrace.runtime.inline import InlineRuntime
-from headrace.runtime.process.place import Processes
+from headrace.runtime.process.processes import Processes
 from headrace.runtime.refs import RefLost
 from headrace.runtime.workers import Placement, WorkerError, WorkerLost, Workers
 

@@ -18,7 +18,7 @@ from headrace.runtime import answers
 from headrace.runtime.answers import WINDOW
 from headrace.runtime.copying import ENVIRONMENT
 from headrace.runtime.inline import InlineRuntime
-from headrace.runtime.process.place import Processes
+from headrace.runtime.process.processes import Processes
 from headrace.runtime.protocol import Runtime, WaitTimeout
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.virtual import run_virtually

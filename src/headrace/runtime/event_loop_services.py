@@ -14,7 +14,7 @@ from headrace.runtime.wire_types import WireTypes
 from headrace.runtime.workers import Placement, Worker, Workers
 
 if TYPE_CHECKING:
-    from headrace.runtime.process.place import Processes
+    from headrace.runtime.process.processes import Processes
 
 T = TypeVar("T")
 W = TypeVar("W", bound=Worker)

@@ -19,7 +19,7 @@ from headrace.runtime.protocol import Clock
 from headrace.runtime.wire_types import WireTypes
 
 if TYPE_CHECKING:
-    from headrace.runtime.process.place import Processes
+    from headrace.runtime.process.processes import Processes
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from headrace.runtime.worker_group import Member, WorkerGroup
 from headrace.runtime.workers import BASE_TYPES, Handle, Peer, Placement, Worker, WorkerLost
 
 if TYPE_CHECKING:
-    from headrace.runtime.process.place import Processes
+    from headrace.runtime.process.processes import Processes
 
 W = TypeVar("W", bound=Worker)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.runtime.event_loop import on_own_thread
 from headrace.runtime.process.frames import EMPTY, IN_BAND, Frame, Kind, read_frame, to_bytes
-from headrace.runtime.process.segments import Segment, Segments, Sent
+from headrace.runtime.process.shared_memory import Segment, Segments, Sent
 from headrace.runtime.wire import Parcel, pack, unpack
 from headrace.runtime.wire_types import WireTypes
 

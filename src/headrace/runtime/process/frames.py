@@ -12,7 +12,7 @@ from typing import Any
 
 import msgpack
 
-from headrace.runtime.process.segments import Segment, read
+from headrace.runtime.process.shared_memory import Segment, read
 from headrace.runtime.wire import MOST_ENVELOPE, Parcel
 
 IN_BAND = 1 << 18

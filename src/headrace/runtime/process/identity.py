@@ -28,7 +28,8 @@ def name_process(name: str) -> None:
 
 def end_with_parent(parent: int, life: int) -> None:
     """From now on this process ends when its parent does, however that ends. `life`: a pipe that the parent holds."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # job schedulers send them to all; the parent decides
+        signal.signal(number, _do_nothing)  # what is ignored, the children's children would ignore as well
     if sys.platform == "linux":  # also while this is stopped, or holds the interpreter's lock
         _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.getppid() != parent:
@@ -40,6 +41,10 @@ def end_with_parent(parent: int, life: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="life of the parent", daemon=True).start()
+
+
+def _do_nothing(number: int, frame: object) -> None:
+    pass
 
 
 def open_many_files() -> None:

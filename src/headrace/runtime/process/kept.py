@@ -14,7 +14,7 @@ from headrace.runtime.local_refs import Keepers
 from headrace.runtime.process.channel import Channel
 from headrace.runtime.process.frames import Kind
 from headrace.runtime.process.link import FETCH_S, Link
-from headrace.runtime.process.segments import Segment, Segments, read, remove
+from headrace.runtime.process.shared_memory import Segment, Segments, read, remove
 from headrace.runtime.process.site import socket_path
 from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Ref, RefLost, Refs

@@ -87,6 +87,8 @@ class ChildProcess:
         """Once it has: how, and its last words."""
         code = await self._process.wait()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if -code == signal.SIGKILL:
+            how += " (as the kernel sends it where memory runs out)"
         words = self._last_words()
         return f"its process ended with {how}" + (f"; its last words ({self._log}): {words}" if words else "")
 

@@ -12,7 +12,7 @@ from typing import Any
 from headrace.runtime.answers import Asked, Incoming, answered
 from headrace.runtime.process.channel import Channel
 from headrace.runtime.process.frames import Frame, FrameError, Kind
-from headrace.runtime.process.segments import Segments
+from headrace.runtime.process.shared_memory import Segments
 from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.wire_types import WireError, WireTypes

@@ -13,7 +13,7 @@ from typing import Any
 from headrace.runtime.answers import END_S
 from headrace.runtime.process.launch import ChildProcess
 from headrace.runtime.process.link import Link
-from headrace.runtime.process.segments import Segments
+from headrace.runtime.process.shared_memory import Segments
 from headrace.runtime.process.site import socket_path
 from headrace.runtime.protocol import Services
 from headrace.runtime.wire_types import WireTypes

@@ -18,12 +18,17 @@ import tempfile
 from pathlib import Path
 
 _MEMORY = Path("/dev/shm")
+_LEAST_MEMORY = 1 << 30
+"""Bytes below which it is none to speak of: containers have 64 MiB unless told."""
 _LOCK = "lock"
 _JANITOR = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"'
 
 
 def site_parent() -> Path:
-    return _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    """Where sites are: in memory, or among temporary files, which the system keeps in memory while there is some."""
+    if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).total >= _LEAST_MEMORY:
+        return _MEMORY
+    return Path(tempfile.gettempdir())
 
 
 def _prefix() -> str:

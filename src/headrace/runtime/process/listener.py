@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from headrace.runtime.answers import WINDOW
 from headrace.runtime.process.channel import Channel
 from headrace.runtime.process.frames import Frame, FrameError, Kind
-from headrace.runtime.process.segments import Segments
+from headrace.runtime.process.shared_memory import Segments
 from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Ref
 from headrace.runtime.service import Service, as_worker_error

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from headrace.runtime.local_refs import Keepers
 from headrace.runtime.process.boot import PACKAGE, path_of
 from headrace.runtime.process.kept import Links, RefsElsewhere, ShownRefs
+from headrace.runtime.process.listener import Server
 from headrace.runtime.process.remote_worker import Origin, RemoteWorker
-from headrace.runtime.process.segments import Segments
-from headrace.runtime.process.server import Server
+from headrace.runtime.process.shared_memory import Segments
 from headrace.runtime.process.site import Site, socket_path
 from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Ref, Refs
