@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.runtime.workers import WorkerLost
 
 STOP_S = 5.0
 """In which a worker that is told to stop has to have stopped."""
@@ -55,8 +56,6 @@ async def stopped(asked: Asked, seconds: float, what: str) -> None:
 
 
 def _is_lost(answer: asyncio.Future[Any]) -> bool:
-    from headrace.runtime.workers import WorkerLost
-
     return not answer.cancelled() and isinstance(answer.exception(), WorkerLost)
 
 
