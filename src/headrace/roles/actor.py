@@ -148,6 +148,8 @@ class ActorRole:
         """Have `run` return before the batch that it is at; what was accumulated of it is forgotten."""
         self._stopping = True
         self._context.table.wake(NAME)
+        if self._critic is not None:
+            self._critic.wake()
 
     async def run(self) -> None:
         """Train batch after batch until the run is finished or stopped. Never cancelled between a step and its
@@ -177,10 +179,12 @@ class ActorRole:
                 for row in rows:
                     work.stats.add(row.row, row.trained, batch, self._rule, self._lineage)
                 work.rows += rows
-                self._context.table.hold(*work.leases)
+                self._context.table.hold(lease)
                 if not work.warm_up:
                     await self._accumulate(work, rows)
-                self._context.table.renew(*work.leases)
+            if work.leases and not self._stopping:
+                await self._critic_ready(batch)
+                self._context.table.hold(*work.leases)
         except StaleLease as lost:
             self._context.report("restarted_batch", {"batch": batch, "message": str(lost)})
             await self._give_up(work)
@@ -188,7 +192,6 @@ class ActorRole:
         if self._stopping or not work.leases:
             await self._give_up(work)
             return None
-        self._context.table.hold(*work.leases)
         critic, epochs = await self._critics_steps(batch, self._steps(work))
         kept.enter_context(self._context.table.keep_refs(dict.fromkeys(row.row.group for row in work.rows)))
         kept.callback(self._free, work)
@@ -235,6 +238,12 @@ class ActorRole:
         if self._whole.prepare is not None and not self._stopping:
             await work.whole.prepare(self._whole.prepare)
         await work.whole.begin()
+
+    async def _critic_ready(self, batch: int) -> None:
+        """Neither steps before the gradients of both are whole."""
+        if self._critic is not None:
+            with self._context.activity.training(spent.CRITIC):
+                await self._critic.ready(batch, until=lambda: self._stopping)
 
     async def _critics_steps(
         self, batch: int, own: Coroutine[Any, Any, tuple[tuple[StepReport, ...], ...]]
