@@ -141,7 +141,7 @@ class VirtualRuntime:
         self._closed = False
 
     @property
-    def clock(self) -> Clock:
+    def clock(self) -> VirtualClock:
         return self._clock
 
     @property
