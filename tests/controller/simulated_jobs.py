@@ -30,4 +30,6 @@ def job(**changes: object) -> TrainConfig:
         for section in sections:
             place = place.setdefault(section, {})
         place[name] = value
+    if config["async"].get("mode", "async") != "async":
+        config["async"].pop("max_staleness")
     return TrainConfig.model_validate(config)

@@ -7,6 +7,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from headrace.algorithms.kl_controllers import KLCoefficient
 from headrace.config import ConfigError
 from headrace.config.track import TrackerSection
@@ -62,6 +64,7 @@ class SimulatedOutside:
         self._watch = watch
 
     def runtime(self, plan: Plan, trace: Callable[[Span], None] | None) -> Runtime:
+        torch.set_num_threads(1)  # teams of threads cost more than such small tensors are worth
         return self._runtime
 
     async def models(self, plan: Plan, runtime: Runtime, folder: Path) -> Models:

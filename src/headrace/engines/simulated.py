@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -170,7 +170,7 @@ class SimulatedEngine:
         await self._runtime.clock.wait_for(self._task, _DEADLINE_S, "the engine's last decode step")
         self._task = None
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         self._check_serves()
         room = self._costs.max_context - len(request.prompt)
         if not len(request.prompt) or room <= 0:

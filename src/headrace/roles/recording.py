@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 
 import numpy as np
 
@@ -63,11 +62,10 @@ class RecordingRole:
 
     async def _batch(self, batch: int) -> TrainedStep | None:
         table, leases, rows, stats = self._context.table, list[Lease](), list[Row](), BatchStats()
-        async with aclosing(self._loader.leases(batch, until=lambda: self._stopping)) as source:
-            async for lease in source:
-                leases.append(lease)
-                table.hold(lease)
-                rows += lease.rows
+        async for lease in self._loader.leases(batch, until=lambda: self._stopping):
+            leases.append(lease)
+            table.hold(lease)
+            rows += lease.rows
         if self._stopping or not leases:
             for lease in leases:
                 table.give_back(lease)

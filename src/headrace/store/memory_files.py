@@ -81,11 +81,17 @@ class MemoryFiles:
         self._watch = watch
         self._root = _Folder()
         self._locked: set[Path] = set()
+        self._open: dict[int, _Connection] = {}
+        """Connections, by number."""
+        self._opened = 0
 
     def after_power_cut(self, draw: Draw, watch: Watch = lambda operation, path, what: None) -> MemoryFiles:
         """What is found when the machine is on again. Of the bytes and the names that were not synced the first few are
-        there, as many as `draw` says; of databases all that was committed. These files here stay as they are, for
-        whoever does not know yet."""
+        there, as many as `draw` says; of databases all that was committed. Whoever has these files here open still is
+        on the machine that went off: its databases are closed."""
+        for connection in list(self._open.values()):
+            connection.rollback()
+            connection.close()
         found = MemoryFiles(watch)
         found._root = _left(self._root, draw)
         return found
@@ -181,7 +187,10 @@ class MemoryFiles:
         if not isinstance(node, _Data):
             raise sqlite3.DatabaseError(f"{path} is no database")
         connection = sqlite3.connect(node.uri, uri=True, isolation_level=None, factory=_Connection)
-        connection.watch, connection.path = self._watch, path
+        self._opened += 1
+        number = self._opened
+        self._open[number] = connection
+        connection.watch, connection.path, connection.closed = self._watch, path, lambda: self._open.pop(number, None)
         if mode == "ro":
             connection.execute("PRAGMA query_only = ON")
         return connection
@@ -255,6 +264,11 @@ class _Connection(sqlite3.Connection):
 
     watch: Watch
     path: Path
+    closed: Callable[[], object]
+
+    def close(self) -> None:
+        super().close()
+        self.closed()
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         if not sql.startswith(("SELECT", "PRAGMA")):
