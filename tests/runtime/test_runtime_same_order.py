@@ -31,9 +31,8 @@ def gone_over(tree: ast.Module) -> list[int]:
             if isinstance(node, ast.Assign) and _is_wait(node.value):
                 sets |= {name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)}
         loops = [node for node in ast.walk(function) if isinstance(node, ast.For | ast.comprehension)]
-        for loop in loops:
-            if _is_wait(loop.iter) or (isinstance(loop.iter, ast.Name) and loop.iter.id in sets):
-                found.append(loop.iter.lineno)
+        over = [loop.iter for loop in loops]
+        found += [one.lineno for one in over if _is_wait(one) or (isinstance(one, ast.Name) and one.id in sets)]
     return sorted(set(found))
 
 
@@ -74,10 +73,16 @@ def test_roles_and_the_table_have_no_generators_of_leases() -> None:
 @pytest.mark.parametrize(
     ("source", "fault"),
     [
-        ("async def f():\n    done, left = await asyncio.wait(tasks)\n    for task in done:\n        task.result()", True),
+        (
+            "async def f():\n    done, left = await asyncio.wait(tasks)\n    for task in done:\n        task.result()",
+            True,
+        ),
         ("async def f():\n    done, left = await asyncio.wait(tasks)\n    [task.cancel() for task in left]", True),
         ("async def f():\n    for task in (await asyncio.wait(tasks))[0]:\n        task.result()", True),
-        ("async def f():\n    done, _ = await asyncio.wait(tasks)\n    for task in tasks:\n        task in done", False),
+        (
+            "async def f():\n    done, _ = await asyncio.wait(tasks)\n    for task in tasks:\n        task in done",
+            False,
+        ),
     ],
 )
 def test_the_rule_finds_sets_that_are_gone_over(source: str, fault: bool) -> None:
@@ -89,7 +94,10 @@ def test_the_rule_finds_sets_that_are_gone_over(source: str, fault: bool) -> Non
     [
         ("async def f():\n    async for chunk in engine.generate(request):\n        break", True),
         ("async def f():\n    return [chunk async for chunk in generate()]", True),
-        ("async def f():\n    async with aclosing(generate()) as chunks:\n        async for c in chunks:\n            c", False),
+        (
+            "async def f():\n    async with aclosing(g()) as chunks:\n        async for c in chunks:\n            c",
+            False,
+        ),
         ("async def f():\n    async for lease in table.leases(1):\n        break", False),
     ],
 )

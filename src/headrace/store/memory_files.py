@@ -5,23 +5,14 @@ from __future__ import annotations
 import errno
 import io
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from headrace.store.errors import RunInUse
 from headrace.store.files import Appending, Lock, Mode
-
-Watch = Callable[[str, Path, object], None]
-"""Told of each operation before it is done: its name, of what, and what with. What it raises is what happens instead;
-an OSError, or sqlite3.Error of the operation `sql`, is a fault of the disk."""
-Draw = Callable[[int], int]
-"""A number from 0 to (exclusively) the one given."""
-
-_NAMES = count()
-"""Of databases, which SQLite knows by a name in the whole process."""
+from headrace.store.memory_database import Draw, MemoryConnection, MemoryDatabase, Watch
 
 
 class PowerCut(BaseException):
@@ -38,20 +29,6 @@ class _File:
 @dataclass(eq=False, slots=True)
 class _Link:
     to: str
-
-
-class _Data:
-    """A database that is there as long as this is."""
-
-    def __init__(self) -> None:
-        self.uri = f"file:headrace-{next(_NAMES)}?mode=memory&cache=shared"
-        self.kept = sqlite3.connect(self.uri, uri=True, isolation_level=None)
-
-    def copy(self) -> _Data:
-        """What was committed."""
-        other = _Data()
-        self.kept.backup(other.kept)
-        return other
 
 
 @dataclass(eq=False, slots=True)
@@ -71,7 +48,7 @@ class _Folder:
         self.since.clear()
 
 
-_Node = _File | _Link | _Data | _Folder
+_Node = _File | _Link | MemoryDatabase | _Folder
 
 
 class MemoryFiles:
@@ -81,14 +58,14 @@ class MemoryFiles:
         self._watch = watch
         self._root = _Folder()
         self._locked: set[Path] = set()
-        self._open: dict[int, _Connection] = {}
+        self._open: dict[int, MemoryConnection] = {}
         """Connections, by number."""
         self._opened = 0
 
     def after_power_cut(self, draw: Draw, watch: Watch = lambda operation, path, what: None) -> MemoryFiles:
-        """What is found when the machine is on again. Of the bytes and the names that were not synced the first few are
-        there, as many as `draw` says; of databases all that was committed. Whoever has these files here open still is
-        on the machine that went off: its databases are closed."""
+        """What is found when the machine is on again. Of bytes, names and commits that were not synced the first few
+        are there, as many as `draw` says. Whoever has these files here open is on the machine that went off: its
+        databases are closed."""
         for connection in list(self._open.values()):
             connection.rollback()
             connection.close()
@@ -97,7 +74,7 @@ class MemoryFiles:
         return found
 
     def is_file(self, path: Path) -> bool:
-        return isinstance(self._find(path), _File | _Data)
+        return isinstance(self._find(path), _File | MemoryDatabase)
 
     def is_folder(self, path: Path) -> bool:
         return isinstance(self._find(path), _Folder)
@@ -182,15 +159,13 @@ class MemoryFiles:
         node = self._find(path)
         if node is None and mode == "rwc":
             self._watch("make", path, None)
-            node = _Data()
+            node = MemoryDatabase()
             self._folder(path.parent).change({path.name: node})
-        if not isinstance(node, _Data):
+        if not isinstance(node, MemoryDatabase):
             raise sqlite3.DatabaseError(f"{path} is no database")
-        connection = sqlite3.connect(node.uri, uri=True, isolation_level=None, factory=_Connection)
         self._opened += 1
         number = self._opened
-        self._open[number] = connection
-        connection.watch, connection.path, connection.closed = self._watch, path, lambda: self._open.pop(number, None)
+        connection = self._open[number] = node.connect(path, self._watch, lambda: self._open.pop(number, None))
         if mode == "ro":
             connection.execute("PRAGMA query_only = ON")
         return connection
@@ -259,28 +234,6 @@ class _Held:
         self._locked.discard(self._folder)
 
 
-class _Connection(sqlite3.Connection):
-    """Whose statements that change something are told of."""
-
-    watch: Watch
-    path: Path
-    closed: Callable[[], object]
-
-    def close(self) -> None:
-        super().close()
-        self.closed()
-
-    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
-        if not sql.startswith(("SELECT", "PRAGMA")):
-            self.watch("sql", self.path, (sql, parameters))
-        return super().execute(sql, parameters)
-
-    def executemany(self, sql: str, parameters: Any, /) -> sqlite3.Cursor:
-        rows = list(parameters)
-        self.watch("sql", self.path, (sql, rows))
-        return super().executemany(sql, rows)
-
-
 def _truncate(file: _File, size: int) -> None:
     del file.data[size:]
     file.synced = min(file.synced, size)
@@ -289,7 +242,7 @@ def _truncate(file: _File, size: int) -> None:
 def _sync(node: _Node) -> None:
     if isinstance(node, _File):
         node.synced = len(node.data)
-    elif isinstance(node, _Folder):
+    elif isinstance(node, _Folder | MemoryDatabase):
         node.sync()
 
 
@@ -311,7 +264,7 @@ def _left(node: _Node, draw: Draw) -> Any:
     if isinstance(node, _File):
         size = node.synced + draw(len(node.data) - node.synced + 1)
         return _File(node.data[:size], size)
-    return node.copy() if isinstance(node, _Data) else node
+    return node.after_power_cut(draw) if isinstance(node, MemoryDatabase) else node
 
 
 def _error(number: int, path: Path) -> OSError:
