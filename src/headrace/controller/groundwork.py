@@ -126,7 +126,7 @@ def lay_groundwork(
     )
     record = RolloutRecord(
         context,
-        lambda: Rollouts(store.path, first_batch=committed.number),
+        lambda: Rollouts(store.path, first_batch=committed.number, files=store.files),
         decode,
         per_batch=config.record.samples_per_batch,
         seed=config.seed,

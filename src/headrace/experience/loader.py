@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from functools import partial
 
 from headrace.experience.flow import Flow
@@ -47,31 +48,32 @@ class StreamingLoader:
         self._streaming = streaming
         self._timeout_s = timeout_s
 
-    async def leases(self, batch: int, until: Callable[[], bool] = lambda: False) -> AsyncGenerator[Lease]:
+    def leases(self, batch: int, until: Callable[[], bool] = lambda: False) -> AsyncIterator[Lease]:
         """Leases of at most the token budget (one row, and the last lease, may exceed it), until every row of `batch`
-        was handed out, or `until()` holds (looked at when the consumer is woken).
+        was handed out, or `until()` holds (looked at when the consumer is woken). No generator: nothing of it is left
+        open where it is left early.
 
         Raises WaitTimeout if no row comes within the time limit.
         """
-        handed_out = 0
+        return _Leases(self, batch, until)
 
-        def is_complete() -> bool:
-            if self._flow.is_finished:
+    async def _next(self, batch: int, handed_out: int, until: Callable[[], bool]) -> Lease | None:
+        """The lease after so many rows of the batch; None if there is none."""
+
+        def is_over() -> bool:
+            if self._flow.is_finished or until():
                 return True
             return self._flow.is_sealed and handed_out >= self._flow.rows_of_batch()
 
-        while not (is_complete() or until()):
-            lease = await self._table.lease(
-                self._consumer,
-                partial(self._choose, batch, handed_out),
-                seconds=self._timeout_s,
-                what=lambda: f"rows of batch {batch} ({self._flow.describe()}{self._unfinished()})",
-                until=lambda: is_complete() or until(),
-            )
-            if lease is None:
-                return
-            handed_out += len(lease.rows)
-            yield lease
+        if is_over():
+            return None
+        return await self._table.lease(
+            self._consumer,
+            partial(self._choose, batch, handed_out),
+            seconds=self._timeout_s,
+            what=lambda: f"rows of batch {batch} ({self._flow.describe()}{self._unfinished()})",
+            until=is_over,
+        )
 
     def _choose(self, batch: int, handed_out: int, ready: ReadyRows) -> list[RowId]:
         sealed = self._flow.is_sealed
@@ -83,3 +85,22 @@ class StreamingLoader:
         if rows.tokens(row_length) < self._max_tokens:
             return []
         return rows.fitting(self._max_tokens, row_length)
+
+
+@dataclass(slots=True)
+class _Leases:
+    loader: StreamingLoader
+    batch: int
+    until: Callable[[], bool]
+    handed_out: int = 0
+    """Rows."""
+
+    def __aiter__(self) -> _Leases:
+        return self
+
+    async def __anext__(self) -> Lease:
+        lease = await self.loader._next(self.batch, self.handed_out, self.until)
+        if lease is None:
+            raise StopAsyncIteration
+        self.handed_out += len(lease.rows)
+        return lease

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -305,14 +305,8 @@ class ActorRole:
         known = [proximal if began is None else began for began, proximal in pairs]
         return {place: refs.put({_BEGAN: values}) for place, values in enumerate(known) if values is not None}
 
-    async def _leases(self, batch: int) -> AsyncGenerator[Lease]:
-        source = self._loader.leases(batch, until=lambda: self._stopping)
-        while True:
-            with self._context.waits.waiting(NAME, spent.ROWS), self._context.activity.training(spent.ROWS):
-                lease = await anext(source, None)
-            if lease is None or self._stopping:
-                return
-            yield lease
+    def _leases(self, batch: int) -> AsyncIterator[Lease]:
+        return _Leases(self, self._loader.leases(batch, until=lambda: self._stopping))
 
     async def _compute(self, function: Callable[..., T], *args: Any) -> T:
         clock = self._context.runtime.clock
@@ -321,6 +315,25 @@ class ActorRole:
             return await self._context.compute(TRAINER_LANE, "the trainer", function, *args)
         finally:
             self._train_s += clock.now() - began
+
+
+@dataclass(slots=True)
+class _Leases:
+    """Those of a batch, until the actor is told to stop; waits for them are counted."""
+
+    actor: ActorRole
+    source: AsyncIterator[Lease]
+
+    def __aiter__(self) -> _Leases:
+        return self
+
+    async def __anext__(self) -> Lease:
+        context = self.actor._context
+        with context.waits.waiting(NAME, spent.ROWS), context.activity.training(spent.ROWS):
+            lease = await anext(self.source)
+        if self.actor._stopping:
+            raise StopAsyncIteration
+        return lease
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack
 
 from headrace.experience.index import Row
 from headrace.experience.loader import StreamingLoader
@@ -63,11 +63,10 @@ class RecordingRole:
     async def _batch(self, batch: int, kept: ExitStack) -> TrainedStep | None:
         """`kept`: until it is closed, the batch's refs are there."""
         table, leases, rows, stats = self._context.table, list[Lease](), list[Row](), BatchStats()
-        async with aclosing(self._loader.leases(batch, until=lambda: self._stopping)) as source:
-            async for lease in source:
-                leases.append(lease)
-                table.hold(lease)
-                rows += lease.rows
+        async for lease in self._loader.leases(batch, until=lambda: self._stopping):
+            leases.append(lease)
+            table.hold(lease)
+            rows += lease.rows
         if self._stopping or not leases:
             for lease in leases:
                 table.give_back(lease)

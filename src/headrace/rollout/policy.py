@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -242,14 +243,15 @@ class Completions:
         engine is told to end it, and how many tokens the completion has comes along."""
         finish = None
         try:
-            async for chunk in engine.generate(request):
-                self._check(chunk, request)
-                chunks.append(chunk)
-                stopped = None if stops is None else stops.push(chunk.tokens)
-                if stopped is not None:
-                    return FinishReason.STOP, stopped
-                if chunk.finish_reason is not None:
-                    finish = chunk.finish_reason
+            async with aclosing(engine.generate(request)) as given:
+                async for chunk in given:
+                    self._check(chunk, request)
+                    chunks.append(chunk)
+                    stopped = None if stops is None else stops.push(chunk.tokens)
+                    if stopped is not None:
+                        return FinishReason.STOP, stopped
+                    if chunk.finish_reason is not None:
+                        finish = chunk.finish_reason
             if finish is None:
                 raise EngineError(f"request {request.request_id} ended without a finish reason")
         finally:

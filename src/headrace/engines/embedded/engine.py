@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,7 +127,7 @@ class EmbeddedEngine:
         await self._runtime.clock.wait_for(self._task, _STOP_DEADLINE_S, "the engine's last decode step")
         self._model, self._core, self._task = None, None, None
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         core = self._serving()
         if self._plan is None:
             raise EngineError("the engine was not started")
