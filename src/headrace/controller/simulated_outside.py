@@ -15,6 +15,7 @@ from headrace.config.track import TrackerSection
 from headrace.controller.models import Models
 from headrace.controller.plan import Plan
 from headrace.controller.reward_pools import RewardPools
+from headrace.controller.simulated_machine import DiskCosts
 from headrace.controller.tracking import Tell
 from headrace.engines.protocol import Engine
 from headrace.engines.simulated import NO_FAULTS, EngineCosts, EngineFaults, SimulatedEngine
@@ -39,6 +40,7 @@ class Costs:
     trainer: TrainerCosts = field(default_factory=TrainerCosts)
     critic: TrainerCosts = field(default_factory=TrainerCosts)
     rewards: RewardCosts = field(default_factory=RewardCosts)
+    disk: DiskCosts = field(default_factory=DiskCosts)
 
 
 class SimulatedOutside:
