@@ -18,8 +18,9 @@ from headrace.controller.simulated_plan import simulated_plan
 from headrace.controller.stopping import StopRequest
 from headrace.controller.train import Ended, train
 from headrace.engines.simulated import NO_FAULTS, EngineFaults
+from headrace.experience.columns import COLUMN_TYPES
 from headrace.observe.run_record import RunRecord, RunWatcher
-from headrace.runtime.virtual import VirtualClock, VirtualRuntime, run_virtually
+from headrace.runtime.virtual import VirtualClock, VirtualLoop, VirtualRuntime, run_virtually
 from headrace.store import Counts, RunReader
 from headrace.store.memory_files import MemoryFiles
 from headrace.training.simulated import SimulatedTrainer, TrainedState
@@ -93,7 +94,13 @@ def simulate(
         max_context=costs.engine.max_context,
         vocab_size=costs.answers.vocab_size,
     )
-    return run_virtually(lambda runtime: _Run(plan, faults, costs, runtime.clock, keeps_trace).to_its_end())
+
+    async def main(runtime: VirtualRuntime) -> Outcome:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        return await _Run(plan, faults, costs, VirtualClock(loop), keeps_trace).to_its_end()
+
+    return run_virtually(main)
 
 
 class _Run:
@@ -132,7 +139,7 @@ class _Run:
     async def _live(self) -> None:
         """One process, from its start to its end."""
         number, began = len(self._lives), self._clock.now()
-        runtime = VirtualRuntime(self._clock)
+        runtime = VirtualRuntime(self._clock, types=COLUMN_TYPES)
         life = Machine(
             self._clock.now, self._trace, runtime.charge, self._costs.disk, self._faults.disk, self._count_of(number)
         )

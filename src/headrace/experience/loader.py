@@ -16,7 +16,7 @@ from headrace.experience.table import ExperienceTable, Lease
 
 def row_length(row: Row) -> int:
     """Tokens of a row, prompt included."""
-    return len(row.columns["tokens"])
+    return row.header.length
 
 
 class StreamingLoader:

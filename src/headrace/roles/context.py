@@ -13,6 +13,7 @@ from headrace.experience.table import ExperienceTable, Lease
 from headrace.observe.spent import Activity
 from headrace.observe.waits import WaitMeter
 from headrace.runtime.protocol import Runtime, WaitTimeout
+from headrace.runtime.refs import Refs
 
 T = TypeVar("T")
 
@@ -31,6 +32,11 @@ class RoleContext:
     computing: Counter[str] = field(default_factory=Counter)
     """What roles compute now."""
     activity: Activity = field(default_factory=Activity)
+
+    @property
+    def refs(self) -> Refs:
+        """Where the table's columns are kept."""
+        return self.table.refs
 
     async def compute(self, lane: str, what: str, function: Callable[..., T], *args: Any) -> T:
         """`runtime.compute`, within the time limit of all waits. Raises WaitTimeout, which names `what`."""

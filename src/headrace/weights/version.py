@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 
 class Version(NamedTuple):
     """(branch, number), ordered lexicographically.
@@ -34,9 +31,6 @@ class Lineage:
         self.branch = branch
         self._last_kept = dict(last_kept)
 
-    def lost(self, branches: NDArray[np.int32], versions: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """True where (branch, number) is no version of this line. All arrays have shape [T]; -1 is not lost."""
-        lost = branches >= 0
-        for branch, last in self._last_kept.items():
-            lost &= ~((branches == branch) & (versions <= last))
-        return lost
+    def lost(self, branch: int, number: int) -> bool:
+        """Whether (branch, number) is no version of this line."""
+        return number > self._last_kept.get(branch, -1)
