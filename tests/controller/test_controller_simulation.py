@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from simulated_jobs import check, job, trained_groups
 
+from headrace.config import ConfigError
 from headrace.controller.simulated_machine import DiskFaults
 from headrace.controller.simulated_outside import Costs
 from headrace.controller.simulation import Faults, Outcome, simulate
@@ -180,6 +181,19 @@ def test_a_full_disk_and_a_broken_one_end_the_run_which_goes_on_when_they_are_me
     broken = simulate(config, 0, Faults(disk=DiskFaults(failing_syncs=window)))
     assert broken.lives[0].end.startswith("StoreError: cannot write /run/")
     check(broken, config)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"reward__model__path": "somewhere"}, "reward models and judges are not simulated"),
+        ({"rollout__sampling__top_p": 0.9}, "kept sets are not simulated"),
+        ({"data__rollouts": "somewhere"}, "only runs that generate and train"),
+    ],
+)
+def test_what_is_not_simulated_is_refused(change: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        simulate(job(**change), 0)
 
 
 def test_a_slow_disk_costs_time_and_nothing_else() -> None:

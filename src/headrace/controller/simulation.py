@@ -69,6 +69,8 @@ class Outcome:
     """Of the last life's trainer."""
     files: MemoryFiles
     """The run's, in `FOLDER`."""
+    refs_left: int
+    """That nobody freed, though nobody can ask for them any more."""
 
     @property
     def status(self) -> str:
@@ -113,6 +115,7 @@ class _Run:
         self._draw = np.random.default_rng(plan.config.seed).integers
         self._files = MemoryFiles()
         self._lives: list[Life] = []
+        self._refs_left = 0
         self._state = TrainedState(0, 0, 0, 0, 0)
 
     async def to_its_end(self) -> Outcome:
@@ -134,6 +137,7 @@ class _Run:
                 RunWatcher(reader).read(),
                 self._state,
                 self._files,
+                self._refs_left,
             )
 
     async def _live(self) -> None:
@@ -155,6 +159,7 @@ class _Run:
         trainer = outside.built.trainer if outside.built is not None else None
         if isinstance(trainer, SimulatedTrainer):
             self._state = trainer.state
+        self._refs_left = runtime.kept
         self._trace.add("ends", end)
         self._lives.append(Life(began, self._clock.now(), end))
 
