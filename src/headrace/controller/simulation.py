@@ -20,7 +20,7 @@ from headrace.controller.train import Ended, train
 from headrace.engines.simulated import NO_FAULTS, EngineFaults
 from headrace.experience.columns import COLUMN_TYPES
 from headrace.observe.run_record import RunRecord, RunWatcher
-from headrace.runtime.virtual import VirtualClock, VirtualLoop, VirtualRuntime, run_virtually
+from headrace.runtime.virtual import VirtualClock, VirtualRuntime, run_virtually
 from headrace.store import Counts, RunReader
 from headrace.store.memory_files import MemoryFiles
 from headrace.training.simulated import SimulatedTrainer, TrainedState
@@ -96,13 +96,7 @@ def simulate(
         max_context=costs.engine.max_context,
         vocab_size=costs.answers.vocab_size,
     )
-
-    async def main(runtime: VirtualRuntime) -> Outcome:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        return await _Run(plan, faults, costs, VirtualClock(loop), keeps_trace).to_its_end()
-
-    return run_virtually(main)
+    return run_virtually(lambda runtime: _Run(plan, faults, costs, runtime.clock, keeps_trace).to_its_end())
 
 
 class _Run:

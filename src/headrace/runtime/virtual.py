@@ -128,6 +128,11 @@ class VirtualRuntime(EventLoopServices):
         super().__init__(clock, copying=copying, types=types)
         self._lanes: dict[str, _Lane] = {}
         self._charged_s = 0.0
+        self._virtual = clock
+
+    @property
+    def clock(self) -> VirtualClock:
+        return self._virtual
 
     @property
     def busy_s(self) -> Mapping[str, float]:
