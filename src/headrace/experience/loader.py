@@ -7,10 +7,11 @@ from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
 from headrace.experience.flow import Flow
-from headrace.experience.index import Row, RowId
+from headrace.experience.index import Row, RowId, Sampler
 from headrace.experience.ready_rows import ReadyRows
 from headrace.experience.samplers import in_order
 from headrace.experience.table import ExperienceTable, Lease
+from headrace.runtime.protocol import WaitTimeout
 
 
 def row_length(row: Row) -> int:
@@ -36,10 +37,13 @@ class StreamingLoader:
         streaming: bool,
         timeout_s: float,
         unfinished: Callable[[], str] = str,
+        stood_still: Callable[[], float] = float,
     ) -> None:
         """`max_tokens`: of a micro-batch; None: the whole batch is one lease. `streaming` False: nothing is handed out
-        until the batch is sealed. `unfinished`: what else there is to say of a wait that is too long."""
+        until the batch is sealed. `unfinished`: what else there is to say of a wait that is too long. `stood_still`:
+        seconds that count towards no wait, up to now: nobody could have brought a row."""
         self._unfinished = unfinished
+        self._stood_still = stood_still
         self._table = table
         self._flow = flow
         self._consumer = consumer
@@ -61,17 +65,28 @@ class StreamingLoader:
             return self._flow.is_sealed and handed_out >= self._flow.rows_of_batch()
 
         while not (is_complete() or until()):
-            lease = await self._table.lease(
-                self._consumer,
-                partial(self._choose, batch, handed_out),
-                seconds=self._timeout_s,
-                what=lambda: f"rows of batch {batch} ({self._flow.describe()}{self._unfinished()})",
-                until=lambda: is_complete() or until(),
-            )
+            lease = await self._lease(batch, partial(self._choose, batch, handed_out), lambda: is_complete() or until())
             if lease is None:
                 return
             handed_out += len(lease.rows)
             yield lease
+
+    async def _lease(self, batch: int, choose: Sampler, until: Callable[[], bool]) -> Lease | None:
+        left = self._timeout_s
+        while True:
+            before = self._stood_still()
+            try:
+                return await self._table.lease(
+                    self._consumer,
+                    choose,
+                    seconds=left,
+                    what=lambda: f"rows of batch {batch} ({self._flow.describe()}{self._unfinished()})",
+                    until=until,
+                )
+            except WaitTimeout:
+                left = self._stood_still() - before
+                if left <= 0:
+                    raise
 
     def _choose(self, batch: int, handed_out: int, ready: ReadyRows) -> list[RowId]:
         sealed = self._flow.is_sealed

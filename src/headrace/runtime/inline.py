@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -50,8 +50,9 @@ class SystemClock:
 class Placement(Protocol):
     """Which thread runs a lane's calls, and under which conditions."""
 
-    def thread(self, lane: str, busy: Collection[str]) -> str:
-        """The name of the thread for a call on `lane` that has no other call in flight; `busy`: the lanes that have."""
+    def thread(self, lane: str, busy: Mapping[str, str]) -> str:
+        """The name of the thread for a call on `lane` that has no other call in flight; `busy`: the thread of each lane
+        that has."""
 
     def around(self, thread: str) -> AbstractContextManager[None]:
         """Wraps each call, on its thread."""
@@ -63,7 +64,7 @@ class Placement(Protocol):
 class ThreadPerLane:
     """The `Placement` in which lanes have nothing to do with each other."""
 
-    def thread(self, lane: str, busy: Collection[str]) -> str:
+    def thread(self, lane: str, busy: Mapping[str, str]) -> str:
         return lane
 
     def around(self, thread: str) -> AbstractContextManager[None]:
@@ -166,7 +167,9 @@ class InlineRuntime:
         with self._lock:
             flight = self._in_flight.get(lane)
             if flight is None:
-                flight = _InFlight(self._placement.thread(lane, self._in_flight.keys()))
+                flight = _InFlight(
+                    self._placement.thread(lane, {other: flight.thread for other, flight in self._in_flight.items()})
+                )
                 self._in_flight[lane] = flight
             flight.calls += 1
             return flight.thread

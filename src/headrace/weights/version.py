@@ -21,6 +21,11 @@ class Version(NamedTuple):
     def __str__(self) -> str:
         return f"v{self.number}" if self.branch == 0 else f"v{self.number}~{self.branch}"
 
+    def reaches(self, floor: Version) -> bool:
+        """Whether an engine that holds this may serve what asks for `floor` or newer: of a branch as new, and of a
+        number as great. As tuples (1, 0) would come after (0, 7), whose successor it is not."""
+        return self.branch >= floor.branch and self.number >= floor.number
+
 
 INITIAL = Version(0, 0)
 
@@ -33,6 +38,10 @@ class Lineage:
         """`branch`: the present one. `last_kept`: for each branch of its line, the last number that was kept."""
         self.branch = branch
         self._last_kept = dict(last_kept)
+
+    def holds(self, version: Version) -> bool:
+        """Whether it is a version of this line."""
+        return version.branch == self.branch or version.number <= self._last_kept.get(version.branch, -1)
 
     def lost(self, branches: NDArray[np.int32], versions: NDArray[np.int32]) -> NDArray[np.bool_]:
         """True where (branch, number) is no version of this line. All arrays have shape [T]; -1 is not lost."""

@@ -15,11 +15,11 @@ from typing import Any
 import regex
 
 from headrace.config.reward import PLACEHOLDER, JudgeConfig
+from headrace.engines.completions import Asked, GenerationAborted, complete
+from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import EngineError, RequestError, SamplingParams
 from headrace.rollout.failures import FailureKind, describe
-from headrace.rollout.policy import Completions, GenerationAborted
 from headrace.rollout.rewards.outcome import FailedReward, NotARewardError, Verdict, as_reward
-from headrace.rollout.router import Router
 from headrace.rollout.tokens import Content, TextCodec
 from headrace.runtime.protocol import Clock, WaitTimeout
 
@@ -111,7 +111,7 @@ class JudgeModel:
 
     def __init__(
         self,
-        router: Router,
+        engines: EnginePool,
         tokenizer: Any,
         *,
         stop_token_ids: tuple[int, ...],
@@ -120,7 +120,7 @@ class JudgeModel:
         clock: Clock,
     ) -> None:
         """`tokenizer`: a Hugging Face one; with a chat template, questions are asked as a user's message."""
-        self._router = router
+        self._engines = engines
         self._text = TextCodec(tokenizer)
         self._is_chat = bool(tokenizer.chat_template)
         self._control_tokens = _control_tokens(tokenizer)
@@ -140,15 +140,12 @@ class JudgeModel:
             raise RequestError(
                 f"the question has {len(tokens)} tokens, and the judge's context holds {self._max_context}"
             )
-        completions = Completions(
-            self._router,
-            SamplingParams(config.max_new_tokens, temperature=config.temperature, stop_token_ids=self._stops),
-            self._clock,
-            name=f"judge/{next(self._asked)}",
-        )
         key = hashlib.blake2b(tokens.tobytes(), digest_size=8, key=self._seed.to_bytes(8, "little")).digest()
-        limit = min(config.max_new_tokens, room)
-        completion = await completions.complete(tokens, limit, int.from_bytes(key, "little"))
+        sampling = SamplingParams(
+            min(config.max_new_tokens, room), temperature=config.temperature, stop_token_ids=self._stops
+        )
+        name = f"judge/{next(self._asked)}"
+        completion = await complete(self._engines, Asked(name, tokens, sampling, int.from_bytes(key, "little")))
         return self._text.decode(completion.tokens)
 
 
