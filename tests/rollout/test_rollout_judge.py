@@ -74,7 +74,7 @@ def test_any_text_arrives_as_it_is(prompt: str, response: str) -> None:
 def test_the_question_shows_columns_and_the_conversation() -> None:
     asked: list[str] = []
 
-    async def ask(judge: JudgeConfig, values: Mapping[str, str]) -> str:
+    async def ask(judge: JudgeConfig, values: Mapping[str, str], still: object = None) -> str:
         asked.append(fill(judge.prompt or "", values))
         return "1"
 
@@ -271,7 +271,7 @@ def test_an_interrupted_answer_goes_on() -> None:
 
 
 def test_a_fault_of_ours_is_not_taken_for_the_samples() -> None:
-    async def ask(judge: JudgeConfig, values: Mapping[str, str]) -> str:
+    async def ask(judge: JudgeConfig, values: Mapping[str, str], still: object = None) -> str:
         raise TypeError("a bug")
 
     with pytest.raises(TypeError, match="a bug"):

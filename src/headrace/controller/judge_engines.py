@@ -24,6 +24,7 @@ from headrace.models.loading import (
 )
 from headrace.roles.actor import TRAINER_LANE
 from headrace.rollout.rewards.judge import Ask, JudgeModel
+from headrace.runtime.patience import StandStill
 from headrace.runtime.protocol import Clock, Runtime, WaitTimeout
 
 JUDGE_LANE = "judge"
@@ -69,8 +70,8 @@ def asker(plan: Plan, policy: EnginePool, judges: Mapping[str, EnginePool], cloc
             clock=clock,
         )
 
-    async def ask(config: JudgeConfig, values: Mapping[str, str]) -> str:
-        return await models[config.model].answer(config, values)
+    async def ask(config: JudgeConfig, values: Mapping[str, str], still: StandStill) -> str:
+        return await models[config.model].answer(config, values, still)
 
     return ask
 

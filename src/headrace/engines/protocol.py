@@ -70,13 +70,13 @@ class GenerateRequest:
     """No weights that do not reach this (`Version.reaches`) may serve the request."""
     stream: bool = False
     """True: chunks while tokens are sampled. False: one chunk at the end."""
-    soon: bool = True
-    """Of a stream: chunks come as soon as tokens were sampled, whatever that costs. False: at the engine's own pace."""
     return_kept: bool = False
     """Chunks bring the kept set of each token, where the sampling truncates."""
     client: tuple[str, ...] = ()
     """Who asks, from the widest to the narrowest, as (address, number of the HTTP request): an engine shares its slots
     evenly among those of each level. A run's own requests are all of one client."""
+    soon: bool = True
+    """Of a stream: chunks come as soon as tokens were sampled, whatever that costs. False: at the engine's own pace."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,15 @@ from headrace.engines.protocol import EngineError, RequestError, SamplingParams
 from headrace.rollout.failures import FailureKind, describe
 from headrace.rollout.rewards.outcome import FailedReward, NotARewardError, Verdict, as_reward
 from headrace.rollout.tokens import Content, TextCodec
+from headrace.runtime.patience import Patience, StandStill
 from headrace.runtime.protocol import Clock, WaitTimeout
 
 _PATTERN_TIMEOUT_S = 0.5
 """A pattern can take exponential time, and it is looked for in the event loop."""
 
-Ask = Callable[[JudgeConfig, Mapping[str, str]], Awaitable[str]]
-"""The answer of a judge to its question about these texts, by placeholder. Raises EngineError, RequestError,
+Ask = Callable[[JudgeConfig, Mapping[str, str], StandStill], Awaitable[str]]
+"""The answer of a judge to its question about these texts, by placeholder; the clock of the last stands still while no
+engine may give it. Raises EngineError, RequestError,
 GenerationAborted, or ValueError for a question that cannot be encoded."""
 
 
@@ -45,11 +47,9 @@ class JudgeReward:
         if self._ask is None:
             return None, describe(FailureKind.REWARD_JUDGE, "no engine runs here that could be asked")
         try:
-            answer = await self._clock.wait_for(
-                self._ask(self._config, texts(self._config, response, row, prompt)),
-                self._config.timeout_s,
-                "the judge's answer",
-            )
+            patience = Patience(self._clock, self._config.timeout_s)
+            asked = self._ask(self._config, texts(self._config, response, row, prompt), patience.still)
+            answer = await patience.wait_for(asked, "the judge's answer")
             return number(self._config, answer), None
         except WaitTimeout as late:
             return None, describe(FailureKind.REWARD_TIMEOUT, str(late))
@@ -130,7 +130,7 @@ class JudgeModel:
         self._clock = clock
         self._asked = count()
 
-    async def answer(self, config: JudgeConfig, values: Mapping[str, str]) -> str:
+    async def answer(self, config: JudgeConfig, values: Mapping[str, str], still: StandStill) -> str:
         """See `Ask`. The same question gets the same noise, whenever it is asked."""
         values = {name: defused(text, self._control_tokens) for name, text in values.items()}
         question = fill(config.prompt or "", values)
@@ -145,7 +145,8 @@ class JudgeModel:
             min(config.max_new_tokens, room), temperature=config.temperature, stop_token_ids=self._stops
         )
         name = f"judge/{next(self._asked)}"
-        completion = await complete(self._engines, Asked(name, tokens, sampling, int.from_bytes(key, "little")))
+        key_of = int.from_bytes(key, "little")
+        completion = await complete(self._engines, Asked(name, tokens, sampling, key_of, still=(still,)))
         return self._text.decode(completion.tokens)
 
 
