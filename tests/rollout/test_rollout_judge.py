@@ -44,7 +44,7 @@ def score(
     return asyncio.run(play())
 
 
-def says_its_response(judge: JudgeConfig, values: Mapping[str, str]) -> Any:
+def says_its_response(judge: JudgeConfig, values: Mapping[str, str], still: object = None) -> Any:
     async def answer() -> str:
         return values["response"]
 

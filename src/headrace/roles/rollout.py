@@ -53,7 +53,7 @@ class RolloutRole:
         self._counted = counted
         self._record = record
         self._groups: dict[GroupKey, asyncio.Task[None]] = {}
-        self._ended: deque[tuple[GroupKey, asyncio.Task[None]]] = deque()
+        self._ended: deque[GroupKey] = deque()
         """Groups whose task has ended, and was not looked at."""
 
     async def run(self) -> None:
@@ -88,7 +88,6 @@ class RolloutRole:
         key = admission.key
         task = self._context.runtime.spawn(self._group(admission, place), f"group {key}")
         self._groups[key] = task
-        task.add_done_callback(lambda done: self._ended.append((key, done)))
         self._context.activity.changed()
 
     async def _group(self, admission: Admission, place: Place) -> None:
@@ -112,6 +111,8 @@ class RolloutRole:
                 self._context.report("reissued", {"prompt": admission.prompt.prompt_id, "message": str(error)})
                 self._flow.issue_again(admission.key)
         finally:
+            # The task is done when whoever is woken by this comes to it.
+            self._ended.append(admission.key)
             self._flow.changed.notify()
 
     def _failure(self) -> EngineError | None:
@@ -137,8 +138,9 @@ class RolloutRole:
     def _reap(self) -> None:
         """Raise what a group's task raised: a fault of ours, since faults of samples end in the samples."""
         while self._ended:
-            key, task = self._ended.popleft()
-            if self._groups.get(key) is task:
+            key = self._ended.popleft()
+            task = self._groups.get(key)
+            if task is not None and task.done():
                 del self._groups[key]
                 task.result()
 
