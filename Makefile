@@ -33,10 +33,12 @@ $(TRACKERS_READY): pyproject.toml constraints-trackers.txt
 trackers-env: $(TRACKERS_READY)
 
 # What takes more than about ten seconds: 36 minutes at most, of which 5 for 10^5 random sequences of events, 3 for the
-# wheel and the sdist in an empty environment, and 4 more for the trackers, their environment included.
+# wheel and the sdist in an empty environment, and 4 more for the trackers, their environment included. Then, in 7
+# minutes at most, whole runs in which all that would cross between processes is copied through the wire codec.
 test-slow: $(READY) $(TRACKERS_READY)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 	$(TRACKERS)/bin/python -m pytest -m slow tests/trackers
+	HEADRACE_COPYING=1 $(BIN)/python -m pytest -m "not slow" tests/controller $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples

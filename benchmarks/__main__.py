@@ -18,6 +18,7 @@ ALONE = (
     "sandboxed_rewards",
     "rollouts",
     "million_prompts",
+    "shared_memory",
 )
 
 if __name__ == "__main__":

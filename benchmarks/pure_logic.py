@@ -93,7 +93,7 @@ class House:
             place = self.random.randrange(len(running))
             running[place], running[-1] = running[-1], running[place]
             group = make_group(running.pop(), templates, self.random)
-            self.flow.finish(group, await self.journal.write(group))
+            self.flow.finish(*await self.journal.write(group))
             await asyncio.sleep(0)
 
     async def stage(self, name: str, sampler: Sampler, done: Callable[[Lease], None]) -> None:
@@ -145,7 +145,7 @@ class House:
             )
             rows = [row for lease in leases for row in lease.rows]
             assert len(rows) == self.groups_per_batch * ROWS
-            self.staleness = max(self.staleness, *(batch - row.columns["group"].start_version for row in rows))
+            self.staleness = max(self.staleness, *(batch - row.header.spans[0].number for row in rows))
             self.table.ack(*leases)
             self.table.ack(*self.critic_leases)
             self.flow.step()
@@ -232,7 +232,8 @@ def build(store: RunStore, groups_per_batch: int, batches: int, seed: int) -> Ho
     )
     source = PromptSource(dataset, PromptOrder(prompts, seed=0, shuffle=True), epochs=1, max_attempts=2)
     flow = Flow(schedule, table, source, store, max_drops_per_batch=groups_per_batch)
-    return House(flow, GroupJournal(store.writer, runtime), table, runtime, groups_per_batch, random.Random(seed))
+    journal = GroupJournal(store.writer, runtime, table.refs)
+    return House(flow, journal, table, runtime, groups_per_batch, random.Random(seed))
 
 
 def main() -> None:

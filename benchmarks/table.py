@@ -9,8 +9,9 @@ import time
 import numpy as np
 
 from benchmarks.machine import save, spread
+from headrace.experience.header import SampleHeader
 from headrace.experience.index import Consumer
-from headrace.experience.sample import GroupKey
+from headrace.experience.sample import GroupKey, SampleStatus
 from headrace.experience.samplers import token_budget, whole_groups
 from headrace.experience.table import ExperienceTable
 from headrace.runtime.inline import SystemClock
@@ -31,16 +32,20 @@ def row() -> dict[str, object]:
     }
 
 
+def header(key: GroupKey) -> SampleHeader:
+    return SampleHeader(key, "", 0, 0, 64, SampleStatus.COMPLETED)
+
+
 def rows_per_second() -> float:
     """Each row is put, leased, and acked once."""
     table = ExperienceTable([Consumer("actor", COLUMNS)], capacity=GROUPS, lease_s=100.0, clock=SystemClock())
-    sampler = token_budget(4096, lambda item: len(item.columns["tokens"]))
+    sampler = token_budget(4096, lambda item: item.header.length)
     groups = [[row() for _ in range(GROUP_SIZE)] for _ in range(GROUPS)]
     began = time.perf_counter()
     for position, rows in enumerate(groups):
         key = GroupKey(0, position, 0)
         table.reserve(key)
-        table.put(key, rows)
+        table.put(key, [(header(key), columns) for columns in rows])
         if position % 8 == 7:
             while (lease := table.try_lease("actor", sampler)) is not None:
                 table.ack(lease)
@@ -60,7 +65,7 @@ async def wake_up_s() -> list[float]:
         table.reserve(key)
         rows = [row()]
         began = time.perf_counter()
-        table.put(key, rows)
+        table.put(key, [(header(key), columns) for columns in rows])
         lease = await waiting
         times.append(time.perf_counter() - began)
         assert lease is not None

@@ -60,9 +60,8 @@ def test_ppo_has_all_roles_and_waits_for_the_batch_only_to_whiten() -> None:
 def test_a_reward_model_scores_what_the_rollout_gave_before_anybody_sees_the_reward(name: str) -> None:
     recipe = compose(AlgorithmConfig(recipe=name), reward_model=True)
     stages = {stage.name: stage for stage in recipe.stages}
-    assert stages["reward"] == Stage(
-        "reward", ("tokens", "loss_mask", "scored", "group", "episode"), ("reward", "model_score"), "row"
-    )
+    read = ("tokens", "loss_mask", "scored", "episode")
+    assert stages["reward"] == Stage("reward", read, ("reward", "model_score"), "row")
     assert "scored" in stages["rollout"].writes
     assert "reward" not in stages["rollout"].writes
     order = names(check_dataflow(recipe.stages))

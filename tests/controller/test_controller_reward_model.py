@@ -216,7 +216,7 @@ def test_check_shows_the_stage_and_its_lane(
     job = job_with(tmp_path, {"model": {"path": str(reward_model)}})
     assert main(["check", str(job)]) == 0
     out = capsys.readouterr().out
-    assert "reward      each row    tokens, loss_mask, scored, group, episode -> reward" in out
+    assert "reward      each row    tokens, loss_mask, scored, episode -> reward" in out
     assert "reward           compute lane 'reward': 1 CPU thread" in out
     assert "reward model: weights" in out
     assert "child process" not in out, "no rule is scored"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.experience.index import Consumer, Lease, Row, RowId, StaleLease, TableError
+from headrace.experience.index import Consumer, Lease, NewRow, Row, RowId, StaleLease, TableError
 from headrace.experience.sample import GroupKey
 
 PlainSampler = Callable[[Mapping[RowId, Row]], Sequence[RowId]]
@@ -55,7 +55,7 @@ class PlainIndex:
     def has_group(self, key: GroupKey) -> bool:
         return key in self._groups
 
-    def put(self, key: GroupKey, rows: Sequence[dict[str, Any]]) -> list[RowId]:
+    def put(self, key: GroupKey, rows: Sequence[NewRow]) -> list[RowId]:
         """Add a group's rows, all or none."""
         if key in self._groups:
             raise TableError(f"group {key} is in the table already")
@@ -64,7 +64,7 @@ class PlainIndex:
         ids = list(range(self._next_row, self._next_row + len(rows)))
         self._next_row += len(rows)
         self._groups[key] = ids
-        added = [Row(row_id, key, columns) for row_id, columns in zip(ids, rows, strict=True)]
+        added = [Row(row_id, header, columns) for row_id, (header, columns) in zip(ids, rows, strict=True)]
         consumers = len(self._queues)
         for row in added:
             self._rows[row.row_id] = row

@@ -110,7 +110,7 @@ class Bench:
             column_bytes=column_bytes,
         )
 
-        self.journal = GroupJournal(store.writer, self.runtime)
+        self.journal = GroupJournal(store.writer, self.runtime, self.table.refs)
 
     def admit(self, version: int = 0) -> Admission:
         admission = self.flow.admit(version)
@@ -119,7 +119,7 @@ class Bench:
 
     async def finish(self, group: Group) -> None:
         """As a worker does: journal it, and hand it over with the receipt."""
-        self.flow.finish(group, await self.journal.write(group))
+        self.flow.finish(*await self.journal.write(group))
 
     async def finish_and_keep(self, admission: Admission) -> None:
         await self.finish(group(admission))
@@ -197,7 +197,7 @@ def test_whether_a_sample_was_cut_off_is_told_by_its_status_and_not_by_its_lengt
     def cut_off(bench: Bench) -> dict[int, bool]:
         rows = bench.table.try_lease("filter", list)
         assert rows is not None
-        return {len(row.columns["tokens"]): row.columns["truncated"] for row in rows.rows}
+        return {row.header.length: row.columns["truncated"] for row in rows.rows}
 
     async def body(bench: Bench) -> None:
         await bench.finish(group(bench.admit(), tokens=9))
@@ -657,7 +657,7 @@ def loaded(bench: Bench, max_tokens: int) -> tuple[asyncio.Task[None], list[int]
 
     async def consume() -> None:
         async for lease in loader.leases(0):
-            tokens = sum(len(row.columns["tokens"]) for row in lease.rows)
+            tokens = sum(row.header.length for row in lease.rows)
             sizes.append(tokens)
 
     return asyncio.create_task(consume()), sizes

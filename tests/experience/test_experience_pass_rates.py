@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from headrace.experience.codec import encode_group
+from headrace.experience.columns import FinishedGroup, put_samples
 from headrace.experience.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
 from headrace.experience.flow import Admission, Flow
+from headrace.experience.header import header_of
 from headrace.experience.index import Consumer
 from headrace.experience.pass_rates import PassRates
 from headrace.experience.prompt_order import MixedOrder, PassRateOrder
@@ -88,7 +90,8 @@ def admit(flow: Flow) -> list[Admission]:
 def finish(flow: Flow, store: RunStore, group: Group) -> None:
     place = store.writer.append(group.key, encode_group(group), issue=group.issue)
     store.writer.sync()
-    flow.finish(group, store.writer.receipt(group.key, place, issue=group.issue))
+    finished = FinishedGroup(header_of(group), put_samples(flow._table.refs, group))
+    flow.finish(finished, store.writer.receipt(group.key, place, issue=group.issue))
 
 
 async def train(flow: Flow, store: RunStore, *rewards: tuple[float | None, ...]) -> list[str]:

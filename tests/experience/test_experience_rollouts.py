@@ -49,9 +49,8 @@ def test_turns_alternate_between_what_was_given_and_what_was_written() -> None:
 
 def test_a_trained_sample_is_told_with_its_numbers() -> None:
     one = sample("00111")
-    group = Group(KEY, "p", 4, 8, (one,))
     rollout = rollout_of(
-        group,
+        "p",
         one,
         decode,
         batch=7,
@@ -75,9 +74,9 @@ def test_a_trained_sample_is_told_with_its_numbers() -> None:
 def test_one_that_failed_or_was_dropped_says_why() -> None:
     failed = sample("01", SampleStatus.FAILED, "reward: boom")
     group = Group(KEY, "p", 4, 8, (failed, sample("01")))
-    told = rollout_of(group, failed, decode, batch=2, at=0.0, dropped="zero_spread")
+    told = rollout_of("p", failed, decode, batch=2, at=0.0, dropped="zero_spread")
     assert (told.status, told.reason, told.reward, told.staleness) == ("failed", "reward: boom", None, None)
-    told = rollout_of(group, group.samples[1], decode, batch=2, at=0.0, dropped="zero_spread")
+    told = rollout_of("p", group.samples[1], decode, batch=2, at=0.0, dropped="zero_spread")
     assert (told.status, told.reason, told.reward) == ("dropped", "zero_spread", 0.25)
 
 

@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.experience.index import Consumer, StaleLease, TableError, TableIndex
+from headrace.experience.index import Consumer, NewRow, StaleLease, TableError, TableIndex
 from headrace.experience.sample import GroupKey
 from headrace.experience.samplers import token_budget, whole_groups
 from headrace.experience.table import ExperienceTable
 from headrace.runtime.inline import SystemClock
 from headrace.runtime.protocol import WaitTimeout
+from table_rows import new_row
 
 FILTER = Consumer("filter", frozenset({"reward"}), unit="group")
 ACTOR = Consumer("actor", frozenset({"tokens", "batch"}))
@@ -42,13 +43,13 @@ def table(capacity: int = 4, lease_s: float = 10.0) -> tuple[ExperienceTable, Ma
     return ExperienceTable([FILTER, ACTOR], capacity=capacity, lease_s=lease_s, clock=clock), clock
 
 
-def rows(count: int) -> list[dict[str, object]]:
-    return [{"tokens": [place] * 3, "reward": 1.0} for place in range(count)]
+def rows(count: int, position: int = 0) -> list[NewRow]:
+    return [new_row(key(position), {"tokens": [place] * 3, "reward": 1.0}) for place in range(count)]
 
 
 def put(store: ExperienceTable, position: int, count: int = 2, nbytes: int = 0) -> list[int]:
     store.reserve(key(position))
-    return store.put(key(position), rows(count), nbytes=nbytes)
+    return store.put(key(position), rows(count, position), nbytes=nbytes)
 
 
 def run(make: Callable[[], object]) -> None:
@@ -139,7 +140,7 @@ def test_places_are_reserved_and_counted() -> None:
     with pytest.raises(TableError, match="no place for group 0/1#0: 1 groups"):
         store.reserve(key(1))
     with pytest.raises(TableError, match="no place reserved"):
-        store.put(key(1), rows(1))
+        store.put(key(1), rows(1, 1))
     store.put(key(0), rows(1))
     assert not store.has_place
     store.remove(key(0))
@@ -236,7 +237,7 @@ def test_a_waiter_takes_over_when_anothers_lease_expires() -> None:
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 60))
 def test_token_budget_fills_up_to_the_budget_and_always_makes_progress(lengths: list[int], budget: int) -> None:
     index = TableIndex([Consumer("actor", frozenset({"tokens"}))])
-    index.put(key(0), [{"tokens": range(length)} for length in lengths])
+    index.put(key(0), [new_row(key(0), {"tokens": range(length)}) for length in lengths])
     sampler = token_budget(budget, lambda row: len(row.columns["tokens"]))
     seen: list[int] = []
     while index.ready("actor"):
@@ -265,7 +266,7 @@ class TableMachine(RuleBasedStateMachine):
     def put(self, size: int) -> None:
         group = key(self.count)
         self.count += 1
-        self.groups[group] = self.index.put(group, rows(size))
+        self.groups[group] = self.index.put(group, rows(size, group.position))
 
     @precondition(lambda self: self.groups)
     @rule(data=st.data())

@@ -21,13 +21,14 @@ from headrace.experience import samplers
 from headrace.experience.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
 from headrace.experience.flow import Admission, Flow
 from headrace.experience.group_journal import GroupJournal
-from headrace.experience.index import Consumer, Lease, Sampler, TableError, TableIndex
+from headrace.experience.index import Consumer, Lease, NewRow, Sampler, TableError, TableIndex
 from headrace.experience.loader import StreamingLoader, row_length
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.experience.schedule import Schedule
 from headrace.experience.table import ExperienceTable
 from headrace.runtime.inline import InlineRuntime, SystemClock
 from headrace.store import RunStore
+from table_rows import new_row
 
 QUICK, ALL = 600, 30_000
 """Sequences of events."""
@@ -134,8 +135,9 @@ class Tables:
         lengths = [self.chance.randint(0, 12) for _ in range(self.chance.randint(0 if self.groups else 1, 5))]
         there = [name for name in ("keep", "reference") if self.chance.random() < 0.2]
 
-        def rows() -> list[dict[str, Any]]:
-            return [{"tokens": range(length), "reward": 1.0, **dict.fromkeys(there, 0)} for length in lengths]
+        def rows() -> list[NewRow]:
+            own = ({"tokens": range(length), "reward": 1.0, **dict.fromkeys(there, 0)} for length in lengths)
+            return [new_row(key, columns) for columns in own]
 
         ids, _ = self.same("put", (key, rows()), (key, rows()))
         if isinstance(ids, list):
@@ -274,7 +276,8 @@ def test_nobody_waits_for_rows_that_it_could_have(seed: int) -> None:
                 key = GroupKey(0, count, 0)
                 count += 1
                 table.reserve(key)
-                table.put(key, [{"tokens": range(chance.randint(1, 9)), "reward": 1.0} for _ in range(3)])
+                columns = [{"tokens": range(chance.randint(1, 9)), "reward": 1.0} for _ in range(3)]
+                table.put(key, [new_row(key, one) for one in columns])
             elif draw < 0.6 and count:
                 key, column = GroupKey(0, chance.randrange(count), 0), chance.choice(("keep", "reference", "batch"))
                 try:
@@ -309,7 +312,7 @@ def test_who_waits_beside_a_holder_takes_over_when_the_lease_ends() -> None:
     async def main() -> None:
         table = ExperienceTable([CONSUMERS[0]], capacity=4, lease_s=0.05, clock=SystemClock())
         table.reserve(GroupKey(0, 0, 0))
-        table.put(GroupKey(0, 0, 0), [{"reward": 1.0}])
+        table.put(GroupKey(0, 0, 0), [new_row(GroupKey(0, 0, 0), {"reward": 1.0})])
         first = table.try_lease("filter", samplers.whole_groups)
         assert first is not None
         table.hold(first)
@@ -356,7 +359,7 @@ class Run:
         order = PromptOrder(prompts, seed=0, shuffle=True)
         source = PromptSource(dataset, order, epochs=1, max_attempts=2)
         self.flow = Flow(schedule, self.table, source, store)
-        self.journal = GroupJournal(store.writer, self.runtime)
+        self.journal = GroupJournal(store.writer, self.runtime, self.table.refs)
         self.drops = chance.choice((0.0, 0.2))
         self.fails = chance.choice((0.0, 0.2))
         self.budget = chance.choice((None, 5, 12))
@@ -377,7 +380,7 @@ class Run:
                     self.flow.hand_back(admission.key, "failed")
                 else:
                     group = self.group(admission)
-                    self.flow.finish(group, await self.journal.write(group))
+                    self.flow.finish(*await self.journal.write(group))
                 await asyncio.sleep(0)
             elif running:
                 await asyncio.sleep(0)

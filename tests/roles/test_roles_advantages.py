@@ -1,23 +1,29 @@
 """Advantages see what their stage reads, and nothing that happens to be there."""
 
+from collections.abc import Collection, Sequence
+
 import numpy as np
 
+from headrace.algorithms.estimate import Compared
 from headrace.experience.index import Row
-from headrace.experience.sample import GroupKey
-from headrace.roles.advantages import compared
+from headrace.roles import advantages
+from table_rows import row as table_row
 
 READS = ("reward", "keep", "tokens", "loss_mask", "logprobs")
 
 
-def row(row_id: int, tokens: int, **columns: object) -> Row:
+def row(row_id: int, tokens: int, episode: int | None = None, **columns: object) -> Row:
     own = {
         "tokens": np.arange(tokens, dtype=np.int32),
         "loss_mask": np.arange(tokens) > 0,
         "logprobs": np.full(tokens, -1.0, np.float32),
         "reward": float(row_id),
-        "episode": row_id,
     }
-    return Row(row_id, GroupKey(0, 0, 0), {**own, **columns})
+    return table_row(row_id, {**own, **columns}, episode=row_id if episode is None else episode)
+
+
+def compared(rows: Sequence[Row], reads: Collection[str]) -> Compared:
+    return advantages.compared(rows, [row.columns for row in rows], reads)
 
 
 def test_what_is_of_samples_stays_of_samples() -> None:

@@ -1,14 +1,17 @@
 """Which tokens may be trained, and what is counted of them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from headrace.experience.header import Span, mask_of
 from headrace.experience.index import Row
-from headrace.experience.sample import GroupKey
+from headrace.experience.sample import GroupKey, SampleStatus
 from headrace.roles.batch_stats import BatchStats, FreshRule, StalenessError, StalenessRule
 from headrace.weights.version import Lineage
+from table_rows import row as table_row
 
 WAIT = StalenessRule(bound=2, masks=False, allows_late=False)
 MASK = StalenessRule(bound=2, masks=True, allows_late=False)
@@ -17,50 +20,48 @@ LATE = StalenessRule(bound=2, masks=False, allows_late=True)
 
 def row(versions: list[int], branches: list[int] | None = None, *, truncated: bool = False) -> Row:
     """A prompt token, then tokens sampled by these versions."""
-    length = len(versions) + 1
-    return Row(
-        0,
-        GroupKey(0, 0, 0),
-        {
-            "tokens": np.arange(length, dtype=np.int32),
-            "loss_mask": np.array([False] + [True] * (length - 1)),
-            "versions": np.array([-1, *versions], dtype=np.int32),
-            "branches": np.array([-1, *(branches or [0] * len(versions))], dtype=np.int32),
-            "reward": 0.5,
-            "truncated": truncated,
-            "terms": {},
-        },
-    )
+    of_tokens = enumerate(zip(branches or [0] * len(versions), versions, strict=True), 1)
+    spans = [(branch, number, place, place + 1) for place, (branch, number) in of_tokens]
+    status = SampleStatus.TRUNCATED if truncated else SampleStatus.COMPLETED
+    return table_row(0, {"reward": 0.5, "terms": {}}, length=len(versions) + 1, spans=spans, status=status)
+
+
+def tokens(spans: Sequence[Span], of: Row) -> list[bool]:
+    return mask_of(spans, of.header.length).tolist()
+
+
+def trained(rule: StalenessRule, of: Row, batch: int) -> list[bool]:
+    return tokens(rule.trained(of.header, batch), of)
 
 
 def test_within_the_bound_all_policy_tokens_are_trained() -> None:
-    assert WAIT.trained(row([3, 4, 5]), batch=5).tolist() == [False, True, True, True]
+    assert trained(WAIT, row([3, 4, 5]), 5) == [False, True, True, True]
 
 
 def test_a_token_past_the_bound_is_never_trained_through() -> None:
     with pytest.raises(StalenessError, match="reached batch 6 with staleness 3, bound 2"):
-        WAIT.trained(row([3, 4, 5]), batch=6)
+        WAIT.trained(row([3, 4, 5]).header, batch=6)
 
 
 def test_mask_leaves_out_exactly_the_tokens_past_the_bound() -> None:
-    assert MASK.trained(row([3, 4, 5]), batch=6).tolist() == [False, False, True, True]
+    assert trained(MASK, row([3, 4, 5]), 6) == [False, False, True, True]
 
 
 def test_late_trains_the_sample_whole() -> None:
-    assert LATE.trained(row([3, 4, 5]), batch=9).tolist() == [False, True, True, True]
+    assert trained(LATE, row([3, 4, 5]), 9) == [False, True, True, True]
 
 
 @pytest.mark.parametrize("rule", [WAIT, MASK, LATE])
 def test_a_sample_that_was_cut_off_is_left_out_whole_where_the_rule_says_so(rule: StalenessRule) -> None:
     leaves_out = replace(rule, masks_truncated=True)
     whole, cut = row([5, 5]), row([5, 5], truncated=True)
-    assert leaves_out.trained(whole, batch=6).tolist() == [False, True, True]
-    assert leaves_out.trained(cut, batch=6).tolist() == [False] * 3
-    assert leaves_out.chosen(cut).tolist() == [False] * 3, "which is what the critic goes by"
-    assert rule.trained(cut, batch=6).tolist() == [False, True, True]
+    assert trained(leaves_out, whole, 6) == [False, True, True]
+    assert trained(leaves_out, cut, 6) == [False] * 3
+    assert leaves_out.chosen(cut.header) == (), "which is what the critic goes by"
+    assert trained(rule, cut, 6) == [False, True, True]
     stats = BatchStats()
     for item in (whole, cut):
-        stats.add(item, leaves_out.trained(item, 6), 6, leaves_out, Lineage(0, {0: 2**62}))
+        stats.add(item, leaves_out.trained(item.header, 6), 6, leaves_out, Lineage(0, {0: 2**62}))
     assert (stats.samples, stats.truncated_samples, stats.response_tokens) == (2, 1, 4)
     assert stats.masked_tokens == 0, "those are the tokens that are too old"
     assert dict(stats.staleness) == {1: 2}
@@ -68,15 +69,14 @@ def test_a_sample_that_was_cut_off_is_left_out_whole_where_the_rule_says_so(rule
 
 def test_a_version_newer_than_the_batch_has_staleness_zero() -> None:
     """After a restore, tokens of a branch that was left can be of later versions than the batch that trains them."""
-    assert MASK.staleness(2, np.array([1, 2, 5], dtype=np.int32)).tolist() == [1, 0, 0]
+    assert [MASK.staleness(2, version) for version in (1, 2, 5)] == [1, 0, 0]
 
 
 def test_counts_of_a_batch() -> None:
     stats = BatchStats()
     lineage = Lineage(1, {1: 2**62, 0: 3})
     for item in (row([3, 4, 5], [0, 0, 1]), row([5, 6], [1, 1])):
-        trained = MASK.trained(item, batch=6)
-        stats.add(item, trained, 6, MASK, lineage)
+        stats.add(item, MASK.trained(item.header, batch=6), 6, MASK, lineage)
     assert stats.samples == 2
     assert stats.reward == 1.0
     assert stats.response_tokens == 5
@@ -90,20 +90,18 @@ def test_terms_are_means_over_the_samples_that_have_them() -> None:
     items[0].columns |= {"terms": {"math": 1.0, "format": 0.25}, "model_score": -2.0}
     items[1].columns |= {"terms": {"math": 0.5}, "model_score": 3.0}
     for item in items:
-        stats.add(item, WAIT.trained(item, batch=5), 5, WAIT, Lineage(0, {0: 2**62}))
+        stats.add(item, WAIT.trained(item.header, batch=5), 5, WAIT, Lineage(0, {0: 2**62}))
     assert stats.terms == {"math": 0.75, "format": 0.25, "model": 0.5}
 
 
 def test_lineage_knows_what_was_taken_back() -> None:
     lineage = Lineage(2, {2: 2**62, 0: 4})
-    branches = np.array([0, 0, 1, 2, -1], dtype=np.int32)
-    versions = np.array([4, 5, 1, 9, -1], dtype=np.int32)
-    assert lineage.lost(branches, versions).tolist() == [False, True, True, False, False]
+    assert [lineage.lost(*version) for version in ((0, 4), (0, 5), (1, 1), (2, 9))] == [False, True, True, False]
 
 
 def fresh(rule: FreshRule, versions: list[int], branches: list[int] | None = None, batch: int = 5) -> list[bool]:
-    columns = row(versions, branches).columns
-    return rule.tokens(batch, columns["versions"], columns["branches"]).tolist()
+    of = row(versions, branches)
+    return tokens(rule.tokens(batch, of.header.spans), of)
 
 
 def test_fresh_tokens_are_those_that_the_batchs_first_weights_sampled() -> None:
@@ -144,3 +142,14 @@ def test_groups_whose_samples_all_have_one_reward(
             stats.count_reward(GroupKey(0, position, 0), reward)
     assert stats.equal_groups == equal
     assert stats.reward_range == lowest_highest
+
+
+def test_what_is_trained_is_checked_again_on_the_arrays() -> None:
+    versions, mask = np.array([-1, 3, 4, 5], np.int32), np.array([False, True, True, True])
+    WAIT.check(5, versions, mask)
+    LATE.check(9, versions, mask)
+    with pytest.raises(StalenessError, match="a token of staleness 3 is to be trained in batch 6, bound 2"):
+        WAIT.check(6, versions, mask)
+    WAIT.check(6, versions, mask & (versions > 3))
+    with pytest.raises(StalenessError, match="a token that no version sampled"):
+        LATE.check(9, versions, ~mask)

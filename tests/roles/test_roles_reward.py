@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.experience.columns import FinishedGroup, put_samples
+from headrace.experience.header import header_of
 from headrace.experience.index import Consumer
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.experience.table import ExperienceTable
@@ -59,10 +61,10 @@ def test_rows_that_share_a_pass(by_group: bool, expected: list[list[int]]) -> No
         role = RewardRole(context, ModelReward(score, 10.0, 100, runtime), by_group=by_group)
         for one in (group(1), group(0)):
             table.reserve(one.key)
-            table.put(
-                one.key,
-                [{"tokens": s.tokens, "scored": s.reward, "group": one, "episode": s.episode} for s in one.samples],
-            )
+            finished = FinishedGroup(header_of(one), put_samples(table.refs, one))
+            pairs = zip(finished.header.samples, finished.refs, strict=True)
+            rows = [(header, {"tokens": ref, "scored": header.reward}) for header, ref in pairs]
+            table.put(one.key, rows, group=finished)
         running = runtime.spawn(role.run(), "reward")
         lease = await table.lease("filter", lambda ready: list(ready) if len(ready) == 6 else [], seconds=5, what=str)
         assert lease is not None

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from headrace.experience.columns import read
 from headrace.experience.index import Consumer
 from headrace.experience.sample import GroupKey
 from headrace.experience.table import ExperienceTable
@@ -16,6 +17,7 @@ from headrace.observe.waits import WaitMeter
 from headrace.roles.context import RoleContext
 from headrace.roles.scorer import ScorerRole
 from headrace.runtime.inline import InlineRuntime
+from table_rows import new_row
 
 
 def passes(*, by_group: bool, max_tokens: int) -> list[list[int]]:
@@ -45,15 +47,13 @@ def passes(*, by_group: bool, max_tokens: int) -> list[list[int]]:
         for position in (1, 0):
             key = GroupKey(0, position, 0)
             table.reserve(key)
-            table.put(
-                key,
-                [{"tokens": np.full(n, n), "loss_mask": np.ones(n, np.bool_), "kept_sets": None} for n in (2, 3, 4)],
-            )
+            table.put(key, [new_row(key, {"tokens": np.full(n, n), "kept_sets": None}) for n in (2, 3, 4)])
         running = runtime.spawn(role.run(), "scorer")
         lease = await table.lease("actor", lambda ready: list(ready) if len(ready) == 6 else [], seconds=5, what=str)
         assert lease is not None
         for row in lease.rows:
-            assert row.columns["reference"].tolist() == [float(len(row.columns["tokens"]))] * len(row.columns["tokens"])
+            length = row.header.length
+            assert read(table.refs, row, ["reference"])["reference"].tolist() == [float(length)] * length
         flow.is_finished = True
         table.wake_all()
         await running

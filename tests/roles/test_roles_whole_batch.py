@@ -115,7 +115,7 @@ def test_columns_of_the_batchs_start_are_those_of_every_epoch() -> None:
     async def train() -> None:
         whole = made(trainer, [3, 9, 5, 4, 8], Epochs(3, 2))
         await whole.score("proximal", score)
-        whole.prepare(prepare)
+        await whole.prepare(prepare)
         await whole.begin()
         await whole.finish()
 

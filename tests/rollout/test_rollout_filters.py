@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ from pydantic import ValidationError
 
 from headrace.config import ConfigError
 from headrace.config.rollout import RolloutConfig
+from headrace.experience.header import header_of
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
-from headrace.rollout.filters import drop_reason, load_filters, repeated_share, zero_spread
+from headrace.rollout.filters import Filter, drop_reason, load_filters, repeated_share, zero_spread
 
 KEY = GroupKey(0, 0, 0)
 
@@ -25,23 +27,27 @@ def group(*rewards: float | None) -> Group:
     return Group(KEY, "p", 0, 2, tuple(samples))
 
 
+def judge(filters: Sequence[Filter], group: Group, batch: int, failed: Callable[[str], None] = print) -> str | None:
+    return drop_reason(filters, header_of(group), lambda: group, batch, failed)
+
+
 def test_zero_spread_drops_groups_whose_rewards_are_equal() -> None:
-    assert zero_spread(group(1.0, 1.0, 1.0), 0) == "zero_spread"
-    assert zero_spread(group(0.0, 0.0), 0) == "zero_spread"
-    assert zero_spread(group(1.0, 0.0), 0) is None
+    assert judge((zero_spread,), group(1.0, 1.0, 1.0), 0) == "zero_spread"
+    assert judge((zero_spread,), group(0.0, 0.0), 0) == "zero_spread"
+    assert judge((zero_spread,), group(1.0, 0.0), 0) is None
 
 
 def test_zero_spread_looks_at_trainable_samples_only() -> None:
-    assert zero_spread(group(1.0, None, 1.0), 0) == "zero_spread"
-    assert zero_spread(group(None, None), 0) == "zero_spread"
+    assert judge((zero_spread,), group(1.0, None, 1.0), 0) == "zero_spread"
+    assert judge((zero_spread,), group(None, None), 0) == "zero_spread"
 
 
 def test_a_user_filter_keeps_or_drops_under_its_name(tmp_path: Path) -> None:
     (tmp_path / "f.py").write_text("def long_enough(group): return len(group.samples) > 2")
     filters = load_filters(("zero_spread", f"{tmp_path}/f.py:long_enough"))
-    assert drop_reason(filters, group(0.0, 1.0, 0.0), 0) is None
-    assert drop_reason(filters, group(0.0, 1.0), 0) == "long_enough"
-    assert drop_reason(filters, group(0.0, 0.0), 0) == "zero_spread"
+    assert judge(filters, group(0.0, 1.0, 0.0), 0) is None
+    assert judge(filters, group(0.0, 1.0), 0) == "long_enough"
+    assert judge(filters, group(0.0, 0.0), 0) == "zero_spread"
 
 
 @pytest.mark.parametrize(("does", "words"), [("1 / 0", "ZeroDivisionError"), ("exit(3)", "SystemExit: 3")])
@@ -49,7 +55,7 @@ def test_a_filter_that_raises_drops_the_group_and_says_why(tmp_path: Path, does:
     (tmp_path / "f.py").write_text(f"def broken(group): return {does}")
     told: list[str] = []
     filters = load_filters((f"{tmp_path}/f.py:broken",))
-    assert drop_reason(filters, group(0.0, 1.0), 0, told.append) == "filter_error"
+    assert judge(filters, group(0.0, 1.0), 0, told.append) == "filter_error"
     assert words in told[0]
 
 
@@ -57,7 +63,7 @@ def test_a_filter_that_raises_drops_the_group_and_says_why(tmp_path: Path, does:
 def test_a_filter_may_return_a_bool_of_any_kind(tmp_path: Path, returns: str, kept: bool) -> None:
     (tmp_path / "f.py").write_text(f"import numpy\ndef keep(group): return {returns}")
     filters = load_filters((f"{tmp_path}/f.py:keep",))
-    assert drop_reason(filters, group(0.0, 1.0), 0) == (None if kept else "keep")
+    assert judge(filters, group(0.0, 1.0), 0) == (None if kept else "keep")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +73,7 @@ def test_a_filter_that_returns_anything_else_is_a_fault(tmp_path: Path, returns:
     (tmp_path / "f.py").write_text(f"def keep(group): return {returns}")
     told: list[str] = []
     filters = load_filters((f"{tmp_path}/f.py:keep",))
-    assert drop_reason(filters, group(0.0, 1.0), 0, told.append) == "filter_error"
+    assert judge(filters, group(0.0, 1.0), 0, told.append) == "filter_error"
     assert told == [
         f"the filter keep returned {shown}; return True to keep the group, or False to drop it",
     ]
@@ -94,7 +100,7 @@ def of_tokens(*responses: list[int], versions: list[int] | None = None) -> Group
 def reason(entry: dict[str, Any], judged: Group, batch: int = 0) -> str | None:
     """What the filter that stands so in a config says, when this batch is composed."""
     config = RolloutConfig.model_validate({"filters": [entry]})
-    return drop_reason(load_filters(config.filters), judged, batch)
+    return judge(load_filters(config.filters), judged, batch)
 
 
 @pytest.mark.parametrize(

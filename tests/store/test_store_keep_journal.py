@@ -46,9 +46,9 @@ def test_settled_segments_are_not_read_at_a_restart(tmp_path: Path, monkeypatch:
     store.close()
     read: list[str] = []
 
-    def watched(path: Path, known: object = ()) -> object:
+    def watched(path: Path, *more: object) -> object:
         read.append(path.name)
-        return scan(path, known)  # type: ignore[arg-type]
+        return scan(path, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(reading, "scan", watched)
     again = reopen(tmp_path / "run", keep=1, segment_bytes=100, keep_journal=True)

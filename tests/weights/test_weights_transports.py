@@ -1,4 +1,4 @@
-"""Both transports keep one promise: the newest version, whole, or an error that says why not."""
+"""All transports keep one promise: the newest version, whole, or an error that says why not."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ import torch
 from headrace.config.train import WeightsConfig
 from headrace.weights.manifest import build_manifest
 from headrace.weights.plane import WeightError, WeightPublisher
+from headrace.weights.shm import ShmPublisher
 from headrace.weights.transport import open_transport
 from headrace.weights.version import INITIAL, Version
 
 
-@pytest.fixture(params=["memory", "disk"])
+@pytest.fixture(params=["memory", "disk", "shm"])
 def publisher(request: pytest.FixtureRequest, tmp_path: Path) -> WeightPublisher:
+    if request.param == "shm":
+        (tmp_path / "weights").mkdir()
+        return ShmPublisher(tmp_path / "weights")
     return open_transport(WeightsConfig(transport=request.param), tmp_path / "weights")
 
 

@@ -15,6 +15,21 @@ from headrace.algorithms.pieces import Pieces
 from headrace.algorithms.segments import keep
 from headrace.config.algorithm import AlgorithmConfig
 
+_OF_EPISODES = ("group_normalized", "batch_normalized", "mean_only", "leave_one_out", "opo")
+"""Advantages that compare episodes by their rewards and lengths: one number for all tokens of an episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """What is compared of E episodes, without their tokens."""
+
+    rewards: Tensor
+    """[E], as scored."""
+    group_index: Tensor
+    """[E] int64."""
+    lengths: Tensor
+    """[E] float64: tokens that the policy chose."""
+
 
 @dataclass(frozen=True, slots=True)
 class Compared:
@@ -77,6 +92,16 @@ class AdvantageEstimator:
         self._pieces = pieces or Pieces()
         self._coefficient = coefficient or KLCoefficient(config.kl)
 
+    @property
+    def is_of_episodes(self) -> bool:
+        """Whether advantages are one number an episode, which follows from rewards and lengths (`of_episodes`)."""
+        in_reward = self._config.kl.place == "reward" and bool(self._config.kl.coefficient)
+        return self._config.advantage in _OF_EPISODES and not in_reward and not self._pieces.has_part_in_advantages
+
+    def of_episodes(self, data: Episodes) -> Tensor:
+        """[E] float64: what `advantages` is at each token that the policy chose in the episode."""
+        return self._by_episode(self._shaped(data), data)
+
     def __call__(self, data: Compared, batch: int | None = None) -> dict[str, Tensor]:
         """Columns by name, [N] each: `advantages`; `returns` with a critic. `batch`: its number, where `data` is all of
         it; then a coefficient that moves follows its KL."""
@@ -121,13 +146,16 @@ class AdvantageEstimator:
                 columns = _own_columns(self._pieces.advantage(compared), data)
                 values = columns["advantages"]
             else:
-                values = self._by_episode(compared, trained)
+                assert compared.shaped is not None
+                values = _on_their_tokens(self._by_episode(compared.shaped, data), data)
+                if config.advantage == "reinforce_plus_plus_baseline":
+                    values = advantages.whiten(values, trained)
         columns["advantages"] = values
         if penalty is not None and batch is not None and config.kl.moves:
             self._coefficient.follow(batch, float(penalty.sum()), len(data.rewards))
         return columns
 
-    def _shaped(self, data: Compared) -> Tensor:
+    def _shaped(self, data: Compared | Episodes) -> Tensor:
         settings, rewards = self._config.shaping, data.rewards
         raw = rewards
         if settings.clip is not None:
@@ -177,24 +205,20 @@ class AdvantageEstimator:
         total = torch.zeros_like(rewards).index_add(0, episode, penalty.to(rewards.dtype))
         return rewards - beta * total
 
-    def _by_episode(self, data: Compared, trained: Tensor) -> Tensor:
-        """Values of episodes, at each of their tokens. `trained`: [N] bool, those that enter the loss."""
-        kind, groups, rewards = self._config.advantage, data.group_index, data.shaped
-        assert rewards is not None
+    def _by_episode(self, rewards: Tensor, data: Compared | Episodes) -> Tensor:
+        """[E], from [E] `rewards` after shaping and penalty."""
+        kind, groups = self._config.advantage, data.group_index
         if kind == "group_normalized":
-            values = advantages.group_normalized(rewards, groups)
-        elif kind == "batch_normalized":
-            values = advantages.group_normalized(rewards, groups, scale="batch_std")
-        elif kind in ("mean_only", "reinforce_plus_plus_baseline"):
-            values = advantages.group_normalized(rewards, groups, scale="none")
-        elif kind == "leave_one_out":
-            values = advantages.leave_one_out(rewards, groups)
-        elif kind == "opo":
-            values = advantages.opo(rewards, data.lengths, groups)
-        else:
-            raise ValueError(f"no advantage is named {kind!r}")
-        spread = _on_their_tokens(values, data)
-        return advantages.whiten(spread, trained) if kind == "reinforce_plus_plus_baseline" else spread
+            return advantages.group_normalized(rewards, groups)
+        if kind == "batch_normalized":
+            return advantages.group_normalized(rewards, groups, scale="batch_std")
+        if kind in ("mean_only", "reinforce_plus_plus_baseline"):
+            return advantages.group_normalized(rewards, groups, scale="none")
+        if kind == "leave_one_out":
+            return advantages.leave_one_out(rewards, groups)
+        if kind == "opo":
+            return advantages.opo(rewards, data.lengths, groups)
+        raise ValueError(f"no advantage is named {kind!r}")
 
 
 def _own_columns(result: Tensor | Mapping[str, Tensor], data: Compared) -> dict[str, Tensor]:

@@ -123,12 +123,12 @@ def compose(
     in_reward = settings.kl.coefficient > 0 and settings.kl.place == "reward"
     stages = [
         Stage("rollout", (), (*_OF_TOKENS, *kept, "scored" if reward_model else "reward", *_OF_GROUP), "group"),
-        Stage("filter", ("reward", "group"), ("keep",), "group"),
+        Stage("filter", ("reward",), ("keep",), "group"),
         Stage("schedule", ("keep",), ("batch",), "group"),
     ]
     if reward_model:
         scores = ("reward", "model_score")
-        stages.insert(1, Stage("reward", ("tokens", "loss_mask", "scored", "group", "episode"), scores, "row"))
+        stages.insert(1, Stage("reward", ("tokens", "loss_mask", "scored", "episode"), scores, "row"))
     compared, trained = ["reward", "keep", "episode", "truncated", "tokens", "loss_mask", "logprobs"], []
     written = ["advantages"]
     if settings.needs_reference:

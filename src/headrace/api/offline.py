@@ -15,14 +15,14 @@ from headrace.api.callbacks import OFFLINE, Callbacks
 from headrace.api.errors import for_caller
 from headrace.api.inputs import Inputs
 from headrace.api.interrupted import Interrupted
+from headrace.api.metrics import Metrics
 from headrace.api.picture import Picture, picture_of
 from headrace.api.places import named
-from headrace.api.steps import Steps
 from headrace.api.training import dotted
 from headrace.api.view import notes, offline_view
 from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, load_config
 from headrace.config.ineffective import ineffective
-from headrace.observe.offline.record import HeldOutRows
+from headrace.observe.offline.record import HeldOutRows, OfflineStep
 from headrace.observe.offline.run import OfflineRun as OfflineRecord
 from headrace.observe.offline.run import OfflineWatcher
 from headrace.observe.plot.curves import Axis
@@ -55,8 +55,9 @@ class OfflineRun:
                 raise ConfigError(f"{self.path} is of headrace train; it is a headrace.Run") from None
 
     @property
-    def metrics(self) -> Steps:
-        return Steps(self.record.steps)
+    def metrics(self) -> Metrics[OfflineStep]:
+        """What was recorded of each optimiser step."""
+        return Metrics(self.record.steps, index="step", called="steps")
 
     @property
     def evaluations(self) -> tuple[HeldOutRows, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from headrace.api.errors import for_caller
+from headrace.api.metrics import Metrics
 from headrace.api.picture import Picture, picture_of
-from headrace.api.table import frame_of
 from headrace.config import ConfigError, TrainConfig
 from headrace.observe.plot.curves import Axis
 from headrace.observe.record import BatchRecord
@@ -19,33 +19,6 @@ from headrace.store.rollouts import ORDERS, Order, Query
 from headrace.store.schema import TRAIN
 
 _STATUSES = ("completed", "truncated", "failed", "dropped")
-
-
-class Metrics(Sequence[BatchRecord]):
-    """What was recorded of each batch, in order: `docs/metrics.md` has a row for every number."""
-
-    def __init__(self, batches: Sequence[BatchRecord]) -> None:
-        self._batches = tuple(batches)
-
-    @overload
-    def __getitem__(self, place: int) -> BatchRecord: ...
-    @overload
-    def __getitem__(self, place: slice) -> Metrics: ...
-    def __getitem__(self, place: int | slice) -> BatchRecord | Metrics:
-        return Metrics(self._batches[place]) if isinstance(place, slice) else self._batches[place]
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[BatchRecord]:
-        return iter(self._batches)
-
-    def __repr__(self) -> str:
-        return f"<metrics of {len(self._batches)} batches>"
-
-    def frame(self) -> Any:
-        """A pandas frame with a row for each batch, by its number. Raises ConfigError without pandas."""
-        return frame_of([batch.to_json() for batch in self._batches], index="batch")
 
 
 class Run:
@@ -80,8 +53,9 @@ class Run:
         return self.record.status
 
     @property
-    def metrics(self) -> Metrics:
-        return Metrics(self.record.batches)
+    def metrics(self) -> Metrics[BatchRecord]:
+        """What was recorded of each batch."""
+        return Metrics(self.record.batches, index="batch", called="batches")
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:

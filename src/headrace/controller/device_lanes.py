@@ -14,7 +14,7 @@ _TURNS = "device"
 
 
 class DeviceLanes:
-    """A thread and a stream for each lane: what one lane waits for, no other does. A `Placement`.
+    """A thread and a stream for each lane: what one lane waits for, no other does. A `ThreadPlacement`.
 
     A call has ended only when its stream has: what it leaves on the device is there for whoever is told of it, on
     whatever stream.

@@ -12,7 +12,7 @@ from headrace.rollout.episodes import EpisodeRunner
 from headrace.rollout.evaluation import Ended, Evaluation
 from headrace.rollout.policy import PolicySettings
 from headrace.rollout.rewards.model import ModelReward
-from headrace.rollout.rewards.pool import RewardPool
+from headrace.rollout.rewards.pool import Rewards
 from headrace.runtime.protocol import Clock
 
 
@@ -57,7 +57,7 @@ def policy_settings(plan: Plan, engines: EnginePool, clock: Clock, held_out: Hel
 
 
 def episode_runner(
-    plan: Plan, engines: EnginePool, clock: Clock, rewards: RewardPool, held_out: HeldOut | None = None
+    plan: Plan, engines: EnginePool, clock: Clock, rewards: Rewards, held_out: HeldOut | None = None
 ) -> EpisodeRunner:
     """The runner of training episodes, or that of the evaluation of a set. Raises ConfigError as `policy_settings`."""
     config = plan.config

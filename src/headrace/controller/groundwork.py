@@ -92,6 +92,7 @@ def lay_groundwork(
         group_bytes=largest_group(plan),
         lease_s=_LEASE_TERMS_PER_STALL * config.runtime.stall_timeout_s,
         clock=clock,
+        refs=runtime.refs,
     )
     source, pass_rates = make_prompt_source(plan, store)
     flow = Flow(
@@ -125,14 +126,14 @@ def lay_groundwork(
     )
     record = RolloutRecord(
         context,
-        lambda: Rollouts(store.path, first_batch=committed.number),
+        lambda: Rollouts(store.path, first_batch=committed.number, files=store.files),
         decode,
         per_batch=config.record.samples_per_batch,
         seed=config.seed,
         listener=listeners.rollouts,
     )
     failures = FailureWatch(recorder.event, worth=rollout.prompts_per_batch * rollout.samples_per_prompt)
-    journal = GroupJournal(store.writer, runtime)
+    journal = GroupJournal(store.writer, runtime, table.refs)
     return Groundwork(ahead, table, flow, context, recorder, record, journal, tally, failures)
 
 

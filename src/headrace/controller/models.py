@@ -24,6 +24,7 @@ from headrace.models.values import token_values
 from headrace.roles.actor import TRAINER_LANE
 from headrace.rollout.rewards.model import ModelReward
 from headrace.runtime.protocol import Runtime
+from headrace.training.protocol import FrozenModel, PolicyTrainer, Trainer
 from headrace.training.scorer import FrozenRewardModel, FrozenScorer, HybridReference
 from headrace.training.trainer import HFTrainer
 from headrace.weights.plane import WeightPublisher, WeightReceiver
@@ -37,17 +38,17 @@ T = TypeVar("T")
 class Models:
     """The two ends of the weight plane, each with weights of its own."""
 
-    trainer: HFTrainer
+    trainer: PolicyTrainer
     engines: EnginePool
     """Of one that is absent where nothing is generated."""
     publisher: WeightPublisher
     kl: KLCoefficient
     """Shared by whoever applies it."""
-    critic: HFTrainer | None = None
-    reference: FrozenScorer | None = None
+    critic: Trainer | None = None
+    reference: FrozenModel | None = None
     """None also where the actor's model is its own reference."""
-    teacher: FrozenScorer | None = None
-    proximal: FrozenScorer | None = None
+    teacher: FrozenModel | None = None
+    proximal: FrozenModel | None = None
     """None also where the actor computes the proximal log-probs itself."""
     refreshed: Saved | None = None
     """The reference as part of a checkpoint, if it changes."""
@@ -112,8 +113,9 @@ async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
     async def load(make: Callable[[], T]) -> T:
         return await runtime.compute(TRAINER_LANE, make)
 
+    policy = await load(trainer)
     models = Models(
-        await load(trainer),
+        policy,
         await load_engines(plan, runtime) if plan.needs_engine else EnginePool([AbsentEngine()], runtime.clock),
         open_transport(config.weights, folder / "weights"),
         coefficient,
@@ -126,7 +128,7 @@ async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
         path = config.reference.model or plan.weights
         models = replace(models, reference=await load(lambda: frozen(path)))
     if algorithm.needs_reference and config.reference.refresh_every is not None:
-        models = replace(models, refreshed=models.reference or HybridReference(models.trainer))
+        models = replace(models, refreshed=models.reference or HybridReference(policy))
     if config.copies_proximal:
         models = replace(models, proximal=await load(lambda: frozen(plan.weights)))
     if algorithm.needs_teacher:

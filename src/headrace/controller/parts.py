@@ -216,7 +216,6 @@ def connect(
             reads=plan.recipe.stage("advantages").reads,
             whole_batch=algorithm.needs_whole_batch,
             extra=algorithm.advantage_reads,
-            lane=LANE if plan.pieces.has_part_in_advantages else None,
         )
         if plan.recipe.has("advantages")
         else None,

@@ -126,7 +126,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     check_threads(config.runtime.threads)
     check_inputs(config)
     check_packages(config.trackers)
-    recipe = _recipe(config)
+    recipe = compose_recipe(config)
     prompts = PromptDataset()
     if recorded is None:
         prompts = _dataset(config, config.data.sources, config.data.prompt_column, config.reward, orders=True)
@@ -213,7 +213,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     )
 
 
-def _recipe(config: TrainConfig) -> Recipe:
+def compose_recipe(config: TrainConfig) -> Recipe:
     """Raises ConfigError where its stages do not fit together."""
     reward_model = config.reward.model.path is not None
     if config.rollouts_only:

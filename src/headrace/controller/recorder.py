@@ -176,7 +176,7 @@ class Recorder:
 def _by_source(step: TrainedStep) -> dict[str, float]:
     rewards: dict[str, list[float]] = {}
     for trained in step.rows:
-        name = source_of(trained.row.columns["group"].prompt_id)
+        name = source_of(trained.row.header.prompt_id)
         rewards.setdefault(name, []).append(float(trained.row.columns["reward"]))
     return {name: sum(values) / len(values) for name, values in sorted(rewards.items())}
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from headrace.controller.plan import Plan
 from headrace.store import ConfigMismatch, RunReader
+from headrace.store.files import Files
 
 
-def resumed_plan(plan: Plan, folder: Path) -> Plan:
+def resumed_plan(plan: Plan, folder: Path, files: Files) -> Plan:
     """`plan` of a run that goes on in `folder`, where there is one. Raises ConfigMismatch if the run is past the end
     that the config gives it."""
-    with RunReader(folder) as run:
+    with RunReader(folder, files) as run:
         done, groups, begun = run.committed(), run.settled_groups(), run.begun_epochs()
     trainer, batch = plan.config.trainer, plan.config.rollout.prompts_per_batch
     if trainer.batches is not None:

@@ -10,17 +10,17 @@ from pathlib import Path
 from headrace.config.evaluation import HeldOut
 from headrace.controller.plan import Plan
 from headrace.rollout.rewards.judge import Ask
-from headrace.rollout.rewards.pool import RewardPool
+from headrace.rollout.rewards.pool import RewardPool, Rewards
 from headrace.runtime.protocol import Clock
 
 
 @dataclass(frozen=True, slots=True)
 class RewardPools:
-    training: RewardPool
-    own: Mapping[str, RewardPool]
+    training: Rewards
+    own: Mapping[str, Rewards]
     """By the name of the set."""
 
-    def of(self, held_out: HeldOut) -> RewardPool:
+    def of(self, held_out: HeldOut) -> Rewards:
         return self.own.get(held_out.name, self.training)
 
 

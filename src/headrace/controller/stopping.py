@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
@@ -55,9 +56,10 @@ class StopRequest:
     itself handles them, so that it does so where the event loop is blocked too. Outside of a process's main thread,
     which alone gets signals, only `request` and `request_soon` are one."""
 
-    def __init__(self, words: str = "") -> None:
-        """`words`: what is said of it when a signal comes; nothing unless given."""
+    def __init__(self, words: str = "", signals: Sequence[signal.Signals] = _SIGNALS) -> None:
+        """`words`: what is said of it when a signal comes; nothing unless given. `signals`: that are a request."""
         self._words = words
+        self._signals = tuple(signals)
         self._event = asyncio.Event()
         self._before: dict[int, Any] = {}
         self._signalled = False
@@ -84,7 +86,8 @@ class StopRequest:
         if self.reason:
             self._told(self.reason)
         with suppress(ValueError):  # not the main thread
-            self._before = {number: signal.signal(number, self._received) for number in _SIGNALS}
+            self._before = {number: signal.signal(number, self._received) for number in self._signals}
+        if self._before:
             os.register_at_fork(after_in_child=self._listen_no_more)
         return self
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from headrace.config import ConfigError, TrainConfig
+from headrace.experience.columns import COLUMN_TYPES
 from headrace.runtime.inline import InlineRuntime, Span, SystemClock
 from headrace.runtime.processors import available_processors
 
@@ -46,7 +47,7 @@ def kind_of(lane: str) -> str:
 
 
 class ThreadShare:
-    """Shares the processors between engine and trainer, so that none rests while either has work. A `Placement`.
+    """Shares the processors between engine and trainer, so that none rests while either has work. A `ThreadPlacement`.
 
     One thread of the process is wide: it computes with a team of threads. Whichever of the two computes alone is on it;
     of several engines, one at a time. While the trainer is on it, the engine computes on a thread of its own, with one
@@ -126,7 +127,7 @@ def inline_runtime(
     torch.set_num_threads(1)
     clock, total = SystemClock(), available_threads(threads)
     if device is None or device.type == "cpu":
-        return InlineRuntime(ThreadShare(total, clock.now, turns=turns), clock, trace)
+        return InlineRuntime(ThreadShare(total, clock.now, turns=turns), clock, trace, types=COLUMN_TYPES)
     from headrace.controller.device_lanes import DeviceLanes
 
-    return InlineRuntime(DeviceLanes(device, total, turns=turns), clock, trace)
+    return InlineRuntime(DeviceLanes(device, total, turns=turns), clock, trace, types=COLUMN_TYPES)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -14,20 +15,18 @@ from typing import Any, Literal
 from headrace.config import ConfigError, config_sha256, dump_config
 from headrace.config.paths import path_of
 from headrace.controller.judge_engines import serving, stop_engine
-from headrace.controller.models import Models, load_models
+from headrace.controller.models import Models
 from headrace.controller.origin import begin_from
 from headrace.controller.out_of_memory import told
 from headrace.controller.output import Begin
+from headrace.controller.outside import Outside, ThisMachine
 from headrace.controller.parts import Parts, connect
 from headrace.controller.plan import Plan
 from headrace.controller.replay import note_replay
 from headrace.controller.resumed import resumed_plan
 from headrace.controller.rollouts_only import record_rollouts
 from headrace.controller.stopping import StopRequest
-from headrace.controller.supervise import end, rewards, see_through, tell_of_damage, unless, watching
-from headrace.controller.threads import inline_runtime, takes_turns
-from headrace.controller.tracking import tracking
-from headrace.controller.watching import watchdog
+from headrace.controller.supervise import end, see_through, tell_of_damage, unless, watching
 from headrace.models.loading import resolve_device
 from headrace.observe.failure import FAILED, words_of
 from headrace.observe.listeners import NOBODY, Listeners
@@ -40,6 +39,7 @@ from headrace.roles.engine_watch import EnginesLost
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunReader, RunStore, StoreError
+from headrace.store.files import LOCAL, Files
 from headrace.store.origin import take_origin, taken_origin
 from headrace.store.run_store import DATABASE_NAME
 from headrace.weights.version import INITIAL, Lineage, Version
@@ -62,7 +62,12 @@ class Ended:
 
 
 def open_store(
-    plan: Plan, folder: Path, begin: Begin, now: float, tell: Callable[[str], None] = lambda line: None
+    plan: Plan,
+    folder: Path,
+    begin: Begin,
+    now: float,
+    tell: Callable[[str], None] = lambda line: None,
+    files: Files = LOCAL,
 ) -> tuple[RunStore, Restored | None]:
     """The run's record, held by this process. `tell` is given each key of the config that a resumed run changes. Raises
     StoreErrors that name the folder and the mend."""
@@ -70,7 +75,12 @@ def open_store(
     keep, keep_journal = plan.config.checkpoint.keep, plan.config.keeps_journal
     if begin == "resume":
         store = RunStore.open(
-            folder, config_sha256=digest, config_yaml=text, keep_checkpoints=keep, keep_journal=keep_journal
+            folder,
+            config_sha256=digest,
+            config_yaml=text,
+            keep_checkpoints=keep,
+            keep_journal=keep_journal,
+            files=files,
         )
         try:
             store.claim_data(plan.prompts.contents())
@@ -81,8 +91,8 @@ def open_store(
         except BaseException:
             store.close()
             raise
-    if begin == "fresh" and RunStore.exists(folder):
-        RunStore.erase(folder)
+    if begin == "fresh" and RunStore.exists(folder, files):
+        RunStore.erase(folder, files)
     created = RunStore.create(
         folder,
         config_yaml=text,
@@ -90,6 +100,7 @@ def open_store(
         now=now,
         keep_checkpoints=keep,
         keep_journal=keep_journal,
+        files=files,
     )
     created.claim_data(plan.prompts.contents())
     return created, None
@@ -105,28 +116,29 @@ async def train(
     stop: StopRequest | None = None,
     listeners: Listeners = NOBODY,
     owners: Mapping[str, str] = MappingProxyType({}),
+    outside: Outside | None = None,
 ) -> Ended:
     """Run to the end, or until SIGINT or SIGTERM, or `stop`. Whatever is raised leaves the run ready to be resumed.
 
     A run that is finished stays as it is when it is resumed with its own config; with a longer one it goes on. `view`
     shows the run while it goes; `tell` is given notes on how it begins, each a line. `owners`: what each file of the
     caller's that listeners are in is, for the watchdog. Raises ConfigError, StoreError, WaitTimeout, WeightError,
-    EngineError, NothingToTrain, OutOfMemory.
+    EngineError, NothingToTrain, OutOfMemory. `outside`: this machine, unless it is given.
     """
+    outside = outside or ThisMachine()
+    files = outside.files
     if begin == "fresh":
         _refuse_to_erase(plan, folder)
-    if begin == "resume" and (ended := _ended(plan, folder)) is not None:
+    if begin == "resume" and (ended := _ended(plan, folder, files)) is not None:
         return ended
-    if begin == "resume" and RunStore.exists(folder):
-        plan = resumed_plan(plan, folder)
+    if begin == "resume" and RunStore.exists(folder, files):
+        plan = resumed_plan(plan, folder, files)
     settings = plan.config.runtime
     spans: deque[Span] = deque(maxlen=_MOST_SPANS)
-    turns = settings.turns or takes_turns(plan.config)
-    trace = spans.append if settings.trace else None
-    runtime = inline_runtime(
-        settings.threads, device=resolve_device(plan.config.model.device), turns=turns, trace=trace
+    runtime = outside.runtime(plan, spans.append if settings.trace else None)
+    store, restored = open_store(
+        plan, folder, begin, runtime.clock.wall(), lambda line: tell(f"--resume: {line}"), files
     )
-    store, restored = open_store(plan, folder, begin, runtime.clock.wall(), lambda line: tell(f"--resume: {line}"))
     try:
         plan = _with_own_origin(plan, store, runtime.clock.wall())
         if plan.replay is not None:
@@ -150,11 +162,11 @@ async def train(
 
     try:
         with closing(store):
-            async with tracking(plan.config.trackers, folder, runtime.clock, event, seen):
+            async with outside.tracking(plan.config.trackers, folder, runtime.clock, event, seen):
                 try:
-                    async with watchdog(plan, owners, record=store.path / DATABASE_NAME):
+                    async with outside.watchdog(plan, owners, store.path / DATABASE_NAME):
                         with told(plan.config), stop or StopRequest(STOPPING) as told_to_stop:
-                            go = record_rollouts if plan.config.rollouts_only else _train
+                            go = record_rollouts if plan.config.rollouts_only else partial(_train, outside)
                             status = await go(plan, folder, store, restored, runtime, told_to_stop, noticed, listeners)
                 except BaseException as error:
                     _note_failure(store, runtime.clock.wall(), error)
@@ -162,13 +174,13 @@ async def train(
                 finally:
                     await runtime.close()
                     if settings.trace:
-                        write_trace(folder / "trace.json", spans)
+                        write_trace(folder / "trace.json", spans, files)
                     store.set_status(status)
     except BaseException:
         with suppress(StoreError, OSError):  # what went wrong first is what the user must hear of
-            _summarise(folder)
+            _summarise(folder, files)
         raise
-    return Ended(status, _summarise(folder))
+    return Ended(status, _summarise(folder, files))
 
 
 def _with_own_origin(plan: Plan, store: RunStore, now: float) -> Plan:
@@ -204,24 +216,25 @@ def _note_once(store: RunStore, now: float, kind: str, data: dict[str, Any]) -> 
         store.events.write(now, kind, data)
 
 
-def _ended(plan: Plan, folder: Path) -> Ended | None:
+def _ended(plan: Plan, folder: Path, files: Files) -> Ended | None:
     """The run in `folder`, if it is finished and of this config."""
-    if not RunStore.exists(folder):
+    if not RunStore.exists(folder, files):
         return None
-    with RunReader(folder) as reader:
+    with RunReader(folder, files) as reader:
         if reader.status().name != "finished" or reader.config_sha256 != config_sha256(plan.config):
             return None
         return Ended("finished", RunWatcher(reader).read())
 
 
-def _summarise(folder: Path) -> RunRecord:
-    with RunReader(folder) as reader:
+def _summarise(folder: Path, files: Files) -> RunRecord:
+    with RunReader(folder, files) as reader:
         record = RunWatcher(reader).read()
-    write_summary(folder / "summary.json", build_summary(record))
+    write_summary(folder / "summary.json", build_summary(record), files)
     return record
 
 
 async def _train(
+    outside: Outside,
     plan: Plan,
     folder: Path,
     store: RunStore,
@@ -232,9 +245,9 @@ async def _train(
     listeners: Listeners,
 ) -> Status:
     """Build the run on its record, and see it to its end."""
-    models = await load_models(plan, runtime, folder)
+    models = await outside.models(plan, runtime, folder)
     begun = await _restore_models(plan, models, restored, runtime)
-    async with rewards(plan, folder, runtime, models.engines, models.judges) as pool:
+    async with outside.rewards(plan, folder, runtime, models.engines, models.judges) as pool:
         # First, since only now it is known how many sequences it decodes together.
         lineage = Lineage(begun.branch, store.checkpoints.lineage())
         await models.engines.start(lineage, models.publisher.receiver())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 
 from headrace.engines.protocol import (
     EngineError,
@@ -37,7 +37,7 @@ class AbsentEngine:
     async def stop(self) -> None:
         pass
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         raise EngineError(_ABSENT)
 
     def abort(self, request_ids: Iterable[str]) -> None:

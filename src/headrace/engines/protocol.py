@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -150,11 +150,11 @@ class Engine(Protocol):
     async def stop(self) -> None:
         """End every request with ABORT and release what `start` took."""
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         """Sample until a stop condition. Raises RequestError before the first token for a bad request, and EngineError
         where the model's logits are not finite.
 
-        Leaving the iterator early aborts the request.
+        Closing it early aborts the request: leave it by `aclosing`.
         """
 
     def abort(self, request_ids: Iterable[str]) -> None:

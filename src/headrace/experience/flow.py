@@ -9,16 +9,21 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from headrace.experience.codec import decode_group
+from headrace.experience.codec import CodecError, decode_group
+from headrace.experience.columns import SAMPLE_COLUMNS, FinishedGroup, put_samples, rewarded
 from headrace.experience.dataset import Prompt, PromptSource
+from headrace.experience.header import GroupHeader, SampleHeader, header_of
+from headrace.experience.index import NewRow
 from headrace.experience.pass_rates import PassRates
 from headrace.experience.recorded import RecordedSource
-from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
+from headrace.experience.sample import Group, GroupKey
 from headrace.experience.schedule import Bound, Placement, Schedule
 from headrace.experience.table import ExperienceTable
+from headrace.runtime.refs import Ref
 from headrace.runtime.signal import Signal
-from headrace.store import AttemptRow, Receipt, RunStore
+from headrace.store import AttemptRow, JournalOffset, Receipt, RunStore, StoreError
 
 OVERDUE = "overdue"
 SURPLUS = "surplus"
@@ -53,6 +58,13 @@ class TrainedBatch:
     """Groups that were dropped while it was composed, by reason."""
 
 
+class _Finished(NamedTuple):
+    """A group that is in the table."""
+
+    place: JournalOffset
+    rows: int
+
+
 class NothingToTrain(RuntimeError):
     """So many groups were dropped while one batch was composed that more of the same would come to nothing."""
 
@@ -79,8 +91,8 @@ class Flow:
         self._learnt = 0
         """The curriculum has the pass rates of all batches before this one."""
         self._quote = quote
-        self._examples: dict[str, Group] = {}
-        """The last group that was dropped, by reason."""
+        self._examples: dict[str, tuple[GroupHeader, JournalOffset]] = {}
+        """The last group that was dropped, by reason, and its place in the journal."""
         self._column_bytes = column_bytes
         self._reward_column = reward_column
         self._max_drops = max_drops_per_batch
@@ -88,11 +100,13 @@ class Flow:
         self._table = table
         self._source = source
         self._store = store
+        self._refs = table.refs
         self._reissue: deque[GroupKey] = deque()
         self._issues: dict[GroupKey, int] = {}
         """Of the groups that run: what comes of an earlier issue is nothing to us."""
         self._overdue: dict[GroupKey, None] = {}
-        self._rows: dict[GroupKey, int] = {}
+        self._groups: dict[GroupKey, _Finished] = {}
+        """Those that are ready or in the batch."""
         self._batch_rows = 0
         self._first_open = -1
         """The first batch that a live group may still enter, when it was last asked who is overdue."""
@@ -177,18 +191,21 @@ class Flow:
         bound = self._schedule.shut_by(version, has_bytes=self._table.has_bytes)
         return "bytes" if bound is None and not self._table.has_place else bound
 
-    def finish(self, group: Group, receipt: Receipt) -> None:
+    def finish(self, group: FinishedGroup, receipt: Receipt) -> None:
         """The group's episodes have ended, and it is in the journal: mark it ready, put its trainable samples into the
-        table.
+        table, which has its refs from now on.
 
         A group that was handed back or given out again meanwhile is let go.
         """
-        if group.key in self._overdue or self._issues.get(group.key) != receipt.issue:
+        key = group.header.key
+        if key in self._overdue or self._issues.get(key) != receipt.issue:
+            for ref in group.refs:
+                self._refs.free(ref)
             return
-        rate = None if self._pass_rates is None else self._pass_rates.of(group)
+        rate = None if self._pass_rates is None else self._pass_rates.of(group.header)
         self._store.ledger.ready(receipt, pass_rate=rate, composing=self._schedule.batch)
-        del self._issues[group.key]
-        self._put(group)
+        del self._issues[key]
+        self._put(group, receipt.place)
 
     def hand_back(self, key: GroupKey, reason: str, failure: str | None = None) -> None:
         """The attempt came to nothing: try its prompt again, unless its attempts are exhausted. `failure`: of a sample,
@@ -207,13 +224,13 @@ class Flow:
         self._schedule.dataset_refilled()
         self._advance()
 
-    def drop(self, key: GroupKey, reason: str, fault: str | None = None, group: Group | None = None) -> None:
-        """The finished group is not worth training on; or a `fault`, in words, keeps it from being judged. `group`: to
-        quote, if there are many such."""
+    def drop(self, key: GroupKey, reason: str, fault: str | None = None, judged: GroupHeader | None = None) -> None:
+        """The finished group is not worth training on; or a `fault`, in words, keeps it from being judged. `judged`: as
+        it was, to quote from it, if there are many such."""
         if fault is not None:
             self._faults[reason] += 1
-        if group is not None:
-            self._examples[reason] = group
+        if judged is not None:
+            self._examples[reason] = judged, self._groups[key].place
         self._remove(key, reason, fault)
         self._advance()
 
@@ -240,7 +257,7 @@ class Flow:
         done = TrainedBatch(self._schedule.batch, len(keys), late, dict(self._dropped))
         self._store.ledger.train(keys, batch=self._schedule.batch)
         for key in keys:
-            del self._rows[key]
+            del self._groups[key]
         self._batch_rows = 0
         self._placements.clear()
         self._dropped.clear()
@@ -265,12 +282,13 @@ class Flow:
         self._schedule.restore(batch, [(GroupKey(*row.key), row.deadline) for _, row in finished])
         for offset, row in finished:
             group = decode_group(self._store.journal.read(offset))
-            rate = self._pass_rates.of(group) if self._pass_rates is not None and row.pass_rate is None else None
+            header = header_of(group)
+            rate = self._pass_rates.of(header) if self._pass_rates is not None and row.pass_rate is None else None
             if rate is not None:
                 # Where nothing runs ahead it is of the batch that was composed when the crash came.
                 self._store.ledger.score(row.key, pass_rate=rate, composing=row.start_version)
             self._table.reserve(group.key, beyond_capacity=True)
-            self._put(group)
+            self._put(FinishedGroup(header, put_samples(self._refs, group)), offset)
         self._learn()
         self._reissue.extend(GroupKey(*row.key) for row in running)
         for row in self._store.ledger.attempts("dropped"):
@@ -318,9 +336,15 @@ class Flow:
         )
 
     def _example(self, reason: str) -> str:
-        """A sample of the last group that was dropped for it."""
-        group = self._examples.get(reason)
-        return "" if group is None or self._quote is None else f". The last one had {self._quote(group)}"
+        """A sample of the last group that was dropped for it, if it can still be read."""
+        if self._quote is None or reason not in self._examples:
+            return ""
+        judged, offset = self._examples[reason]
+        try:
+            group = decode_group(self._store.journal.read(offset))
+        except (StoreError, CodecError):
+            return ""
+        return f". The last one had {self._quote(rewarded(group, judged))}"
 
     def _last_fault(self, reason: str) -> str:
         words = self.drop_words.get(reason)
@@ -329,7 +353,7 @@ class Flow:
     def _shed(self, overdue: Iterable[GroupKey]) -> None:
         """Hand back what is finished of these; whoever runs the others ends them first."""
         for key in overdue:
-            if key in self._rows:
+            if key in self._groups:
                 self._hand_back(key, self.reason_overdue)
             else:
                 self._overdue[key] = None
@@ -341,12 +365,13 @@ class Flow:
         if again:
             self._schedule.dataset_refilled()
 
-    def _put(self, group: Group) -> None:
-        samples = group.trainable
-        self._rows[group.key] = len(samples)
+    def _put(self, group: FinishedGroup, place: JournalOffset) -> None:
+        header = group.header
+        samples = [(one, ref) for one, ref in zip(header.samples, group.refs, strict=True) if one.is_trainable]
+        self._groups[header.key] = _Finished(place, len(samples))
         # Metadata, text and single numbers are not counted.
-        nbytes = group.nbytes + self._column_bytes * sum(map(len, samples))
-        self._table.put(group.key, [self._columns(group, sample) for sample in samples], nbytes=nbytes)
+        nbytes = header.nbytes + self._column_bytes * sum(one.length for one, _ in samples)
+        self._table.put(header.key, [self._row(*each) for each in samples], group=group, nbytes=nbytes)
         self.changed.notify()
 
     def _remove(self, key: GroupKey, reason: str, words: str | None) -> None:
@@ -356,7 +381,7 @@ class Flow:
         self._store.ledger.drop(key, reason)
         self._table.remove(key)
         self._issues.pop(key, None)
-        self._rows.pop(key, None)
+        self._groups.pop(key, None)
         self._dropped[reason] += 1
         self._drops_changed = True
 
@@ -364,7 +389,7 @@ class Flow:
         """Let the schedule decide membership, and wake whoever depends on it."""
         for placement in self._schedule.take():
             self._placements.append(placement)
-            self._batch_rows += self._rows[placement.key]
+            self._batch_rows += self._groups[placement.key].rows
             self._table.write_group(placement.key, "batch", placement.batch)
         schedule = self._schedule
         if schedule.first_open != self._first_open:
@@ -377,19 +402,13 @@ class Flow:
         self._told = now
         self.changed.notify()
 
-    def _columns(self, group: Group, sample: Sample) -> dict[str, object]:
-        return {
-            "tokens": sample.tokens,
-            "loss_mask": sample.loss_mask,
-            "logprobs": sample.logprobs,
-            "versions": sample.versions,
-            "branches": sample.branches,
-            "kept_sets": sample.kept,
-            self._reward_column: sample.reward,
-            "group": group,
-            "episode": sample.episode,
-            "sample": sample.index,
-            "truncated": sample.status is SampleStatus.TRUNCATED,
-            "metadata": sample.metadata,
-            "terms": sample.terms,
+    def _row(self, header: SampleHeader, ref: Ref) -> NewRow:
+        return header, {
+            **dict.fromkeys(SAMPLE_COLUMNS, ref),
+            self._reward_column: header.reward,
+            "group": header.key,
+            "episode": header.episode,
+            "sample": header.index,
+            "truncated": header.is_truncated,
+            "terms": header.terms,
         }

@@ -1,10 +1,13 @@
-"""Where a worker writes the groups that it finishes."""
+"""Where a worker leaves the groups that it finishes: on the disk, and behind refs."""
 
 from __future__ import annotations
 
 from headrace.experience.codec import encode_group
+from headrace.experience.columns import FinishedGroup, put_samples
+from headrace.experience.header import GroupHeader, header_of
 from headrace.experience.sample import Group
 from headrace.runtime.protocol import Runtime
+from headrace.runtime.refs import Refs
 from headrace.store import JournalOffset, JournalWriter, Receipt
 
 ENCODE_LANE, SYNC_LANE = "journal.encode", "journal"
@@ -12,16 +15,18 @@ ENCODE_LANE, SYNC_LANE = "journal.encode", "journal"
 
 
 class GroupJournal:
-    def __init__(self, writer: JournalWriter, runtime: Runtime) -> None:
+    def __init__(self, writer: JournalWriter, runtime: Runtime, refs: Refs) -> None:
         self._writer = writer
         self._runtime = runtime
+        self._refs = refs
 
-    async def write(self, group: Group) -> Receipt:
+    async def write(self, group: Group) -> tuple[FinishedGroup, Receipt]:
         """Off the event loop. What is returned survives a power cut. Raises DiskFull, StoreError; CodecError if a
         sample's metadata is not JSON-like."""
-        place = await self._runtime.compute(ENCODE_LANE, self._append, group)
+        place, header = await self._runtime.compute(ENCODE_LANE, self._append, group)
         await self._runtime.compute(SYNC_LANE, self._writer.sync)
-        return self._writer.receipt(group.key, place, issue=group.issue)
+        finished = FinishedGroup(header, put_samples(self._refs, group))
+        return finished, self._writer.receipt(group.key, place, issue=group.issue)
 
-    def _append(self, group: Group) -> JournalOffset:
-        return self._writer.append(group.key, encode_group(group), issue=group.issue)
+    def _append(self, group: Group) -> tuple[JournalOffset, GroupHeader]:
+        return self._writer.append(group.key, encode_group(group), issue=group.issue), header_of(group)

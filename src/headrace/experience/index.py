@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from headrace.experience.header import SampleHeader
 from headrace.experience.keyed_heap import KeyedHeap
 from headrace.experience.ready_rows import ReadyRows
 from headrace.experience.sample import GroupKey
@@ -39,11 +40,20 @@ class Consumer:
     unit: Literal["row", "group"] = "row"
 
 
+NewRow = tuple[SampleHeader, dict[str, Any]]
+"""A row that is put, with the columns that it comes with."""
+
+
 @dataclass(slots=True)
 class Row:
     row_id: RowId
-    group: GroupKey
+    header: SampleHeader
     columns: dict[str, Any]
+    """Numbers, short text and refs: plain data."""
+
+    @property
+    def group(self) -> GroupKey:
+        return self.header.key
 
     @property
     def key(self) -> tuple[GroupKey, RowId]:
@@ -59,6 +69,8 @@ class Lease:
     consumer: str
     rows: list[Row]
     expires: float
+    groups: tuple[GroupKey, ...] = ()
+    """Of the rows that it was granted with."""
 
 
 @dataclass(slots=True)
@@ -108,7 +120,13 @@ class TableIndex:
     def has_group(self, key: GroupKey) -> bool:
         return key in self._groups
 
-    def put(self, key: GroupKey, rows: Sequence[dict[str, Any]]) -> list[RowId]:
+    def row(self, row_id: RowId) -> Row:
+        """Raises TableError."""
+        if row_id not in self._rows:
+            raise TableError(f"row {row_id} is not in the table (any more)")
+        return self._rows[row_id]
+
+    def put(self, key: GroupKey, rows: Sequence[NewRow]) -> list[RowId]:
         """Add a group's rows, all or none."""
         if key in self._groups:
             raise TableError(f"group {key} is in the table already")
@@ -117,7 +135,7 @@ class TableIndex:
         ids = list(range(self._next_row, self._next_row + len(rows)))
         self._next_row += len(rows)
         self._groups[key] = dict.fromkeys(ids)
-        added = [Row(row_id, key, columns) for row_id, columns in zip(ids, rows, strict=True)]
+        added = [Row(row_id, header, columns) for row_id, (header, columns) in zip(ids, rows, strict=True)]
         consumers = len(self._queues)
         for row in added:
             self._rows[row.row_id] = row
@@ -135,7 +153,7 @@ class TableIndex:
         """Fill a column that these rows lack. With `lease`, only while it is held."""
         if lease is not None:
             self._held(lease)
-        rows = [self._row(row_id) for row_id in row_ids]
+        rows = [self.row(row_id) for row_id in row_ids]
         for row in rows:
             if column in row.columns:
                 raise TableError(f"row {row.row_id} of group {row.group} has column {column!r} already")
@@ -165,7 +183,9 @@ class TableIndex:
         for row_id in row_ids:
             if row_id not in queue.ready:
                 raise TableError(f"row {row_id} is not ready for {consumer}")
-        lease = Lease(self._next_lease, consumer, [queue.ready.take(row_id) for row_id in row_ids], expires)
+        rows = [queue.ready.take(row_id) for row_id in row_ids]
+        groups = tuple(dict.fromkeys(row.group for row in rows))
+        lease = Lease(self._next_lease, consumer, rows, expires, groups)
         self._next_lease += 1
         self._leases[lease.lease_id] = lease
         queue.expiries.set(lease.lease_id, expires)
@@ -289,11 +309,6 @@ class TableIndex:
         if consumer not in self._queues:
             raise TableError(f"no consumer {consumer!r}; the table has {', '.join(self._queues)}")
         return self._queues[consumer]
-
-    def _row(self, row_id: RowId) -> Row:
-        if row_id not in self._rows:
-            raise TableError(f"row {row_id} is not in the table (any more)")
-        return self._rows[row_id]
 
     def _group(self, key: GroupKey) -> Collection[RowId]:
         if key not in self._groups:

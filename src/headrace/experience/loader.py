@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from functools import partial
 
 from headrace.experience.flow import Flow
-from headrace.experience.index import Row, RowId, Sampler
+from headrace.experience.index import Row, RowId
 from headrace.experience.ready_rows import ReadyRows
 from headrace.experience.samplers import in_order
 from headrace.experience.table import ExperienceTable, Lease
@@ -16,7 +17,7 @@ from headrace.runtime.protocol import WaitTimeout
 
 def row_length(row: Row) -> int:
     """Tokens of a row, prompt included."""
-    return len(row.columns["tokens"])
+    return row.header.length
 
 
 class StreamingLoader:
@@ -51,37 +52,35 @@ class StreamingLoader:
         self._streaming = streaming
         self._timeout_s = timeout_s
 
-    async def leases(self, batch: int, until: Callable[[], bool] = lambda: False) -> AsyncGenerator[Lease]:
+    def leases(self, batch: int, until: Callable[[], bool] = lambda: False) -> AsyncIterator[Lease]:
         """Leases of at most the token budget (one row, and the last lease, may exceed it), until every row of `batch`
-        was handed out, or `until()` holds (looked at when the consumer is woken).
+        was handed out, or `until()` holds (looked at when the consumer is woken). No generator: nothing of it is left
+        open where it is left early.
 
         Raises WaitTimeout if no row comes within the time limit.
         """
-        handed_out = 0
+        return _Leases(self, batch, until)
 
-        def is_complete() -> bool:
-            if self._flow.is_finished:
+    async def _next(self, batch: int, handed_out: int, until: Callable[[], bool]) -> Lease | None:
+        """The lease after so many rows of the batch; None if there is none."""
+
+        def is_over() -> bool:
+            if self._flow.is_finished or until():
                 return True
             return self._flow.is_sealed and handed_out >= self._flow.rows_of_batch()
 
-        while not (is_complete() or until()):
-            lease = await self._lease(batch, partial(self._choose, batch, handed_out), lambda: is_complete() or until())
-            if lease is None:
-                return
-            handed_out += len(lease.rows)
-            yield lease
-
-    async def _lease(self, batch: int, choose: Sampler, until: Callable[[], bool]) -> Lease | None:
+        if is_over():
+            return None
         left = self._timeout_s
         while True:
             before = self._stood_still()
             try:
                 return await self._table.lease(
                     self._consumer,
-                    choose,
+                    partial(self._choose, batch, handed_out),
                     seconds=left,
                     what=lambda: f"rows of batch {batch} ({self._flow.describe()}{self._unfinished()})",
-                    until=until,
+                    until=is_over,
                 )
             except WaitTimeout:
                 left = self._stood_still() - before
@@ -98,3 +97,22 @@ class StreamingLoader:
         if rows.tokens(row_length) < self._max_tokens:
             return []
         return rows.fitting(self._max_tokens, row_length)
+
+
+@dataclass(slots=True)
+class _Leases:
+    loader: StreamingLoader
+    batch: int
+    until: Callable[[], bool]
+    handed_out: int = 0
+    """Rows."""
+
+    def __aiter__(self) -> _Leases:
+        return self
+
+    async def __anext__(self) -> Lease:
+        lease = await self.loader._next(self.batch, self.handed_out, self.until)
+        if lease is None:
+            raise StopAsyncIteration
+        self.handed_out += len(lease.rows)
+        return lease

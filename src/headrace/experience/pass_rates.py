@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from headrace.experience.sample import Group
+from headrace.experience.header import GroupHeader
 
 
 class Learner(Protocol):
@@ -19,7 +19,7 @@ class PassRates:
         self._order = order
         self._passes_above = passes_above
 
-    def of(self, group: Group) -> float | None:
+    def of(self, group: GroupHeader) -> float | None:
         """Of its episodes, by the reward of the last sample of each; None if none has a reward."""
         last = {sample.episode: sample.reward for sample in group.trainable if sample.reward is not None}
         return sum(reward > self._passes_above for reward in last.values()) / len(last) if last else None

@@ -30,7 +30,7 @@ def turns_of(sample: Sample, decode: Decode) -> tuple[Turn, ...]:
 
 
 def rollout_of(
-    group: Group,
+    prompt_id: str,
     sample: Sample,
     decode: Decode,
     *,
@@ -42,8 +42,9 @@ def rollout_of(
     advantages: NDArray[np.float32] | None = None,
     trainer_logprobs: NDArray[np.float32] | None = None,
 ) -> Rollout:
-    """`at`: seconds since the epoch. `dropped`: why its group is not trained on. `reward`: with what models said of it;
-    the sample's own unless given. The arrays, [T], are of a sample that was trained on."""
+    """`prompt_id`: of the sample's prompt. `at`: seconds since the epoch. `dropped`: why its group is not trained on.
+    `reward`: with what models said of it; the sample's own unless given. The arrays, [T], are of a sample that was
+    trained on."""
     chosen = sample.loss_mask
     reward = sample.reward if reward is None else reward
     mean = float(advantages[chosen].mean()) if advantages is not None and chosen.any() else None
@@ -65,10 +66,10 @@ def rollout_of(
     return Rollout(
         batch=batch,
         at=at,
-        key=group.key,
+        key=sample.group,
         episode=sample.episode,
         sample=sample.index,
-        prompt_id=group.prompt_id,
+        prompt_id=prompt_id,
         status=str(sample.status) if failed or dropped is None else DROPPED,
         reason=sample.failure if failed else dropped,
         reward=None if reward is None else float(reward),

@@ -13,17 +13,24 @@ The table refuses nothing for its bytes: `has_bytes` is told to the schedule, wh
 even so. Hence `nbytes` <= max(`capacity_bytes`, prompts_per_batch * `group_bytes`), as is proved in
 `experience/schedule.py`, if no group is larger than `group_bytes`. On top come what a restore brings back, all groups
 since the commit, and rows of a trained group that a consumer has not acked yet.
+
+The table owns the refs that are in its columns. They are freed once the group has left the table, no lease that was
+granted on it goes on, and nobody keeps it (`keep_refs`): who computes with a row that was dropped meanwhile finds it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from headrace.experience.index import Consumer, Lease, Row, RowId, Sampler, TableError, TableIndex
+from headrace.experience.columns import FinishedGroup
+from headrace.experience.index import Consumer, Lease, NewRow, Row, RowId, Sampler, TableError, TableIndex
 from headrace.experience.sample import GroupKey
+from headrace.experience.shared_refs import SharedRefs
 from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.runtime.refs import InlineRefs, Ref, Refs
 from headrace.runtime.signal import Signal
 
 __all__ = ["Consumer", "ExperienceTable", "Lease", "Row", "RowId", "TableError"]
@@ -41,10 +48,11 @@ class ExperienceTable:
         group_bytes: int = 0,
         lease_s: float,
         clock: Clock,
+        refs: Refs | None = None,
     ) -> None:
         """`capacity`: most groups reserved or held. `capacity_bytes`: beyond which only what the batch at hand needs is
         to start. `group_bytes`: of the largest group, reserved for each until it is put. `lease_s`: a lease that is not
-        renewed for so long ends."""
+        renewed for so long ends. `refs`: where columns are kept; in this process unless given."""
         consumers = list(consumers)
         self._index = TableIndex(consumers)
         self._signals = {consumer.name: Signal() for consumer in consumers}
@@ -55,8 +63,11 @@ class ExperienceTable:
         self._bytes: dict[GroupKey, int] = {}
         """Of the groups that are held."""
         self._held_bytes = 0
+        self._finished: dict[GroupKey, FinishedGroup] = {}
         self._lease_s = lease_s
         self._clock = clock
+        self.refs: Refs = InlineRefs() if refs is None else refs
+        self._shared = SharedRefs(self.refs)
 
     @property
     def rows(self) -> int:
@@ -93,23 +104,45 @@ class ExperienceTable:
         """Give a reserved place back."""
         self._reserved.pop(key, None)
 
-    def put(self, key: GroupKey, rows: Sequence[dict[str, Any]], *, nbytes: int = 0) -> list[RowId]:
-        """Add all rows of a group at once, in the place that was reserved for it. `nbytes`: that the group takes,
-        with what will be written later."""
+    def put(
+        self, key: GroupKey, rows: Sequence[NewRow], *, group: FinishedGroup | None = None, nbytes: int = 0
+    ) -> list[RowId]:
+        """Add all rows of a group at once, in the place that was reserved for it. `group`: what else there is of it,
+        whose refs are the table's from now on. `nbytes`: that the group takes, with what will be written later."""
         if key not in self._reserved:
             raise TableError(f"group {key} has no place reserved")
         ids = self._index.put(key, rows)
+        self._shared.enter(key, () if group is None else group.refs)
+        if group is not None:
+            self._finished[key] = group
         del self._reserved[key]
         self._bytes[key] = nbytes
         self._held_bytes += nbytes
         self._wake_filled()
         return ids
 
+    def group(self, key: GroupKey) -> FinishedGroup:
+        """Of which rows are in the table. Raises KeyError."""
+        return self._finished[key]
+
     def write(self, row_ids: Sequence[RowId], column: str, values: Sequence[Any], lease: Lease | None = None) -> None:
-        """Fill one column. With `lease`, StaleLease if it has ended meanwhile."""
+        """Fill one column. A ref among the values is the table's from now on. With `lease`, StaleLease if it has ended
+        meanwhile."""
         self._expire()
         self._index.write(row_ids, column, values, lease)
+        for row_id, value in zip(row_ids, values, strict=True):
+            if isinstance(value, Ref):
+                self._shared.add(self._index.row(row_id).group, [value])
         self._wake_filled()
+
+    def fill(self, lease: Lease, column: str, values: Mapping[RowId, Any]) -> None:
+        """Write what was computed of a lease's rows. Those of a group that was dropped meanwhile have left it, and what
+        was computed of them is let go. Raises StaleLease."""
+        there = {row.row_id: values[row.row_id] for row in lease.rows}
+        for row_id, value in values.items():
+            if isinstance(value, Ref) and row_id not in there:
+                self.refs.free(value)
+        self.write([*there], column, [*there.values()], lease)
 
     def write_group(self, key: GroupKey, column: str, value: Any) -> None:
         """The same value in a column of all rows of a group."""
@@ -152,7 +185,9 @@ class ExperienceTable:
         chosen = sampler(self._index.ready(consumer))
         if not chosen:
             return None
-        return self._index.lease(consumer, chosen, self._clock.now() + self._lease_s)
+        lease = self._index.lease(consumer, chosen, self._clock.now() + self._lease_s)
+        self._shared.hold(lease.groups)
+        return lease
 
     def renew(self, *leases: Lease) -> None:
         """Progress was made: hold them for another full term. Raises StaleLease if one has ended."""
@@ -173,13 +208,15 @@ class ExperienceTable:
         self.renew(*leases)
         for lease in leases:
             self._index.ack(lease)
-            for row in lease.rows:
-                if not self._index.has_group(row.group):
-                    self._held_bytes -= self._bytes.pop(row.group, 0)
+            for key in lease.groups:
+                if not self._index.has_group(key):
+                    self._left(key)
+            self._shared.let_go(lease.groups)
 
     def give_back(self, lease: Lease) -> None:
         """Let others have these rows."""
         self._index.give_back(lease)
+        self._shared.let_go(lease.groups)
         self._wake_filled()
 
     def remove(self, key: GroupKey) -> None:
@@ -187,7 +224,17 @@ class ExperienceTable:
         self.cancel(key)
         if self._index.has_group(key):
             self._index.remove(key)
-            self._held_bytes -= self._bytes.pop(key)
+            self._left(key)
+
+    @contextmanager
+    def keep_refs(self, keys: Iterable[GroupKey]) -> Iterator[None]:
+        """Refs of groups that are in the table now, or leased, are not freed within."""
+        kept = tuple(keys)
+        self._shared.hold(kept)
+        try:
+            yield
+        finally:
+            self._shared.let_go(kept)
 
     def wake(self, consumer: str) -> None:
         """Have a waiting consumer's sampler look again: what it depends on beside the rows has changed."""
@@ -198,8 +245,15 @@ class ExperienceTable:
         for signal in self._signals.values():
             signal.notify()
 
+    def _left(self, key: GroupKey) -> None:
+        self._held_bytes -= self._bytes.pop(key, 0)
+        self._shared.leave(key)
+        self._finished.pop(key, None)
+
     def _expire(self) -> None:
-        if self._index.expire(self._clock.now()):
+        if expired := self._index.expire(self._clock.now()):
+            for lease in expired:
+                self._shared.let_go(lease.groups)
             self._wake_filled()
 
     def _wake_filled(self) -> None:

@@ -20,7 +20,7 @@ from headrace.observe.durations import quantile
 from headrace.observe.metrics import ringing
 from headrace.observe.record import BatchRecord
 from headrace.observe.run_record import Evaluation, RunRecord
-from headrace.store.files import write_whole
+from headrace.store.files import LOCAL, Files, write_whole
 
 
 def build_summary(run: RunRecord) -> dict[str, Any]:
@@ -96,9 +96,9 @@ def build_summary(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def write_summary(path: Path, summary: dict[str, Any]) -> None:
+def write_summary(path: Path, summary: dict[str, Any], files: Files = LOCAL) -> None:
     """Whole or not at all. Raises DiskFull."""
-    write_whole(path, (json.dumps(summary, indent=2) + "\n").encode())
+    write_whole(path, (json.dumps(summary, indent=2) + "\n").encode(), files)
 
 
 def staleness_histogram(batches: Sequence[BatchRecord]) -> dict[int, int]:

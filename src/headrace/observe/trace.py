@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from headrace.store.files import write_whole
+from headrace.store.files import LOCAL, Files, write_whole
 
 
 class Spanned(Protocol):
@@ -23,7 +23,7 @@ class Spanned(Protocol):
     def end(self) -> float: ...
 
 
-def write_trace(path: Path, spans: Iterable[Spanned]) -> None:
+def write_trace(path: Path, spans: Iterable[Spanned], files: Files = LOCAL) -> None:
     """One row a lane, times in microseconds from the first. Whole or not at all. Raises DiskFull."""
     spans = sorted(spans, key=lambda span: span.begin)
     lanes = {lane: row for row, lane in enumerate(dict.fromkeys(span.lane for span in spans))}
@@ -43,4 +43,4 @@ def write_trace(path: Path, spans: Iterable[Spanned]) -> None:
         }
         for span in spans
     ]
-    write_whole(path, json.dumps({"traceEvents": events}).encode())
+    write_whole(path, json.dumps({"traceEvents": events}).encode(), files)

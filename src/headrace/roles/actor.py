@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
-
+from headrace.experience.columns import read
+from headrace.experience.header import Span
 from headrace.experience.index import Row, StaleLease
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
@@ -22,9 +20,11 @@ from headrace.roles.context import RoleContext
 from headrace.roles.critic import CriticRole
 from headrace.roles.gap_sample import Gap, measure
 from headrace.roles.whole_batch import WholeBatch
+from headrace.runtime.refs import Ref
 from headrace.runtime.signal import Signal
 from headrace.training.epochs import Epochs
 from headrace.training.protocol import StepReport, Trainer
+from headrace.training.rows import RowToTrain, pack_row, put_each, split
 from headrace.weights.plane import WeightPublisher
 from headrace.weights.version import Lineage, Version
 
@@ -41,10 +41,10 @@ class TrainedRow:
     """A row of the batch, and what became of it."""
 
     row: Row
-    trained: NDArray[np.bool_]
-    """[T]: which tokens entered the loss."""
-    logprobs: NDArray[np.float32] | None
-    """[T]: the trainer's, under the weights that the batch began with; None where it does not know them."""
+    trained: tuple[Span, ...] = ()
+    """The tokens that entered the loss."""
+    logprobs: Ref | None = None
+    """To one column: the trainer's, under the weights that the batch began with; None where it does not know them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,38 +148,43 @@ class ActorRole:
         """Have `run` return before the batch that it is at; what was accumulated of it is forgotten."""
         self._stopping = True
         self._context.table.wake(NAME)
+        if self._critic is not None:
+            self._critic.wake()
 
     async def run(self) -> None:
         """Train batch after batch until the run is finished or stopped. Never cancelled between a step and its
         record: `stop` is how it ends early."""
         flow = self._context.flow
         while not (flow.is_finished or self._stopping):
-            with self._context.activity.training(spent.TRAINS):
-                step = await self._train(flow.batch)
-            if step is None:
-                continue
-            version = Version(self._lineage.branch, flow.batch)
-            with self._context.activity.training(spent.PUBLISHES):
-                await self._compute(self._publisher.publish, version, self._trainer.tensors())
-            self._published.notify()
-            await self._after_step(step)
+            with ExitStack() as kept:
+                with self._context.activity.training(spent.TRAINS):
+                    step = await self._train(flow.batch, kept)
+                if step is None:
+                    continue
+                version = Version(self._lineage.branch, flow.batch)
+                with self._context.activity.training(spent.PUBLISHES):
+                    await self._compute(self._publisher.publish, version, self._trainer.tensors())
+                self._published.notify()
+                await self._after_step(step)
 
-    async def _train(self, batch: int) -> TrainedStep | None:
-        """One batch: accumulate, step, ack. None if it ended without a step."""
+    async def _train(self, batch: int, kept: ExitStack) -> TrainedStep | None:
+        """One batch: accumulate, step, ack. None if it ended without a step. `kept`: until it is closed, the batch's
+        refs are there."""
         self._train_s = 0.0
         work = _Batch(batch, warm_up=batch < self._warm_up)
         try:
             async for lease in self._leases(batch):
                 work.leases.append(lease)
-                masks = [self._rule.trained(row, batch) for row in lease.rows]
-                for row, mask in zip(lease.rows, masks, strict=True):
-                    work.stats.add(row, mask, batch, self._rule, self._lineage)
-                rows = [self._pack_row(row, mask, batch) for row, mask in zip(lease.rows, masks, strict=True)]
-                work.rows += zip(lease.rows, masks, strict=True)
-                self._context.table.hold(*work.leases)
+                rows = [self._to_train(row, batch) for row in lease.rows]
+                for row in rows:
+                    work.stats.add(row.row, row.trained, batch, self._rule, self._lineage)
+                work.rows += rows
+                self._context.table.hold(lease)
                 if not work.warm_up:
                     await self._accumulate(work, rows)
-                self._context.table.renew(*work.leases)
+            if work.leases and not self._stopping:
+                await self._critic_ready(batch)
+                self._context.table.hold(*work.leases)
         except StaleLease as lost:
             self._context.report("restarted_batch", {"batch": batch, "message": str(lost)})
             await self._give_up(work)
@@ -187,8 +192,9 @@ class ActorRole:
         if self._stopping or not work.leases:
             await self._give_up(work)
             return None
-        self._context.table.hold(*work.leases)
         critic, epochs = await self._critics_steps(batch, self._steps(work))
+        kept.enter_context(self._context.table.keep_refs(dict.fromkeys(row.row.group for row in work.rows)))
+        kept.callback(self._free, work)
         self._context.table.ack(*work.leases)
         if self._trained is not None:
             await self._trained(batch, epochs[0], work.stats)
@@ -208,18 +214,18 @@ class ActorRole:
             rows=work.trained_rows(),
         )
 
-    async def _accumulate(self, work: _Batch, rows: list[PackRow]) -> None:
+    async def _accumulate(self, work: _Batch, rows: Sequence[RowToTrain]) -> None:
         """Gradients of the first step, which can still be given up. With whole batches, `rows` are all of one."""
         if self._whole is None:
             first = len(work.rows) - len(rows)
             for places in plan_microbatches([len(row) for row in rows], self._max_tokens):
                 if self._stopping:
                     return
-                columns = await self._compute(self._trainer.accumulate, pack([rows[place] for place in places]))
-                work.found(columns, [len(rows[place]) for place in places], [first + place for place in places])
+                began = await self._compute(self._pass, work.number, [rows[place] for place in places])
+                work.began.update(zip([first + place for place in places], began, strict=False))
             return
         work.whole = WholeBatch(
-            rows,
+            await self._compute(self._packed, work.number, rows),
             work.number,
             self._trainer,
             self._compute,
@@ -230,8 +236,14 @@ class ActorRole:
         if self._whole.recompute:
             await work.whole.score("proximal", self._trainer.logprobs)
         if self._whole.prepare is not None and not self._stopping:
-            work.whole.prepare(self._whole.prepare)
+            await work.whole.prepare(self._whole.prepare)
         await work.whole.begin()
+
+    async def _critic_ready(self, batch: int) -> None:
+        """Neither steps before the gradients of both are whole."""
+        if self._critic is not None:
+            with self._context.activity.training(spent.CRITIC):
+                await self._critic.ready(batch, until=lambda: self._stopping)
 
     async def _critics_steps(
         self, batch: int, own: Coroutine[Any, Any, tuple[tuple[StepReport, ...], ...]]
@@ -253,7 +265,9 @@ class ActorRole:
         work.gap = await measure(rows, self._max_tokens, lambda micro: self._compute(self._trainer.logprobs, micro))
         if self._whole is None or work.whole is None:
             return ((await self._compute(self._trainer.step),),)
-        return await work.whole.finish(self._whole.enough)
+        made = await work.whole.finish(self._whole.enough)
+        work.began = await self._compute(self._known, work.whole)
+        return made
 
     async def _give_up(self, work: _Batch) -> None:
         """Forget the gradients; rows that are still ours go back."""
@@ -261,21 +275,38 @@ class ActorRole:
         for lease in work.leases:
             with suppress(StaleLease):
                 self._context.table.give_back(lease)
+        self._free(work)
 
-    def _pack_row(self, row: Row, trained: NDArray[np.bool_], batch: int) -> PackRow:
-        columns = {name: row.columns[name] for name in self._columns}
-        fresh = self._fresh.tokens(batch, row.columns["versions"], row.columns["branches"])
-        columns["fresh"] = fresh.astype(np.float32)
-        return PackRow(row.columns["tokens"], trained, columns, row.columns["kept_sets"])
+    def _free(self, work: _Batch) -> None:
+        for ref in work.began.values():
+            self._context.refs.free(ref)
 
-    async def _leases(self, batch: int) -> AsyncGenerator[Lease]:
-        source = self._loader.leases(batch, until=lambda: self._stopping)
-        while True:
-            with self._context.waits.waiting(NAME, spent.ROWS), self._context.activity.training(spent.ROWS):
-                lease = await anext(source, None)
-            if lease is None or self._stopping:
-                return
-            yield lease
+    def _to_train(self, row: Row, batch: int) -> RowToTrain:
+        fresh = self._fresh.tokens(batch, row.header.spans)
+        return RowToTrain(row, self._rule.trained(row.header, batch), fresh)
+
+    def _pass(self, batch: int, rows: Sequence[RowToTrain]) -> list[Ref]:
+        """Accumulate one micro-batch. A ref for each row to the log-probs that the batch began with; none if the
+        trainer does not tell. On the trainer's lane."""
+        found = self._trainer.accumulate(pack(self._packed(batch, rows)))
+        return put_each(self._context.refs, _BEGAN, split(found[_BEGAN].numpy(), rows)) if _BEGAN in found else []
+
+    def _packed(self, batch: int, rows: Sequence[RowToTrain]) -> list[PackRow]:
+        """On the trainer's lane, as is `_known`. Raises StalenessError."""
+        refs = self._context.refs
+        packed = [pack_row(refs, row, self._columns) for row in rows]
+        for row, made in zip(rows, packed, strict=True):
+            self._rule.check(batch, read(refs, row.row, ("versions",))["versions"], made.mask)
+        return packed
+
+    def _known(self, whole: WholeBatch) -> dict[int, Ref]:
+        """By place, refs to the log-probs that a whole batch began with, where it has them."""
+        refs, pairs = self._context.refs, zip(whole.column(_BEGAN), whole.column("proximal"), strict=True)
+        known = [proximal if began is None else began for began, proximal in pairs]
+        return {place: refs.put({_BEGAN: values}) for place, values in enumerate(known) if values is not None}
+
+    def _leases(self, batch: int) -> AsyncIterator[Lease]:
+        return _Leases(self, self._loader.leases(batch, until=lambda: self._stopping))
 
     async def _compute(self, function: Callable[..., T], *args: Any) -> T:
         clock = self._context.runtime.clock
@@ -284,6 +315,25 @@ class ActorRole:
             return await self._context.compute(TRAINER_LANE, "the trainer", function, *args)
         finally:
             self._train_s += clock.now() - began
+
+
+@dataclass(slots=True)
+class _Leases:
+    """Those of a batch, until the actor is told to stop; waits for them are counted."""
+
+    actor: ActorRole
+    source: AsyncIterator[Lease]
+
+    def __aiter__(self) -> _Leases:
+        return self
+
+    async def __anext__(self) -> Lease:
+        context = self.actor._context
+        with context.waits.waiting(NAME, spent.ROWS), context.activity.training(spent.ROWS):
+            lease = await anext(self.source)
+        if self.actor._stopping:
+            raise StopAsyncIteration
+        return lease
 
 
 @dataclass(slots=True)
@@ -296,24 +346,13 @@ class _Batch:
     stats: BatchStats = field(default_factory=BatchStats)
     gap: Gap | None = None
     warm_up: bool = False
-    rows: list[tuple[Row, NDArray[np.bool_]]] = field(default_factory=list)
-    """And which of their tokens enter the loss."""
-    began: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    rows: list[RowToTrain] = field(default_factory=list)
+    began: dict[int, Ref] = field(default_factory=dict)
     """By place in `rows`: log-probs under the weights that the batch begins with."""
-
-    def found(self, columns: Mapping[str, Tensor], lengths: Sequence[int], places: Sequence[int]) -> None:
-        """`columns` that the trainer gave for a micro-batch of the rows at `places`."""
-        if (began := columns.get(_BEGAN)) is not None:
-            parts = np.split(began.numpy(), np.cumsum(lengths)[:-1])
-            self.began.update(zip(places, parts, strict=True))
 
     def trained_rows(self) -> tuple[TrainedRow, ...]:
         """Each with the trainer's log-probs, if it came to know them."""
-        known: list[NDArray[np.float32] | None] = [self.began.get(place) for place in range(len(self.rows))]
-        if self.whole is not None:
-            began, proximal = self.whole.column(_BEGAN), self.whole.column("proximal")
-            known = [one if one is not None else other for one, other in zip(began, proximal, strict=True)]
         return tuple(
-            TrainedRow(row, trained, row.columns.get("proximal") if logprobs is None else logprobs)
-            for (row, trained), logprobs in zip(self.rows, known, strict=True)
+            TrainedRow(one.row, one.trained, self.began.get(place) or one.row.columns.get("proximal"))
+            for place, one in enumerate(self.rows)
         )

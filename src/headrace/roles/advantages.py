@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.algorithms.estimate import Compared
+from headrace.algorithms.estimate import AdvantageEstimator, Compared, Episodes
+from headrace.experience.columns import OnChosenTokens, read
 from headrace.experience.index import Row
 from headrace.experience.samplers import sealed_batch, whole_groups
 from headrace.roles.context import RoleContext
+from headrace.runtime.refs import Ref
 
 NAME = "advantages"
-
-Estimator = Callable[[Compared, int | None], Mapping[str, Tensor]]
-"""Columns by name, [N] each; given the batch's number where the data is all of it."""
+LANE = "stages"
+"""Where tokens are looked at; functions of the user's compute there too."""
+_COMPARED = ("tokens", "loss_mask", "logprobs", "reference", "values", "proximal")
 
 
 class AdvantagesRole:
@@ -25,16 +28,14 @@ class AdvantagesRole:
     def __init__(
         self,
         context: RoleContext,
-        estimator: Estimator,
+        estimator: AdvantageEstimator,
         *,
         reads: Collection[str],
         extra: Sequence[str] = (),
         whole_batch: bool = False,
-        lane: str | None = None,
     ) -> None:
         """`reads`: columns that its stage declares. `extra`: those among them that only the user's own estimator
-        knows. `lane`: where it computes, if not in the event loop: a function of the user's may take its time."""
-        self._lane = lane
+        knows."""
         self._reads = frozenset(reads)
         self._extra = tuple(extra)
         self._context = context
@@ -44,67 +45,90 @@ class AdvantagesRole:
         self._what = "rows of the sealed batch" if whole_batch else "kept groups"
 
     async def run(self) -> None:
+        """Until the run is finished. Where rewards and lengths alone are compared, no token is looked at."""
         table = self._context.table
         async for lease in self._context.leases(NAME, self._sampler, self._what):
             rows = list(lease.rows)
-            lengths = np.cumsum([len(row.columns["tokens"]) for row in rows])[:-1]
             batch = self._context.flow.batch if self._whole_batch else None
-            data = compared(rows, self._reads, self._extra)
-            if self._lane is None:
-                columns = self._estimator(data, batch)
+            columns: Mapping[str, Sequence[object]]
+            if self._estimator.is_of_episodes:
+                columns = {"advantages": self._by_episode(rows)}
             else:
                 table.hold(lease)
-                columns = await self._context.compute(self._lane, "the advantage", self._estimator, data, batch)
-            # Rows of a group that was dropped meanwhile have left the lease.
-            there = [row.row_id for row in lease.rows]
+                columns = await self._context.compute(LANE, "the advantage", self._by_token, rows, batch)
             for name, values in columns.items():
-                parts = np.split(values.numpy().astype(np.float32), lengths)
-                of_row = {row.row_id: part for row, part in zip(rows, parts, strict=True)}
-                table.write(there, name, [of_row[row_id] for row_id in there], lease)
+                table.fill(lease, name, {row.row_id: value for row, value in zip(rows, values, strict=True)})
             table.ack(lease)
 
+    def _by_episode(self, rows: Sequence[Row]) -> list[OnChosenTokens]:
+        episodes = _Episodes(rows)
+        lengths = torch.zeros(len(episodes.rewards), dtype=torch.float64)
+        own = torch.tensor([row.header.response_tokens for row in rows], dtype=torch.float64)
+        lengths.index_add_(0, episodes.of_row, own)
+        found = self._estimator.of_episodes(Episodes(episodes.rewards, episodes.groups, lengths))
+        return [OnChosenTokens(value) for value in found[episodes.of_row].tolist()]
 
-def compared(rows: Sequence[Row], reads: Collection[str], extra: Sequence[str] = ()) -> Compared:
-    """Rows of whole groups as flat tensors. `reads`: columns that are there; `extra` are those of the user's own.
+    def _by_token(self, rows: Sequence[Row], batch: int | None) -> dict[str, list[Ref]]:
+        """On the lane."""
+        refs = self._context.refs
+        names = [name for name in dict.fromkeys((*_COMPARED, *self._extra)) if name in self._reads]
+        data = compared(rows, [read(refs, row, names) for row in rows], self._reads, self._extra)
+        ends = np.cumsum([row.header.length for row in rows])[:-1]
+        return {
+            name: [refs.put({name: part}) for part in np.split(values.numpy().astype(np.float32), ends)]
+            for name, values in self._estimator(data, batch).items()
+        }
 
-    The baseline is taken over episodes: one of several samples counts once.
-    """
-    episodes: dict[tuple[object, int], int] = {}
-    groups: dict[object, int] = {}
-    of_row, rewards, group_index = [], [], []
-    for row in rows:
-        key = (row.group, row.columns["episode"])
-        if key not in episodes:
-            episodes[key] = len(episodes)
-            rewards.append(row.columns["reward"])
-            group_index.append(groups.setdefault(row.group, len(groups)))
-        of_row.append(episodes[key])
+
+class _Episodes:
+    """The rows' episodes: the baseline is taken over them, and one of several samples counts once."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        episodes: dict[tuple[object, int], int] = {}
+        groups: dict[object, int] = {}
+        of_row, rewards, group_index = [], [], []
+        for row in rows:
+            key = (row.group, row.header.episode)
+            if key not in episodes:
+                episodes[key] = len(episodes)
+                rewards.append(row.columns["reward"])
+                group_index.append(groups.setdefault(row.group, len(groups)))
+            of_row.append(episodes[key])
+        self.of_row = torch.tensor(of_row, dtype=torch.int64)
+        self.rewards = torch.tensor(rewards, dtype=torch.float64)
+        self.groups = torch.tensor(group_index, dtype=torch.int64)
+
+
+def compared(
+    rows: Sequence[Row], values: Sequence[Mapping[str, Any]], reads: Collection[str], extra: Sequence[str] = ()
+) -> Compared:
+    """Rows of whole groups as flat tensors. `values`: of each row its columns of tokens. `reads`: columns that are
+    there; `extra` are those of the user's own."""
+    lengths = [row.header.length for row in rows]
+    episodes = _Episodes(rows)
 
     def column(name: str) -> Tensor | None:
         if name not in reads:
             return None
-        parts = [np.broadcast_to(row.columns[name], len(row.columns["tokens"])) for row in rows]
+        parts = [np.broadcast_to(found[name], length) for found, length in zip(values, lengths, strict=True)]
         return torch.from_numpy(np.concatenate(parts).astype(np.float64))
 
     def per_sample(name: str, dtype: torch.dtype) -> Tensor | None:
         return torch.tensor([row.columns[name] for row in rows], dtype=dtype) if name in reads else None
 
-    mask = np.concatenate([row.columns["loss_mask"] for row in rows])
     behavior = column("logprobs")
     assert behavior is not None
     return Compared(
-        rewards=torch.tensor(rewards, dtype=torch.float64),
-        group_index=torch.tensor(group_index, dtype=torch.int64),
-        episode=torch.tensor(of_row, dtype=torch.int64),
-        mask=torch.from_numpy(mask),
-        sample_index=torch.repeat_interleave(
-            torch.arange(len(rows)), torch.tensor([len(row.columns["tokens"]) for row in rows])
-        ),
+        rewards=episodes.rewards,
+        group_index=episodes.groups,
+        episode=episodes.of_row,
+        mask=torch.from_numpy(np.concatenate([found["loss_mask"] for found in values])),
+        sample_index=torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lengths)),
         behavior=behavior,
         reference=column("reference"),
         values=column("values"),
         truncated=per_sample("truncated", torch.bool),
         last_values=per_sample("last_value", torch.float64),
         proximal=column("proximal"),
-        columns={name: values for name in extra if (values := column(name)) is not None},
+        columns={name: found for name in extra if (found := column(name)) is not None},
     )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.experience.header import SampleHeader, Span
 from headrace.experience.index import Row
 from headrace.experience.sample import GroupKey
 from headrace.weights.version import Lineage
+
+_OUR_FAULT = "this is a fault of Headrace; please report it with the run's folder"
 
 
 class StalenessError(RuntimeError):
@@ -29,28 +33,40 @@ class StalenessRule:
     masks_truncated: bool = False
     """Samples that were cut off are left out whole (`algorithm.truncated: mask`)."""
 
-    def staleness(self, batch: int, versions: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Batch minus version, never below 0; [T] to [T]. Meaningless where no version is set."""
-        return np.maximum(batch - versions, 0)
+    def staleness(self, batch: int, version: int) -> int:
+        """Batch minus version, never below 0."""
+        return max(batch - version, 0)
 
-    def chosen(self, row: Row) -> NDArray[np.bool_]:
-        """[T]: True where the policy chose the token, of a row that is not left out; of any staleness."""
-        mask: NDArray[np.bool_] = row.columns["loss_mask"]
-        return np.zeros_like(mask) if self.masks_truncated and row.columns["truncated"] else mask
+    def chosen(self, header: SampleHeader) -> tuple[Span, ...]:
+        """The tokens that the policy chose, of a sample that is not left out; of any staleness."""
+        return () if self.masks_truncated and header.is_truncated else header.spans
 
-    def trained(self, row: Row, batch: int) -> NDArray[np.bool_]:
-        """[T]: True where the token enters the loss. Raises StalenessError."""
-        mask = self.chosen(row)
+    def trained(self, header: SampleHeader, batch: int) -> tuple[Span, ...]:
+        """The tokens that enter the loss. Raises StalenessError."""
+        chosen = self.chosen(header)
         if self.allows_late:
-            return mask
-        fresh = self.staleness(batch, row.columns["versions"]) <= self.bound
-        if not self.masks and bool((mask & ~fresh).any()):
-            worst = int(self.staleness(batch, row.columns["versions"])[mask].max())
+            return chosen
+        fresh = tuple(span for span in chosen if self.staleness(batch, span.number) <= self.bound)
+        if not self.masks and len(fresh) < len(chosen):
+            worst = max(self.staleness(batch, span.number) for span in chosen)
             raise StalenessError(
-                f"group {row.group} reached batch {batch} with staleness {worst}, bound {self.bound}: this is a fault "
-                "of Headrace; please report it with the run's folder"
+                f"group {header.key} reached batch {batch} with staleness {worst}, bound {self.bound}: {_OUR_FAULT}"
             )
-        return mask & fresh
+        return fresh
+
+    def check(self, batch: int, versions: NDArray[np.int32], mask: NDArray[np.bool_]) -> None:
+        """Of the arrays [T] that are trained: that the tokens in `mask` are what `trained` took them for. Raises
+        StalenessError."""
+        numbers = versions[mask]
+        if not numbers.size:
+            return
+        oldest = int(numbers.min())
+        if oldest < 0:
+            raise StalenessError(f"a token that no version sampled is to be trained in batch {batch}: {_OUR_FAULT}")
+        if not self.allows_late and (worst := self.staleness(batch, oldest)) > self.bound:
+            raise StalenessError(
+                f"a token of staleness {worst} is to be trained in batch {batch}, bound {self.bound}: {_OUR_FAULT}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +79,12 @@ class FreshRule:
     """Whether the engine goes on with the keys and values of before a swap (`swap: keep`). A sample that it swapped in
     the midst of then shows more than the mismatch, and none of its tokens count."""
 
-    def tokens(self, batch: int, versions: NDArray[np.int32], branches: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """[T]: True where the weights that `batch` begins with sampled the token."""
-        fresh: NDArray[np.bool_] = (versions == batch) & ~self.lineage.lost(branches, versions)
-        if self.keeps_keys and not np.array_equal(fresh, branches >= 0):
-            return np.zeros_like(fresh)
-        return fresh
+    def tokens(self, batch: int, spans: Sequence[Span]) -> tuple[Span, ...]:
+        """Of a sample's `spans` those that the weights sampled which `batch` begins with."""
+        fresh = tuple(
+            span for span in spans if span.number == batch and not self.lineage.lost(span.branch, span.number)
+        )
+        return () if self.keeps_keys and len(fresh) < len(spans) else fresh
 
 
 @dataclass(slots=True)
@@ -115,19 +131,24 @@ class BatchStats:
         low, high, samples = self.group_rewards.get(group, (reward, reward, 0))
         self.group_rewards[group] = (min(low, reward), max(high, reward), samples + 1)
 
-    def add(self, row: Row, trained: NDArray[np.bool_], batch: int, rule: StalenessRule, lineage: Lineage) -> None:
+    def add(self, row: Row, trained: Sequence[Span], batch: int, rule: StalenessRule, lineage: Lineage) -> None:
+        """`trained`: of the row's tokens those that enter the loss."""
         columns = row.columns
         self.samples += 1
-        self.trained_samples += bool(trained.any())
-        self.truncated_samples += bool(columns["truncated"])
+        self.trained_samples += bool(trained)
+        self.truncated_samples += row.header.is_truncated
         self.count_reward(row.group, columns["reward"])
         scored = {"model": columns["model_score"]} if "model_score" in columns else {}
         for name, value in {**columns["terms"], **scored}.items():
             self.term_sums[name] += value
             self.term_samples[name] += 1
-        self.response_tokens += int(columns["loss_mask"].sum())
-        self.masked_tokens += int((rule.chosen(row) & ~trained).sum())
-        self.lost_branch_tokens += int((lineage.lost(columns["branches"], columns["versions"]) & trained).sum())
-        values, counts = np.unique(rule.staleness(batch, columns["versions"])[trained], return_counts=True)
-        for value, count in zip(values, counts, strict=True):
-            self.staleness[int(value)] += int(count)
+        self.response_tokens += row.header.response_tokens
+        self.masked_tokens += _tokens(rule.chosen(row.header)) - _tokens(trained)
+        for span in trained:
+            self.staleness[rule.staleness(batch, span.number)] += span.tokens
+            if lineage.lost(span.branch, span.number):
+                self.lost_branch_tokens += span.tokens
+
+
+def _tokens(spans: Iterable[Span]) -> int:
+    return sum(span.tokens for span in spans)

@@ -13,6 +13,7 @@ from headrace.experience.table import ExperienceTable, Lease
 from headrace.observe.spent import Activity
 from headrace.observe.waits import WaitMeter
 from headrace.runtime.protocol import Runtime, WaitTimeout
+from headrace.runtime.refs import Refs
 
 T = TypeVar("T")
 
@@ -31,6 +32,11 @@ class RoleContext:
     computing: Counter[str] = field(default_factory=Counter)
     """What roles compute now."""
     activity: Activity = field(default_factory=Activity)
+
+    @property
+    def refs(self) -> Refs:
+        """Where the table's columns are kept."""
+        return self.table.refs
 
     async def compute(self, lane: str, what: str, function: Callable[..., T], *args: Any) -> T:
         """`runtime.compute`, within the time limit of all waits. Raises WaitTimeout, which names `what`."""
@@ -60,20 +66,37 @@ class RoleContext:
                 except WaitTimeout as stall:
                     self.report("waiting", {"role": side, "message": str(stall)})
 
-    async def leases(self, consumer: str, sampler: Sampler, what: str) -> AsyncIterator[Lease]:
-        """Leases for a role that follows the flow until the run is finished."""
-        while not self.flow.is_finished:
+    def leases(self, consumer: str, sampler: Sampler, what: str) -> AsyncIterator[Lease]:
+        """Leases for a role that follows the flow until the run is finished. No generator: nothing of it is left open
+        where it is left early."""
+        return _Leases(self, consumer, sampler, what)
+
+
+@dataclass(slots=True)
+class _Leases:
+    context: RoleContext
+    consumer: str
+    sampler: Sampler
+    what: str
+
+    def __aiter__(self) -> _Leases:
+        return self
+
+    async def __anext__(self) -> Lease:
+        context, flow = self.context, self.context.flow
+        while not flow.is_finished:
             try:
-                with self.waits.waiting(consumer, what):
-                    lease = await self.table.lease(
-                        consumer,
-                        sampler,
-                        seconds=self.stall_timeout_s,
-                        what=lambda: what,
-                        until=lambda: self.flow.is_finished,
+                with context.waits.waiting(self.consumer, self.what):
+                    lease = await context.table.lease(
+                        self.consumer,
+                        self.sampler,
+                        seconds=context.stall_timeout_s,
+                        what=lambda: self.what,
+                        until=lambda: flow.is_finished,
                     )
             except WaitTimeout as stall:
-                self.report("waiting", {"role": consumer, "message": str(stall)})
+                context.report("waiting", {"role": self.consumer, "message": str(stall)})
                 continue
             if lease is not None:
-                yield lease
+                return lease
+        raise StopAsyncIteration

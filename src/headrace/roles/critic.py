@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from headrace.roles.whole_batch import WholeBatch
 from headrace.runtime.signal import Signal
 from headrace.training.epochs import Epochs
 from headrace.training.protocol import StepReport, Trainer
+from headrace.training.rows import RowToTrain, pack_row
 
 T = TypeVar("T")
 
@@ -52,6 +53,8 @@ class CriticRole:
         """The batch of which all rows are there, and the first step is accumulated."""
         self._whole: WholeBatch | None = None
         self._leases: list[Lease] = []
+        self._has_lost_rows = False
+        """After all of them were there."""
 
     async def run(self) -> None:
         """Batch after batch until the run is finished."""
@@ -62,15 +65,27 @@ class CriticRole:
                 continue
             self._begun = batch
             self._changed.notify()
-            while flow.batch == batch and not flow.is_finished:
+            while flow.batch == batch and not (self._has_lost_rows or flow.is_finished):
                 await self._context.changed(NAME, "the actor's step")
 
-    async def step(self, batch: int) -> tuple[StepReport, ...]:
-        """The optimiser steps on `batch`, once all of it is there. Raises WaitTimeout."""
+    async def ready(self, batch: int, until: Callable[[], bool] = lambda: False) -> None:
+        """Return once the gradients of the first step on `batch` are whole, or `until()` holds (looked at whenever
+        `wake` is called). Nothing is stepped, and either may still give up. Raises WaitTimeout."""
         clock, seconds = self._context.runtime.clock, self._context.stall_timeout_s
         await self._changed.wait_until(
-            lambda: self._begun == batch, clock, seconds, lambda: f"the critic to see all rows of batch {batch}"
+            lambda: self._holds(batch) or until(),
+            clock,
+            seconds,
+            lambda: f"the critic to see all rows of batch {batch}",
         )
+
+    def wake(self) -> None:
+        """Have `ready` look at its condition again."""
+        self._changed.notify()
+
+    async def step(self, batch: int) -> tuple[StepReport, ...]:
+        """All optimiser steps on `batch`, which is `ready`. From here on there is no way back but to the commit."""
+        assert self._begun == batch, f"the critic is not ready for batch {batch}"
         if self._whole is None:
             reports = [await self._compute(self._trainer.step)]
         else:
@@ -79,36 +94,65 @@ class CriticRole:
         self._leases, self._whole, self._begun = [], None, None
         return tuple(reports)
 
+    def _holds(self, batch: int) -> bool:
+        """Whether all is accumulated, and no row of it was lost meanwhile: else the batch begins again."""
+        if self._begun != batch:
+            return False
+        try:
+            self._context.table.hold(*self._leases)
+        except StaleLease:
+            self._begun, self._has_lost_rows = None, True
+            self._context.flow.changed.notify()
+            return False
+        return True
+
     async def _accumulate(self, batch: int) -> bool:
         """False if a row was lost, and the batch must begin again."""
         table = self._context.table
+        if self._has_lost_rows:
+            self._has_lost_rows = False
+            await self._forget("a lease has ended while the actor was waited for", batch)
         try:
             async for lease in self._loader.leases(batch):
                 self._leases.append(lease)
-                table.hold(*self._leases)
-                rows = [
-                    PackRow(row.columns["tokens"], self._rule.chosen(row), {c: row.columns[c] for c in _COLUMNS})
-                    for row in lease.rows
-                ]
-                await self._begin(batch, rows)
+                table.hold(lease)
+                await self._begin(batch, [RowToTrain(row, self._rule.chosen(row.header)) for row in lease.rows])
         except StaleLease as lost:
-            self._context.report("restarted_batch", {"role": NAME, "batch": batch, "message": str(lost)})
-            await self._compute(self._trainer.discard)
-            for lease in self._leases:
-                with suppress(StaleLease):
-                    table.give_back(lease)
-            self._leases, self._whole = [], None
+            await self._forget(str(lost), batch)
             return False
         return bool(self._leases)
 
-    async def _begin(self, batch: int, rows: list[PackRow]) -> None:
+    async def _forget(self, why: str, batch: int) -> None:
+        """The gradients; rows that are still ours go back."""
+        self._context.report("restarted_batch", {"role": NAME, "batch": batch, "message": why})
+        await self._compute(self._trainer.discard)
+        for lease in self._leases:
+            with suppress(StaleLease):
+                self._context.table.give_back(lease)
+        self._leases, self._whole = [], None
+
+    async def _begin(self, batch: int, rows: Sequence[RowToTrain]) -> None:
         """Gradients of the first step. With whole batches, `rows` are all of one."""
         if self._epochs is None:
             for places in plan_microbatches([len(row) for row in rows], self._max_tokens):
-                await self._compute(self._trainer.accumulate, pack([rows[place] for place in places]))
+                await self._compute(self._pass, [rows[place] for place in places])
             return
-        self._whole = WholeBatch(rows, batch, self._trainer, self._compute, self._epochs, max_tokens=self._max_tokens)
+        self._whole = WholeBatch(
+            await self._compute(self._packed, rows),
+            batch,
+            self._trainer,
+            self._compute,
+            self._epochs,
+            max_tokens=self._max_tokens,
+        )
         await self._whole.begin()
+
+    def _packed(self, rows: Sequence[RowToTrain]) -> list[PackRow]:
+        """On the lane, as is `_pass`."""
+        return [pack_row(self._context.refs, row, _COLUMNS) for row in rows]
+
+    def _pass(self, rows: Sequence[RowToTrain]) -> None:
+        self._trainer.accumulate(pack(self._packed(rows)))
 
     async def _compute(self, function: Callable[..., T], *args: Any) -> T:
         return await self._context.compute(CRITIC_LANE, "the critic", function, *args)

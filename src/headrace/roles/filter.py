@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from functools import cache
 
+from headrace.experience.columns import group_of
+from headrace.experience.header import GroupHeader
 from headrace.experience.index import Row
 from headrace.experience.sample import Group
 from headrace.experience.samplers import whole_groups
 from headrace.roles.context import RoleContext
 from headrace.rollout.filters import Filter, drop_reason
+from headrace.runtime.refs import Ref
 
 NAME = "filter"
 _MOST_TOLD = 10
 
+Record = Callable[[GroupHeader, Sequence[Ref], str], Awaitable[None]]
+"""Given a group that was dropped, the refs of its samples, and the reason."""
+
 
 class FilterRole:
-    def __init__(
-        self,
-        context: RoleContext,
-        filters: Sequence[Filter],
-        record: Callable[[Group, str], Awaitable[None]] | None = None,
-    ) -> None:
-        """`record`: awaited with each group that was dropped, and the reason."""
+    def __init__(self, context: RoleContext, filters: Sequence[Filter], record: Record | None = None) -> None:
+        """`record`: awaited with each group that was dropped."""
         self._context = context
         self._record = record
         self._filters = filters
@@ -31,18 +32,25 @@ class FilterRole:
 
     async def run(self) -> None:
         """Judge each group as it arrives: `keep` is written, or the group is dropped with the first reason."""
+        table, flow = self._context.table, self._context.flow
         async for lease in self._context.leases(NAME, whole_groups, "finished groups"):
-            group = _group_of(lease.rows)
+            finished = table.group(lease.rows[0].group)
+            header, samples = _judged(finished.header, lease.rows), finished.refs
             faults: list[str] = []
-            reason = drop_reason(self._filters, group, self._context.flow.batch, faults.append)
-            self._context.table.ack(lease)
-            if reason is None:
-                self._context.flow.keep(group.key)
-                continue
-            self._tell(faults)
-            self._context.flow.drop(group.key, reason, next(iter(faults), None), group)
-            if self._record is not None:
-                await self._record(group, reason)
+            reason = drop_reason(self._filters, header, self._loader(header, samples), flow.batch, faults.append)
+            with table.keep_refs([header.key]):
+                table.ack(lease)
+                if reason is None:
+                    flow.keep(header.key)
+                    continue
+                self._tell(faults)
+                flow.drop(header.key, reason, next(iter(faults), None), header)
+                if self._record is not None:
+                    await self._record(header, samples, reason)
+
+    def _loader(self, header: GroupHeader, samples: Sequence[Ref]) -> Callable[[], Group]:
+        """Loads the group once."""
+        return cache(lambda: group_of(self._context.refs, header, samples))
 
     def _tell(self, faults: Sequence[str]) -> None:
         """Each is an event once, as long as they are few."""
@@ -52,9 +60,6 @@ class FilterRole:
                 self._context.report("filter_failed", {"message": words})
 
 
-def _group_of(rows: Sequence[Row]) -> Group:
+def _judged(header: GroupHeader, rows: Sequence[Row]) -> GroupHeader:
     """The group as it was finished, with the rewards that its rows have: a model may have had a say in them."""
-    group: Group = rows[0].columns["group"]
-    rewards = iter(row.columns["reward"] for row in rows)
-    samples = (replace(sample, reward=next(rewards)) if sample.is_trainable else sample for sample in group.samples)
-    return replace(group, samples=tuple(samples))
+    return header.rewarded([row.columns["reward"] for row in rows])

@@ -9,9 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.algorithms.pieces import PieceError, raised
+from headrace.experience.columns import FinishedGroup, group_of, read
 from headrace.experience.index import Row
+from headrace.experience.sample import GroupKey
 from headrace.experience.samplers import one_row, sealed_batch, whole_groups
 from headrace.roles.context import RoleContext
+from headrace.runtime.refs import Ref
 
 LANE = "stages"
 
@@ -46,15 +49,22 @@ class FunctionStageRole:
         async for lease in self._context.leases(self._name, sampler, "columns that it reads"):
             rows = list(lease.rows)
             table.hold(lease)
-            columns = await self._context.compute(LANE, f"{self._what} to return", self._call, rows)
-            there = [row.row_id for row in lease.rows]
+            groups = {}
+            if "group" in self._reads:
+                groups = {row.group: self._context.table.group(row.group) for row in rows}
+            columns = await self._context.compute(LANE, f"{self._what} to return", self._call, rows, groups)
             for name, values in columns.items():
-                of_row = {row.row_id: value for row, value in zip(rows, values, strict=True)}
-                table.write(there, name, [of_row[row_id] for row_id in there], lease)
+                table.fill(lease, name, {row.row_id: value for row, value in zip(rows, values, strict=True)})
             table.ack(lease)
 
-    def _call(self, rows: Sequence[Row]) -> dict[str, list[NDArray[np.float32]]]:
-        given = {name: [_read_only(row.columns[name]) for row in rows] for name in self._reads}
+    def _call(self, rows: Sequence[Row], groups: Mapping[GroupKey, FinishedGroup]) -> dict[str, list[Ref]]:
+        """Of each column that it writes a ref for each row. `groups`: of the rows, if it reads them. On the lane."""
+        refs = self._context.refs
+        wholes = {key: group_of(refs, one.header, one.refs) for key, one in groups.items()}
+        given: dict[str, list[Any]] = {name: [] for name in self._reads}
+        for row in rows:
+            for name, value in read(refs, row, self._reads).items():
+                given[name].append(wholes[row.group] if name == "group" else _read_only(value))
         by_row = self._unit == "row"
         try:
             result = self._function(**{name: values[0] for name, values in given.items()} if by_row else given)
@@ -63,7 +73,8 @@ class FunctionStageRole:
         if not isinstance(result, Mapping) or set(result) != set(self._writes):
             got = sorted(map(str, result)) if isinstance(result, Mapping) else type(result).__name__
             raise PieceError(f"{self._what} returned {got}; return a mapping with {', '.join(self._writes)}")
-        return {name: self._checked(name, [values] if by_row else values, rows) for name, values in result.items()}
+        checked = {name: self._checked(name, [values] if by_row else values, rows) for name, values in result.items()}
+        return {name: [refs.put({name: values}) for values in columns] for name, columns in checked.items()}
 
     def _checked(self, name: str, values: Any, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str) or np.ndim(values) == 0:
@@ -72,7 +83,7 @@ class FunctionStageRole:
             raise PieceError(f"{self._what} returned {len(values)} values of {name} for {len(rows)} rows")
         columns = []
         for row, value in zip(rows, values, strict=True):
-            length = len(row.columns["tokens"])
+            length = row.header.length
             try:
                 column = np.asarray(value, dtype=np.float32)
             except (TypeError, ValueError) as error:

@@ -22,6 +22,7 @@ from headrace.engines.completions import GenerationAborted
 from headrace.engines.pool import EnginePool, Place
 from headrace.engines.protocol import EngineError, RequestError
 from headrace.experience.dataset import PromptDataset
+from headrace.experience.header import mask_of, spans_of
 from headrace.experience.sample import GroupKey, Sample
 from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
 from headrace.roles.batch_stats import FreshRule
@@ -98,11 +99,11 @@ class GapSampler:
         drawn, self._drawn = self._drawn, []
         if not drawn:
             return []
-        masks = [self._fresh.tokens(batch, sample.versions, sample.branches) for sample in drawn]
+        fresh = [self._fresh.tokens(batch, [*spans_of(sample)]) for sample in drawn]
         rows = [
-            PackRow(sample.tokens, mask, {"logprobs": sample.logprobs}, sample.kept)
-            for sample, mask in zip(drawn, masks, strict=True)
-            if mask.any()
+            PackRow(sample.tokens, mask_of(spans, len(sample)), {"logprobs": sample.logprobs}, sample.kept)
+            for sample, spans in zip(drawn, fresh, strict=True)
+            if spans
         ]
         if rows:
             self._due, self._told = due_after(batch), False

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
-
-import numpy as np
+from contextlib import ExitStack
 
 from headrace.experience.index import Row
 from headrace.experience.loader import StreamingLoader
@@ -57,26 +55,28 @@ class RecordingRole:
         early."""
         flow = self._context.flow
         while not (flow.is_finished or self._stopping):
-            step = await self._batch(flow.batch)
-            if step is not None:
-                await self._after_batch(step)
+            with ExitStack() as kept:
+                step = await self._batch(flow.batch, kept)
+                if step is not None:
+                    await self._after_batch(step)
 
-    async def _batch(self, batch: int) -> TrainedStep | None:
+    async def _batch(self, batch: int, kept: ExitStack) -> TrainedStep | None:
+        """`kept`: until it is closed, the batch's refs are there."""
         table, leases, rows, stats = self._context.table, list[Lease](), list[Row](), BatchStats()
-        async with aclosing(self._loader.leases(batch, until=lambda: self._stopping)) as source:
-            async for lease in source:
-                leases.append(lease)
-                table.hold(lease)
-                rows += lease.rows
+        async for lease in self._loader.leases(batch, until=lambda: self._stopping):
+            leases.append(lease)
+            table.hold(lease)
+            rows += lease.rows
         if self._stopping or not leases:
             for lease in leases:
                 table.give_back(lease)
             return None
         for row in rows:
-            stats.add(row, self._rule.trained(row, batch), batch, self._rule, self._lineage)
+            stats.add(row, self._rule.trained(row.header, batch), batch, self._rule, self._lineage)
         # Nothing is trained, so nothing is stale.
         stats.staleness.clear()
         stats.lost_branch_tokens = 0
+        kept.enter_context(table.keep_refs(dict.fromkeys(row.group for row in rows)))
         table.ack(*leases)
         done = self._context.flow.step()
         return TrainedStep(
@@ -87,6 +87,6 @@ class RecordingRole:
             stats,
             epochs=((_NO_STEP,),),
             train_s=0.0,
-            rows=tuple(TrainedRow(row, np.zeros(len(row.columns["tokens"]), np.bool_), None) for row in rows),
+            rows=tuple(TrainedRow(row) for row in rows),
             only_recorded=True,
         )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
-
-import numpy as np
-from numpy.typing import NDArray
 
 from headrace.experience.flow import Admission
 from headrace.experience.group_journal import GroupJournal
+from headrace.experience.header import Span
 from headrace.experience.recorded import RecordedRollouts
 from headrace.roles.batch_stats import FreshRule
 from headrace.roles.context import RoleContext
@@ -42,19 +41,19 @@ class ReplayRole:
     async def _hand_over(self, admission: Admission) -> None:
         group = await self._context.compute(LANE, "the record", self._rollouts.group, admission.key)
         group = replace(group, issue=admission.issue)
-        self._context.flow.finish(group, await self._journal.write(group))
+        self._context.flow.finish(*await self._journal.write(group))
 
 
 class RecordedLineage(Lineage):
     """Nothing that another run sampled is of this run's versions, and none of it was taken back."""
 
-    def lost(self, branches: NDArray[np.int32], versions: NDArray[np.int32]) -> NDArray[np.bool_]:
-        return np.zeros(len(branches), np.bool_)
+    def lost(self, branch: int, number: int) -> bool:
+        return False
 
 
 class NeverFresh(FreshRule):
     """No recorded token is known to be of the weights that a batch begins with: what the trainer's log-probs differ by
     is drift, all of it."""
 
-    def tokens(self, batch: int, versions: NDArray[np.int32], branches: NDArray[np.int32]) -> NDArray[np.bool_]:
-        return np.zeros(len(versions), np.bool_)
+    def tokens(self, batch: int, spans: Sequence[Span]) -> tuple[Span, ...]:
+        return ()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from headrace.experience.index import Row
 from headrace.experience.loader import row_length
 from headrace.experience.samplers import token_budget, whole_groups
 from headrace.roles.context import RoleContext
 from headrace.rollout.failures import FailureKind
-from headrace.rollout.rewards.model import ModelReward
+from headrace.rollout.rewards.model import Answered, ModelReward, answered_by_ref
 
 NAME = "reward"
 
@@ -26,14 +27,19 @@ class RewardRole:
         async for lease in self._context.leases(NAME, self._sampler, "finished groups"):
             rows = list(lease.rows)
             table.hold(lease)
-            scored = await self._model.scores([row.columns["group"].last_of(row.columns["episode"]) for row in rows])
+            scored = await self._model.scores([self._last(row) for row in rows])
             scores = {row.row_id: score for row, score in zip(rows, scored, strict=True)}
             rewards = {row.row_id: self._model.total(row.columns["scored"], scores[row.row_id]) for row in rows}
             # Rows of a group that was dropped, meanwhile or here, have left the lease.
             while bad := [row for row in lease.rows if rewards[row.row_id] is None]:
                 words = f"the reward model scored {scores[bad[0].row_id]}, which gives no reward"
                 flow.drop(bad[0].group, FailureKind.REWARD_NAN.value, words)
-            there = [row.row_id for row in lease.rows]
-            table.write(there, "model_score", [scores[row_id] for row_id in there], lease)
-            table.write(there, "reward", [rewards[row_id] for row_id in there], lease)
+            table.fill(lease, "model_score", scores)
+            table.fill(lease, "reward", rewards)
             table.ack(lease)
+
+    def _last(self, row: Row) -> Answered:
+        """The sample that the reward of the row's episode is about."""
+        group = self._context.table.group(row.group)
+        place = group.header.last_of(row.header.episode)
+        return answered_by_ref(self._context.refs, group.header.samples[place], group.refs[place])

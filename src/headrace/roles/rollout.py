@@ -102,7 +102,7 @@ class RolloutRole:
                 await self._record(group)
             self._failures.look_at(group)
             if len(group.trainable) >= self._min_samples:
-                self._flow.finish(group, await self._journal.write(group))
+                self._flow.finish(*await self._journal.write(group))
             elif self._failure() is None and admission.key not in self._flow.overdue():
                 failure = next((sample.failure for sample in group.samples if sample.failure), None)
                 self._flow.hand_back(admission.key, f"failed: {_commonest_failure(group)}", failure)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
+from headrace.experience.columns import SAMPLE_COLUMNS, read, sample_of
+from headrace.experience.header import GroupHeader, mask_of
 from headrace.experience.rollouts import Decode, kept_of, rollout_of
 from headrace.experience.sample import Group, SampleStatus
 from headrace.roles.actor import TrainedRow, TrainedStep
 from headrace.roles.context import RoleContext
+from headrace.runtime.refs import Ref
 from headrace.store.rollouts import Rollout
 
 LANE = "record"
@@ -69,22 +71,32 @@ class RolloutRecord:
         they are in the place of those of an earlier version, and the set's name begins the prompt's id."""
         batch, at = self._context.flow.batch, self._context.runtime.clock.wall()
         those = [sample for sample in group.samples if sample.status is SampleStatus.FAILED]
-        if of is not None:
-            group = replace(group, prompt_id=f"{of}/{group.prompt_id}")
+        prompt_id = group.prompt_id if of is None else f"{of}/{group.prompt_id}"
         if those and self._per_batch != 0:
-            await self._write(lambda: [rollout_of(group, s, self._decode, batch=batch, at=at) for s in those])
+            await self._write(lambda: [rollout_of(prompt_id, s, self._decode, batch=batch, at=at) for s in those])
 
-    async def dropped(self, group: Group, reason: str) -> None:
+    async def dropped(self, group: GroupHeader, of_samples: Sequence[Ref], reason: str) -> None:
         """The group is finished, and not trained on: its samples are kept, up to so many while a batch is composed."""
         batch, at = self._context.flow.batch, self._context.runtime.clock.wall()
         if batch not in self._dropped:
             self._dropped.clear()
         left = None if self._per_batch is None else max(self._per_batch - self._dropped[batch], 0)
-        those = group.trainable[:left]
+        pairs = zip(group.samples, of_samples, strict=True)
+        those = [(sample, ref) for sample, ref in pairs if sample.is_trainable][:left]
         self._dropped[batch] += len(those)
         if those:
             await self._write(
-                lambda: [rollout_of(group, s, self._decode, batch=batch, at=at, dropped=reason) for s in those]
+                lambda: [
+                    rollout_of(
+                        group.prompt_id,
+                        sample_of(sample, self._context.refs.get(ref)),
+                        self._decode,
+                        batch=batch,
+                        at=at,
+                        dropped=reason,
+                    )
+                    for sample, ref in those
+                ]
             )
 
     async def close(self) -> None:
@@ -94,19 +106,20 @@ class RolloutRecord:
             await self._compute(self._writer.close)
 
     def _of_row(self, trained: TrainedRow, batch: int, at: float) -> Rollout:
-        columns = trained.row.columns
-        group: Group = columns["group"]
-        place = (columns["episode"], columns["sample"])
+        refs, row = self._context.refs, trained.row
+        names = [*SAMPLE_COLUMNS, *(("advantages",) if "advantages" in row.columns else ())]
+        columns = read(refs, row, names)
+        logprobs = trained.logprobs
         return rollout_of(
-            group,
-            next(sample for sample in group.samples if (sample.episode, sample.index) == place),
+            row.header.prompt_id,
+            sample_of(row.header, columns),
             self._decode,
             batch=batch,
             at=at,
-            reward=float(columns["reward"]),
-            trained=trained.trained,
+            reward=float(row.columns["reward"]),
+            trained=mask_of(trained.trained, row.header.length),
             advantages=columns.get("advantages"),
-            trainer_logprobs=trained.logprobs,
+            trainer_logprobs=None if logprobs is None else refs.get(logprobs)[logprobs.columns[0]],
         )
 
     async def _write(self, kept: Kept) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.experience.index import Row, RowId
+from headrace.experience.index import RowId
 from headrace.experience.loader import row_length
 from headrace.experience.samplers import token_budget, whole_groups
-from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
+from headrace.models.packing import MicroBatch, pack, plan_microbatches
 from headrace.roles.context import RoleContext
 from headrace.runtime.signal import Signal
+from headrace.training.rows import RowToTrain, pack_row, put_each, split, whole
 from headrace.weights.plane import WeightReceiver
 
 Score = Callable[[MicroBatch], Tensor]
@@ -100,31 +99,25 @@ class ScorerRole:
     async def run(self) -> None:
         table = self._context.table
         async for lease in self._context.leases(self._name, self._sampler, "kept groups"):
-            rows = list(lease.rows)
+            rows = [whole(row) for row in lease.rows]
             table.hold(lease)
             if self._follows is not None:
                 await self._follows.reach(self._context.flow.batch)
             of_row: dict[RowId, tuple[Any, ...]] = {}
-            for places in plan_microbatches([row_length(row) for row in rows], self._max_tokens):
-                of_row |= await self._scores([rows[place] for place in places])
-            # Rows of a group that was dropped meanwhile have left the lease.
-            there = [row.row_id for row in lease.rows]
+            for places in plan_microbatches([len(row) for row in rows], self._max_tokens):
+                some = [rows[place] for place in places]
+                found = await self._context.compute(self._lane, f"scores of {self._name}", self._scores, some)
+                of_row |= {row.row.row_id: one for row, one in zip(some, found, strict=True)}
             for place, column in enumerate(self._columns):
-                table.write(there, column, [of_row[row_id][place] for row_id in there], lease)
+                table.fill(lease, column, {row_id: found[place] for row_id, found in of_row.items()})
             table.ack(lease)
 
-    async def _scores(self, rows: Sequence[Row]) -> dict[RowId, tuple[Any, ...]]:
-        """The columns of each, from one forward pass."""
-        micro = pack([self._pack_row(row) for row in rows])
-        values = await self._context.compute(self._lane, f"scores of {self._name}", self._score, micro)
-        parts = np.split(values.numpy(), np.cumsum([row_length(row) for row in rows])[:-1])
-        return {row.row_id: _of_columns(part) for row, part in zip(rows, parts, strict=True)}
-
-    def _pack_row(self, row: Row) -> PackRow:
-        given = {name: row.columns[name] for name in self._reads}
-        return PackRow(row.columns["tokens"], row.columns["loss_mask"], given, row.columns["kept_sets"])
-
-
-def _of_columns(part: NDArray[np.float32]) -> tuple[Any, ...]:
-    """A row's columns from [T], or [T, 2]."""
-    return (part,) if part.ndim == 1 else (part[:, 0].copy(), float(part[-1, 1]))
+    def _scores(self, rows: Sequence[RowToTrain]) -> list[tuple[Any, ...]]:
+        """The columns of each, from one forward pass. On the lane."""
+        refs = self._context.refs
+        micro = pack([pack_row(refs, row, self._reads) for row in rows])
+        parts = split(self._score(micro).numpy(), rows)
+        of_tokens = put_each(refs, self._columns[0], [part if part.ndim == 1 else part[:, 0].copy() for part in parts])
+        return [
+            (ref,) if part.ndim == 1 else (ref, float(part[-1, 1])) for ref, part in zip(of_tokens, parts, strict=True)
+        ]

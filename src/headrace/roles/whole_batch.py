@@ -21,7 +21,8 @@ class Compute(Protocol):
 
 
 class WholeBatch:
-    """What is computed follows from the rows, their order and the seed alone.
+    """What is computed follows from the rows, their order and the seed alone. The rows are touched where the trainer
+    computes, and nowhere else.
 
     Until `finish` nothing is stepped: the batch can still be given up, and the trainer told to discard.
     """
@@ -52,10 +53,13 @@ class WholeBatch:
         for places in self._micro_batches(range(len(self._rows))):
             if self._given_up():
                 return
-            self._set(places, {name: await self._compute(function, self._pack(places))})
+            await self._compute(self._score, places, name, function)
 
-    def prepare(self, function: Callable[[Sequence[MicroBatch]], None]) -> None:
+    async def prepare(self, function: Callable[[Sequence[MicroBatch]], None]) -> None:
         """Add the columns that `function` adds to the whole batch."""
+        await self._compute(self._prepare, function)
+
+    def _prepare(self, function: Callable[[Sequence[MicroBatch]], None]) -> None:
         whole = pack(self._rows)
         known = set(whole.columns)
         function([whole])
@@ -67,7 +71,7 @@ class WholeBatch:
         for places in self._steps(0)[0]:
             if self._given_up():
                 return
-            await self._pass(places)
+            await self._compute(self._pass, places)
 
     def column(self, name: str) -> list[NDArray[np.float32] | None]:
         """Of each row what it has under this name, a number a token."""
@@ -85,15 +89,18 @@ class WholeBatch:
             for number, step in enumerate(self._steps(epoch)):
                 if epoch or number:
                     for places in step:
-                        await self._pass(places)
+                        await self._compute(self._pass, places)
                 reports.append(await self._compute(self._trainer.step))
             done.append(tuple(reports))
             if enough(reports):
                 break
         return tuple(done)
 
-    async def _pass(self, places: Sequence[int]) -> None:
-        self._set(places, await self._compute(self._trainer.accumulate, self._pack(places)))
+    def _pass(self, places: Sequence[int]) -> None:
+        self._set(places, self._trainer.accumulate(self._pack(places)))
+
+    def _score(self, places: Sequence[int], name: str, function: Callable[[MicroBatch], Tensor]) -> None:
+        self._set(places, {name: function(self._pack(places))})
 
     def _steps(self, epoch: int) -> list[list[list[int]]]:
         """Of each step of an epoch its micro-batches."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from headrace.config.filters import (
     RewardRangeFilter,
     StalenessFilter,
 )
+from headrace.experience.header import GroupHeader
 from headrace.experience.sample import Group, Sample
 from headrace.rollout.failures import describe_exception
 from headrace.rollout.plugins import NOTHING_GIVEN, Given, load_function
@@ -30,13 +31,17 @@ class _NoVerdict(TypeError):
     """What a filter of the user's own returned is neither True nor False."""
 
 
+Whole = Callable[[], Group]
+"""Loads a group's tokens, for a filter that looks at them."""
+
+
 class Filter(Protocol):
-    def __call__(self, group: Group, batch: int, /) -> str | None:
+    def __call__(self, group: GroupHeader, whole: Whole, batch: int, /) -> str | None:
         """Why `group` is dropped, in one short word that can be counted; None keeps it. `batch`: the earliest that it
         could be trained in."""
 
 
-def zero_spread(group: Group, batch: int) -> str | None:
+def zero_spread(group: GroupHeader, whole: Whole, batch: int) -> str | None:
     """Drop a group whose trainable samples all have the same reward: relative to each other, none tells anything."""
     rewards = _rewards(group)
     return "zero_spread" if not rewards or min(rewards) == max(rewards) else None
@@ -48,7 +53,7 @@ class RewardRange:
 
     config: RewardRangeFilter
 
-    def __call__(self, group: Group, batch: int) -> str | None:
+    def __call__(self, group: GroupHeader, whole: Whole, batch: int) -> str | None:
         rewards = _rewards(group)
         low, high = self.config.low, self.config.high
         if not rewards:
@@ -63,9 +68,10 @@ class Length:
 
     config: LengthFilter
 
-    def __call__(self, group: Group, batch: int) -> str | None:
+    def __call__(self, group: GroupHeader, whole: Whole, batch: int) -> str | None:
         least, most = self.config.min_tokens or 0, self.config.max_tokens
-        share = _share(group, lambda sample: sample.response_tokens < least or _exceeds(sample.response_tokens, most))
+        lengths = [sample.response_tokens for sample in group.trainable]
+        share = _share(length < least or _exceeds(length, most) for length in lengths)
         return "length" if share > self.config.share else None
 
 
@@ -75,9 +81,9 @@ class Repetition:
 
     config: RepetitionFilter
 
-    def __call__(self, group: Group, batch: int) -> str | None:
+    def __call__(self, group: GroupHeader, whole: Whole, batch: int) -> str | None:
         ngram, most = self.config.ngram, self.config.max_repeated
-        share = _share(group, lambda sample: repeated_share(sample, ngram) > most)
+        share = _share(repeated_share(sample, ngram) > most for sample in whole().trainable)
         return "repetition" if share > self.config.share else None
 
 
@@ -87,9 +93,8 @@ class Staleness:
 
     config: StalenessFilter
 
-    def __call__(self, group: Group, batch: int) -> str | None:
-        versions = [sample.versions[sample.loss_mask] for sample in group.trainable]
-        oldest = min((int(numbers.min()) for numbers in versions if numbers.size), default=batch)
+    def __call__(self, group: GroupHeader, whole: Whole, batch: int) -> str | None:
+        oldest = min((span.number for sample in group.trainable for span in sample.spans), default=batch)
         return "staleness" if batch - oldest > self.config.max_staleness else None
 
 
@@ -100,8 +105,8 @@ class UserFilter:
     name: str
     keep: Callable[[Group], object]
 
-    def __call__(self, group: Group, batch: int) -> str | None:
-        return None if self._is_kept(self.keep(group)) else self.name
+    def __call__(self, group: GroupHeader, whole: Whole, batch: int) -> str | None:
+        return None if self._is_kept(self.keep(whole())) else self.name
 
     def _is_kept(self, verdict: object) -> bool:
         """Raises an error unless it is a bool, also one of numpy's or torch's."""
@@ -134,13 +139,17 @@ def load_filters(specs: Sequence[FilterConfig], given: Given = NOTHING_GIVEN) ->
 
 
 def drop_reason(
-    filters: Sequence[Filter], group: Group, batch: int, failed: Callable[[str], None] = lambda words: None
+    filters: Sequence[Filter],
+    group: GroupHeader,
+    whole: Whole,
+    batch: int,
+    failed: Callable[[str], None] = lambda words: None,
 ) -> str | None:
-    """The first reason to drop `group`, or None. A filter that raises drops it too: `filter_error`; `failed` is told
-    why. `batch`: the earliest that it could be trained in."""
+    """The first reason to drop `group`, or None. `whole` is called if a filter looks at tokens. A filter that raises
+    drops it too: `filter_error`; `failed` is told why. `batch`: the earliest that it could be trained in."""
     for rule in filters:
         try:
-            reason = rule(group, batch)
+            reason = rule(group, whole, batch)
         except (Exception, SystemExit) as error:
             failed(str(error) if isinstance(error, _NoVerdict) else describe_exception(error))
             return "filter_error"
@@ -176,14 +185,14 @@ def _user_filter(spec: str, arguments: Mapping[str, object], given: Given) -> Fi
     return UserFilter(spec.rpartition(":")[2], lambda group: function(group, **arguments))
 
 
-def _rewards(group: Group) -> list[float]:
+def _rewards(group: GroupHeader) -> list[float]:
     return [sample.reward for sample in group.trainable if sample.reward is not None]
 
 
-def _share(group: Group, is_so: Callable[[Sample], bool]) -> float:
-    """Of the group's trainable samples; 0 if there are none."""
-    samples = group.trainable
-    return sum(map(is_so, samples)) / len(samples) if samples else 0.0
+def _share(are_so: Iterable[bool]) -> float:
+    """Of the samples; 0 if there are none."""
+    found = list(are_so)
+    return sum(found) / len(found) if found else 0.0
 
 
 def _exceeds(value: int, most: int | None) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from headrace.config.errors import ConfigError
 from headrace.runtime.lane_thread import NAME_PREFIX, LaneThread
 
 T = TypeVar("T")
@@ -24,6 +23,8 @@ def run_to_end(make: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(_with_own_threads(make))
+    from headrace.config.errors import ConfigError  # all of config/, which worker processes do without
+
     raise ConfigError(
         f"{what} needs an event loop of its own, and is called where one runs already, as in a notebook; call what "
         "`import headrace` has of it, as headrace.train, or run it from a shell (in a notebook: !headrace ...)"

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from headrace.runtime.clock import SystemClock
 from headrace.runtime.event_loop import on_own_thread
+from headrace.runtime.event_loop_services import NO_TYPES, EventLoopServices
 from headrace.runtime.lane_thread import LaneThread
-from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.runtime.protocol import Clock
+from headrace.runtime.wire_types import WireTypes
+
+if TYPE_CHECKING:
+    from headrace.runtime.process.processes import Processes
 
 T = TypeVar("T")
 
@@ -24,30 +29,7 @@ _SOON_S, _CLOSING_S = 1.0, 10.0
 """How long a lane's last call is waited for at `close`: before it is told, and in all."""
 
 
-class SystemClock:
-    """The machine's clock."""
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    def wall(self) -> float:
-        return time.time()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-    async def wait_for(self, awaitable: Awaitable[T], seconds: float, what: str) -> T:
-        """See `Clock.wait_for`. A TimeoutError raised by `awaitable` itself passes through unchanged."""
-        try:
-            async with asyncio.timeout(seconds) as scope:
-                return await awaitable
-        except TimeoutError as error:
-            if scope.expired():
-                raise WaitTimeout(what, seconds) from error
-            raise
-
-
-class Placement(Protocol):
+class ThreadPlacement(Protocol):
     """Which thread runs a lane's calls, and under which conditions."""
 
     def thread(self, lane: str, busy: Mapping[str, str]) -> str:
@@ -58,11 +40,11 @@ class Placement(Protocol):
         """Wraps each call, on its thread."""
 
     def rebalance(self) -> None:
-        """See `Runtime.rebalance`."""
+        """See `Services.rebalance`."""
 
 
 class ThreadPerLane:
-    """The `Placement` in which lanes have nothing to do with each other."""
+    """The `ThreadPlacement` in which lanes have nothing to do with each other."""
 
     def thread(self, lane: str, busy: Mapping[str, str]) -> str:
         return lane
@@ -93,33 +75,32 @@ class _InFlight:
     calls: int = 0
 
 
-class InlineRuntime:
+class InlineRuntime(EventLoopServices):
     """The runtime of one machine, of notebooks, debuggers and tests. Threads are made when first used."""
 
     def __init__(
         self,
-        placement: Placement | None = None,
+        placement: ThreadPlacement | None = None,
         clock: Clock | None = None,
         trace: Callable[[Span], None] | None = None,
+        *,
+        copying: bool | None = None,
+        types: WireTypes = NO_TYPES,
+        processes: Processes | None = None,
     ) -> None:
-        """`trace` is given every call when it has ended, on the call's thread."""
+        """`trace` is given every call when it has ended, on the call's thread. `copying`: whatever crosses to or from
+        workers goes through the wire codec; as the environment has it, unless given. `types` of columns. `processes`:
+        for workers that are to be in some."""
+        super().__init__(clock or SystemClock(), copying=copying, types=types, processes=processes)
         self._trace = trace
-        self._clock: Clock = clock or SystemClock()
         self._placement = placement or ThreadPerLane()
         self._threads: dict[str, LaneThread] = {}
         self._in_flight: dict[str, _InFlight] = {}
         self._lock = threading.Lock()
-        self._tasks: dict[int, asyncio.Task[Any]] = {}
-        self._closed = False
-
-    @property
-    def clock(self) -> Clock:
-        return self._clock
 
     async def compute(self, lane: str, function: Callable[..., T], *args: Any) -> T:
-        """See `Runtime.compute`."""
-        if self._closed:
-            raise RuntimeError(f"the runtime is closed; lane {lane!r} takes no more work")
+        """See `Services.compute`."""
+        self._check_open(lane)
         thread = self._begin(lane)
         lane_thread = self._threads.get(thread)
         if lane_thread is None:
@@ -139,21 +120,12 @@ class InlineRuntime:
         return await asyncio.wrap_future(future)
 
     def rebalance(self) -> None:
+        """See `Services.rebalance`."""
         self._placement.rebalance()
-
-    def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(coroutine, name=name)
-        self._tasks[id(task)] = task
-        task.add_done_callback(lambda done: self._tasks.pop(id(done), None))
-        return task
 
     async def close(self) -> None:
         """See `Runtime.close`. Errors of tasks that nobody awaited are not raised here."""
-        tasks = [task for task in self._tasks.values() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._closed = True
+        await super().close()
         threads, self._threads = list(self._threads.values()), {}
         for thread in threads:
             thread.close()

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from headrace.runtime.refs import Ref, Refs
+
+if TYPE_CHECKING:
+    from headrace.runtime.workers import Placement, Worker, Workers
 
 T = TypeVar("T")
+W = TypeVar("W", bound="Worker")
 
 
 class WaitTimeout(TimeoutError):
@@ -31,8 +37,8 @@ class Clock(Protocol):
         """The result of `awaitable`, or WaitTimeout (after cancelling it) once `seconds` have passed."""
 
 
-class Runtime(Protocol):
-    """One event loop's services. Roles get everything that is not pure through this."""
+class Services(Protocol):
+    """Of one event loop: everything that is not pure."""
 
     @property
     def clock(self) -> Clock: ...
@@ -48,7 +54,29 @@ class Runtime(Protocol):
         processors, is shared out anew."""
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """A task that the runtime keeps, and ends at `close`. Whoever spawns it awaits it."""
+        """A task that is kept, and ended at the end. Whoever spawns it awaits it."""
+
+    @property
+    def refs(self) -> Refs:
+        """Where columns are kept, for blocking calls on a lane; the event loop awaits `get`."""
+
+    def put(self, columns: Mapping[str, Any]) -> Ref:
+        """Keep columns until `free`. They are not to be changed any more."""
+
+    async def get(self, ref: Ref, names: Collection[str] | None = None) -> Mapping[str, Any]:
+        """Columns by name; all of them unless `names` are given. Not to be changed. Raises RefLost; KeyError for a name
+        that the ref does not have."""
+
+    def free(self, ref: Ref) -> None:
+        """Nobody will ask for it any more. Of one that is gone, nothing happens."""
+
+
+class Runtime(Services, Protocol):
+    """Roles get everything that is not pure through this."""
+
+    async def start(self, kind: type[W], specs: Sequence[object], where: Placement) -> Workers[W]:
+        """Make one worker of each spec. Raises what making them raises, once none of them is left."""
 
     async def close(self) -> None:
-        """Cancel what still runs, and join every lane; with a deadline, since a user's function may never return."""
+        """Cancel what still runs, end all workers, and join every lane; with a deadline, since a user's function may
+        never return."""

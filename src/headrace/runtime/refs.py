@@ -50,9 +50,10 @@ class Refs(Protocol):
 class InlineRefs:
     """The objects themselves, in this process: nothing is copied."""
 
-    def __init__(self, keeper: str = "") -> None:
+    def __init__(self, keeper: str = "", first: int = 0) -> None:
+        """`first` number: beyond those that an earlier keeper of this name gave."""
         self._keeper = keeper
-        self._numbers = count()
+        self._numbers = count(first)
         self._kept: dict[int, Mapping[str, Any]] = {}
 
     def __len__(self) -> int:

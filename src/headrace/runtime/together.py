@@ -31,7 +31,7 @@ async def together(coroutines: Iterable[Coroutine[Any, Any, T]], names: Iterable
             task.cancel()
         if left:
             await asyncio.gather(*left, return_exceptions=True)
-    for task in tasks:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            raise error
+    errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+    if errors:
+        raise errors[0]
     return [task.result() for task in tasks]

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
-from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.runtime.clock import LoopClock
+from headrace.runtime.event_loop_services import NO_TYPES, EventLoopServices
+from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.workers import Placement, Worker, Workers
 
 T = TypeVar("T")
+W = TypeVar("W", bound=Worker)
 
 MOST_CALLBACKS = 100_000
 """At one instant; more are taken for a circle."""
@@ -97,7 +101,7 @@ def run_virtually(main: Callable[[VirtualRuntime], Coroutine[Any, Any, T]]) -> T
         return runner.run(main(runtime))
 
 
-class VirtualClock(Clock):
+class VirtualClock(LoopClock):
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
 
@@ -106,19 +110,6 @@ class VirtualClock(Clock):
 
     def wall(self) -> float:
         return _EPOCH_S + self._loop.time()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-    async def wait_for(self, awaitable: Awaitable[T], seconds: float, what: str) -> T:
-        """See `Clock.wait_for`."""
-        try:
-            async with asyncio.timeout(seconds) as scope:
-                return await awaitable
-        except TimeoutError as error:
-            if scope.expired():
-                raise WaitTimeout(what, seconds) from error
-            raise
 
 
 @dataclass(slots=True)
@@ -129,20 +120,19 @@ class _Lane:
     busy_s: float = 0.0
 
 
-class VirtualRuntime:
+class VirtualRuntime(EventLoopServices):
     """A `Runtime` whose lanes compute at once, and are busy for as long as what they did is charged for."""
 
-    def __init__(self, clock: VirtualClock) -> None:
-        self._clock = clock
+    def __init__(self, clock: VirtualClock, *, copying: bool | None = None, types: WireTypes = NO_TYPES) -> None:
+        """See `InlineRuntime`."""
+        super().__init__(clock, copying=copying, types=types)
         self._lanes: dict[str, _Lane] = {}
         self._charged_s = 0.0
-        self._tasks: dict[str, asyncio.Task[Any]] = {}
-        self._spawned = 0
-        self._closed = False
+        self._virtual = clock
 
     @property
-    def clock(self) -> Clock:
-        return self._clock
+    def clock(self) -> VirtualClock:
+        return self._virtual
 
     @property
     def busy_s(self) -> Mapping[str, float]:
@@ -154,9 +144,8 @@ class VirtualRuntime:
         self._charged_s += seconds
 
     async def compute(self, lane: str, function: Callable[..., T], *args: Any) -> T:
-        """See `Runtime.compute`. The call's effects are there when its time begins, its result when that is over."""
-        if self._closed:
-            raise RuntimeError(f"the runtime is closed; lane {lane!r} takes no more work")
+        """See `Services.compute`. The call's effects are there when its time begins, its result when that is over."""
+        self._check_open(lane)
         work = self.spawn(self._call(self._lanes.setdefault(lane, _Lane()), function, *args), f"call on {lane}")
         return await asyncio.shield(work)  # a caller that is cancelled stops waiting; the work goes on
 
@@ -173,19 +162,6 @@ class VirtualRuntime:
     def rebalance(self) -> None:
         """Nothing is shared."""
 
-    def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """See `Runtime.spawn`."""
-        self._spawned += 1
-        number = f"{self._spawned}"
-        task = asyncio.get_running_loop().create_task(coroutine, name=name)
-        self._tasks[number] = task
-        task.add_done_callback(lambda done: self._tasks.pop(number, None))
-        return task
-
-    async def close(self) -> None:
-        """See `Runtime.close`."""
-        tasks = [task for task in self._tasks.values() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._closed = True
+    async def start(self, kind: type[W], specs: Sequence[object], where: Placement) -> Workers[W]:
+        """See `Runtime.start`. No process runs under virtual time: its workers are here, too."""
+        return await super().start(kind, specs, replace(where, process=False))

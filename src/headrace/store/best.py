@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from headrace.store.database import Database
-from headrace.store.files import sync_path
+from headrace.store.files import LOCAL, Files
 
 _NAME = "best"
 LINK_NAME = "best"
@@ -42,19 +41,19 @@ def write_best(database: Database, best: Best | None) -> None:
         database.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (_NAME, json.dumps(asdict(best))))
 
 
-def link_best(checkpoints: Path, folder: str | None) -> None:
+def link_best(checkpoints: Path, folder: str | None, files: Files = LOCAL) -> None:
     """Have `checkpoints/best` lead to `folder` beside it, or to nothing. The record is what counts: a file system that
     has no links goes without."""
     link = checkpoints / LINK_NAME
-    current = os.readlink(link) if link.is_symlink() else None
-    if current == folder or (current is None and link.exists()):
+    current = files.linked(link)
+    if current == folder or (current is None and (files.is_file(link) or files.is_folder(link))):
         return
     with suppress(OSError):
         if folder is None:
-            link.unlink()
+            files.remove(link)
         else:
             fresh = checkpoints / f".{LINK_NAME}"
-            fresh.unlink(missing_ok=True)
-            fresh.symlink_to(folder, target_is_directory=True)
-            os.replace(fresh, link)
-        sync_path(checkpoints)
+            files.remove(fresh)
+            files.link(fresh, folder)
+            files.rename(fresh, link)
+        files.sync(checkpoints)

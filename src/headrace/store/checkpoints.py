@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 from collections.abc import Callable, Collection
@@ -14,7 +13,7 @@ from typing import Any
 from headrace.store.best import Best, link_best, read_best, write_best
 from headrace.store.database import Database
 from headrace.store.errors import RunDamaged, StoreError, write_failed
-from headrace.store.files import remove, sha256_of, sync_path
+from headrace.store.files import LOCAL, Files, sha256_of
 from headrace.store.journal import Journal
 from headrace.store.ledger import AttemptRow, Ledger
 from headrace.store.recovery import removable_segments
@@ -66,9 +65,11 @@ class Checkpoints:
         keep: int,
         damaged: Collection[AttemptKey],
         keep_journal: bool = False,
+        files: Files = LOCAL,
     ) -> None:
         """`damaged`: attempts whose group can no more be read from the journal. `keep_journal`: no segment of it ever
         goes."""
+        self._files = files
         self._keep_journal = keep_journal
         self._damaged = frozenset(damaged)
         self._folder = folder
@@ -109,7 +110,7 @@ class Checkpoints:
         ((branch, folder),) = found
         with self._database.transaction(durable=True):
             write_best(self._database, Best(number, branch, folder, metric, value))
-        link_best(self._folder, folder)
+        link_best(self._folder, folder, self._files)
         self._remove_unnamed()
 
     def prepare(self, number: int, write: Callable[[Path], None]) -> Prepared:
@@ -120,16 +121,16 @@ class Checkpoints:
         with self._prepare_lock:
             final = self._free_name(number)
             temporary = self._folder / f".tmp_{number}"
-            remove(temporary)
+            self._files.remove(temporary)
             try:
-                temporary.mkdir()
+                self._files.make_folder(temporary)
                 write(temporary)
-                files = _seal(temporary, number)
-                remove(final)
-                os.rename(temporary, final)
-                sync_path(self._folder)
+                files = _seal(temporary, number, self._files)
+                self._files.remove(final)
+                self._files.rename(temporary, final)
+                self._files.sync(self._folder)
             except Exception as error:
-                remove(temporary)
+                self._files.remove(temporary)
                 failure = write_failed(error, final)
                 if isinstance(error, OSError) or type(failure) is not StoreError:
                     raise failure from error
@@ -153,7 +154,7 @@ class Checkpoints:
         """
         if prepared.number != number:
             raise StoreError(f"the checkpoint prepared is of version {prepared.number}, the commit of {number}")
-        if not prepared.path.is_dir():
+        if not self._files.is_folder(prepared.path):
             raise StoreError(f"{prepared.path} is gone: prepare the checkpoint again")
         with self._database.transaction(durable=True):
             self._ledger.counts().check()
@@ -186,19 +187,19 @@ class Checkpoints:
         """
         self._ledger.counts().check()
         best = self.best
-        if best is not None and best.folder is not None and not (self._folder / best.folder).is_dir():
+        if best is not None and best.folder is not None and not self._files.is_folder(self._folder / best.folder):
             write_best(self._database, None)  # somebody removed it
         self._sweep()
         kept = self._rows("1 ORDER BY number DESC", "number, branch, folder, files, state")
         missing: list[Path] = []
         for number, parent, name, files, state in kept:
             path = None if name is None else self._folder / name
-            if path is not None and not path.is_dir():
+            if path is not None and not self._files.is_folder(path):
                 missing.append(path)
                 continue
             if path is not None:
                 older = [row[0] for row in kept if row[0] < number]
-                _verify(path, json.loads(files), older[0] if older else None)
+                _verify(path, json.loads(files), older[0] if older else None, self._files)
             branch, damaged = self._fork(parent, number)
             return Restored(
                 number=number,
@@ -238,7 +239,7 @@ class Checkpoints:
             self._database.execute("INSERT INTO branches SELECT max(branch) + 1, ?, ? FROM branches", (parent, number))
             ((branch,),) = self._database.rows("SELECT max(branch) FROM branches")
         self._committed = self._named()
-        link_best(self._folder, None if (best := self.best) is None else best.folder)
+        link_best(self._folder, None if (best := self.best) is None else best.folder, self._files)
         return branch, damaged
 
     def _free_name(self, number: int) -> Path:
@@ -251,9 +252,9 @@ class Checkpoints:
 
     def _sweep(self) -> None:
         """Remove folders that a crash left unnamed."""
-        for path in sorted(self._folder.iterdir()):
+        for path in self._files.inside(self._folder):
             if _OURS.fullmatch(path.name) and path.name not in self._committed:
-                remove(path)
+                self._files.remove(path)
 
     def _named(self) -> set[str]:
         """Folders that the record names: of versions to go back to, and of the best."""
@@ -265,31 +266,31 @@ class Checkpoints:
         """Folders that the record named until now."""
         before, self._committed = self._committed, self._named()
         for name in sorted(before - self._committed):
-            remove(self._folder / name)
+            self._files.remove(self._folder / name)
 
     def _rows(self, where: str, columns: str, *parameters: Any) -> list[tuple[Any, ...]]:
         return self._database.rows(f"SELECT {columns} FROM checkpoints WHERE {where}", parameters)
 
 
-def _seal(folder: Path, number: int) -> dict[str, dict[str, Any]]:
+def _seal(folder: Path, number: int, store: Files) -> dict[str, dict[str, Any]]:
     """Checksum every file, add the manifest, and fsync all of it."""
-    paths = sorted(folder.rglob("*"))
+    paths = store.below(folder)
     files = {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+        path.relative_to(folder).as_posix(): {"bytes": store.size(path), "sha256": sha256_of(path, store)}
         for path in paths
-        if path.is_file()
+        if store.is_file(path)
     }
     manifest = folder / MANIFEST_NAME
-    manifest.write_text(json.dumps({"number": number, "files": files}, indent=1))
+    store.write(manifest, json.dumps({"number": number, "files": files}, indent=1).encode())
     for path in [*paths, manifest, folder]:
-        sync_path(path)
+        store.sync(path)
     return files
 
 
-def _verify(folder: Path, files: dict[str, dict[str, Any]], older: int | None) -> None:
-    for name, expected in files.items():
+def _verify(folder: Path, recorded: dict[str, dict[str, Any]], older: int | None, files: Files) -> None:
+    for name, expected in recorded.items():
         path = folder / name
-        fault = _fault(path, expected)
+        fault = _fault(path, expected, files)
         if fault is None:
             continue
         mend = (
@@ -302,13 +303,13 @@ def _verify(folder: Path, files: dict[str, dict[str, Any]], older: int | None) -
         raise RunDamaged(f"{path} is damaged ({fault}): put back a copy of it, or {mend}")
 
 
-def _fault(path: Path, expected: dict[str, Any]) -> str | None:
-    if not path.is_file():
+def _fault(path: Path, expected: dict[str, Any], files: Files) -> str | None:
+    if not files.is_file(path):
         return "it is missing"
-    size = path.stat().st_size
+    size = files.size(path)
     if size != expected["bytes"]:
         return f"it has {size} bytes instead of {expected['bytes']}"
-    found = sha256_of(path)
+    found = sha256_of(path, files)
     if found != expected["sha256"]:
         return f"its sha256 is {found}, not {expected['sha256']}"
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -11,10 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from headrace.store.errors import RunDamaged, RunMissing, StoreError, disk_full, is_nearly_full
-from headrace.store.files import sync_path
+from headrace.store.files import BUSY_S, LOCAL, Files
 from headrace.store.schema import RUN, Layout
-
-_BUSY_S = 10.0
 
 
 class Database:
@@ -24,16 +21,13 @@ class Database:
     from the next durable transaction on (write-ahead log, `synchronous=NORMAL`).
     """
 
-    def __init__(self, path: Path, *, read_only: bool = False, layout: Layout = RUN) -> None:
+    def __init__(self, path: Path, *, read_only: bool = False, layout: Layout = RUN, files: Files = LOCAL) -> None:
         self._path = path
         self._layout = layout
-        if not path.is_file():
+        if not files.is_file(path):
             raise RunMissing(f"{path.parent} holds no run (there is no {path.name}); check the path")
-        mode = "ro" if read_only else "rw"
         with self._explained():
-            self._connection = sqlite3.connect(
-                f"{path.resolve().as_uri()}?mode={mode}", uri=True, timeout=_BUSY_S, isolation_level=None
-            )
+            self._connection = files.connect(path, "ro" if read_only else "rw")
         try:
             self._check_format(read_only)
             self.execute("PRAGMA temp_store = MEMORY")
@@ -45,21 +39,26 @@ class Database:
             raise
 
     @staticmethod
-    def create(path: Path, values: Mapping[str, str] = MappingProxyType({}), layout: Layout = RUN) -> None:
+    def create(
+        path: Path,
+        values: Mapping[str, str] = MappingProxyType({}),
+        layout: Layout = RUN,
+        files: Files = LOCAL,
+    ) -> None:
         """Make the file with its tables and the run's values; it appears whole or not at all."""
         beside = path.with_name(path.name + ".new")
-        beside.unlink(missing_ok=True)
+        files.remove(beside)
         try:
-            with closing(sqlite3.connect(beside, isolation_level=None)) as connection:
+            with closing(files.connect(beside, "rwc")) as connection:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.executescript(f"BEGIN;{layout.schema}COMMIT;")
                 if values:
                     connection.executemany("INSERT INTO run VALUES (?, ?)", values.items())
         except sqlite3.Error as error:
             raise _explain(error, path, layout) from error
-        sync_path(beside)
-        os.replace(beside, path)
-        sync_path(path.parent)
+        files.sync(beside)
+        files.rename(beside, path)
+        files.sync(path.parent)
 
     @property
     def is_of_now(self) -> bool:
@@ -167,7 +166,7 @@ def _explain(error: sqlite3.Error, path: Path, layout: Layout) -> Exception:
         return StoreError(f"cannot use {path}: {error}; check the disk and the folder's permissions")
     if code == sqlite3.SQLITE_BUSY:
         return StoreError(
-            f"waited {_BUSY_S:.0f} s for {path}, which another program keeps locked: close whatever else has it open"
+            f"waited {BUSY_S:.0f} s for {path}, which another program keeps locked: close whatever else has it open"
         )
     return error
 

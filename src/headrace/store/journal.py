@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.store.files import sync_path
+from headrace.store.files import LOCAL, Files
 from headrace.store.segment import HEADER_BYTES, JournalOffset, Receipt, damaged, decode, scan
 
 _NAME = re.compile(r"(?:(\d+)-)?(\d+)\.journal")
@@ -26,18 +25,19 @@ class SegmentId(NamedTuple):
 class Journal:
     """Reads and removes records. What writes them is a `JournalWriter`, one for each process that does."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, files: Files = LOCAL) -> None:
         self._folder = folder
+        self._files = files
 
     def segments(self) -> list[SegmentId]:
         """Those that are there, by writer, then by number."""
-        found = (_NAME.fullmatch(path.name) for path in self._folder.glob("*.journal"))
+        found = (_NAME.fullmatch(path.name) for path in self._files.inside(self._folder))
         return sorted(SegmentId(int(name[1] or 0), int(name[2])) for name in found if name is not None)
 
     def end(self, writer: int) -> tuple[int, int]:
         """(segment, offset) at which a writer goes on; (0, 0) of one that has written nothing."""
         numbers = [segment.number for segment in self.segments() if segment.writer == writer]
-        return (max(numbers), self.path(max(numbers), writer).stat().st_size) if numbers else (0, 0)
+        return (max(numbers), self._files.size(self.path(max(numbers), writer))) if numbers else (0, 0)
 
     @property
     def nbytes(self) -> int:
@@ -45,7 +45,7 @@ class Journal:
         sizes = 0
         for segment in self.segments():
             with suppress(FileNotFoundError):  # it went meanwhile
-                sizes += self.path(segment.number, segment.writer).stat().st_size
+                sizes += self._files.size(self.path(segment.number, segment.writer))
         return sizes
 
     def path(self, segment: int, writer: int = 0) -> Path:
@@ -65,24 +65,23 @@ class Journal:
             if segment in skip:
                 continue
             path = self.path(segment.number, segment.writer)
-            records = list(scan(path, known.get(segment, ())))
+            records = list(scan(path, known.get(segment, ()), self._files))
             for record in records:
                 place = JournalOffset(segment.number, record.offset, record.length, segment.writer)
                 yield Receipt(record.key, record.issue, place)
             if not records:
-                path.unlink()
+                self._files.remove(path)
                 continue
-            if records[-1].end < path.stat().st_size:
-                os.truncate(path, records[-1].end)
-            sync_path(path)
-        sync_path(self._folder)
+            if records[-1].end < self._files.size(path):
+                self._files.truncate(path, records[-1].end)
+            self._files.sync(path)
+        self._files.sync(self._folder)
 
     def read(self, place: JournalOffset) -> bytes:
         """The payload of a record. Raises RunDamaged, naming the file and the byte, if it is not what was written."""
         path = self.path(place.segment, place.writer)
         try:
-            with path.open("rb", buffering=0) as file:
-                data = os.pread(file.fileno(), HEADER_BYTES + place.length, place.offset)
+            data = self._files.read(path, place.offset, HEADER_BYTES + place.length)
         except FileNotFoundError:
             raise damaged(path, place.offset) from None
         found = decode(data)
@@ -93,4 +92,4 @@ class Journal:
     def remove(self, segments: Iterable[SegmentId]) -> None:
         """Delete segments, none of which is written."""
         for segment in segments:
-            self.path(segment.number, segment.writer).unlink(missing_ok=True)
+            self._files.remove(self.path(segment.number, segment.writer))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
 from headrace.store.errors import IllegalTransition, StoreError, write_failed
-from headrace.store.files import sync_path
+from headrace.store.files import LOCAL, Appending, Files
 from headrace.store.journal import Journal
 from headrace.store.segment import MAGIC, AttemptKey, JournalOffset, Receipt, encode
 
@@ -21,19 +20,22 @@ class JournalWriter:
     once, and a power cut after `sync`.
     """
 
-    def __init__(self, folder: Path, writer: int = 0, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(
+        self, folder: Path, writer: int = 0, *, segment_bytes: int = SEGMENT_BYTES, files: Files = LOCAL
+    ) -> None:
         """It goes on behind what this `writer` (its number) wrote before, which must have been recovered."""
-        self._journal = Journal(folder)
+        self._journal = Journal(folder, files)
+        self._files = files
         self._folder = folder
         self._writer = writer
         self._segment_bytes = segment_bytes
         self._lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._failure: StoreError | None = None
-        self._unsynced: dict[int, int] = {}
-        """Descriptors of segments with writes that `sync` has not covered, by segment."""
-        self._active: int | None = None
-        """Descriptor of the segment that is written."""
+        self._unsynced: dict[int, Appending] = {}
+        """Ends of segments with writes that `sync` has not covered, by segment."""
+        self._active: Appending | None = None
+        """End of the segment that is written."""
         self._folder_changed = False
         self._end = self._journal.end(writer)
         self._synced = self._end
@@ -48,15 +50,15 @@ class JournalWriter:
         """Write a record. Raises DiskFull, and then leaves the journal as it was."""
         data = encode(key, issue, payload)
         with self._lock:
-            descriptor = self._writable(len(data))
+            end = self._writable(len(data))
             segment, offset = self._end
             try:
-                _write_all(descriptor, data)
+                end.write(data)
             except OSError as error:
-                os.ftruncate(descriptor, offset)
+                end.truncate(offset)
                 raise write_failed(error, self._path(segment)) from error
             self._end = (segment, offset + len(data))
-            self._unsynced[segment] = descriptor
+            self._unsynced[segment] = end
             return JournalOffset(segment, offset, len(payload), self._writer)
 
     def sync(self) -> None:
@@ -74,18 +76,18 @@ class JournalWriter:
                 target, pending, folder_changed = self._end, dict(self._unsynced), self._folder_changed
                 self._folder_changed = False
             try:
-                for descriptor in pending.values():
-                    os.fsync(descriptor)
+                for end in pending.values():
+                    end.sync()
                 if folder_changed:
-                    sync_path(self._folder)
+                    self._files.sync(self._folder)
             except OSError as error:
                 # The kernel may have dropped the pages: a second fsync would succeed and mean nothing.
                 self._failure = write_failed(error, self._folder)
                 raise self._failure from error
             with self._lock:
                 self._synced = target
-                for segment, descriptor in pending.items():
-                    self._settle(segment, descriptor, target)
+                for segment, end in pending.items():
+                    self._settle(segment, end, target)
 
     def receipt(self, key: AttemptKey, place: JournalOffset, *, issue: int = 0) -> Receipt:
         """For a record that was appended at `place`. Raises IllegalTransition unless it is synced."""
@@ -106,53 +108,48 @@ class JournalWriter:
             self.sync()
         finally:
             with self._lock:
-                for descriptor in {*self._unsynced.values(), *([] if self._active is None else [self._active])}:
-                    os.close(descriptor)
+                active = [] if self._active is None else [self._active]
+                for end in dict.fromkeys([*self._unsynced.values(), *active]):
+                    end.close()
                 self._unsynced.clear()
                 self._active = None
 
     def _path(self, segment: int) -> Path:
         return self._journal.path(segment, self._writer)
 
-    def _writable(self, size: int) -> int:
-        """Descriptor of the segment that takes the next record of `size` bytes."""
+    def _writable(self, size: int) -> Appending:
+        """End of the segment that takes the next record of `size` bytes."""
         segment, offset = self._end
         full = offset > len(MAGIC) and offset + size > self._segment_bytes
         if self._active is not None and not full:
             return self._active
         if offset > 0 and not full:
-            self._active = os.open(self._path(segment), os.O_WRONLY | os.O_APPEND)
+            self._active = self._files.append(self._path(segment))
             return self._active
         return self._roll(segment + 1)
 
-    def _roll(self, segment: int) -> int:
+    def _roll(self, segment: int) -> Appending:
         path = self._path(segment)
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+            end = self._files.append(path, fresh=True)
         except OSError as error:
             raise write_failed(error, path) from error
         try:
-            _write_all(descriptor, MAGIC)
+            end.write(MAGIC)
         except OSError as error:
-            os.close(descriptor)
-            path.unlink()
+            end.close()
+            self._files.remove(path)
             raise write_failed(error, path) from error
         left = self._active
         if left is not None and self._end[0] not in self._unsynced:
-            os.close(left)
-        self._active, self._end, self._folder_changed = descriptor, (segment, len(MAGIC)), True
-        return descriptor
+            left.close()
+        self._active, self._end, self._folder_changed = end, (segment, len(MAGIC)), True
+        return end
 
-    def _settle(self, segment: int, descriptor: int, target: tuple[int, int]) -> None:
-        """Let go of a descriptor if no write to its segment came after `target`, up to which all is durable."""
+    def _settle(self, segment: int, end: Appending, target: tuple[int, int]) -> None:
+        """Let go of an end if no write to its segment came after `target`, up to which all is durable."""
         if segment < target[0]:
             del self._unsynced[segment]
-            os.close(descriptor)
+            end.close()
         elif self._end == target:
             del self._unsynced[segment]
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]

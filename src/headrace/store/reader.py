@@ -12,8 +12,8 @@ from headrace.store.best import Best, read_best
 from headrace.store.counts import Counts, count
 from headrace.store.database import Database
 from headrace.store.errors import RunDamaged
+from headrace.store.files import LOCAL, Files
 from headrace.store.journal import Journal
-from headrace.store.lock import is_held, owner
 from headrace.store.records import EventsReader, MetricsReader
 from headrace.store.run_store import DATABASE_NAME
 from headrace.store.schema import KIND, TRAIN
@@ -45,9 +45,10 @@ class JournalledGroup:
 class RunReader:
     """Reads without a lock that the run would ever wait for. Raises RunMissing, RunDamaged."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: Files = LOCAL) -> None:
         self.path = path
-        self._database = Database(path / DATABASE_NAME, read_only=True)
+        self._files = files
+        self._database = Database(path / DATABASE_NAME, read_only=True, files=files)
         self.metrics = MetricsReader(self._database)
         self.events = EventsReader(self._database)
 
@@ -114,7 +115,7 @@ class RunReader:
         older format, whose journal is not read."""
         if not self._database.is_of_now:
             return
-        journal = Journal(self.path / "journal")
+        journal = Journal(self.path / "journal", self._files)
         rows = self._database.rows(
             "SELECT state, coalesce(batch, deadline), reason, segment, offset, length, writer FROM attempts "
             "WHERE segment IS NOT NULL AND coalesce(batch, deadline) BETWEEN ? AND ? ORDER BY writer, segment, offset",
@@ -126,11 +127,11 @@ class RunReader:
 
     def journal_bytes(self) -> int:
         """On disk now."""
-        return Journal(self.path / "journal").nbytes
+        return Journal(self.path / "journal", self._files).nbytes
 
     def status(self) -> RunStatus:
-        alive = is_held(self.path)
-        return RunStatus(self._value("status"), alive, owner(self.path))
+        alive = self._files.is_held(self.path)
+        return RunStatus(self._value("status"), alive, self._files.owner(self.path))
 
     def close(self) -> None:
         self._database.close()

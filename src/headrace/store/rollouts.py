@@ -16,6 +16,7 @@ import regex
 
 from headrace.store.database import Database
 from headrace.store.errors import StoreError
+from headrace.store.files import LOCAL, Files
 from headrace.store.run_store import ROLLOUTS_NAME
 from headrace.store.schema import ROLLOUTS
 
@@ -111,9 +112,9 @@ class Query:
 class RolloutsReader:
     """As other processes see them, while the run goes or after."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: Files = LOCAL) -> None:
         """`path`: the run's folder. Raises RunMissing if nothing was ever kept, RunDamaged."""
-        self._database = Database(path / ROLLOUTS_NAME, read_only=True, layout=ROLLOUTS)
+        self._database = Database(path / ROLLOUTS_NAME, read_only=True, layout=ROLLOUTS, files=files)
 
     @staticmethod
     def exists(path: Path) -> bool:
@@ -169,13 +170,13 @@ class RolloutsReader:
 class Rollouts:
     """The writing end, held by the run's owner and used from one thread."""
 
-    def __init__(self, path: Path, *, first_batch: int = 0) -> None:
+    def __init__(self, path: Path, *, first_batch: int = 0, files: Files = LOCAL) -> None:
         """`path`: the run's folder. The file is made if there is none. `first_batch`: that the run goes on with; what a
         restore took back is forgotten. Raises StoreError."""
         file = path / ROLLOUTS_NAME
-        if not file.exists():
-            Database.create(file, layout=ROLLOUTS)
-        self._database = Database(file, layout=ROLLOUTS)
+        if not files.is_file(file):
+            Database.create(file, layout=ROLLOUTS, files=files)
+        self._database = Database(file, layout=ROLLOUTS, files=files)
         self._database.execute("DELETE FROM rollouts WHERE batch >= ?", (first_batch,))
 
     def write(self, rollouts: Iterable[Rollout]) -> None:

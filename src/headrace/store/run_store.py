@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -13,11 +12,11 @@ from headrace.config.resume import is_safe, why_not
 from headrace.store.checkpoints import Checkpoints
 from headrace.store.database import Database
 from headrace.store.errors import ConfigMismatch, DataMismatch, RunExists, RunMissing, write_failed
-from headrace.store.files import remove, write_whole
+from headrace.store.files import LOCAL, Files, Lock, write_whole
 from headrace.store.journal import Journal
 from headrace.store.journal_writer import SEGMENT_BYTES, JournalWriter
 from headrace.store.ledger import Ledger
-from headrace.store.lock import LOCK_NAME, RunLock
+from headrace.store.lock import LOCK_NAME
 from headrace.store.origin import ORIGIN_NAME
 from headrace.store.records import Events, Metrics
 from headrace.store.recovery import recover
@@ -53,7 +52,7 @@ class RunStore:
     def __init__(
         self,
         path: Path,
-        lock: RunLock,
+        lock: Lock,
         database: Database,
         journal: Journal,
         writer: JournalWriter,
@@ -61,9 +60,11 @@ class RunStore:
         keep_checkpoints: int,
         keep_journal: bool,
         damaged: Collection[AttemptKey],
+        files: Files = LOCAL,
     ) -> None:
         """`damaged`: attempts whose group was in the journal, and cannot be read from it any more."""
         self.path = path
+        self.files = files
         self.journal = journal
         self.writer = writer
         """Of the groups that this process finishes."""
@@ -76,6 +77,7 @@ class RunStore:
             keep=keep_checkpoints,
             damaged=damaged,
             keep_journal=keep_journal,
+            files=files,
         )
         self.metrics = Metrics(database)
         self.events = Events(database)
@@ -96,24 +98,25 @@ class RunStore:
         keep_checkpoints: int = 2,
         keep_journal: bool = False,
         segment_bytes: int = SEGMENT_BYTES,
+        files: Files = LOCAL,
     ) -> RunStore:
         """Begin a run in a folder that is absent or holds none. `now` is in seconds since the epoch.
 
         Raises RunExists, RunInUse, DiskFull, or StoreError where it cannot be written.
         """
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            files.make_folder(path)
         except (FileExistsError, NotADirectoryError) as error:
             raise RunExists(f"{path} cannot be a run's folder: there is a file; choose another --dir") from error
         except OSError as error:
             raise write_failed(error, path) from error
-        _check_kinds(path)
+        _check_kinds(path, files)
         with ExitStack() as undo:
-            lock = RunLock(path)
+            lock = files.lock(path)
             undo.callback(lock.release)
-            _refuse_taken(path, config_yaml)
-            _make_folders(path)
-            write_whole(path / CONFIG_NAME, config_yaml.encode())
+            _refuse_taken(path, config_yaml, files)
+            _make_folders(path, files)
+            write_whole(path / CONFIG_NAME, config_yaml.encode(), files)
             values = {
                 "config_yaml": config_yaml,
                 "config_sha256": config_sha256,
@@ -121,10 +124,10 @@ class RunStore:
                 "status": "running",
             }
             try:
-                Database.create(path / DATABASE_NAME, values)
+                Database.create(path / DATABASE_NAME, values, files=files)
             except OSError as error:
                 raise write_failed(error, path / DATABASE_NAME) from error
-            return cls._opened(path, lock, undo, (keep_checkpoints, keep_journal), segment_bytes)
+            return cls._opened(path, files, lock, undo, (keep_checkpoints, keep_journal), segment_bytes)
 
     @classmethod
     def open(
@@ -136,6 +139,7 @@ class RunStore:
         keep_checkpoints: int = 2,
         keep_journal: bool = False,
         segment_bytes: int = SEGMENT_BYTES,
+        files: Files = LOCAL,
     ) -> RunStore:
         """Take over a run that was begun before. Groups that a crash left journalled but running become ready.
 
@@ -144,37 +148,38 @@ class RunStore:
         Raises RunMissing, RunInUse, RunDamaged; ConfigMismatch if more differs than is safe; RunExists where a file is
         in the place of a folder; StoreError where it cannot be written.
         """
-        if not cls.exists(path):
+        if not cls.exists(path, files):
             raise RunMissing(
                 f"{path} holds no run (there is no {DATABASE_NAME}); check the path, or leave out --resume"
             )
-        _check_kinds(path)
+        _check_kinds(path, files)
         with ExitStack() as undo:
-            lock = RunLock(path)
+            lock = files.lock(path)
             undo.callback(lock.release)
             keep = (keep_checkpoints, keep_journal)
-            return cls._opened(path, lock, undo, keep, segment_bytes, (config_sha256, config_yaml))
+            return cls._opened(path, files, lock, undo, keep, segment_bytes, (config_sha256, config_yaml))
 
     @classmethod
     def _opened(
         cls,
         path: Path,
-        lock: RunLock,
+        files: Files,
+        lock: Lock,
         undo: ExitStack,
         keep: tuple[int, bool],
         segment_bytes: int,
         config: tuple[str, str] | None = None,
     ) -> RunStore:
-        database = Database(path / DATABASE_NAME)
+        database = Database(path / DATABASE_NAME, files=files)
         undo.callback(database.close)
         changed: list[Change] = []
         if config is not None:
             database.check_integrity()
             changed = _compare_config(path, database, *config)
-        _make_folders(path)
-        journal = Journal(path / "journal")
+        _make_folders(path, files)
+        journal = Journal(path / "journal", files)
         damaged = recover(database, journal)
-        writer = JournalWriter(path / "journal", segment_bytes=segment_bytes)
+        writer = JournalWriter(path / "journal", segment_bytes=segment_bytes, files=files)
         store = cls(
             path,
             lock,
@@ -184,25 +189,26 @@ class RunStore:
             keep_checkpoints=keep[0],
             keep_journal=keep[1],
             damaged=damaged,
+            files=files,
         )
         store.changed = tuple(changed)
         undo.pop_all()
         return store
 
     @staticmethod
-    def exists(path: Path) -> bool:
+    def exists(path: Path, files: Files = LOCAL) -> bool:
         """Whether the folder holds a run."""
-        return (path / DATABASE_NAME).exists()
+        return files.is_file(path / DATABASE_NAME) or files.is_folder(path / DATABASE_NAME)
 
     @classmethod
-    def erase(cls, path: Path) -> None:
+    def erase(cls, path: Path, files: Files = LOCAL) -> None:
         """Remove what a run made, and nothing else. Raises RunMissing, RunInUse."""
-        if not cls.exists(path) and not (path / LOCK_NAME).exists():
+        if not cls.exists(path, files) and not files.is_file(path / LOCK_NAME):
             raise RunMissing(f"{path} holds no run, so there is nothing to erase; check the path")
-        lock = RunLock(path)
+        lock = files.lock(path)
         try:
             for name in _MADE_BY_RUNS:
-                remove(path / name)
+                files.remove(path / name)
         except OSError as error:
             raise write_failed(error, path) from error
         finally:
@@ -246,8 +252,8 @@ class RunStore:
             self.changed = ()
         # A kill may have come between the record and the file.
         path = self.path / CONFIG_NAME
-        if not path.is_file() or path.read_bytes() != config_yaml.encode():
-            write_whole(path, config_yaml.encode())
+        if not self.files.is_file(path) or self.files.read(path) != config_yaml.encode():
+            write_whole(path, config_yaml.encode(), self.files)
 
     def close(self) -> None:
         """Sync the journal, and give the run free."""
@@ -257,36 +263,36 @@ class RunStore:
             ends.callback(self.writer.close)
 
 
-def _check_kinds(path: Path) -> None:
+def _check_kinds(path: Path, files: Files) -> None:
     """Raises RunExists where a file has the name of one of the run's folders, or the other way round."""
     for name in (*FOLDERS, *_MORE_FOLDERS):
-        if (path / name).exists() and not (path / name).is_dir():
+        if files.is_file(path / name):
             raise RunExists(f"{path / name} is a file, where a run has a folder: move it away, or choose another --dir")
     for name in _FILES:
-        if (path / name).is_dir():
+        if files.is_folder(path / name):
             raise RunExists(f"{path / name} is a folder, where a run has a file: move it away, or choose another --dir")
 
 
-def _make_folders(path: Path) -> None:
+def _make_folders(path: Path, files: Files) -> None:
     for name in FOLDERS:
         try:
-            (path / name).mkdir(exist_ok=True)
+            files.make_folder(path / name)
         except OSError as error:
             raise write_failed(error, path / name) from error
 
 
-def _refuse_taken(path: Path, config_yaml: str) -> None:
-    if RunStore.exists(path):
+def _refuse_taken(path: Path, config_yaml: str, files: Files) -> None:
+    if RunStore.exists(path, files):
         raise RunExists(
             f"{path} already holds a run: continue it with --resume, erase it and begin again with --fresh, "
             "or choose another --dir"
         )
     for name in ("journal", "checkpoints"):
-        if (path / name).exists() and any(os.scandir(path / name)):
+        if files.is_folder(path / name) and files.inside(path / name):
             raise RunExists(f"{path / name} is in the way of a new run: choose another --dir, or move it away")
     config = path / CONFIG_NAME
     # A run that ended while it was being created leaves its own config behind.
-    if config.exists() and config.read_bytes() != config_yaml.encode():
+    if files.is_file(config) and files.read(config) != config_yaml.encode():
         raise RunExists(f"{config} would be overwritten by the run's own: choose another --dir, or move it away")
 
 

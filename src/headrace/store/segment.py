@@ -6,15 +6,16 @@ and issue number (8 each), payload.
 
 from __future__ import annotations
 
-import os
+import io
 import struct
 import zlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from headrace.store.errors import RunDamaged
+from headrace.store.files import LOCAL, Files
 
 AttemptKey = tuple[int, int, int]
 """(epoch, position, attempt)."""
@@ -82,11 +83,11 @@ def decode(data: bytes) -> tuple[AttemptKey, int, bytes] | None:
     return (key[0], key[1], key[2]), issue, payload
 
 
-def scan(path: Path, known: Collection[int] = ()) -> Iterator[Record]:
+def scan(path: Path, known: Collection[int] = (), files: Files = LOCAL) -> Iterator[Record]:
     """The whole records of a segment, in order. What is damaged is passed over, to where its length says that the next
     record begins, or to one of the offsets `known`."""
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
+    with files.open(path) as file:
+        size = file.seek(0, io.SEEK_END)
         offset = len(MAGIC)
         while (found := _record_at(file, offset, size)) is not None or (
             found := _after_damage(file, offset, size, known)
@@ -95,7 +96,7 @@ def scan(path: Path, known: Collection[int] = ()) -> Iterator[Record]:
             offset = found.end
 
 
-def _after_damage(file: BinaryIO, offset: int, size: int, known: Collection[int]) -> Record | None:
+def _after_damage(file: io.BufferedIOBase, offset: int, size: int, known: Collection[int]) -> Record | None:
     """The first whole record after the damaged one at `offset`."""
     later = {place for place in known if place > offset}
     if (length := _length_at(file, offset)) is not None:
@@ -103,14 +104,14 @@ def _after_damage(file: BinaryIO, offset: int, size: int, known: Collection[int]
     return next((record for place in sorted(later) if (record := _record_at(file, place, size)) is not None), None)
 
 
-def _length_at(file: BinaryIO, offset: int) -> int | None:
+def _length_at(file: io.BufferedIOBase, offset: int) -> int | None:
     """Of the payload, as the header at `offset` says."""
     file.seek(offset)
     header = file.read(HEADER_BYTES)
     return _BODY.unpack_from(header, _CRC.size)[0] if len(header) == HEADER_BYTES else None
 
 
-def _record_at(file: BinaryIO, offset: int, size: int) -> Record | None:
+def _record_at(file: io.BufferedIOBase, offset: int, size: int) -> Record | None:
     """The record that begins there, if there is one and it is whole."""
     length = _length_at(file, offset)
     if length is None or offset + HEADER_BYTES + length > size:

@@ -100,5 +100,35 @@ class Trainer(Protocol):
     def load(self, path: Path) -> None:
         """Continue exactly where `save` was called. Raises CheckpointError."""
 
+    def begin_from(self, path: Path, *, masters: bool, optimizer: bool) -> None:
+        """Take what another trainer of this model saved into `path`: its master weights, the moments of its optimiser.
+        Raises CheckpointError."""
+
     def export(self, path: Path) -> None:
         """Write the weights, config and tokenizer as a folder that `transformers` loads."""
+
+
+class PolicyTrainer(Trainer, Protocol):
+    """One whose model may be its own reference too."""
+
+    def keep_reference(self) -> None:
+        """Keep a copy of the weights as they are now, for `reference_logprobs`."""
+
+    def reference_logprobs(self, micro: MicroBatch) -> Tensor:
+        """As `logprobs`, under the weights of `keep_reference`."""
+
+
+class FrozenModel(Protocol):
+    """One that only scores. Blocking; call it on one compute lane."""
+
+    def logprobs(self, micro: MicroBatch) -> Tensor:
+        """[N] float32 on the micro-batch's device, 0 outside its mask."""
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Compute with these weights from now on, by Hugging Face name."""
+
+    def save(self, path: Path) -> None:
+        """Into the folder `path`, which is made."""
+
+    def load(self, path: Path) -> None:
+        """What `save` wrote. Raises CheckpointError."""

@@ -52,7 +52,7 @@ def _journalled(run: RunReader, query: Query) -> Iterator[Rollout]:
         texts = texts or TokenTexts.of_run(run.path, run.config_yaml)
         dropped = journalled.reason if journalled.state == DROPPED else None
         for sample in group.samples:
-            yield rollout_of(group, sample, texts.decode, batch=journalled.batch, at=0.0, dropped=dropped)
+            yield rollout_of(group.prompt_id, sample, texts.decode, batch=journalled.batch, at=0.0, dropped=dropped)
 
 
 def _place(rollout: Rollout) -> tuple[object, ...]:

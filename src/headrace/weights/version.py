@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 
 class Version(NamedTuple):
     """(branch, number), ordered lexicographically.
@@ -41,11 +38,8 @@ class Lineage:
 
     def holds(self, version: Version) -> bool:
         """Whether it is a version of this line."""
-        return version.branch == self.branch or version.number <= self._last_kept.get(version.branch, -1)
+        return version.branch == self.branch or not self.lost(*version)
 
-    def lost(self, branches: NDArray[np.int32], versions: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """True where (branch, number) is no version of this line. All arrays have shape [T]; -1 is not lost."""
-        lost = branches >= 0
-        for branch, last in self._last_kept.items():
-            lost &= ~((branches == branch) & (versions <= last))
-        return lost
+    def lost(self, branch: int, number: int) -> bool:
+        """Whether (branch, number) is no version of this line."""
+        return number > self._last_kept.get(branch, -1)

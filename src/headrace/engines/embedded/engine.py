@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +133,7 @@ class EmbeddedEngine:
         self._final = self.stats()
         self._model, self._core, self._task = None, None, None
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         core = self._serving()
         if self._plan is None:
             raise EngineError("the engine was not started")

@@ -86,6 +86,13 @@ class GroupScorer(Protocol):
     ) -> list[RewardOutcome]: ...
 
 
+class Rewards(Scorer, GroupScorer, Protocol):
+    """What scores all of a run's samples."""
+
+    times: Durations
+    """Of the calls that have ended."""
+
+
 class Judge(Protocol):
     async def __call__(self, arguments: list[Any]) -> Verdict: ...
 

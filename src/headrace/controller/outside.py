@@ -1,0 +1,87 @@
+"""What a run gets from outside: where it runs and keeps its record, and who computes for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol
+
+from headrace.config.track import TrackerSection
+from headrace.controller.models import Models, load_models
+from headrace.controller.plan import Plan
+from headrace.controller.reward_pools import RewardPools
+from headrace.controller.supervise import rewards
+from headrace.controller.threads import inline_runtime, takes_turns
+from headrace.controller.tracking import Tell, tracking
+from headrace.controller.watching import watchdog
+from headrace.engines.pool import EnginePool
+from headrace.models.loading import resolve_device
+from headrace.runtime.inline import Span
+from headrace.runtime.protocol import Clock, Runtime
+from headrace.store.files import LOCAL, Files
+
+
+class Outside(Protocol):
+    """All of it that is not the controller's own: what has threads, processes, models or a disk."""
+
+    @property
+    def files(self) -> Files: ...
+
+    def runtime(self, plan: Plan, trace: Callable[[Span], None] | None) -> Runtime:
+        """A new one. `trace`: given the calls of its lanes."""
+
+    async def models(self, plan: Plan, runtime: Runtime, folder: Path) -> Models:
+        """Loaded; the engines not started."""
+
+    def rewards(
+        self, plan: Plan, folder: Path, runtime: Runtime, engines: EnginePool, judges: Mapping[str, EnginePool]
+    ) -> AbstractAsyncContextManager[RewardPools]:
+        """What scores, while it is entered."""
+
+    def tracking(
+        self,
+        sections: Sequence[TrackerSection],
+        folder: Path,
+        clock: Clock,
+        event: Tell,
+        seen: Callable[[], bool],
+    ) -> AbstractAsyncContextManager[None]:
+        """See `tracking`."""
+
+    def watchdog(self, plan: Plan, owners: Mapping[str, str], record: Path) -> AbstractAsyncContextManager[object]:
+        """See `watchdog`."""
+
+
+class ThisMachine:
+    """Threads, processes and files of this machine, and the models that the config names."""
+
+    files: Files = LOCAL
+
+    def runtime(self, plan: Plan, trace: Callable[[Span], None] | None) -> Runtime:
+        settings = plan.config.runtime
+        turns = settings.turns or takes_turns(plan.config)
+        return inline_runtime(
+            settings.threads, device=resolve_device(plan.config.model.device), turns=turns, trace=trace
+        )
+
+    async def models(self, plan: Plan, runtime: Runtime, folder: Path) -> Models:
+        return await load_models(plan, runtime, folder)
+
+    def rewards(
+        self, plan: Plan, folder: Path, runtime: Runtime, engines: EnginePool, judges: Mapping[str, EnginePool]
+    ) -> AbstractAsyncContextManager[RewardPools]:
+        return rewards(plan, folder, runtime, engines, judges)
+
+    def tracking(
+        self,
+        sections: Sequence[TrackerSection],
+        folder: Path,
+        clock: Clock,
+        event: Tell,
+        seen: Callable[[], bool],
+    ) -> AbstractAsyncContextManager[None]:
+        return tracking(sections, folder, clock, event, seen)
+
+    def watchdog(self, plan: Plan, owners: Mapping[str, str], record: Path) -> AbstractAsyncContextManager[object]:
+        return watchdog(plan, owners, record=record)

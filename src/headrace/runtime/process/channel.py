@@ -1,0 +1,74 @@
+"""One connection, by either side: values to frames and back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from headrace.runtime.event_loop import on_own_thread
+from headrace.runtime.process.frames import EMPTY, IN_BAND, Frame, Kind, read_frame, to_bytes
+from headrace.runtime.process.shared_memory import Segment, Segments, Sent
+from headrace.runtime.wire import Parcel, pack, unpack
+from headrace.runtime.wire_types import WireTypes
+
+_LONG = 1 << 23
+"""Bytes from which on copying is not for the event loop."""
+
+
+class Channel:
+    """Nothing here waits for the other side to read: how much is on its way is bounded by calls and windows."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        types: WireTypes,
+        segments: Segments,
+        folder: Path,
+    ) -> None:
+        """`segments` are written, those in `folder` read."""
+        self._reader = reader
+        self._writer = writer
+        self._types = types
+        self._segments = segments
+        self._folder = folder
+        self._sent = Sent()
+
+    async def read(self) -> Frame | None:
+        """See `read_frame`."""
+        return await read_frame(self._reader, self._folder)
+
+    def value(self, frame: Frame, what: str) -> Any:
+        """Raises WireError."""
+        return unpack(frame.body, self._types, what)
+
+    async def send(self, kind: Kind, call: int, value: Any, what: str, worker: str = "", method: str = "") -> None:
+        """Raises WireError for what is no plain data; ConnectionError if the other side is gone."""
+        parcel = pack(value, self._types, what)
+        size, segment = sum(map(len, parcel.buffers)), None
+        if size > _LONG:
+            segment = await on_own_thread(self._segments.write, parcel.buffers)
+        elif size > IN_BAND:
+            segment = self._segments.write(parcel.buffers)
+        if segment is not None:
+            self._sent.add(segment)
+        self._write(Frame(kind, call, parcel, worker, method), segment)
+
+    def tell(self, kind: Kind, call: int = 0) -> None:
+        """What has no value. If the other side is gone, nothing happens."""
+        if not self._writer.is_closing():
+            self._write(Frame(kind, call, EMPTY), None)
+
+    def show(self, call: int, body: Parcel, segment: Segment | None) -> None:
+        """Answer with what is packed already; the segment stays."""
+        self._write(Frame(Kind.ANSWER, call, body), segment, take=False)
+
+    def close(self) -> None:
+        self._writer.close()
+        self._sent.remove()
+
+    def _write(self, frame: Frame, segment: Segment | None, *, take: bool = True) -> None:
+        if self._writer.is_closing():
+            raise ConnectionResetError("the connection is closed")
+        self._writer.writelines(to_bytes(frame, segment, take=take))

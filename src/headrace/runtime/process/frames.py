@@ -1,0 +1,121 @@
+"""What two processes can say to each other."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from headrace.runtime.process.shared_memory import Segment, read
+from headrace.runtime.wire import MOST_ENVELOPE, Parcel
+
+IN_BAND = 1 << 18
+"""Bytes of buffers that go through the socket; more go into shared memory."""
+_LENGTHS = struct.Struct("<II")
+_MOST_HEAD = 1 << 22
+_MOST_BODY = MOST_ENVELOPE + IN_BAND
+
+
+class Kind(StrEnum):
+    """Every question has a number, by which its answer is known."""
+
+    BUILD = "build"
+    """Make the worker; body: its spec. Of the parent alone, once."""
+    CALL = "call"
+    """`method` of `worker`; body: arguments."""
+    STREAM = "stream"
+    """As CALL."""
+    STOP = "stop"
+    """Stop this call; it is answered all the same."""
+    MORE = "more"
+    """Of this stream, an item has been read."""
+    FETCH = "fetch"
+    """Body: a Ref."""
+    FREE = "free"
+    """Body: a Ref. Not answered."""
+    LEAVE = "leave"
+    """The process is to end. Not answered."""
+    ANSWER = "answer"
+    ITEM = "item"
+    ERROR = "error"
+    """Body: type, text and trace."""
+    ABSENT = "absent"
+    """The worker is not here; body: why."""
+    BEAT = "beat"
+    """The event loop turns. To the parent."""
+
+
+class FrameError(ValueError):
+    """What arrived is no frame: the other side is not one of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    kind: Kind
+    call: int
+    body: Parcel
+    worker: str = ""
+    method: str = ""
+    is_gone: bool = False
+    """Its segment was removed before it came."""
+
+
+EMPTY = Parcel(b"\xc0")
+"""None."""
+
+
+def to_bytes(frame: Frame, segment: Segment | None = None, *, take: bool = True) -> list[bytes | memoryview]:
+    """`segment` has the frame's buffers, if it is given; `take`: for this reader alone."""
+    buffers: Sequence[memoryview] = frame.body.buffers if segment is None else ()
+    spans = [len(buffer) for buffer in buffers] if segment is None else [list(span) for span in segment.spans]
+    name = None if segment is None else segment.path
+    head: bytes = msgpack.packb(
+        [str(frame.kind), frame.call, frame.worker, frame.method, len(frame.body.envelope), name, take, spans]
+    )
+    body = len(frame.body.envelope) + sum(len(buffer) for buffer in buffers)
+    return [_LENGTHS.pack(len(head), body), head, frame.body.envelope, *buffers]
+
+
+async def read_frame(reader: asyncio.StreamReader, folder: Path) -> Frame | None:
+    """The next frame; None at the end. Segments have to be in `folder`. Raises FrameError."""
+    try:
+        head_length, body_length = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
+        if head_length > _MOST_HEAD or body_length > _MOST_BODY:
+            raise FrameError(f"a frame of {head_length} and {body_length} bytes is too large")
+        head = await reader.readexactly(head_length)
+        body = await reader.readexactly(body_length)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    return _frame(head, memoryview(bytearray(body)), folder)
+
+
+def _frame(head: bytes, body: memoryview, folder: Path) -> Frame:
+    try:
+        kind, call, worker, method, envelope, name, take, spans = msgpack.unpackb(head)
+        if name is None:
+            buffers, place = [], envelope
+            for length in spans:
+                buffers.append(body[place : place + length])
+                place += length
+            if place != len(body):
+                raise FrameError(f"a frame's body has {len(body)} bytes, not {place}")
+        else:
+            try:
+                buffers = read(_segment(name, spans, folder), take=take)
+            except FileNotFoundError:
+                return Frame(Kind(kind), call, EMPTY, worker, method, is_gone=True)
+        return Frame(Kind(kind), call, Parcel(bytes(body[:envelope]), buffers), worker, method)
+    except (ValueError, TypeError) as error:
+        raise FrameError(f"a frame's head of {len(head)} bytes makes no sense: {error}") from error
+
+
+def _segment(name: Any, spans: Any, folder: Path) -> Segment:
+    if folder not in Path(name).parents or ".." in Path(name).parts:
+        raise FrameError(f"the segment {str(name)[:100]!r} is not in {folder}")
+    return Segment(name, tuple((offset, length) for offset, length in spans))

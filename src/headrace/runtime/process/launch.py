@@ -1,0 +1,116 @@
+"""A worker process, seen from its parent: begun, watched and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace.runtime.process.boot import Boot
+from headrace.runtime.process.child import own_folder
+from headrace.runtime.process.site import socket_path
+
+_TEAMS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_LAST_WORDS = 400
+
+
+class ChildProcess:
+    def __init__(self, process: asyncio.subprocess.Process, boot: Boot, life: int, log: Path | None, said: int) -> None:
+        """`said`: bytes that were in the log before."""
+        self._process = process
+        self._boot = boot
+        self._life = life
+        self._log = log
+        self._said = said
+
+    @classmethod
+    async def begin(
+        cls,
+        kind: str,
+        packages: Sequence[str],
+        name: str,
+        rank: int,
+        generation: int,
+        threads: int | None,
+        folder: Path,
+        log: Path | None,
+    ) -> ChildProcess:
+        """`log` takes what it prints; this process's stderr does, unless it is given. Raises OSError."""
+        path = socket_path(folder, name)
+        path.unlink(missing_ok=True)
+        kept, life = os.pipe()
+        with socket.socket(socket.AF_UNIX) as listening, contextlib.ExitStack() as closing:
+            closing.callback(os.close, kept)
+            listening.bind(str(path))
+            listening.listen(128)
+            boot = Boot(
+                kind,
+                list(packages),
+                name,
+                rank,
+                generation,
+                threads,
+                str(folder),
+                listening.fileno(),
+                kept,
+                os.getpid(),
+                [path for path in sys.path if path],
+            )
+            output = None if log is None else closing.enter_context(log.open("ab"))
+            said = 0 if output is None else output.tell()
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", "-u", "-m", "headrace.runtime.process.child", boot.text()),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output or 2,
+                    stderr=output,
+                    pass_fds=(listening.fileno(), kept),
+                    env={**os.environ, **({} if threads is None else dict.fromkeys(_TEAMS, str(threads)))},
+                    start_new_session=True,
+                )
+            except BaseException:
+                os.close(life)
+                raise
+        return cls(process, boot, life, log, said)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ended(self) -> str:
+        """Once it has: how, and its last words."""
+        code = await self._process.wait()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if -code == signal.SIGKILL:
+            how += " (as the kernel sends it where memory runs out)"
+        words = self._last_words()
+        return f"its process ended with {how}" + (f"; its last words ({self._log}): {words}" if words else "")
+
+    def kill(self) -> None:
+        """With whatever it has started in its session."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def clear(self) -> None:
+        """Wait until it has ended, and remove what it left."""
+        await self._process.wait()
+        folder = Path(self._boot.folder)
+        if self._life >= 0:
+            os.close(self._life)
+            self._life = -1
+            shutil.rmtree(own_folder(folder, self._boot.name, self._boot.generation), ignore_errors=True)
+
+    def _last_words(self) -> str:
+        if self._log is None:
+            return ""
+        with contextlib.suppress(OSError), self._log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(self._said, end - _LAST_WORDS))
+            return " ".join(file.read().decode(errors="replace").split())
+        return ""

@@ -1,0 +1,218 @@
+"""Weights through memory that processes of one machine share: one copy in, one copy out.
+
+Two slots, files in a folder that lies in memory, take turns, so that a reader has the time of a whole publication. A
+slot begins with its generation: odd while it is written, even and larger once it is whole. That is written last, and
+read before and after whatever is taken from the slot: a copy that was overtaken, or whose writer was killed, is not
+taken for a version. There is no checksum, since the bytes leave no machine.
+
+The layout, which names lie where, is that of the first version, and written once.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from headrace.weights.manifest import build_manifest, from_json, named_once, require_newer, to_json
+from headrace.weights.plane import Manifest, TensorEntry, WeightError
+from headrace.weights.version import Version
+
+SLOTS = 2
+_LAYOUT = "layout.json"
+_HEADER = 4096
+"""Bytes before the tensors of a slot: generation, branch and number, 8 bytes each."""
+_ALIGNED = 64
+_TRIES = 3
+"""Of a reader that was overtaken."""
+
+
+class _Slot:
+    """One mapped file."""
+
+    def __init__(self, path: Path, entries: Iterable[TensorEntry], *, create: bool = False) -> None:
+        """Raises OSError."""
+        places, size = _places(entries)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o600)
+        try:
+            if create:
+                os.ftruncate(descriptor, size)
+            self._map = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        self._numbers = memoryview(self._map)[:24].cast("q")
+        self.tensors = {
+            entry.name: torch.frombuffer(self._map, dtype=_dtype(entry), count=prod(entry.shape), offset=place).view(
+                entry.shape
+            )
+            if prod(entry.shape)
+            else torch.empty(entry.shape, dtype=_dtype(entry))
+            for entry, place in places
+        }
+
+    @property
+    def generation(self) -> int:
+        """Even if it is whole; 0 if it never was."""
+        return self._numbers[0]
+
+    @generation.setter
+    def generation(self, value: int) -> None:
+        self._numbers[0] = value
+
+    @property
+    def version(self) -> Version:
+        return Version(self._numbers[1], self._numbers[2])
+
+    @version.setter
+    def version(self, value: Version) -> None:
+        self._numbers[1], self._numbers[2] = value
+
+    @property
+    def is_whole(self) -> bool:
+        return self.generation > 0 and self.generation % 2 == 0
+
+
+class ShmPublisher:
+    """Copies each version into the slot that does not have the newest one."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: empty, of this publisher alone, in memory; whoever made it removes it."""
+        self._folder = folder
+        self._manifest: Manifest | None = None
+        self._slots: list[_Slot] = []
+        self._published = 0
+
+    @property
+    def address(self) -> str:
+        """What a receiver in any process of this machine is made of."""
+        return str(self._folder)
+
+    def publish(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Manifest:
+        """See `WeightPublisher.publish`. Raises WeightError also if names, shapes or dtypes are not those of before."""
+        require_newer(version, None if self._manifest is None else self._manifest.version)
+        found = dict(named_once(version, tensors))
+        manifest = build_manifest(version, found, checksums=False)
+        if not self._slots:
+            self._begin(manifest)
+        elif self._manifest is not None and manifest.entries != self._manifest.entries:
+            raise WeightError(f"cannot publish {version}: its tensors are not those of {self._manifest.version}")
+        slot = self._slots[self._published % SLOTS]
+        slot.generation = 2 * self._published + 1
+        for name, tensor in found.items():
+            slot.tensors[name].copy_(tensor.detach())
+        slot.version = version
+        self._published += 1
+        slot.generation = 2 * self._published
+        self._manifest = manifest
+        return manifest
+
+    def receiver(self) -> ShmReceiver:
+        return ShmReceiver(self.address)
+
+    def _begin(self, manifest: Manifest) -> None:
+        try:
+            for number in range(SLOTS):
+                self._slots.append(_Slot(_slot(self._folder, number), manifest.entries, create=True))
+            making = self._folder / f"{_LAYOUT}.new"
+            making.write_bytes(to_json(manifest))
+            making.rename(self._folder / _LAYOUT)
+        except OSError as error:
+            self._slots = []
+            raise WeightError(
+                f"cannot publish {manifest.version} in {self._folder}: {error}; make room there"
+            ) from error
+
+
+@dataclass(slots=True)
+class _Opened:
+    layout: Manifest
+    slots: list[_Slot]
+
+
+class ShmReceiver:
+    """Reads what a `ShmPublisher`, perhaps of another process, has published."""
+
+    def __init__(self, address: str) -> None:
+        self._folder = Path(address)
+        self._opened: _Opened | None = None
+
+    def latest(self) -> Version | None:
+        slot = self._newest()
+        return None if slot is None else slot.version
+
+    def receive(self) -> tuple[Manifest, Mapping[str, torch.Tensor]]:
+        """See `WeightReceiver.receive`. The tensors are a copy."""
+        if self._newest() is None or self._opened is None:
+            raise self._nothing()
+        into = {name: torch.empty_like(tensor) for name, tensor in self._opened.slots[0].tensors.items()}
+        return self.receive_into(into), MappingProxyType(into)
+
+    def receive_into(self, tensors: Mapping[str, torch.Tensor]) -> Manifest:
+        """The newest whole version, copied into `tensors`, on whatever device they are. Their contents are those of
+        one version only once this returns. Raises WeightError if one is missing or of another shape or dtype."""
+        for _ in range(_TRIES):
+            slot = self._newest()
+            if slot is None or self._opened is None:
+                raise self._nothing()
+            generation, version = slot.generation, slot.version
+            for name, view in slot.tensors.items():
+                _check(name, view, tensors)
+                tensors[name].copy_(view)
+            if slot.generation == generation and slot.is_whole:
+                return replace(self._opened.layout, version=version)
+        raise WeightError(
+            f"weights in {self._folder} were published {_TRIES} times while they were copied; publish less often"
+        )
+
+    def _newest(self) -> _Slot | None:
+        if self._opened is None:
+            self._opened = self._open()
+        whole = [] if self._opened is None else [slot for slot in self._opened.slots if slot.is_whole]
+        return max(whole, key=lambda slot: slot.generation, default=None)
+
+    def _open(self) -> _Opened | None:
+        layout = self._folder / _LAYOUT
+        try:
+            manifest = from_json(layout.read_bytes(), str(layout))
+            return _Opened(manifest, [_Slot(_slot(self._folder, number), manifest.entries) for number in range(SLOTS)])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise WeightError(f"{self._folder} cannot be read: {error}; start the publisher again") from error
+
+    def _nothing(self) -> WeightError:
+        return WeightError(f"no weights were published in {self._folder} yet; publish the initial version first")
+
+
+def _check(name: str, view: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
+    own = tensors.get(name)
+    if own is None or own.shape != view.shape or own.dtype != view.dtype:
+        has = "none of that name" if own is None else f"{own.dtype}{list(own.shape)}"
+        raise WeightError(f"{name!r} is published as {view.dtype}{list(view.shape)}, and the receiver has {has}")
+
+
+def _slot(folder: Path, number: int) -> Path:
+    return folder / f"slot-{number}"
+
+
+def _places(entries: Iterable[TensorEntry]) -> tuple[list[tuple[TensorEntry, int]], int]:
+    """Where each tensor begins, and how long a slot is."""
+    places, end = [], _HEADER
+    for entry in entries:
+        places.append((entry, end))
+        end += -(-prod(entry.shape) * _dtype(entry).itemsize // _ALIGNED) * _ALIGNED
+    return places, end
+
+
+def _dtype(entry: TensorEntry) -> torch.dtype:
+    """Raises WeightError for a name that is no dtype."""
+    found = getattr(torch, entry.dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise WeightError(f"{entry.name!r} has the dtype {entry.dtype[:40]!r}, which torch does not know")
+    return found

@@ -1,0 +1,208 @@
+"""Workers that tests start, inline and in processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from headrace.runtime.refs import Ref
+from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.workers import Handle, Host
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    word: str
+    fails: bool = False
+    hangs_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    x: float
+    y: float
+
+
+class Probe:
+    """Does whatever a test asks of it."""
+
+    kind: ClassVar[str] = "probe"
+    types: ClassVar[WireTypes] = WireTypes({"probe_spec": Spec, "point": Point})
+
+    def __init__(self, spec: Spec, host: Host) -> None:
+        if spec.fails:
+            raise ValueError(f"{spec.word} cannot be made")
+        time.sleep(spec.hangs_s)
+        self._spec = spec
+        self._host = host
+        self._told: list[Any] = []
+
+    def word(self) -> str:
+        return f"{self._spec.word} of {self._host.name}"
+
+    def tell(self, value: Any) -> int:
+        self._told.append(value)
+        return len(self._told)
+
+    async def told(self) -> list[Any]:
+        return self._told
+
+    def same(self, value: Any) -> Any:
+        return value
+
+    def where(self) -> tuple[int, str]:
+        return os.getpid(), threading.current_thread().name
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def loop_thread(self) -> str:
+        return threading.current_thread().name
+
+    def mirrored(self, point: Point) -> Point:
+        return Point(point.y, point.x)
+
+    def no_plain_data(self) -> object:
+        return {"a": [object()]}
+
+    def fail(self, words: str) -> None:
+        raise KeyError(words)
+
+    async def leave(self) -> None:
+        sys.exit(3)
+
+    def leave_on_lane(self) -> None:
+        sys.exit(3)
+
+    def stop_iteration(self) -> None:
+        raise StopIteration(1)
+
+    async def sleep(self, seconds: float) -> str:
+        try:
+            await self._host.clock.sleep(seconds)
+        except asyncio.CancelledError:
+            self._told.append("cancelled")
+            raise
+        return "slept"
+
+    def block(self, seconds: float) -> str:
+        time.sleep(seconds)
+        self._told.append("blocked")
+        return "blocked"
+
+    async def stubborn(self) -> None:
+        for _ in range(3):
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self._told.append("no")
+
+    async def block_loop(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 (this is the fault)
+
+    async def count(self, end: int) -> AsyncIterator[int]:
+        try:
+            for number in range(end):
+                self._told.append(number)
+                yield number
+        finally:
+            self._told.append("closed")
+
+    def count_blocking(self, end: int) -> Iterator[int]:
+        try:
+            for number in range(end):
+                self._told.append(number)
+                yield number
+        finally:
+            self._told.append("closed")
+
+    async def count_and_fail(self, end: int) -> AsyncIterator[int]:
+        for number in range(end):
+            yield number
+        raise ValueError("no more")
+
+    async def slowly(self, seconds: float) -> AsyncIterator[int]:
+        yield 0
+        await self._host.clock.sleep(seconds)
+        yield 1
+
+    def keep(self, size: int) -> Ref:
+        return self._host.put({"numbers": np.arange(size, dtype=np.float32), "text": "a"})
+
+    def drop(self, ref: Ref) -> None:
+        self._host.free(ref)
+
+    async def read(self, ref: Ref) -> float:
+        return float((await self._host.get(ref, ["numbers"]))["numbers"].sum())
+
+    def read_blocking(self, ref: Ref) -> float:
+        return float(self._host.refs.get(ref)["numbers"].sum())
+
+    async def read_in_loop(self, ref: Ref) -> float:
+        return float(self._host.refs.get(ref)["numbers"].sum())
+
+    async def ask(self, other: Handle, method: str, *args: Any) -> Any:
+        return await self._host.reach(other).call(method, *args, what="a question", seconds=20)
+
+    async def relay(self, other: Handle, end: int) -> AsyncIterator[int]:
+        async with aclosing(self._host.reach(other).stream("count", end, what="numbers", seconds=20)) as numbers:
+            async for number in numbers:
+                yield number
+
+    async def lane(self) -> str:
+        return await self._host.compute("probe", lambda: threading.current_thread().name)
+
+    async def spawn(self) -> None:
+        self._host.spawn(self.sleep(60), "sleeper")
+
+    def die(self) -> None:
+        os._exit(7)
+
+    async def die_slowly(self) -> AsyncIterator[int]:
+        yield 0
+        await asyncio.sleep(0.05)
+        os._exit(7)
+
+    def stop_self(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def say(self, words: str, times: int) -> None:
+        for _ in range(times):
+            sys.stdout.write(words + "\n")
+            sys.stderr.write(words + "\n")
+
+    def modules(self) -> list[str]:
+        return sorted(sys.modules)
+
+    def started_and_ended(self) -> int:
+        with subprocess.Popen(["sleep", "60"]) as process:
+            process.terminate()
+        return process.returncode
+
+    def threads(self) -> tuple[int | None, str | None]:
+        return self._host.threads, os.environ.get("OMP_NUM_THREADS")
+
+
+class Closing:
+    """Tells at its end."""
+
+    kind: ClassVar[str] = "closing"
+    types: ClassVar[WireTypes] = WireTypes()
+
+    def __init__(self, path: str, host: Host) -> None:
+        self._path = path
+
+    async def close(self) -> None:
+        with open(self._path, "a") as file:  # noqa: ASYNC230
+            file.write("closed\n")

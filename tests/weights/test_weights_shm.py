@@ -1,0 +1,106 @@
+"""Weights in shared memory: what another process copies is one version, whoever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.weights.plane import WeightError
+from headrace.weights.shm import ShmPublisher, ShmReceiver
+from headrace.weights.version import Version
+
+WRITER = """
+import sys, torch
+from pathlib import Path
+from headrace.weights.shm import ShmPublisher
+from headrace.weights.version import Version
+
+publisher = ShmPublisher(Path(sys.argv[1]))
+number = 0
+while True:
+    number += 1
+    publisher.publish(Version(0, number), ((f"t{i}", torch.full((300_000,), float(number))) for i in range(4)))
+    print(number, flush=True)
+"""
+
+
+def publish(publisher: ShmPublisher, number: int, size: int = 3) -> None:
+    publisher.publish(Version(0, number), [("a", torch.full((size,), float(number)))])
+
+
+def test_weights_go_into_tensors_that_are_there(tmp_path: Path) -> None:
+    publisher = ShmPublisher(tmp_path)
+    receiver, own = ShmReceiver(publisher.address), {"a": torch.zeros(3), "own": torch.ones(1)}
+    for number in (1, 2, 3):
+        publish(publisher, number)
+        assert receiver.latest() == Version(0, number)
+        assert receiver.receive_into(own).version == Version(0, number)
+        assert own["a"].tolist() == [number] * 3
+    assert own["own"].tolist() == [1.0]
+
+
+def test_a_tensor_of_another_shape_is_refused_on_either_side(tmp_path: Path) -> None:
+    publisher = ShmPublisher(tmp_path)
+    publish(publisher, 1)
+    with pytest.raises(WeightError, match=r"'a' is published as torch.float32\[3\], and the receiver has .*\[4\]"):
+        publisher.receiver().receive_into({"a": torch.zeros(4)})
+    with pytest.raises(WeightError, match="the receiver has none of that name"):
+        publisher.receiver().receive_into({})
+    with pytest.raises(WeightError, match="cannot publish v2: its tensors are not those of v1"):
+        publish(publisher, 2, size=4)
+    assert publisher.receiver().latest() == Version(0, 1)
+
+
+def test_a_copy_that_is_overtaken_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publisher = ShmPublisher(tmp_path)
+    publish(publisher, 1)
+    receiver, overtaking = publisher.receiver(), iter((2, 3))
+
+    class Watched(dict[str, torch.Tensor]):
+        def get(self, *args: object) -> torch.Tensor:  # type: ignore[override]
+            for number in overtaking:
+                publish(publisher, number)
+            return self["a"]
+
+    own = Watched(a=torch.zeros(3))
+    assert receiver.receive_into(own).version == Version(0, 3)
+    assert own["a"].tolist() == [3.0] * 3
+
+
+def test_damage_is_told(tmp_path: Path) -> None:
+    publisher = ShmPublisher(tmp_path)
+    publish(publisher, 1)
+    (tmp_path / "layout.json").write_text("{}")
+    with pytest.raises(WeightError, match="is no manifest"):
+        ShmReceiver(publisher.address).latest()
+
+
+def test_a_reader_in_another_process_never_sees_two_versions_and_outlives_the_writer(tmp_path: Path) -> None:
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        receiver, seen = ShmReceiver(str(tmp_path)), list[int]()
+        own = {f"t{i}": torch.zeros(300_000) for i in range(4)}
+        until = time.monotonic() + 2.0
+        while time.monotonic() < until:
+            try:
+                number = receiver.receive_into(own).version.number
+            except WeightError:  # overtaken three times: this writer does nothing else
+                continue
+            assert all((tensor == number).all() for tensor in own.values())
+            seen.append(number)
+        assert seen == sorted(seen)
+        assert len(set(seen)) > 3
+    finally:
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+    number = receiver.receive_into(own).version.number
+    assert all((tensor == number).all() for tensor in own.values()), "the other slot is whole"
