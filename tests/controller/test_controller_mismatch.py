@@ -35,9 +35,9 @@ def versions_asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     asked: list[int] = []
     real = gap_sample.GapSampler._sample
 
-    async def seen(self, position, version):  # type: ignore[no-untyped-def]
+    async def seen(self, position, version, place):  # type: ignore[no-untyped-def]
         asked.append(version.number)
-        return await real(self, position, version)
+        return await real(self, position, version, place)
 
     monkeypatch.setattr(gap_sample.GapSampler, "_sample", seen)
     return asked

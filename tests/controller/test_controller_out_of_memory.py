@@ -24,14 +24,14 @@ LOWER = "lower trainer.max_tokens_per_microbatch (4096)"
 
 
 def fails_at(kind: type, name: str, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The method's call of that number runs out of memory."""
+    """The method runs out of memory from its call of that number on."""
     calls = 0
     own = getattr(kind, name)
 
     def method(self: Any, *args: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == call:
+        if calls >= call:
             raise torch.OutOfMemoryError(OF_TORCH)
         return own(self, *args)
 

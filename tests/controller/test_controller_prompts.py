@@ -17,7 +17,8 @@ from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.controller.describe import describe_plan
 from headrace.controller.episodes import policy_settings
 from headrace.controller.plan import make_plan
-from headrace.engines.embedded.engine import EmbeddedEngine
+from headrace.engines.absent import AbsentEngine
+from headrace.engines.pool import EnginePool
 from headrace.experience.sample import GroupKey
 from headrace.rollout.policy import Policy
 from headrace.runtime.inline import SystemClock
@@ -129,8 +130,7 @@ def test_truncation_on_the_left_keeps_the_end(tmp_path: Path) -> None:
     path = chat_job(tmp_path, ROWS, data__too_long="truncate_left", data__shuffle=False)
     plan = make_plan(load_config(TrainConfig, path))
     assert len(plan.prompts) == 4
-    engine: EmbeddedEngine = type("Engine", (), {"gives_kept_sets": True})()  # type: ignore[assignment]
-    settings = policy_settings(plan, engine, SystemClock())
+    settings = policy_settings(plan, EnginePool([AbsentEngine()], SystemClock()), SystemClock())
     policy = Policy(settings, group=GroupKey(0, 0, 0), episode=0, min_version=INITIAL)
     whole = plan.codec().encode(plan.prompts[3].content)
     assert len(whole) == 300 + HEAD

@@ -88,7 +88,7 @@ def test_a_run_that_trains_and_one_that_records_are_not_continued_as_each_other(
 def test_no_memory_is_counted_for_a_trainer(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", algorithm={"recipe": "ppo"})
     plan = make_plan(load_config(TrainConfig, job, ["rollouts_only=true"]))
-    assert sorted(plan.memory.uses) == ["engine: KV cache", "engine: weights"]
+    assert sorted(plan.memory.uses) == ["engine: KV cache", "engine: weights", "weight plane: version 0, on the host"]
     assert [stage.name for stage in plan.recipe.stages] == ["rollout", "filter", "schedule", "record"]
 
 

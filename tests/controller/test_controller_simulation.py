@@ -118,13 +118,18 @@ def test_a_power_cut_anywhere_in_an_asynchronous_run_with_a_critic(after: int) -
     check(cut, config)
 
 
-def test_the_death_of_the_engine_ends_the_run_which_goes_on_when_it_is_resumed() -> None:
-    config = job(**MODES["sync"])
-    died = simulate(config, 0, Faults(engine=(EngineFaults(dies_at=40.0),)))
-    first, second = died.lives
-    assert first.end.startswith("EngineError: the engine died: it died (a fault of the simulation)")
-    assert second.end == "finished"
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("mode", ["sync", "staleness 4"])
+def test_an_engine_that_dies_comes_back_and_the_run_never_ends(mode: str, replicas: int) -> None:
+    config = job(**MODES[mode], engine={"replicas": replicas})
+    died = simulate(config, 0, Faults(engine=(EngineFaults(dies_at=5.0),)))
+    (life,) = died.lives
+    assert life.end == "finished"
     check(died, config)
+    with RunReader(Path("/run"), died.files) as reader:
+        kinds = [event.kind for event in reader.events.read()]
+    assert kinds.count("engine_died") == kinds.count("engine_back") == 1
+    assert "failed_sample" not in kinds
 
 
 def test_swaps_that_fail_or_are_late_cost_staleness_and_nothing_else() -> None:

@@ -22,8 +22,8 @@ class Hands:
 @pytest.mark.parametrize("total", [1, 2, 3, 16])
 def test_only_one_thread_ever_has_a_team(total: int) -> None:
     share = ThreadShare(total, Hands().now)
-    for busy in ((), ("trainer",), ("engine",), ("trainer", "engine")):
-        for lane in ("engine", "trainer", "weights", "other"):
+    for busy in ({}, {"trainer": "wide"}, {"engine": "wide"}, {"trainer": "wide", "engine": "engine"}):
+        for lane in ("engine", "engine/1", "trainer", "weights", "other"):
             thread = share.thread(lane, busy)
             with share.around(thread):
                 assert torch.get_num_threads() == 1 or thread == "wide"
@@ -31,16 +31,24 @@ def test_only_one_thread_ever_has_a_team(total: int) -> None:
 
 def test_who_computes_alone_has_the_team() -> None:
     share = ThreadShare(2, Hands().now)
-    assert share.thread("engine", busy=()) == share.thread("trainer", busy=()) == "wide"
-    assert share.thread("trainer", busy=("engine",)) == "wide", "after the engine's step, not beside it"
-    assert share.thread("engine", busy=("trainer",)) == "engine"
-    assert share.thread("engine", busy=("weights",)) == "wide"
-    assert share.thread("weights", busy=()) == "weights"
+    assert share.thread("engine", busy={}) == share.thread("trainer", busy={}) == "wide"
+    assert share.thread("trainer", busy={"engine": "wide"}) == "wide", "after the engine's step, not beside it"
+    assert share.thread("engine", busy={"trainer": "wide"}) == "engine"
+    assert share.thread("engine", busy={"weights": "weights"}) == "wide"
+    assert share.thread("weights", busy={}) == "weights"
+
+
+def test_of_several_engines_one_has_the_team_and_the_others_are_beside() -> None:
+    share = ThreadShare(4, Hands().now)
+    assert share.thread("engine/1", busy={}) == "wide"
+    assert share.thread("engine", busy={"engine/1": "wide"}) == "engine"
+    assert share.thread("engine/1", busy={"engine": "engine"}) == "wide", "nobody has the team"
+    assert share.thread("engine/1", busy={"trainer": "wide", "engine": "engine"}) == "engine/1"
 
 
 def test_on_one_processor_they_take_turns() -> None:
     share = ThreadShare(1, Hands().now)
-    assert share.thread("engine", busy=("trainer",)) == share.thread("trainer", busy=()) == "wide"
+    assert share.thread("engine", busy={"trainer": "wide"}) == share.thread("trainer", busy={}) == "wide"
 
 
 def test_a_trainer_gives_up_the_engines_processor_in_the_midst_of_its_call() -> None:

@@ -27,6 +27,8 @@ class World:
     stats_: dict[str, float] = field(default_factory=lambda: {"busy_s": 7.0, "swap_stall_s": 1.0, "idle_s": 3.0})
     version: Any = field(default_factory=lambda: SimpleNamespace(number=0))
     batch: int = 0
+    members: tuple[None, ...] = (None,)
+    is_absent: bool = False
     running_groups: int = 0
     is_sealed: bool = False
     is_finished: bool = False

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "rollout"))
 from rollout_helpers import ScriptedEngine, chunk, dead, hangs, ids, settings
 
 from headrace.algorithms.kept_sets import KeptSets
+from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import FinishReason, GenerateRequest, SamplingParams, TokenChunk
 from headrace.experience.dataset import Prompt, PromptDataset
 from headrace.models.packing import MicroBatch, PackRow
@@ -39,6 +40,7 @@ class Stage:
 
     def __init__(self, engine: ScriptedEngine, prompts: int = 6, **changes: Any) -> None:
         self.engine = engine
+        self.pool = EnginePool.of([engine], SystemClock())
         self.events: list[dict[str, Any]] = []
         self.warned = asyncio.Event()
         self.flow = SimpleNamespace(is_finished=False, changed=Signal())
@@ -52,7 +54,9 @@ class Stage:
             stall_timeout_s=60.0,
         )
         dataset = PromptDataset([Prompt(str(i), f"p{i}", {}) for i in range(prompts)])
-        self.sampler = GapSampler(context, engine, settings(engine, **changes), dataset, FRESH)
+        self.sampler = GapSampler(
+            context, self.pool, replace(settings(engine, **changes), engines=self.pool), dataset, FRESH
+        )
 
     def _report(self, kind: str, data: dict[str, Any]) -> None:
         self.events.append({"kind": kind, **data})

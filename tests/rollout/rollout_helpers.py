@@ -10,11 +10,11 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import EngineError, FinishReason, GenerateRequest, SamplingParams, TokenChunk
 from headrace.experience.sample import GroupKey
 from headrace.rollout.policy import Policy, PolicySettings
 from headrace.rollout.rewards.outcome import RewardOutcome
-from headrace.rollout.router import Router
 from headrace.rollout.tokens import TextCodec
 from headrace.runtime.inline import SystemClock
 from headrace.weights.version import INITIAL, Version
@@ -71,6 +71,7 @@ class ScriptedEngine:
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
         self._script = script
+        self.failure: Exception | None = None
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         answer = self._script[min(len(self.requests), len(self._script) - 1)](request)
@@ -96,7 +97,7 @@ def hangs(request: GenerateRequest) -> None:
 
 def settings(*engines: Any, chat: bool = False, **changes: Any) -> PolicySettings:
     values: dict[str, Any] = {
-        "router": Router(engines),
+        "engines": EnginePool.of(engines, SystemClock()),
         "text": TextCodec(char_tokenizer(chat=chat)),
         "sampling": SamplingParams(max_new_tokens=16, stop_token_ids=(EOS,)),
         "seed": 7,

@@ -15,12 +15,12 @@ from rollout_helpers import EOS, ScriptedEngine, char_tokenizer, chunk, dead, ha
 
 from headrace.config import ConfigError
 from headrace.config.reward import JudgeConfig, RewardConfig
+from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import EngineError, FinishReason
 from headrace.rollout.rewards.judge import Ask, JudgeModel, defused, fill, number, texts
 from headrace.rollout.rewards.outcome import RewardOutcome
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.rollout.rewards.row_checks import check_rows, required_columns
-from headrace.rollout.router import Router
 from headrace.runtime.inline import SystemClock
 
 JUDGE: dict[str, Any] = {"prompt": "{prompt} {response}"}
@@ -44,7 +44,7 @@ def score(
     return asyncio.run(play())
 
 
-def says_its_response(judge: JudgeConfig, values: Mapping[str, str]) -> Any:
+def says_its_response(judge: JudgeConfig, values: Mapping[str, str], still: object = None) -> Any:
     async def answer() -> str:
         return values["response"]
 
@@ -74,7 +74,7 @@ def test_any_text_arrives_as_it_is(prompt: str, response: str) -> None:
 def test_the_question_shows_columns_and_the_conversation() -> None:
     asked: list[str] = []
 
-    async def ask(judge: JudgeConfig, values: Mapping[str, str]) -> str:
+    async def ask(judge: JudgeConfig, values: Mapping[str, str], still: object = None) -> str:
         asked.append(fill(judge.prompt or "", values))
         return "1"
 
@@ -192,7 +192,12 @@ def test_without_an_engine_the_pool_starts_and_samples_fail() -> None:
 def model(engine: Any, *, chat: bool = False, max_context: int = 400) -> JudgeModel:
     tokenizer = char_tokenizer(chat=chat)
     return JudgeModel(
-        Router([engine]), tokenizer, stop_token_ids=(EOS,), max_context=max_context, seed=7, clock=SystemClock()
+        EnginePool.of([engine], SystemClock()),
+        tokenizer,
+        stop_token_ids=(EOS,),
+        max_context=max_context,
+        seed=7,
+        clock=SystemClock(),
     )
 
 
@@ -240,7 +245,7 @@ def test_the_same_question_has_the_same_noise_and_a_request_of_its_own() -> None
     ("script", "failure"),
     [
         (dead, "reward_judge: the engine died"),
-        (lambda request: chunk([], FinishReason.ABORT), "reward_judge: request judge/0.0 was aborted"),
+        (lambda request: chunk([], FinishReason.ABORT), "reward_judge: request judge/0 was aborted"),
         (lambda request: chunk(np.zeros(0), FinishReason.STOP), "reward_judge: no number in what it said: ''"),
     ],
 )
@@ -266,7 +271,7 @@ def test_an_interrupted_answer_goes_on() -> None:
 
 
 def test_a_fault_of_ours_is_not_taken_for_the_samples() -> None:
-    async def ask(judge: JudgeConfig, values: Mapping[str, str]) -> str:
+    async def ask(judge: JudgeConfig, values: Mapping[str, str], still: object = None) -> str:
         raise TypeError("a bug")
 
     with pytest.raises(TypeError, match="a bug"):

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from http_scripted import ASSISTANT, EOS, USER, VOCAB, Reply, ScriptedEngine, byte_tokenizer, ids, logprob, text_of
 
+from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import EngineError, FinishReason, RequestError
 from headrace.experience.chat_template import ChatTemplate
 from headrace.rollout.http import build_app, serve
@@ -33,7 +34,7 @@ async def serving(engine: ScriptedEngine, test: Callable[[Post], Awaitable[None]
         **options,
     }
     tokenizer = settings.pop("tokenizer", None) or byte_tokenizer()
-    server = await serve(build_app(engine, tokenizer, **settings), "127.0.0.1", 0)
+    server = await serve(build_app(EnginePool.of([engine], SystemClock()), tokenizer, **settings), "127.0.0.1", 0)
 
     async def post(path: str, body: Any = None, *, method: str = "POST", **more: Any) -> tuple[int, Any]:
         async with session.request(
@@ -119,7 +120,8 @@ def test_completion_whole() -> None:
         }
         (request,) = engine.requests
         assert request.prompt.tolist() == ids("say")
-        assert not request.stream
+        assert request.stream
+        assert not request.soon, "nobody reads along"
         assert request.sampling.max_new_tokens == 16
         assert request.sampling.stop_token_ids == (EOS,)
         assert (request.sampling.temperature, request.sampling.top_p, request.sampling.top_k) == (1.0, 1.0, 0)

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "engines"))
 from engines_helpers import CONFIGS, serving, tiny_model, until
 
 from headrace.engines.embedded.engine import EmbeddedEngine
+from headrace.engines.pool import EnginePool
 from headrace.rollout.http import build_app, serve
 from headrace.runtime.inline import SystemClock
 
@@ -117,7 +118,7 @@ def random_body(rng: np.random.Generator) -> tuple[str, bytes, bool]:
 async def with_server(model: Any, test: Callable[[Post, EmbeddedEngine], Awaitable[Any]], **config: Any) -> Any:
     async with serving(model, max_context=CONTEXT, **config) as engine:
         app = build_app(
-            engine,
+            EnginePool.of([engine], SystemClock()),
             byte_tokenizer(),
             model_name="tiny",
             clock=SystemClock(),

@@ -15,6 +15,7 @@ from http_scripted import EOS, VOCAB, byte_tokenizer
 from headrace.algorithms.kept_sets import KeptSets, joined
 from headrace.config import EngineConfig
 from headrace.engines.embedded.engine import EmbeddedEngine
+from headrace.engines.pool import EnginePool
 from headrace.rollout.http import build_app, serve
 from headrace.runtime.inline import InlineRuntime, SystemClock
 
@@ -38,7 +39,7 @@ def _answers(*bodies: dict[str, Any]) -> list[list[dict[str, Any]]]:
         engine = EmbeddedEngine(transformers.Qwen3ForCausalLM(config), config=EngineConfig(), runtime=runtime)
         await engine.start()
         app = build_app(
-            engine,
+            EnginePool.of([engine], SystemClock()),
             byte_tokenizer(),
             model_name="tiny",
             clock=SystemClock(),

@@ -13,6 +13,7 @@ import pytest
 from http_scripted import EOS, VOCAB, Reply, ScriptedEngine, byte_tokenizer, ids
 
 from headrace.config import ConfigError
+from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import FinishReason
 from headrace.rollout.http import HttpServer, build_app, serve
 from headrace.runtime.inline import SystemClock
@@ -31,7 +32,7 @@ def application(engine: ScriptedEngine, **options: Any) -> Any:
         "seed": 5,
         **options,
     }
-    return build_app(engine, byte_tokenizer(), **settings)
+    return build_app(EnginePool.of([engine], SystemClock()), byte_tokenizer(), **settings)
 
 
 def run(
@@ -207,7 +208,7 @@ def test_request_that_takes_too_long_says_what_it_waited_for(stream: bool) -> No
         async with session.post(server.address + "/generate", json=body) as answer:
             assert answer.status == (200 if stream else 504)
             text = await answer.text()
-            assert "for tokens of request http-1-0-0.0; giving up" in text
+            assert "for tokens of request http-1-0-0; giving up" in text
             assert '"code":"timeout"' in text.replace(" ", "")
         assert engine.aborted == engine.closed == ["http-1-0-0.0"]
 

@@ -84,6 +84,9 @@ class EvaluationConfig(Section):
     """Only the first so many held-out prompts."""
     timeout_s: float = Field(default=600.0, gt=0)
     """An evaluation of a set that takes longer is given up, and the engine freed for new weights."""
+    engines: int = Field(default=1, ge=1)
+    """Of several engines, how many hold the version that is evaluated; never all of them. If they die, it begins again
+    with the newest version, once."""
     metrics: Metrics = ("mean",)
     """`mean` reward; `pass@K`, the chance that one of K answers passes; `majority`, whether the answer that most of a
     prompt's samples give passes. The first is the set's score."""

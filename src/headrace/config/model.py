@@ -36,3 +36,17 @@ class EngineConfig(Section):
     device what all else leaves."""
     prefill_tokens_per_step: int = Field(default=1024, ge=1)
     """Tokens prefilled between two decode steps, so that a long prompt does not hold up the others."""
+
+
+class PolicyEngineConfig(EngineConfig):
+    """Of the engines that sample the policy: there may be several."""
+
+    replicas: int = Field(default=1, ge=1, le=64)
+    """Engines with weights, KV cache and `max_concurrent_sequences` of their own; each takes new weights by itself, so
+    that the others go on."""
+    spread: Literal["group", "episode"] = "group"
+    """Of several engines, whether one serves all episodes of a group (the prompt is computed once), or each episode
+    goes to the one with least to do."""
+    return_deadline_s: float = Field(default=300.0, gt=0)
+    """How long an engine that died, or cannot take new weights, may hold things up. When none has served for so long,
+    the run stops, with a checkpoint; when none that serves is new enough for a group, the group is issued again."""

@@ -32,6 +32,9 @@ SAFE: dict[str, Safe] = {
     "engine.max_concurrent_sequences": _SIZE,
     "engine.kv_cache_gib": _SIZE,
     "engine.prefill_tokens_per_step": _SIZE,
+    "engine.replicas": _SIZE,
+    "engine.spread": _PLACE,
+    "engine.return_deadline_s": _PATIENCE,
     **{f"{who}.max_tokens_per_microbatch": _SIZE for who in ("trainer", "critic", "reference", "proximal", "teacher")},
     "reward.model.max_tokens_per_microbatch": _SIZE,
     **{

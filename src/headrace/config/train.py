@@ -12,7 +12,7 @@ from headrace.config.base import Section
 from headrace.config.data import DataConfig, sources_of
 from headrace.config.evaluation import PLAIN, BestBy, EvaluationConfig, EvaluationSetConfig, HeldOut, best_by
 from headrace.config.filters import FilterConfig
-from headrace.config.model import EngineConfig, ModelConfig
+from headrace.config.model import EngineConfig, ModelConfig, PolicyEngineConfig
 from headrace.config.named import one_of
 from headrace.config.origin import FromConfig
 from headrace.config.reward import RewardConfig
@@ -138,7 +138,7 @@ class TrainConfig(Section):
     proximal: ProximalConfig = ProximalConfig()
     teacher: TeacherConfig = TeacherConfig()
     critic: CriticConfig = CriticConfig()
-    engine: EngineConfig = EngineConfig()
+    engine: PolicyEngineConfig = PolicyEngineConfig()
     weights: WeightsConfig = WeightsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     record: RecordConfig = RecordConfig()

@@ -32,7 +32,7 @@ def _run(plan: Plan) -> list[str]:
     rollout = config.rollout
     return [
         f"model     {config.model.path}: {plan.memory.parameters / 1e6:,.2f} M parameters, "
-        f"trainer {config.model.dtype}, engine {config.engine.dtype or config.model.dtype}, "
+        f"trainer {config.model.dtype}, {_engines(plan)} {config.engine.dtype or config.model.dtype}, "
         f"context {plan.max_context} tokens",
         *([] if plan.origin is None else [f"from      {plan.origin.name}: {_taken(plan)}"]),
         f"data      {_data(plan)}; held out: {_held_out(plan)}"
@@ -45,6 +45,11 @@ def _run(plan: Plan) -> list[str]:
         *_schedule(plan),
         *_table(plan),
     ]
+
+
+def _engines(plan: Plan) -> str:
+    count = plan.config.engine.replicas
+    return "engine" if count == 1 else f"{count} engines, each"
 
 
 def _data(plan: Plan) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
-from headrace.controller.threads import COMPUTE_FOR_LONG, TRAINER, set_threads
+from headrace.controller.threads import COMPUTE_FOR_LONG, TRAINER, kind_of, set_threads
 
 _TURNS = "device"
 
@@ -30,8 +30,8 @@ class DeviceLanes:
             # What cuBLAS needs to sum in one order; it looks when it is first used.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-    def thread(self, lane: str, busy: Collection[str]) -> str:
-        return _TURNS if self._turns and lane in COMPUTE_FOR_LONG else lane
+    def thread(self, lane: str, busy: Mapping[str, str]) -> str:
+        return _TURNS if self._turns and kind_of(lane) in COMPUTE_FOR_LONG else lane
 
     @contextmanager
     def around(self, thread: str) -> Iterator[None]:

@@ -6,21 +6,21 @@ from headrace.config import ConfigError
 from headrace.config.evaluation import HeldOut
 from headrace.controller.plan import Plan
 from headrace.controller.reward_pools import RewardPools
-from headrace.engines.protocol import Engine, SamplingParams
+from headrace.engines.pool import EnginePool
+from headrace.engines.protocol import SamplingParams
 from headrace.rollout.episodes import EpisodeRunner
 from headrace.rollout.evaluation import Ended, Evaluation
 from headrace.rollout.policy import PolicySettings
 from headrace.rollout.rewards.model import ModelReward
 from headrace.rollout.rewards.pool import Rewards
-from headrace.rollout.router import Router
 from headrace.runtime.protocol import Clock
 
 
-def policy_settings(plan: Plan, engine: Engine, clock: Clock, held_out: HeldOut | None = None) -> PolicySettings:
+def policy_settings(plan: Plan, engines: EnginePool, clock: Clock, held_out: HeldOut | None = None) -> PolicySettings:
     """Of the policy that is trained, or of the evaluation of a set. Raises ConfigError if the engine cannot give what
     training needs."""
     config, sampling = plan.config, plan.config.rollout.sampling
-    if sampling.truncates and held_out is None and not engine.gives_kept_sets:
+    if sampling.truncates and held_out is None and not engines.gives_kept_sets:
         raise ConfigError(
             f"rollout.sampling has top_p {sampling.top_p:g} and top_k {sampling.top_k}, but the engine cannot say "
             "which tokens they keep, and without that nothing is trained as it was sampled; use top_p 1, top_k 0, or "
@@ -42,7 +42,7 @@ def policy_settings(plan: Plan, engine: Engine, clock: Clock, held_out: HeldOut 
         )
     fit = plan.fit if held_out is None else plan.held_out_fits[held_out.name]
     return PolicySettings(
-        router=Router([engine]),
+        engines=engines,
         text=plan.codec(),
         sampling=params,
         seed=config.seed,
@@ -57,14 +57,14 @@ def policy_settings(plan: Plan, engine: Engine, clock: Clock, held_out: HeldOut 
 
 
 def episode_runner(
-    plan: Plan, engine: Engine, clock: Clock, rewards: Rewards, held_out: HeldOut | None = None
+    plan: Plan, engines: EnginePool, clock: Clock, rewards: Rewards, held_out: HeldOut | None = None
 ) -> EpisodeRunner:
     """The runner of training episodes, or that of the evaluation of a set. Raises ConfigError as `policy_settings`."""
     config = plan.config
     reward = config.reward if held_out is None else held_out.reward
     return EpisodeRunner(
         workflow=plan.workflow,
-        policy=policy_settings(plan, engine, clock, held_out),
+        policy=policy_settings(plan, engines, clock, held_out),
         rewards=rewards,
         group_rewards=rewards if reward.group else None,
         clock=clock,
@@ -75,7 +75,7 @@ def episode_runner(
 
 def evaluations(
     plan: Plan,
-    engine: Engine,
+    engines: EnginePool,
     clock: Clock,
     rewards: RewardPools,
     model_reward: ModelReward | None,
@@ -86,7 +86,7 @@ def evaluations(
     return tuple(
         Evaluation(
             each,
-            episode_runner(plan, engine, clock, rewards.of(each), each),
+            episode_runner(plan, engines, clock, rewards.of(each), each),
             plan.held_out[each.name],
             plan.codec().decode,
             clock,

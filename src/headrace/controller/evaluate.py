@@ -8,7 +8,7 @@ from typing import Any
 from headrace.config import ConfigError
 from headrace.controller.episodes import evaluations
 from headrace.controller.judge_engines import asker, load_judges, serving
-from headrace.controller.models import load_engine, load_model_reward
+from headrace.controller.models import load_engines, load_model_reward
 from headrace.controller.plan import Plan
 from headrace.controller.reward_pools import reward_pools
 from headrace.controller.threads import inline_runtime
@@ -30,19 +30,19 @@ async def evaluate(plan: Plan, only: Sequence[str] = ()) -> dict[str, dict[str, 
         raise ConfigError(f"--set is {unknown[0]!r}, and the config has the held-out sets {', '.join(names)}")
     runtime = inline_runtime(plan.config.runtime.threads, device=resolve_device(plan.config.model.device))
     try:
-        engine = await load_engine(plan, runtime)
+        engines = await load_engines(plan, runtime, returns=False)
         model_reward = await load_model_reward(plan, runtime)
         judges = await load_judges(plan, runtime)
         clock = runtime.clock
         results = {}
         async with (
-            reward_pools(plan, clock, asker(plan, engine, judges, clock)) as rewards,
+            reward_pools(plan, clock, asker(plan, engines, judges, clock)) as rewards,
             watchdog(plan),
-            serving({"policy": engine, **judges}, clock),
+            serving({"policy": engines, **judges}, clock),
         ):
-            for each in evaluations(plan, engine, clock, rewards, model_reward):
+            for each in evaluations(plan, engines, clock, rewards, model_reward):
                 if not only or each.held_out.name in only:
-                    results[each.held_out.name] = await each.run(engine.version)
+                    results[each.held_out.name] = await each.run(engines.version)
     finally:
         await runtime.close()
     return results

@@ -13,7 +13,7 @@ from headrace.controller.recorder import Recorder
 from headrace.controller.reward_pools import RewardPools
 from headrace.controller.table_size import column_bytes, largest_group, table_bytes
 from headrace.controller.time_spent import TimeSpent
-from headrace.engines.protocol import Engine
+from headrace.engines.pool import EnginePool
 from headrace.experience.flow import Flow
 from headrace.experience.group_journal import GroupJournal
 from headrace.experience.index import Consumer
@@ -66,7 +66,7 @@ def lay_groundwork(
     plan: Plan,
     store: RunStore,
     runtime: Runtime,
-    engine: Engine,
+    engines: EnginePool,
     rewards: RewardPools,
     lineage: Lineage,
     committed: Version,
@@ -74,11 +74,11 @@ def lay_groundwork(
     kl_coefficient: Callable[[int], float | None] = lambda batch: None,
     listeners: Listeners = NOBODY,
 ) -> Groundwork:
-    """`engine` has started. `committed`: the version that the run begins from."""
+    """`engines` have started. `committed`: the version that the run begins from."""
     config, clock = plan.config, runtime.clock
     rollout = config.rollout
     decode = partial(plan.codec().decode, keep_special_tokens=True)
-    ahead = config.ahead(engine.slots)
+    ahead = config.ahead(engines.slots)
     if plan.replay is not None:
         ahead = _BATCHES_READ_AHEAD * max(plan.replay.rollouts.sizes)
     table = ExperienceTable(
@@ -110,11 +110,11 @@ def lay_groundwork(
     recorder = Recorder(
         store,
         clock,
-        engine,
+        engines,
         flow,
         tally,
         waits,
-        TimeSpent(clock, engine, flow, activity, on_policy=config.async_.in_order, trains=not config.rollouts_only),
+        TimeSpent(clock, engines, flow, activity, on_policy=config.async_.in_order, trains=not config.rollouts_only),
         rewards.training.times,
         branch=lineage.branch,
         has_sources=len(plan.prompts.parts) > 1,
@@ -138,18 +138,19 @@ def lay_groundwork(
 
 
 def rollout_role(
-    plan: Plan, base: Groundwork, engine: Engine, judges: Mapping[str, Engine], rewards: RewardPools
+    plan: Plan, base: Groundwork, engines: EnginePool, judges: Mapping[str, EnginePool], rewards: RewardPools
 ) -> RolloutRole:
     rollout = plan.config.rollout
     return RolloutRole(
         base.context,
-        engine,
-        episode_runner(plan, engine, base.context.runtime.clock, rewards.training),
+        engines,
+        episode_runner(plan, engines, base.context.runtime.clock, rewards.training),
         base.journal,
         base.tally,
         base.failures,
         judges=tuple(judges.values()),
         counted=base.recorder.progress,
+        group_tokens=rollout.samples_per_prompt * rollout.sampling.max_new_tokens,
         min_samples=rollout.min_samples or min(2, rollout.samples_per_prompt),
         record=base.record.failed,
     )

@@ -14,7 +14,7 @@ from headrace.controller.judges import own_judges
 from headrace.controller.plan import Plan
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.embedded.memory import context_limit
-from headrace.engines.protocol import Engine
+from headrace.engines.pool import EnginePool
 from headrace.models.loading import (
     load_causal_lm,
     load_tokenizer,
@@ -24,7 +24,7 @@ from headrace.models.loading import (
 )
 from headrace.roles.actor import TRAINER_LANE
 from headrace.rollout.rewards.judge import Ask, JudgeModel
-from headrace.rollout.router import Router
+from headrace.runtime.patience import StandStill
 from headrace.runtime.protocol import Clock, Runtime, WaitTimeout
 
 JUDGE_LANE = "judge"
@@ -33,7 +33,7 @@ _STOPPING_S = 10.0
 logger = logging.getLogger(__name__)
 
 
-async def load_judges(plan: Plan, runtime: Runtime) -> dict[str, EmbeddedEngine]:
+async def load_judges(plan: Plan, runtime: Runtime) -> dict[str, EnginePool]:
     """Their engines by the model's name, not started. Computing on a lane of their own, beside the policy's."""
     model = plan.config.model
     device = resolve_device(model.device)
@@ -41,16 +41,17 @@ async def load_judges(plan: Plan, runtime: Runtime) -> dict[str, EmbeddedEngine]
     for own in own_judges(plan.config.rewards):
         dtype = getattr(torch, own.engine.dtype or model.dtype)
         loaded = await runtime.compute(TRAINER_LANE, partial(load_causal_lm, own.path, dtype=dtype, device=device))
-        engines[own.path] = EmbeddedEngine(loaded, config=own.engine, runtime=runtime, lane=JUDGE_LANE)
+        engine = EmbeddedEngine(loaded, config=own.engine, runtime=runtime, lane=JUDGE_LANE)
+        engines[own.path] = EnginePool([engine], runtime.clock)
     return engines
 
 
-def asker(plan: Plan, policy: Engine, judges: Mapping[str, Engine], clock: Clock) -> Ask:
+def asker(plan: Plan, policy: EnginePool, judges: Mapping[str, EnginePool], clock: Clock) -> Ask:
     """What answers the questions of all judges of `plan`. `judges`: see `load_judges`."""
     seed = plan.config.seed
     models: dict[str | None, JudgeModel] = {
         None: JudgeModel(
-            Router([policy]),
+            policy,
             plan.tokenizer,
             stop_token_ids=plan.stop_token_ids,
             max_context=plan.max_context,
@@ -61,7 +62,7 @@ def asker(plan: Plan, policy: Engine, judges: Mapping[str, Engine], clock: Clock
     for own in own_judges(plan.config.rewards):
         tokenizer = load_tokenizer(own.path)
         models[own.path] = JudgeModel(
-            Router([judges[own.path]]),
+            judges[own.path],
             tokenizer,
             stop_token_ids=read_generation_stops(own.path, tokenizer),
             max_context=context_limit(read_model_config(own.path), own.engine),
@@ -69,14 +70,14 @@ def asker(plan: Plan, policy: Engine, judges: Mapping[str, Engine], clock: Clock
             clock=clock,
         )
 
-    async def ask(config: JudgeConfig, values: Mapping[str, str]) -> str:
-        return await models[config.model].answer(config, values)
+    async def ask(config: JudgeConfig, values: Mapping[str, str], still: StandStill) -> str:
+        return await models[config.model].answer(config, values, still)
 
     return ask
 
 
 @asynccontextmanager
-async def serving(engines: Mapping[str, Engine], clock: Clock) -> AsyncGenerator[None]:
+async def serving(engines: Mapping[str, EnginePool], clock: Clock) -> AsyncGenerator[None]:
     """The engines, started one after another, and stopped at the end."""
     async with AsyncExitStack() as stack:
         for engine in engines.values():
@@ -85,7 +86,7 @@ async def serving(engines: Mapping[str, Engine], clock: Clock) -> AsyncGenerator
         yield
 
 
-async def stop_engine(engine: Engine, clock: Clock) -> None:
+async def stop_engine(engine: EnginePool, clock: Clock) -> None:
     """With a deadline: an engine that shares its thread with a call that never returns cannot be told."""
     try:
         await clock.wait_for(engine.stop(), _STOPPING_S, "the engine to stop")

@@ -50,14 +50,16 @@ class MemoryEstimate:
     free: int
     """There, now."""
     cache: CachePlan
-    """Of the policy's engine."""
+    """Of each of the policy's engines."""
     on_host: Mapping[str, int]
     """Beside it, if the place is a device: of this host's memory."""
+    replicas: int = 1
+    """Engines of the policy."""
 
     @property
     def slots(self) -> int:
-        """Sequences that the engine will decode together."""
-        return self.cache.slots
+        """Sequences that the engines will decode together."""
+        return self.replicas * self.cache.slots
 
     @property
     def on_device(self) -> bool:
@@ -77,6 +79,7 @@ def estimate_memory(
     Raises ConfigError if the KV cache does not fit; for a device, if anything does not.
     """
     parameters, free = count_parameters(model_config), free_bytes(device)
+    replicas = config.engine.replicas if engine else 1
     uses = _fixed(config, model_config, parameters, device)
     uses |= {} if device.type == "cpu" else _activations(config, model_config)
     left_out = (*(() if engine else _OF_ENGINE), *(() if trainer else _OF_TRAINING))
@@ -84,15 +87,20 @@ def estimate_memory(
     if not engine:
         cache = CachePlan(slots=1, max_context=context_limit(model_config, config.engine), bytes_wanted=0)
     elif device.type == "cpu":
-        cache = plan_kv_cache(model_config, config.engine, _engine_dtype(config), device)
+        cache = plan_kv_cache(model_config, config.engine, _engine_dtype(config), device, replicas)
     else:
         cache = _cache_beside(config, model_config, str(device), free, uses)
+    if engine and not trainer:
+        kept = {"weight plane: version 0, on the host": _BYTES[_engine_dtype(config)] * parameters}
+        uses |= kept if device.type == "cpu" else {}
     if engine:
-        uses[_KV_CACHE] = cache.bytes_wanted
+        uses[_KV_CACHE] = replicas * cache.bytes_wanted
     table = _table(config, model_config, cache)
+    if engine and not trainer and device.type != "cpu":
+        table |= kept
     if device.type == "cpu":
-        return MemoryEstimate(parameters, uses | table, _HOST, free, cache, {})
-    return MemoryEstimate(parameters, uses, str(device), free, cache, table)
+        return MemoryEstimate(parameters, uses | table, _HOST, free, cache, {}, replicas)
+    return MemoryEstimate(parameters, uses, str(device), free, cache, table, replicas)
 
 
 def _table(config: TrainConfig, model_config: Any, cache: CachePlan) -> dict[str, int]:
@@ -114,7 +122,7 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     text = model_config.get_text_config()
     # The engine lays its output layer out anew, also where the model's is its embedding.
     tied = text.vocab_size * text.hidden_size if model_config.tie_word_embeddings else 0
-    engine_weights = engine_itemsize * (parameters + tied)
+    engine_weights = config.engine.replicas * engine_itemsize * (parameters + tied)
     uses = {
         "trainer: float32 weights": masters,
         "trainer: gradients (float32)": masters,
@@ -166,7 +174,7 @@ def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
         if computes:
             uses[f"{name}: activations"] = scored_bytes(shape, max(budget, longest), itemsize)
     slots = config.engine.max_concurrent_sequences
-    uses["engine: activations and logits"] = engine_bytes(
+    uses["engine: activations and logits"] = config.engine.replicas * engine_bytes(
         shape, slots, config.engine.prefill_tokens_per_step, _BYTES[_engine_dtype(config)]
     )
     return uses
@@ -174,20 +182,21 @@ def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
 
 def _cache_beside(config: TrainConfig, model_config: Any, place: str, free: int, uses: dict[str, int]) -> CachePlan:
     """The KV cache in what `uses` leave of a device. Raises ConfigError if they leave none."""
-    left = int((1 - _SPARE) * free) - sum(uses.values())
+    left = (int((1 - _SPARE) * free) - sum(uses.values())) // config.engine.replicas
     dtype = getattr(torch, _engine_dtype(config))
     context = context_limit(model_config, config.engine)
     per_slot = context * cache_shape(model_config).bytes_per_token(dtype)
     wanted = per_slot
     if config.engine.kv_cache_gib is not None:
         wanted = int(config.engine.kv_cache_gib * GIB)
+    caches = config.engine.replicas * wanted
     if wanted > left:
         largest = sorted(uses.items(), key=lambda use: -use[1])[:_MOST_TOLD]
         raise ConfigError(
-            f"this run needs {in_gib(sum(uses.values()) + wanted)} on {place}, the least of KV cache included, and "
+            f"this run needs {in_gib(sum(uses.values()) + caches)} on {place}, the least of KV cache included, and "
             f"{in_gib(free)} are free there, of which a twentieth is kept back: "
             + ", ".join(f"{use} {in_gib(size)}" for use, size in largest)
-            + f", {_KV_CACHE} {in_gib(wanted)}; {what_to_lower(config)}, free memory there, or take a smaller model"
+            + f", {_KV_CACHE} {in_gib(caches)}; {what_to_lower(config)}, free memory there, or take a smaller model"
         )
     budget = left if config.engine.kv_cache_gib is None else wanted
     given = config.engine.model_copy(update={"kv_cache_gib": budget / GIB})
@@ -200,14 +209,17 @@ def _kept_sets(config: TrainConfig, cache: CachePlan, vocab_size: int) -> int:
     rollout, longest = config.rollout, most_sampled(config, cache.max_context)
     of_group = rollout.samples_per_prompt * longest * most_bytes(vocab_size, rollout.sampling.top_k)
     bound = max(table_bytes(config), rollout.prompts_per_batch * of_group)
-    return min(config.table_groups(cache.slots) * of_group, bound)
+    return min(config.table_groups(config.engine.replicas * cache.slots) * of_group, bound)
 
 
-def plan_kv_cache(model_config: Any, engine_config: EngineConfig, dtype: str, device: torch.device) -> CachePlan:
-    """The cache that an embedded engine with weights of `dtype` will have on `device` by itself. Raises ConfigError."""
+def plan_kv_cache(
+    model_config: Any, engine_config: EngineConfig, dtype: str, device: torch.device, share: int = 1
+) -> CachePlan:
+    """The cache that each of `share` embedded engines with weights of `dtype` will have on `device` where nothing else
+    is. Raises ConfigError."""
     # On a CPU the engine keeps it in float32, whatever the weights are.
     kept = torch.float32 if device.type == "cpu" else getattr(torch, dtype)
-    return plan_cache(model_config, engine_config, kept, free_bytes(device))
+    return plan_cache(model_config, engine_config, kept, free_bytes(device) // share)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -15,8 +15,9 @@ from headrace.controller.checkpointer import Saved
 from headrace.controller.judge_engines import load_judges
 from headrace.controller.plan import Plan
 from headrace.engines.absent import AbsentEngine
-from headrace.engines.embedded.engine import EmbeddedEngine
-from headrace.engines.protocol import Engine
+from headrace.engines.embedded.engine import LANE, EmbeddedEngine
+from headrace.engines.pool import EnginePool
+from headrace.engines.protocol import Engine, EngineError
 from headrace.models.loading import load_causal_lm, load_reward_model, load_value_model, resolve_device
 from headrace.models.values import token_values
 from headrace.roles.actor import TRAINER_LANE
@@ -26,8 +27,9 @@ from headrace.training.objective import PolicyObjective, PolicyOutputs, ValueObj
 from headrace.training.protocol import FrozenModel, PolicyTrainer, Trainer
 from headrace.training.scorer import FrozenRewardModel, FrozenScorer, HybridReference
 from headrace.training.trainer import HFTrainer
-from headrace.weights.plane import WeightPublisher
+from headrace.weights.plane import WeightPublisher, WeightReceiver
 from headrace.weights.transport import open_transport
+from headrace.weights.version import INITIAL
 
 T = TypeVar("T")
 
@@ -37,8 +39,8 @@ class Models:
     """The two ends of the weight plane, each with weights of its own."""
 
     trainer: PolicyTrainer
-    engine: Engine
-    """Absent where nothing is generated."""
+    engines: EnginePool
+    """Of one that is absent where nothing is generated."""
     publisher: WeightPublisher
     kl: KLCoefficient
     """Shared by whoever applies it."""
@@ -51,7 +53,7 @@ class Models:
     refreshed: Saved | None = None
     """The reference as part of a checkpoint, if it changes."""
     reward: ModelReward | None = None
-    judges: Mapping[str, Engine] = field(default_factory=dict)
+    judges: Mapping[str, EnginePool] = field(default_factory=dict)
     """See `load_judges`."""
 
     @property
@@ -114,7 +116,7 @@ async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
     policy = await load(trainer)
     models = Models(
         policy,
-        await load_engine(plan, runtime) if plan.needs_engine else AbsentEngine(),
+        await load_engines(plan, runtime) if plan.needs_engine else EnginePool([AbsentEngine()], runtime.clock),
         open_transport(config.weights, folder / "weights"),
         coefficient,
         reward=await load_model_reward(plan, runtime),
@@ -142,13 +144,38 @@ def _critic_path(plan: Plan) -> str:
     return plan.config.critic.model or plan.weights
 
 
-async def load_engine(plan: Plan, runtime: Runtime) -> EmbeddedEngine:
-    """The engine with weights of its own, not started."""
+async def load_engines(
+    plan: Plan, runtime: Runtime, *, returns: bool = True, plane: WeightPublisher | None = None
+) -> EnginePool:
+    """The engines, each with weights of its own, not started. `returns`: one that died comes back, where weights are
+    published. `plane`: has them as version 0, where no trainer publishes it."""
     config = plan.config
     dtype = getattr(torch, config.engine.dtype or config.model.dtype)
     device = resolve_device(config.model.device)
-    model = await runtime.compute(TRAINER_LANE, lambda: load_causal_lm(plan.weights, dtype=dtype, device=device))
-    return EmbeddedEngine(model, config=config.engine, runtime=runtime, cache=plan.memory.cache)
+    engines: list[Engine] = []
+    for index in range(config.engine.replicas):
+        model = await runtime.compute(TRAINER_LANE, lambda: load_causal_lm(plan.weights, dtype=dtype, device=device))
+        if plane is not None and not index:
+            await runtime.compute(TRAINER_LANE, plane.publish, INITIAL, _on_host(model))
+        lane = f"{LANE}/{index}" if index else LANE
+        engines.append(EmbeddedEngine(model, config=config.engine, runtime=runtime, lane=lane, cache=plan.memory.cache))
+    return EnginePool(
+        engines,
+        runtime.clock,
+        revive=_successor if returns else None,
+        return_deadline_s=config.engine.return_deadline_s,
+        spread=config.engine.spread,
+    )
+
+
+def _on_host(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((name, parameter.detach().cpu()) for name, parameter in model.named_parameters())
+
+
+async def _successor(dead: Engine, receiver: WeightReceiver) -> Engine:
+    if not isinstance(dead, EmbeddedEngine):
+        raise EngineError(f"{type(dead).__name__} cannot be built again")
+    return await dead.successor(receiver)
 
 
 async def load_model_reward(plan: Plan, runtime: Runtime) -> ModelReward | None:

@@ -15,7 +15,7 @@ from headrace.controller.supervise import rewards
 from headrace.controller.threads import inline_runtime, takes_turns
 from headrace.controller.tracking import Tell, tracking
 from headrace.controller.watching import watchdog
-from headrace.engines.protocol import Engine
+from headrace.engines.pool import EnginePool
 from headrace.models.loading import resolve_device
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Clock, Runtime
@@ -35,7 +35,7 @@ class Outside(Protocol):
         """Loaded; the engines not started."""
 
     def rewards(
-        self, plan: Plan, folder: Path, runtime: Runtime, engine: Engine, judges: Mapping[str, Engine]
+        self, plan: Plan, folder: Path, runtime: Runtime, engines: EnginePool, judges: Mapping[str, EnginePool]
     ) -> AbstractAsyncContextManager[RewardPools]:
         """What scores, while it is entered."""
 
@@ -69,9 +69,9 @@ class ThisMachine:
         return await load_models(plan, runtime, folder)
 
     def rewards(
-        self, plan: Plan, folder: Path, runtime: Runtime, engine: Engine, judges: Mapping[str, Engine]
+        self, plan: Plan, folder: Path, runtime: Runtime, engines: EnginePool, judges: Mapping[str, EnginePool]
     ) -> AbstractAsyncContextManager[RewardPools]:
-        return rewards(plan, folder, runtime, engine, judges)
+        return rewards(plan, folder, runtime, engines, judges)
 
     def tracking(
         self,

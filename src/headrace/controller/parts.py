@@ -25,7 +25,9 @@ from headrace.roles import actor
 from headrace.roles.actor import TRAINER_LANE, ActorRole, TrainedStep, WholeBatches
 from headrace.roles.advantages import AdvantagesRole
 from headrace.roles.batch_stats import BatchStats, FreshRule, StalenessRule
+from headrace.roles.context import RoleContext
 from headrace.roles.critic import CriticRole
+from headrace.roles.engine_watch import EngineWatchRole
 from headrace.roles.evaluator import EvaluatorRole
 from headrace.roles.filter import FilterRole
 from headrace.roles.function_stage import LANE, FunctionStageRole
@@ -35,7 +37,7 @@ from headrace.roles.reward import RewardRole
 from headrace.roles.rollout import RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
 from headrace.roles.scorer import ScorerRole
-from headrace.roles.weight_follower import WeightFollowerRole
+from headrace.roles.weight_follower import WeightFollowerRole, taken_up
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
 from headrace.store import RunStore
@@ -57,6 +59,7 @@ class Parts:
     """Most groups that run or wait for a batch."""
     models: Models
     flow: Flow
+    context: RoleContext
     estimator: AdvantageEstimator
     recorder: Recorder
     checkpointer: Checkpointer
@@ -69,12 +72,19 @@ class Parts:
     """None where the loss reads a teacher instead."""
     critic: CriticRole | None
     actor: ActorRole
-    follower: WeightFollowerRole
+    followers: tuple[WeightFollowerRole, ...]
+    """Of each engine one."""
+    watch: EngineWatchRole | None
+    """None where nothing is generated."""
     evaluator: EvaluatorRole | None
     gap: GapSampler | None
     """None on-policy, where every token shows the gap."""
     best: BestCheckpoint | None
     """Keeps the checkpoint that is best on a held-out set; None if none is to be kept."""
+
+    async def taken_up(self) -> None:
+        """Until an engine serves the newest version."""
+        await taken_up(self.context, self.models.engines, self.models.publisher.receiver())
 
     def stop(self) -> None:
         """Have the actor end before the batch that it is at."""
@@ -93,7 +103,7 @@ def connect(
     committed: Version,
     listeners: Listeners = NOBODY,
 ) -> Parts:
-    """Build roles, table and schedule around the models, whose engine has started. `committed`: the version that the
+    """Build roles, table and schedule around the models, whose engines have started. `committed`: the version that the
     run begins from."""
     config, replay = plan.config, plan.replay
     rollout = config.rollout
@@ -105,7 +115,7 @@ def connect(
         plan,
         store,
         runtime,
-        models.engine,
+        models.engines,
         rewards,
         lineage,
         committed,
@@ -132,7 +142,10 @@ def connect(
         listener=listeners.checkpoint,
         best=best,
     )
-    published = Signal()
+    published, pool = Signal(), models.engines
+    published.listen(pool.changed.notify)
+    pool.changed.listen(flow.changed.notify)
+    pool.tell = recorder.event
     truncated = algorithm.truncated == "mask"
     rule = StalenessRule(eta, config.deadline_rule == "mask", config.deadline_rule == "late", truncated)
     if replay is not None:
@@ -147,6 +160,7 @@ def connect(
             streaming=config.async_.streaming and epochs is None,
             timeout_s=config.runtime.stall_timeout_s,
             unfinished=context.unfinished,
+            stood_still=pool.outage.seconds,
         )
 
     refresh = _refresh(plan, models, runtime)
@@ -174,22 +188,23 @@ def connect(
     if replay is not None:
         fresh = NeverFresh(lineage)
     elif eta:
-        policy = policy_settings(plan, models.engine, clock)
+        policy = policy_settings(plan, models.engines, clock)
         # The first batch that the actor looks at shows the gap, unless it comes after others, when it may be stale.
         warms_up = plan.warm_up_batches > committed.number
         first = plan.warm_up_batches if warms_up else due_after(committed.number)
-        gap = GapSampler(context, models.engine, policy, plan.prompts, fresh, first=first)
+        gap = GapSampler(context, pool, policy, plan.prompts, fresh, first=first)
     return Parts(
         branch=lineage.branch,
         begun=committed,
         ahead=base.ahead,
         models=models,
         flow=flow,
+        context=context,
         estimator=estimator,
         recorder=recorder,
         checkpointer=checkpointer,
         rollouts=record,
-        rollout=rollout_role(plan, base, models.engine, models.judges, rewards)
+        rollout=rollout_role(plan, base, models.engines, models.judges, rewards)
         if replay is None
         else ReplayRole(context, replay.rollouts, base.journal),
         filter=FilterRole(context, plan.filters, record.dropped),
@@ -232,15 +247,18 @@ def connect(
                 recorder, record, Divergence(masks_truncated=rule.masks_truncated), checkpointer, best, lineage
             ),
         ),
-        follower=WeightFollowerRole(
-            context, models.engine, models.publisher.receiver(), published, SwapMode(config.async_.swap)
+        followers=tuple(
+            WeightFollowerRole(context, pool, member, models.publisher.receiver(), SwapMode(config.async_.swap))
+            for member in pool.members
         ),
+        watch=None if pool.is_absent else EngineWatchRole(context, pool, models.publisher.receiver()),
         evaluator=EvaluatorRole(
             context,
-            models.engine,
-            evaluations(plan, models.engine, clock, rewards, models.reward, base.answered),
+            models.engines,
+            evaluations(plan, models.engines, clock, rewards, models.reward, base.answered),
             recorder.evaluation,
             recorded=_evaluated(store),
+            count=config.evaluation.engines,
             begins=None if best is None else best.begins,
             ended=None if best is None else best.ended,
         )

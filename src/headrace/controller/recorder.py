@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.algorithms.policy_loss import OWN
 from headrace.controller.time_spent import TimeSpent
-from headrace.engines.protocol import Engine
+from headrace.engines.pool import EnginePool
 from headrace.experience.dataset import source_of
 from headrace.experience.flow import Flow
 from headrace.observe.durations import Durations, quantile
@@ -31,7 +31,7 @@ class Recorder:
         self,
         store: RunStore,
         clock: Clock,
-        engine: Engine,
+        engines: EnginePool,
         flow: Flow,
         tally: Tally,
         waits: WaitMeter,
@@ -50,7 +50,7 @@ class Recorder:
         self._kl_coefficient = kl_coefficient
         self._store = store
         self._clock = clock
-        self._engine = engine
+        self._engines = engines
         self._flow = flow
         self._tally = tally
         self._waits = waits
@@ -87,7 +87,7 @@ class Recorder:
 
     def totals(self) -> Totals:
         """Of this process, up to now."""
-        engine = self._engine.stats()
+        engine = self._engines.stats()
         return Totals(
             elapsed_s=self._clock.now() - self._began,
             generated_tokens=engine.generated_tokens,

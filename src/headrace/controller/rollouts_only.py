@@ -6,27 +6,33 @@ a restore goes on with the next one. What a batch is, and what is dropped, is as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from headrace.controller.groundwork import Groundwork, lay_groundwork, rollout_role
 from headrace.controller.judge_engines import load_judges, serving, stop_engine
-from headrace.controller.models import load_engine, load_model_reward
+from headrace.controller.models import load_engines, load_model_reward
 from headrace.controller.plan import Plan
 from headrace.controller.stopping import StopRequest
 from headrace.controller.supervise import end, rewards, see_through, tell_of_damage, watching
+from headrace.engines.pool import EnginePool
+from headrace.engines.protocol import SwapMode
 from headrace.experience.loader import StreamingLoader
 from headrace.models.loading import resolve_device
 from headrace.observe.listeners import Listeners
 from headrace.observe.watch import View
 from headrace.roles.actor import TrainedStep
+from headrace.roles.engine_watch import EngineWatchRole
 from headrace.roles.filter import FilterRole
 from headrace.roles.recording import NAME, RecordingRole
 from headrace.roles.reward import RewardRole
 from headrace.roles.rollout import RolloutRole
+from headrace.roles.weight_follower import WeightFollowerRole
 from headrace.rollout.rewards.model import ModelReward
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunStore
+from headrace.weights.memory import MemoryPublisher
 from headrace.weights.version import INITIAL, Lineage, Version
 
 
@@ -42,13 +48,14 @@ async def record_rollouts(
 ) -> Literal["finished", "stopped"]:
     """Build the run on its record, and see it to its end."""
     begun = INITIAL if restored is None else Version(restored.branch, restored.number)
-    engine, judges = await load_engine(plan, runtime), await load_judges(plan, runtime)
+    plane = MemoryPublisher()
+    engines, judges = await load_engines(plan, runtime, plane=plane), await load_judges(plan, runtime)
     scores = await load_model_reward(plan, runtime)
     lineage = Lineage(begun.branch, store.checkpoints.lineage())
-    async with rewards(plan, folder, runtime, engine, judges) as pool:
-        await engine.start()
+    async with rewards(plan, folder, runtime, engines, judges) as pool:
+        await engines.start(lineage, plane.receiver())
         try:
-            base = lay_groundwork(plan, store, runtime, engine, pool, lineage, begun, listeners=listeners)
+            base = lay_groundwork(plan, store, runtime, engines, pool, lineage, begun, listeners=listeners)
             recording = _recording(plan, store, base, lineage)
             base.recorder.event("started", _started(plan, base, begun))
             try:
@@ -56,8 +63,8 @@ async def record_rollouts(
                     if restored is not None:
                         tell_of_damage(base.recorder, store, restored)
                         base.flow.restore(restored.number, restored.ready, restored.running)
-                    rollout = rollout_role(plan, base, engine, judges, pool)
-                    await _run_roles(plan, base, recording, rollout, scores, stop)
+                    rollout = rollout_role(plan, base, engines, judges, pool)
+                    await _run_roles(plan, base, recording, rollout, scores, stop, _keepers(base, engines, plane))
                     status: Literal["finished", "stopped"] = "finished" if base.flow.is_finished else "stopped"
                     reason = {} if status == "finished" else {"reason": stop.reason}
                     version = Version(begun.branch, base.flow.batch)
@@ -68,7 +75,7 @@ async def record_rollouts(
                 base.recorder.progress()
                 await base.record.close()
         finally:
-            await stop_engine(engine, runtime.clock)
+            await stop_engine(engines, runtime.clock)
 
 
 def _started(plan: Plan, base: Groundwork, begun: Version) -> dict[str, Any]:
@@ -99,6 +106,19 @@ def _recording(plan: Plan, store: RunStore, base: Groundwork, lineage: Lineage) 
     return RecordingRole(base.context, loader, lineage, after_batch)
 
 
+def _keepers(
+    base: Groundwork, engines: EnginePool, plane: MemoryPublisher
+) -> list[WeightFollowerRole | EngineWatchRole]:
+    """Who brings back engines that died."""
+    engines.tell = base.recorder.event
+    engines.changed.listen(base.flow.changed.notify)
+    followers = [
+        WeightFollowerRole(base.context, engines, member, plane.receiver(), SwapMode.RECOMPUTE)
+        for member in engines.members
+    ]
+    return [*followers, EngineWatchRole(base.context, engines)]
+
+
 async def _run_roles(
     plan: Plan,
     base: Groundwork,
@@ -106,6 +126,7 @@ async def _run_roles(
     rollout: RolloutRole,
     scores: ModelReward | None,
     stop: StopRequest,
+    keepers: Sequence[WeightFollowerRole | EngineWatchRole],
 ) -> None:
     """Until all is recorded, or the run is told to stop. The first role that fails ends all: its error is raised."""
     runtime = base.context.runtime
@@ -115,6 +136,7 @@ async def _run_roles(
         runtime.spawn(rollout.run(), "rollout"),
         runtime.spawn(FilterRole(base.context, plan.filters, base.record.dropped).run(), "filter"),
     ]
+    others += [runtime.spawn(keeper.run(), "engines") for keeper in keepers]
     if scores is not None:
         by_group = plan.config.async_.in_order
         others.append(runtime.spawn(RewardRole(base.context, scores, by_group=by_group).run(), "reward model"))

@@ -15,6 +15,7 @@ from headrace.controller.prompt_notes import unread_notes
 from headrace.controller.stopping import StopRequest
 from headrace.controller.threads import inline_runtime
 from headrace.engines.embedded.engine import EmbeddedEngine
+from headrace.engines.pool import EnginePool
 from headrace.experience.chat_template import ChatTemplate
 from headrace.models.loading import (
     check_model,
@@ -65,9 +66,9 @@ async def serve_model(
         model = await runtime.compute(
             _LOADING_LANE, lambda: load_causal_lm(path, dtype=getattr(torch, dtype), device=device)
         )
-        engine = EmbeddedEngine(model, config=config, runtime=runtime)
+        engines = EnginePool([EmbeddedEngine(model, config=config, runtime=runtime)], runtime.clock)
         app = build_app(
-            engine,
+            engines,
             tokenizer,
             model_name=Path(path).name,
             clock=runtime.clock,
@@ -78,7 +79,7 @@ async def serve_model(
             seed=seed,
             template=chat_template,
         )
-        await engine.start()
+        await engines.start()
         try:
             with stop or StopRequest() as told_to_stop:
                 server = await serve(app, host, port)
@@ -88,6 +89,6 @@ async def serve_model(
                 finally:
                     await server.close()
         finally:
-            await engine.stop()
+            await engines.stop()
     finally:
         await runtime.close()

@@ -10,12 +10,14 @@ from pathlib import Path
 import torch
 
 from headrace.algorithms.kl_controllers import KLCoefficient
+from headrace.config.model import PolicyEngineConfig
 from headrace.config.track import TrackerSection
 from headrace.controller.models import Models
 from headrace.controller.plan import Plan
 from headrace.controller.reward_pools import RewardPools
 from headrace.controller.simulated_machine import DiskCosts
 from headrace.controller.tracking import Tell
+from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine
 from headrace.engines.simulated import NO_FAULTS, EngineCosts, EngineFaults, SimulatedEngine
 from headrace.engines.simulated_answers import Answers
@@ -26,6 +28,8 @@ from headrace.runtime.virtual import VirtualRuntime
 from headrace.store.files import Files
 from headrace.training.simulated import SimulatedReference, SimulatedScorer, SimulatedTrainer, TrainerCosts
 from headrace.weights.memory import MemoryPublisher
+from headrace.weights.plane import WeightReceiver
+from headrace.weights.version import INITIAL, Version
 
 Watch = Callable[[str, object], None]
 
@@ -72,10 +76,12 @@ class SimulatedOutside:
         config, algorithm, costs = plan.config, plan.config.algorithm, self._costs
         charge = self._runtime.charge
         trainer = SimulatedTrainer(self.files, charge, costs.trainer, lr=config.trainer.optimizer.lr, watch=self._watch)
-        engine = SimulatedEngine(
-            runtime, costs.engine, costs.answers, self._engine_faults, interrupts=self._interrupts, watch=self._watch
+        models = Models(
+            trainer,
+            self._engines(config.engine, runtime),
+            MemoryPublisher(),
+            KLCoefficient(algorithm.kl, plan.pieces.kl_controller),
         )
-        models = Models(trainer, engine, MemoryPublisher(), KLCoefficient(algorithm.kl, plan.pieces.kl_controller))
         if algorithm.needs_critic:
             critic = SimulatedTrainer(self.files, charge, costs.critic, lr=config.critic.optimizer.lr)
             models = replace(models, critic=critic)
@@ -90,9 +96,38 @@ class SimulatedOutside:
         self.built = models
         return models
 
+    def _engines(self, config: PolicyEngineConfig, runtime: Runtime) -> EnginePool:
+        """The first has the faults, those that come in the place of a dead one have none."""
+
+        def made(faults: EngineFaults, version: Version = INITIAL) -> SimulatedEngine:
+            costs = self._costs
+            return SimulatedEngine(
+                runtime,
+                costs.engine,
+                costs.answers,
+                faults,
+                interrupts=self._interrupts,
+                watch=self._watch,
+                version=version,
+            )
+
+        async def successor(dead: Engine, receiver: WeightReceiver) -> Engine:
+            manifest, _ = await runtime.compute("weights", receiver.receive)
+            again = made(NO_FAULTS, manifest.version)
+            await again.start()
+            return again
+
+        return EnginePool(
+            [made(NO_FAULTS if index else self._engine_faults) for index in range(config.replicas)],
+            runtime.clock,
+            revive=successor,
+            return_deadline_s=config.return_deadline_s,
+            spread=config.spread,
+        )
+
     @asynccontextmanager
     async def rewards(
-        self, plan: Plan, folder: Path, runtime: Runtime, engine: Engine, judges: Mapping[str, Engine]
+        self, plan: Plan, folder: Path, runtime: Runtime, engines: EnginePool, judges: Mapping[str, EnginePool]
     ) -> AsyncGenerator[RewardPools]:
         yield RewardPools(SimulatedRewards(runtime.clock, self._costs.rewards), {})
 

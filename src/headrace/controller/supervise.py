@@ -12,7 +12,7 @@ from headrace.controller.judge_engines import asker
 from headrace.controller.plan import Plan
 from headrace.controller.recorder import Recorder
 from headrace.controller.reward_pools import RewardPools, reward_pools
-from headrace.engines.protocol import Engine
+from headrace.engines.pool import EnginePool
 from headrace.experience.sample import GroupKey
 from headrace.observe.latest import LatestRollouts
 from headrace.observe.run_record import RunWatcher
@@ -31,13 +31,15 @@ def tell_of_damage(recorder: Recorder, store: RunStore, restored: Restored) -> N
             recorder.event("reissued", {"prompt": row.prompt_id, "message": message})
 
 
-async def unless(stopping: asyncio.Task[Any], task: asyncio.Task[Any]) -> None:
-    """Wait for `task`, or cancel it when the run is told to stop."""
-    await asyncio.wait({stopping, task}, return_when=asyncio.FIRST_COMPLETED)
+async def unless(stopping: asyncio.Task[Any], task: asyncio.Task[Any], watch: asyncio.Task[Any] | None = None) -> None:
+    """Wait for `task`, or cancel it when the run is told to stop; or when `watch` fails, whose error is raised."""
+    await asyncio.wait({stopping, task, *([watch] if watch else [])}, return_when=asyncio.FIRST_COMPLETED)
     if task.done():
         task.result()
-    else:
-        await end([task])
+        return
+    await end([task])
+    if watch is not None and watch.done():
+        watch.result()
 
 
 async def see_through(
@@ -66,14 +68,14 @@ async def end(tasks: list[asyncio.Task[Any]]) -> None:
 
 @asynccontextmanager
 async def rewards(
-    plan: Plan, folder: Path, runtime: Runtime, engine: Engine, judges: Mapping[str, Engine]
+    plan: Plan, folder: Path, runtime: Runtime, engines: EnginePool, judges: Mapping[str, EnginePool]
 ) -> AsyncGenerator[RewardPools]:
     """Not started where nothing is scored."""
     config, clock = plan.config, runtime.clock
     if not plan.needs_engine:
         yield RewardPools(RewardPool(config.reward, clock=clock), {})
         return
-    ask = asker(plan, engine, judges, clock)
+    ask = asker(plan, engines, judges, clock)
     async with reward_pools(plan, clock, ask, folder / "logs" / "reward.log") as pools:
         yield pools
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -41,14 +41,19 @@ def check_threads(configured: int | None) -> None:
         )
 
 
+def kind_of(lane: str) -> str:
+    """What computes there: the lanes of several engines are `engine`, `engine/1`, ..."""
+    return lane.partition("/")[0]
+
+
 class ThreadShare:
     """Shares the processors between engine and trainer, so that none rests while either has work. A `ThreadPlacement`.
 
-    One thread of the process is wide: it computes with a team of threads. Whichever of the two computes alone is on
-    it. While the trainer is on it, the engine computes on a thread of its own, with one processor, and the trainer
-    gives up that one, in the midst of its call (`rebalance`). There is only one team, because OpenMP keeps a team for
-    every thread that ever had one, and once all teams together outnumber the processors its barriers sleep instead of
-    spinning, which costs more than the threads bring.
+    One thread of the process is wide: it computes with a team of threads. Whichever of the two computes alone is on it;
+    of several engines, one at a time. While the trainer is on it, the engine computes on a thread of its own, with one
+    processor, and the trainer gives up that one, in the midst of its call (`rebalance`). There is only one team,
+    because OpenMP keeps a team for every thread that ever had one, and once all teams together outnumber the processors
+    its barriers sleep instead of spinning, which costs more than the threads bring.
     """
 
     def __init__(self, total: int, now: Callable[[], float], *, turns: bool = False) -> None:
@@ -61,14 +66,16 @@ class ThreadShare:
         """Calls on threads of their own that compute for long."""
         self._beside_until = float("-inf")
 
-    def thread(self, lane: str, busy: Collection[str]) -> str:
-        if lane == TRAINER or (lane == _ENGINE and TRAINER not in busy) or (self._turns and lane in _BESIDE):
+    def thread(self, lane: str, busy: Mapping[str, str]) -> str:
+        kind = kind_of(lane)
+        if kind == TRAINER or (self._turns and kind in _BESIDE):
             return _WIDE
-        return lane
+        # One engine at most: the others, and all of them while the trainer computes, are beside.
+        return _WIDE if kind == _ENGINE and _WIDE not in busy.values() else lane
 
     @contextmanager
     def around(self, thread: str) -> Iterator[None]:
-        if thread in _BESIDE:
+        if kind_of(thread) in _BESIDE:
             with self._lock:
                 self._beside += 1
         try:
@@ -78,7 +85,7 @@ class ThreadShare:
                 set_threads(1)
             yield
         finally:
-            if thread in _BESIDE:
+            if kind_of(thread) in _BESIDE:
                 with self._lock:
                     self._beside -= 1
                     self._beside_until = self._now() + _REST_S

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.engines.absent import AbsentEngine
-from headrace.engines.protocol import Engine
+from headrace.engines.pool import EnginePool
 from headrace.experience.flow import Flow
 from headrace.observe import spent
 from headrace.observe.spent import Activity, Spent
@@ -25,7 +24,7 @@ class TimeSpent:
     def __init__(
         self,
         clock: Clock,
-        engine: Engine,
+        engines: EnginePool,
         flow: Flow,
         activity: Activity,
         *,
@@ -35,14 +34,14 @@ class TimeSpent:
         """`on_policy`: the engines wait for each new version by design, not at a bound that could be raised. `trains`:
         whether there is a trainer."""
         self._trains = trains
-        self._has_engines = not isinstance(engine, AbsentEngine)
+        self._has_engines = not engines.is_absent
         self._clock = clock
-        self._engine = engine
+        self._engines = engines
         self._flow = flow
         self._activity = activity
         self._on_policy = on_policy
         self._began = clock.now()
-        self._before = engine.stats()
+        self._before = engines.stats()
         self._trainer = Spent(clock.now, self._trainer_is_at)
         self._idle = Spent(self._idle_s, self._engines_lack)
         self._idle_of_trainer = Spent(self._idle_s, self._trainer_is_at)
@@ -62,14 +61,15 @@ class TimeSpent:
         return {name: value for name, value in seconds.items() if value > 0}
 
     def engines_s(self) -> dict[str, float]:
-        """The same of the engines; nothing where there are none."""
+        """The same of the engines, of several their mean; nothing where there are none."""
         if not self._has_engines:
             return {}
-        now, before = self._engine.stats(), self._before
+        now, before = self._engines.stats(), self._before
         left = self._clock.now() - self._began
+        count = len(self._engines.members)
         parts = {
-            spent.COMPUTES: now.busy_s - before.busy_s - (now.recompute_s - before.recompute_s),
-            spent.SWAPS: now.swap_stall_s - before.swap_stall_s,
+            spent.COMPUTES: (now.busy_s - before.busy_s - (now.recompute_s - before.recompute_s)) / count,
+            spent.SWAPS: (now.swap_stall_s - before.swap_stall_s) / count,
             **self._idle.totals(),
         }
         seconds: dict[str, float] = {}
@@ -85,7 +85,7 @@ class TimeSpent:
             each.look()
 
     def _idle_s(self) -> float:
-        return self._engine.stats().idle_s
+        return self._engines.stats().idle_s / len(self._engines.members)
 
     def _trainer_is_at(self) -> str:
         activity, flow = self._activity, self._flow
@@ -111,7 +111,7 @@ class TimeSpent:
             return spent.REWARDS
         if flow.is_finished or not self._activity.has_begun:
             return spent.OTHER
-        bound = flow.shut_by(self._engine.version.number)
+        bound = flow.shut_by(self._engines.version.number)
         if bound is None:
             return spent.OTHER
         if bound == "prompts":
@@ -123,4 +123,4 @@ class TimeSpent:
     @property
     def _is_behind(self) -> bool:
         """Whether there is a version that the engines have not taken."""
-        return self._engine.version.number < self._flow.batch
+        return self._engines.version.number < self._flow.batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +27,6 @@ from headrace.controller.resumed import resumed_plan
 from headrace.controller.rollouts_only import record_rollouts
 from headrace.controller.stopping import StopRequest
 from headrace.controller.supervise import end, see_through, tell_of_damage, unless, watching
-from headrace.engines.protocol import SwapMode
 from headrace.models.loading import resolve_device
 from headrace.observe.failure import FAILED, words_of
 from headrace.observe.listeners import NOBODY, Listeners
@@ -36,6 +35,7 @@ from headrace.observe.summary import build_summary, write_summary
 from headrace.observe.trace import write_trace
 from headrace.observe.watch import Noticed, View
 from headrace.roles.actor import TRAINER_LANE
+from headrace.roles.engine_watch import EnginesLost
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunReader, RunStore, StoreError
@@ -247,9 +247,10 @@ async def _train(
     """Build the run on its record, and see it to its end."""
     models = await outside.models(plan, runtime, folder)
     begun = await _restore_models(plan, models, restored, runtime)
-    async with outside.rewards(plan, folder, runtime, models.engine, models.judges) as pool:
+    async with outside.rewards(plan, folder, runtime, models.engines, models.judges) as pool:
         # First, since only now it is known how many sequences it decodes together.
-        await models.engine.start()
+        lineage = Lineage(begun.branch, store.checkpoints.lineage())
+        await models.engines.start(lineage, models.publisher.receiver())
         try:
             parts = connect(
                 plan,
@@ -257,7 +258,7 @@ async def _train(
                 store,
                 runtime,
                 pool,
-                Lineage(begun.branch, store.checkpoints.lineage()),
+                lineage,
                 begun,
                 listeners,
             )
@@ -277,8 +278,6 @@ async def _train(
                         tell_of_damage(parts.recorder, store, restored)
                         models.kl.restore(restored.state)
                         parts.flow.restore(restored.number, restored.ready, restored.running)
-                    if begun > INITIAL:
-                        await models.engine.update(models.publisher.receiver(), SwapMode.RECOMPUTE)
                     status = await _supervise(parts, runtime, stop)
                     store.set_status(status)
                     return status
@@ -286,7 +285,7 @@ async def _train(
                 parts.recorder.progress()
                 await parts.rollouts.close()
         finally:
-            await stop_engine(models.engine, runtime.clock)
+            await stop_engine(models.engines, runtime.clock)
 
 
 async def _restore_models(plan: Plan, models: Models, restored: Restored | None, runtime: Runtime) -> Version:
@@ -299,7 +298,7 @@ async def _restore_models(plan: Plan, models: Models, restored: Restored | None,
     elif plan.origin is not None:
         own = (plan.origin, models.trainer, models.critic, plan.config)
         await runtime.compute(TRAINER_LANE, lambda: begin_from(*own))
-    if version > INITIAL:
+    if not models.engines.is_absent or version > INITIAL:  # version 0 too: an engine that dies comes back with it
         await runtime.compute(TRAINER_LANE, models.publisher.publish, version, models.trainer.tensors())
     return version
 
@@ -307,33 +306,45 @@ async def _restore_models(plan: Plan, models: Models, restored: Restored | None,
 async def _supervise(parts: Parts, runtime: Runtime, stop: StopRequest) -> Status:
     """Evaluate, run the roles until the actor is done, evaluate again, checkpoint."""
     stopping = runtime.spawn(stop.wait(), "stop request")
+    followers = [runtime.spawn(follower.run(), "weight follower") for follower in parts.followers]
+    watch = None if parts.watch is None else runtime.spawn(parts.watch.run(), "engine watch")
     try:
         if parts.evaluator is not None:
-            await unless(stopping, runtime.spawn(parts.evaluator.before(), "evaluation before"))
+            await unless(stopping, runtime.spawn(parts.evaluator.before(), "evaluation before"), watch)
+        lost = None
         if not stopping.done():
-            await _run_roles(parts, runtime, stopping)
+            lost = await _run_roles(parts, runtime, stopping, [*followers, *([watch] if watch else [])])
         version = Version(parts.branch, parts.flow.batch)
         await parts.checkpointer.commit(version)
+        if lost is not None:
+            raise lost
         if not parts.flow.is_finished:
             parts.recorder.event("stopped", {"version": str(version), "reason": stop.reason})
             return "stopped"
         if parts.evaluator is not None and version.number > 0:
-            await parts.follower.follow()
-            await unless(stopping, runtime.spawn(parts.evaluator.after(), "evaluation after"))
+            await unless(stopping, runtime.spawn(_evaluate_last(parts), "evaluation after"), watch)
         parts.recorder.event("finished", {"version": str(version)})
         return "finished"
     finally:
-        stopping.cancel()
+        await end([stopping, *followers, *([watch] if watch else [])])
 
 
-async def _run_roles(parts: Parts, runtime: Runtime, stopping: asyncio.Task[Any]) -> None:
-    """All roles, until the actor has ended; the first that fails ends them all, and its error is raised."""
+async def _evaluate_last(parts: Parts) -> None:
+    assert parts.evaluator is not None
+    await parts.taken_up()
+    await parts.evaluator.after()
+
+
+async def _run_roles(
+    parts: Parts, runtime: Runtime, stopping: asyncio.Task[Any], keepers: Sequence[asyncio.Task[Any]]
+) -> EnginesLost | None:
+    """All roles, until the actor has ended; the first that fails ends them all, and its error is raised. Where no
+    engine is left the actor ends in order, as when the run is told to stop, and why is returned."""
     actor = runtime.spawn(parts.actor.run(), "actor")
     others = [
         runtime.spawn(parts.rollout.run(), "rollout"),
         runtime.spawn(parts.filter.run(), "filter"),
         *(runtime.spawn(stage.run(), "stage") for stage in parts.stages),
-        runtime.spawn(parts.follower.run(), "weight follower"),
     ]
     others += [runtime.spawn(scorer.run(), "scorer") for scorer in parts.scorers]
     if parts.advantages is not None:
@@ -346,8 +357,14 @@ async def _run_roles(parts: Parts, runtime: Runtime, stopping: asyncio.Task[Any]
     if parts.gap is not None:
         others.append(runtime.spawn(parts.gap.run(), "gap sample"))
     try:
-        await see_through(actor, others, stopping, parts.stop)
+        try:
+            await see_through(actor, [*others, *keepers], stopping, parts.stop)
+        except EnginesLost as lost:
+            parts.stop()
+            await runtime.clock.wait_for(actor, parts.context.stall_timeout_s, "the trainer to end its batch")
+            return lost
         if evaluator is not None and parts.flow.is_finished:
             await unless(stopping, evaluator)  # what it is at is worth having
+        return None
     finally:
         await end([*others, actor])

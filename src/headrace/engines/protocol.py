@@ -67,14 +67,16 @@ class GenerateRequest:
     noise_key: int
     """64-bit key of the sampling noise; with the token's position in prompt + response it fixes each draw."""
     min_version: Version | None = None
-    """No weights older than this may serve the request."""
+    """No weights that do not reach this (`Version.reaches`) may serve the request."""
     stream: bool = False
-    """True: a chunk whenever tokens were sampled. False: one chunk at the end."""
+    """True: chunks while tokens are sampled. False: one chunk at the end."""
     return_kept: bool = False
     """Chunks bring the kept set of each token, where the sampling truncates."""
     client: tuple[str, ...] = ()
     """Who asks, from the widest to the narrowest, as (address, number of the HTTP request): an engine shares its slots
     evenly among those of each level. A run's own requests are all of one client."""
+    soon: bool = True
+    """Of a stream: chunks come as soon as tokens were sampled, whatever that costs. False: at the engine's own pace."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,7 @@ class SimulatedEngine:
         *,
         interrupts: bool = False,
         watch: Watch = lambda word, what: None,
+        version: Version = INITIAL,
     ) -> None:
         """`interrupts`: a swap in mode `recompute` cuts off what is in flight, as servers do; else it is prefilled
         again."""
@@ -125,7 +126,7 @@ class SimulatedEngine:
         self._faults = faults
         self._interrupts = interrupts
         self._watch = watch
-        self._version = INITIAL
+        self._version = version
         self._failure: Exception | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
@@ -317,7 +318,7 @@ class SimulatedEngine:
         if draining and not sequence.in_flight:
             return False
         floor = sequence.request.min_version
-        return floor is None or floor <= self._version
+        return floor is None or self._version.reaches(floor)
 
     async def _prefill(self) -> None:
         tokens, self._to_prefill = self._to_prefill, 0

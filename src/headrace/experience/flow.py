@@ -213,6 +213,17 @@ class Flow:
         self._hand_back(key, reason, failure)
         self._advance()
 
+    def issue_again(self, key: GroupKey) -> None:
+        """No engine came back that may serve the running group: its attempt begins again through the gate, before any
+        new prompt, with the next issue number. It counts neither as an attempt nor as a drop."""
+        self._schedule.drop(key)
+        self._table.remove(key)
+        self._issues.pop(key, None)
+        self._overdue.pop(key, None)
+        self._reissue.append(key)
+        self._schedule.dataset_refilled()
+        self._advance()
+
     def drop(self, key: GroupKey, reason: str, fault: str | None = None, judged: GroupHeader | None = None) -> None:
         """The finished group is not worth training on; or a `fault`, in words, keeps it from being judged. `judged`: as
         it was, to quote from it, if there are many such."""

@@ -12,6 +12,7 @@ from headrace.experience.index import Row, RowId
 from headrace.experience.ready_rows import ReadyRows
 from headrace.experience.samplers import in_order
 from headrace.experience.table import ExperienceTable, Lease
+from headrace.runtime.protocol import WaitTimeout
 
 
 def row_length(row: Row) -> int:
@@ -37,10 +38,13 @@ class StreamingLoader:
         streaming: bool,
         timeout_s: float,
         unfinished: Callable[[], str] = str,
+        stood_still: Callable[[], float] = float,
     ) -> None:
         """`max_tokens`: of a micro-batch; None: the whole batch is one lease. `streaming` False: nothing is handed out
-        until the batch is sealed. `unfinished`: what else there is to say of a wait that is too long."""
+        until the batch is sealed. `unfinished`: what else there is to say of a wait that is too long. `stood_still`:
+        seconds that count towards no wait, up to now: nobody could have brought a row."""
         self._unfinished = unfinished
+        self._stood_still = stood_still
         self._table = table
         self._flow = flow
         self._consumer = consumer
@@ -67,13 +71,21 @@ class StreamingLoader:
 
         if is_over():
             return None
-        return await self._table.lease(
-            self._consumer,
-            partial(self._choose, batch, handed_out),
-            seconds=self._timeout_s,
-            what=lambda: f"rows of batch {batch} ({self._flow.describe()}{self._unfinished()})",
-            until=is_over,
-        )
+        left = self._timeout_s
+        while True:
+            before = self._stood_still()
+            try:
+                return await self._table.lease(
+                    self._consumer,
+                    partial(self._choose, batch, handed_out),
+                    seconds=left,
+                    what=lambda: f"rows of batch {batch} ({self._flow.describe()}{self._unfinished()})",
+                    until=is_over,
+                )
+            except WaitTimeout:
+                left = self._stood_still() - before
+                if left <= 0:
+                    raise
 
     def _choose(self, batch: int, handed_out: int, ready: ReadyRows) -> list[RowId]:
         sealed = self._flow.is_sealed

@@ -19,6 +19,14 @@ for d < D its rule asks for N(d) <= (d - k)*B + p - 1. A step happens when p = 0
 lowers N. Hence N(k) <= p at all times: every group that is due has a place, and no token of a group trained in a
 batch <= D is staler than D - v = max_staleness, because its oldest token has version v.
 
+**Several engines** need no other proof: v is of the engine that the group begins on, each start is asked for and made
+with its own v, and the step of the proof for a start speaks of that D alone. What an engine of another version holds
+plays no part. Only two things must be kept by whoever chooses the engine (`engines/admission.py`): that no request of
+the group is served by a version of a lesser number, or of a branch that was left, so that its oldest token has version
+v; and that the gate is asked before the load decides, so that an engine that cannot take new weights, and is idle for
+that, does not hold back a start that another may make. Where the episodes of a group go to several engines, v is the
+least number among those for which the gate is open, and D is that v + max_staleness.
+
 **No deadlock** (`wait`). Let p > 0 and nothing run. If something is ready, take the one of earliest deadline D: for
 d < D, N(d) = 0 <= (d - k)*B + p - 1, so it may enter. If nothing is live, i = k*B + (B - p) < (k + 1)*B, so a group may
 start as soon as some engine has loaded version k - max_staleness or newer, which was published before batch k

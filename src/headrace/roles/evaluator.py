@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from headrace.engines.protocol import Engine
+from headrace.engines.pool import EnginePool, PinnedEngines
 from headrace.roles.context import RoleContext
 from headrace.rollout.evaluation import Evaluation
 from headrace.runtime.protocol import WaitTimeout
@@ -15,17 +17,19 @@ NAME = "evaluator"
 
 
 class EvaluatorRole:
-    """Sets that are due at once are evaluated one after another, all with one version, which the engine is pinned to:
-    meanwhile it takes no newer one, and what it generates for training is as much staler."""
+    """Sets that are due at once are evaluated one after another, all with one version, which an engine (or
+    `evaluation.engines`) is pinned to: meanwhile it takes no newer one, and what it generates for training is as much
+    staler. If it dies, they begin again with the newest version, once."""
 
     def __init__(
         self,
         context: RoleContext,
-        engine: Engine,
+        engines: EnginePool,
         sets: Sequence[Evaluation],
         record: Callable[[Version, dict[str, Any]], None],
         *,
         recorded: Mapping[str, int],
+        count: int = 1,
         begins: Callable[[Version, str], None] | None = None,
         ended: Callable[[Version, str, dict[str, Any] | None], None] | None = None,
     ) -> None:
@@ -35,7 +39,8 @@ class EvaluatorRole:
         self._begins = begins or (lambda version, name: None)
         self._ended = ended or (lambda version, name, result: None)
         self._context = context
-        self._engine = engine
+        self._engines = engines
+        self._count = count
         self._sets = tuple(sets)
         self._record = record
         self._last = dict(recorded)
@@ -47,7 +52,7 @@ class EvaluatorRole:
 
     async def after(self) -> None:
         """Evaluate the sets that were not with the present version."""
-        number = self._engine.version.number
+        number = self._engines.version.number
         await self.evaluate([each for each in self._sets if self._last.get(each.held_out.name) != number])
 
     async def run(self) -> None:
@@ -62,34 +67,77 @@ class EvaluatorRole:
                 await self._context.changed(NAME, "a version to evaluate")
 
     async def evaluate(self, due: Sequence[Evaluation]) -> None:
-        """Evaluate the present version on these sets, and record each. One that takes too long is reported and left
-        out."""
+        """Evaluate the present version on these sets, and record each. One that takes too long, or whose engines died
+        twice, is reported and left out."""
         if not due:
             return
-        pinned = self._engine.pin()
-        try:
-            with self._context.activity.evaluation():
+        left = await self._evaluate_all(due)
+        if left:
+            names = ", ".join(each.held_out.name for each in left)
+            self._context.report("evaluation_again", {"message": f"the engine that held the weights died: {names}"})
+            for each in await self._evaluate_all(left):
+                version = Version(self._engines.version.branch, self._last[each.held_out.name])
+                self._give_up(each, version, "the engine that held the weights died again")
+
+    async def _evaluate_all(self, due: Sequence[Evaluation]) -> list[Evaluation]:
+        """With one version. Returns those whose engines died."""
+        with self._context.activity.evaluation():
+            pinned = await self._pin()
+            try:
                 for each in due:
                     self._begins(pinned.version, each.held_out.name)
-                for each in due:
+                for place, each in enumerate(due):
                     self._last[each.held_out.name] = pinned.version.number
-                    await self._evaluate(each, pinned.version)
-        finally:
-            pinned.release()
+                    if not await self._evaluate(each, pinned):
+                        for later in due[place:]:
+                            self._last[later.held_out.name] = pinned.version.number
+                        return list(due[place:])
+                return []
+            finally:
+                pinned.release()
 
-    async def _evaluate(self, each: Evaluation, version: Version) -> None:
-        clock = self._context.runtime.clock
+    async def _pin(self) -> PinnedEngines:
+        """Waits for an engine that serves; how long, the engine watch decides."""
+        context = self._context
+        while not any(view.serves for view in self._engines.views()):
+            with suppress(WaitTimeout):
+                await self._engines.changed.wait(context.runtime.clock, context.stall_timeout_s, "an engine to pin")
+        return self._engines.pin(self._count)
+
+    async def _evaluate(self, each: Evaluation, pinned: PinnedEngines) -> bool:
+        """False if the engines died under it."""
+        context, version = self._context, pinned.version
+        clock = context.runtime.clock
         began = clock.now()
+        running = context.runtime.spawn(each.run(version, pinned.place), f"evaluation {each.held_out.name}")
+        lost = context.runtime.spawn(self._lost(pinned), "engines of the evaluation")
         try:
-            result = await each.run(version)
+            await asyncio.wait({running, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done() or pinned.is_lost:
+                return False
+            result = running.result()
         except WaitTimeout as late:
-            self._context.report("evaluation_given_up", {"message": str(late)})
-            self._ended(version, each.held_out.name, None)
-            return
-        spent = {"seconds": clock.now() - began, "versions_behind": self._context.flow.batch - version.number}
+            self._give_up(each, version, str(late))
+            return True
+        finally:
+            for task in (running, lost):
+                task.cancel()
+            await asyncio.gather(running, lost, return_exceptions=True)
+        spent = {"seconds": clock.now() - began, "versions_behind": context.flow.batch - version.number}
         self._record(version, {**result, **spent})
         self._ended(version, each.held_out.name, result)
+        return True
+
+    async def _lost(self, pinned: PinnedEngines) -> None:
+        context = self._context
+        while not pinned.is_lost:
+            with suppress(WaitTimeout):
+                await self._engines.changed.wait(context.runtime.clock, context.stall_timeout_s, "the evaluation")
+
+    def _give_up(self, each: Evaluation, version: Version, why: str) -> None:
+        self._context.report("evaluation_given_up", {"message": why})
+        self._ended(version, each.held_out.name, None)
 
     def _is_due(self, each: Evaluation) -> bool:
         every, last = each.held_out.every, self._last.get(each.held_out.name, 0)
-        return every is not None and self._engine.version.number // every > last // every
+        return every is not None and self._engines.version.number // every > last // every

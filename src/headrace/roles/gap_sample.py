@@ -18,14 +18,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.engines.protocol import Engine, EngineError, RequestError
+from headrace.engines.completions import GenerationAborted
+from headrace.engines.pool import EnginePool, Place
+from headrace.engines.protocol import EngineError, RequestError
 from headrace.experience.dataset import PromptDataset
 from headrace.experience.header import mask_of, spans_of
 from headrace.experience.sample import GroupKey, Sample
 from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
 from headrace.roles.batch_stats import FreshRule
 from headrace.roles.context import RoleContext
-from headrace.rollout.policy import GenerationAborted, Policy, PolicySettings
+from headrace.rollout.policy import Policy, PolicySettings
 from headrace.rollout.trajectory import Trajectory
 from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.together import together
@@ -57,7 +59,7 @@ class GapSampler:
     def __init__(
         self,
         context: RoleContext,
-        engine: Engine,
+        engines: EnginePool,
         policy: PolicySettings,
         prompts: PromptDataset,
         fresh: FreshRule,
@@ -67,7 +69,7 @@ class GapSampler:
         """`policy`: as of training episodes; its `request_timeout_s` is the sample's deadline. `first`: the number of
         the version from which on a sample is due."""
         self._context = context
-        self._engine = engine
+        self._engines = engines
         self._policy = policy
         self._prompts = prompts
         self._fresh = fresh
@@ -83,7 +85,7 @@ class GapSampler:
         """Draw a sample whenever one is due, until the run is finished."""
         flow, clock = self._context.flow, self._context.runtime.clock
         while not flow.is_finished:
-            version = self._engine.version
+            version = self._engines.version
             if self._is_due(version):
                 self._asked = version
                 self._drawn = await self._draw(version)
@@ -115,14 +117,19 @@ class GapSampler:
     async def _draw(self, version: Version) -> list[Sample]:
         first = version.number // EVERY * PROMPTS
         positions = dict.fromkeys((first + place) % len(self._prompts) for place in range(PROMPTS))
-        drawn = await together(self._sample(position, version) for position in positions)
+        try:
+            place = self._engines.newest()
+        except EngineError as error:
+            self._missed(str(error))
+            return []
+        drawn = await together(self._sample(position, version, place) for position in positions)
         return [sample for sample in drawn if sample is not None]
 
-    async def _sample(self, position: int, version: Version) -> Sample | None:
+    async def _sample(self, position: int, version: Version, place: Place) -> Sample | None:
         """None if the engine did not serve it, which is the rollouts' business to end the run for."""
         key = GroupKey(_EPOCH, position, 0)
         prompt = self._prompts[position]
-        policy = Policy(self._policy, group=key, episode=0, min_version=version, tools=prompt.tools)
+        policy = Policy(self._policy, group=key, episode=0, min_version=version, tools=prompt.tools, place=place)
         trajectory = Trajectory(policy.encode(prompt.content))
         limit = min(TOKENS, self._policy.sampling.max_new_tokens)
         try:

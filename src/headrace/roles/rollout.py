@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from headrace.engines.protocol import Engine, EngineError
+from headrace.engines.completions import NotServed
+from headrace.engines.pool import EnginePool, Place
+from headrace.engines.protocol import EngineError
 from headrace.experience.flow import Admission, Flow
 from headrace.experience.group_journal import GroupJournal
 from headrace.experience.sample import Group, GroupKey
@@ -14,7 +16,6 @@ from headrace.observe.tally import Tally
 from headrace.roles.context import RoleContext
 from headrace.roles.failures import FailureWatch
 from headrace.rollout.episodes import EpisodeRunner
-from headrace.weights.version import Version
 
 NAME = "rollout"
 Record = Callable[[Group], Awaitable[None]]
@@ -24,23 +25,26 @@ class RolloutRole:
     def __init__(
         self,
         context: RoleContext,
-        engine: Engine,
+        engines: EnginePool,
         runner: EpisodeRunner,
         journal: GroupJournal,
         tally: Tally,
         failures: FailureWatch,
         *,
         min_samples: int,
-        judges: Sequence[Engine] = (),
+        group_tokens: int = 0,
+        judges: Sequence[EnginePool] = (),
         counted: Callable[[], None] = lambda: None,
         record: Record | None = None,
     ) -> None:
-        """`judges`: engines that rewards cannot do without. `counted` is called when the tally has changed, before the
-        group counts as finished. `record`: awaited with each group that has ended."""
+        """`group_tokens`: that a group samples at most. `judges`: engines that rewards cannot do without. `counted` is
+        called when the tally has changed, before the group counts as finished. `record`: awaited with each group that
+        has ended."""
         self._context = context
         self._flow: Flow = context.flow
-        self._engine = engine
-        self._engines = (engine, *judges)
+        self._engines = engines
+        self._judges = tuple(judges)
+        self._group_tokens = group_tokens
         self._runner = runner
         self._journal = journal
         self._tally = tally
@@ -49,35 +53,49 @@ class RolloutRole:
         self._counted = counted
         self._record = record
         self._groups: dict[GroupKey, asyncio.Task[None]] = {}
+        self._ended: deque[GroupKey] = deque()
+        """Groups whose task has ended, and was not looked at."""
 
     async def run(self) -> None:
         """Until the run is finished. Leaving early (cancelled) ends every group that runs.
 
-        Raises EngineError if an engine has died, and NothingToTrain: no prompt would come to anything (any more).
+        Raises EngineError if a judge's engine has died, and NothingToTrain: no prompt would come to anything.
         """
         try:
             while not self._flow.is_finished:
                 if (failure := self._failure()) is not None:
                     raise failure
                 await self._end_overdue()
-                version = self._engine.version
-                admission = self._flow.admit(version.number)
-                if admission is not None:
-                    self._groups[admission.key] = self._context.runtime.spawn(
-                        self._group(admission, version), f"group {admission.key}"
-                    )
-                    self._context.activity.changed()
+                place = self._engines.admit(lambda number: self._flow.shut_by(number) is None, self._group_tokens)
+                admission = self._admit(place)
+                if admission is not None and place is not None:
+                    self._begin(admission, place)
                 elif not self._flow.is_finished:
                     await self._context.changed(NAME, "the gate")
                 self._reap()
         finally:
             await self._end(list(self._groups))
 
-    async def _group(self, admission: Admission, version: Version) -> None:
+    def _admit(self, place: Place | None) -> Admission | None:
+        if place is not None:
+            return self._flow.admit(place.version.number)
+        number = self._engines.version.number
+        # With the gate shut, the flow still says if there is no use in going on; with no engine there is nothing to
+        # say.
+        return None if self._flow.shut_by(number) is None else self._flow.admit(number)
+
+    def _begin(self, admission: Admission, place: Place) -> None:
+        key = admission.key
+        task = self._context.runtime.spawn(self._group(admission, place), f"group {key}")
+        self._groups[key] = task
+        self._context.activity.changed()
+
+    async def _group(self, admission: Admission, place: Place) -> None:
         try:
-            group = await self._runner.run_group(
-                admission.key, admission.prompt, version, admission.deadline, admission.issue
-            )
+            with self._engines.taken(place):
+                group = await self._runner.run_group(
+                    admission.key, admission.prompt, place.version, admission.deadline, admission.issue, place
+                )
             self._tally.count((sample.response_tokens, sample.failure) for sample in group.samples)
             self._counted()
             if self._record is not None:
@@ -88,16 +106,21 @@ class RolloutRole:
             elif self._failure() is None and admission.key not in self._flow.overdue():
                 failure = next((sample.failure for sample in group.samples if sample.failure), None)
                 self._flow.hand_back(admission.key, f"failed: {_commonest_failure(group)}", failure)
+        except NotServed as error:
+            if admission.key not in self._flow.overdue():
+                self._context.report("reissued", {"prompt": admission.prompt.prompt_id, "message": str(error)})
+                self._flow.issue_again(admission.key)
         finally:
+            # The task is done when whoever is woken by this comes to it.
+            self._ended.append(admission.key)
             self._flow.changed.notify()
 
     def _failure(self) -> EngineError | None:
-        """Which engine died of what."""
-        for engine in self._engines:
-            if engine.failure is not None:
-                whose = "engine" if engine is self._engine else "engine of a judge"
-                error = EngineError(f"the {whose} died: {engine.failure}; resume the run to go on")
-                error.__cause__ = engine.failure
+        """Which judge's engine died of what."""
+        for engine in self._judges:
+            if (failure := engine.failure) is not None:
+                error = EngineError(f"the engine of a judge died: {failure}; resume the run to go on")
+                error.__cause__ = failure
                 return error
         return None
 
@@ -114,8 +137,10 @@ class RolloutRole:
 
     def _reap(self) -> None:
         """Raise what a group's task raised: a fault of ours, since faults of samples end in the samples."""
-        for key, task in list(self._groups.items()):
-            if task.done():
+        while self._ended:
+            key = self._ended.popleft()
+            task = self._groups.get(key)
+            if task is not None and task.done():
                 del self._groups[key]
                 task.result()
 

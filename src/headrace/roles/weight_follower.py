@@ -1,53 +1,51 @@
-"""The weight follower: has an engine take each new version, and wakes whoever waited for it."""
+"""The weight follower: has one engine take each new version, and brings it back when it died."""
 
 from __future__ import annotations
 
-from headrace.engines.protocol import Engine, EngineError, SwapMode
+from contextlib import suppress
+
+from headrace.engines.member import Member
+from headrace.engines.pool import EnginePool
+from headrace.engines.pool_state import EngineState, pause_after
+from headrace.engines.protocol import EngineError, SwapMode
 from headrace.roles.context import RoleContext
 from headrace.runtime.protocol import WaitTimeout
-from headrace.runtime.signal import Signal
 from headrace.weights.plane import WeightError, WeightReceiver
 
 NAME = "weight_follower"
 _MOST_FAILURES = 3
-"""Updates in a row that may fail before the run does; the engine keeps its version meanwhile."""
+"""Updates in a row that may fail before the engine is built anew; it keeps its version meanwhile."""
 
 
 class WeightFollowerRole:
+    """Of one engine of the pool. What fails is tried again after a pause, which grows; the engine goes on meanwhile
+    with the version that it has, and the other engines with theirs. How long the run bears with that, the engine watch
+    decides."""
+
     def __init__(
-        self,
-        context: RoleContext,
-        engine: Engine,
-        receiver: WeightReceiver,
-        published: Signal,
-        mode: SwapMode,
+        self, context: RoleContext, pool: EnginePool, member: Member, receiver: WeightReceiver, mode: SwapMode
     ) -> None:
+        """`pool.changed` is to be notified of publications as well."""
         self._context = context
-        self._engine = engine
+        self._pool = pool
+        self._member = member
         self._receiver = receiver
-        self._published = published
         self._mode = mode
 
     async def run(self) -> None:
         """For ever: the run ends it."""
-        failures = 0
         while True:
-            latest = self._receiver.latest()
-            if latest is None or latest <= self._engine.version:
+            self._pool.look()
+            if self._member.state is EngineState.EJECTED:
+                await self._come_back()
+            elif self._member.view.serves and self._is_behind():
+                await self._try_to_follow()
+            else:
                 await self._wait()
-                continue
-            try:
-                await self.follow()
-                failures = 0
-            except (WeightError, EngineError) as error:
-                failures += 1
-                self._context.report("update_failed", {"version": str(latest), "message": str(error)})
-                if failures == _MOST_FAILURES:
-                    raise
 
     async def follow(self) -> None:
-        """One update to the newest version, reported."""
-        report = await self._engine.update(self._receiver, self._mode)
+        """One update to the newest version, reported. Raises WeightError, EngineError."""
+        report = await self._pool.update(self._member, self._receiver, self._mode)
         if report is not None:
             self._context.report(
                 "swap",
@@ -57,12 +55,66 @@ class WeightFollowerRole:
                     "prefill_s": report.prefill_s,
                     "recomputed_tokens": report.recomputed_tokens,
                     "interrupted": report.interrupted,
+                    **({"engine": self._member.index} if len(self._pool.members) > 1 else {}),
                 },
             )
-        self._context.flow.changed.notify()
+
+    def _is_behind(self) -> bool:
+        latest, version = self._receiver.latest(), self._member.version
+        return latest is not None and version is not None and latest > version
+
+    async def _try_to_follow(self) -> None:
+        try:
+            await self.follow()
+        except (WeightError, EngineError) as error:
+            self._pool.look()
+            if not self._member.view.serves:
+                return  # it died, which is told already
+            self._member.failed_swaps += 1
+            failures = self._member.failed_swaps
+            latest = self._receiver.latest()
+            self._context.report("update_failed", {"version": str(latest), "message": self._of(error)})
+            self._pool.changed.notify()
+            if failures % _MOST_FAILURES == 0 and self._member.revive is not None:
+                await self._build_anew(error)
+            else:
+                await self._context.runtime.clock.sleep(pause_after(failures))
+
+    async def _build_anew(self, error: Exception) -> None:
+        """The engine could not take it three times: another in its place may. What it has in flight goes on elsewhere,
+        or waits. If that fails as well, it is tried for as long as the engine watch lets it."""
+        member, failures = self._member, self._member.failed_swaps
+        await self._context.runtime.clock.sleep(pause_after(failures))
+        load = member.engine.stats()
+        others = any(other.lives for other in self._pool.members if other is not member)
+        if others or not (load.running or load.waiting):  # else it is the only one, and at work: it goes on
+            self._pool.lose(member, EngineError(f"it could not take the newest weights: {error}"))
+            self._pool.changed.notify()
+
+    async def _come_back(self) -> None:
+        member, clock = self._member, self._context.runtime.clock
+        attempts = 0
+        while member.state is EngineState.EJECTED:
+            await clock.sleep(pause_after(max(member.deaths, attempts)))
+            try:
+                await self._pool.come_back(member, self._receiver)
+            except Exception as error:  # whatever building it raises: it is tried until the deadline
+                attempts += 1
+                self._context.report("engine_not_back", {"engine": member.index, "message": self._of(error)})
 
     async def _wait(self) -> None:
+        context = self._context
         try:
-            await self._published.wait(self._context.runtime.clock, self._context.stall_timeout_s, "a new version")
+            await self._pool.changed.wait(context.runtime.clock, context.stall_timeout_s, "a new version")
         except WaitTimeout as stall:
-            self._context.report("waiting", {"role": NAME, "message": str(stall)})
+            context.report("waiting", {"role": NAME, "message": str(stall)})
+
+    def _of(self, error: Exception) -> str:
+        return f"{self._member.name}: {error}" if len(self._pool.members) > 1 else str(error)
+
+
+async def taken_up(context: RoleContext, pool: EnginePool, receiver: WeightReceiver) -> None:
+    """Until an engine serves the newest version; how long, the engine watch decides."""
+    while (latest := receiver.latest()) is not None and pool.version.number < latest.number:
+        with suppress(WaitTimeout):
+            await pool.changed.wait(context.runtime.clock, context.stall_timeout_s, "the last version")

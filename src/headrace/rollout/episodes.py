@@ -9,17 +9,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engines.completions import GenerationAborted, NotServed
+from headrace.engines.pool import Place
 from headrace.engines.protocol import EngineError, RequestError
 from headrace.experience.codec import check_metadata
 from headrace.experience.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.rollout.conversation import Messages, are_messages, opening
 from headrace.rollout.failures import FailureKind, describe, describe_exception
-from headrace.rollout.policy import GenerationAborted, Policy, PolicySettings
+from headrace.rollout.policy import Policy, PolicySettings
 from headrace.rollout.rewards.outcome import NotARewardError, RewardOutcome, as_reward
 from headrace.rollout.rewards.pool import GroupScorer, Scorer
 from headrace.rollout.trajectory import Trajectory
 from headrace.rollout.workflow import Workflow
+from headrace.runtime.patience import Patience
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.together import together
 from headrace.weights.version import Version
@@ -70,13 +73,25 @@ class EpisodeRunner:
         self._episode_timeout_s = episode_timeout_s
 
     async def run_group(
-        self, key: GroupKey, prompt: Prompt, start_version: Version, deadline: int, issue: int = 0
+        self,
+        key: GroupKey,
+        prompt: Prompt,
+        start_version: Version,
+        deadline: int,
+        issue: int = 0,
+        place: Place | None = None,
     ) -> Group:
         """All episodes of one attempt, in order of episode. `deadline` is the last batch that may train them whole.
-        `issue`: how often the attempt was given out before."""
+        `issue`: how often the attempt was given out before. `place`: the engine that was chosen for it.
+
+        Raises NotServed if no engine came back that may serve it: that is no failure of its samples.
+        """
         episodes = range(self._samples_per_prompt)
         played = await together(
-            (self._episode(key, episode, prompt, start_version, issue) for episode in episodes),
+            (
+                self._episode(key, episode, prompt, start_version, issue, None if place is None else place.of_episode())
+                for episode in episodes
+            ),
             (f"episode {key}/{episode}" for episode in episodes),
         )
         if self._group_rewards is not None:
@@ -85,27 +100,26 @@ class EpisodeRunner:
         return Group(key, prompt.prompt_id, start_version.number, deadline, tuple(samples), issue)
 
     async def _episode(
-        self, key: GroupKey, episode: int, prompt: Prompt, min_version: Version, issue: int
+        self, key: GroupKey, episode: int, prompt: Prompt, min_version: Version, issue: int, place: Place | None
     ) -> _Played | list[Sample]:
+        patience = Patience(self._clock, self._episode_timeout_s)
+        policy = Policy(
+            self._policy,
+            group=key,
+            episode=episode,
+            min_version=min_version,
+            tools=prompt.tools,
+            issue=issue,
+            place=place,
+            still=(patience.still,),
+        )
         try:
-            trajectories = await self._clock.wait_for(
-                self._play(
-                    Policy(
-                        self._policy,
-                        group=key,
-                        episode=episode,
-                        min_version=min_version,
-                        tools=prompt.tools,
-                        issue=issue,
-                    ),
-                    prompt,
-                ),
-                self._episode_timeout_s,
-                f"episode {key}/{episode}",
-            )
+            trajectories = await patience.wait_for(self._play(policy, prompt), f"episode {key}/{episode}")
             _check(trajectories)
         except GenerationAborted:
             return [_empty(key, episode, SampleStatus.ABORTED, None)]
+        except NotServed:
+            raise
         except Exception as error:
             return [_empty(key, episode, SampleStatus.FAILED, _failure_of(error))]
         if any(trajectory.status is SampleStatus.ABORTED for trajectory in trajectories):

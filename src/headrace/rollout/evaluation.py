@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config.evaluation import PLAIN, HeldOut, passes
+from headrace.engines.pool import Place
 from headrace.experience.dataset import Prompt
 from headrace.experience.sample import EVALUATION_EPOCH, Group, GroupKey, Sample
 from headrace.rollout import estimates
@@ -63,8 +64,8 @@ class Evaluation:
         votes = "majority" in held_out.metrics
         self._answer: Answer | None = answer_of(held_out.reward.all_terms[0].function) if votes else None
 
-    async def run(self, version: Version) -> dict[str, Any]:
-        """All prompts, answered by `version`, which the engine must be pinned to.
+    async def run(self, version: Version, place: Place | None = None) -> dict[str, Any]:
+        """All prompts, answered by `version`, which the engines of `place` (any, unless given) must be pinned to.
 
         The result has `set` (its name), `score` (the value of its first metric, None if none could be told),
         `reward_mean`, `metrics` (of each `value`, `stderr` and `prompts`; behind the set's own, as `reward.NAME`, what
@@ -73,16 +74,16 @@ class Evaluation:
         `samples`. Raises WaitTimeout.
         """
         what = f"the evaluation of {version}" + (f" on {self.held_out.name}" if self.held_out.name != PLAIN else "")
-        groups = await self._clock.wait_for(self._answers(version), self.held_out.timeout_s, what)
+        groups = await self._clock.wait_for(self._answers(version, place), self.held_out.timeout_s, what)
         return self._result(groups)
 
-    async def _answers(self, version: Version) -> list[Group]:
+    async def _answers(self, version: Version, place: Place | None) -> list[Group]:
         places = asyncio.Semaphore(self._concurrency)
 
         async def answer(position: int, prompt: Prompt) -> Group:
             async with places:
                 key = GroupKey(EVALUATION_EPOCH, position, self._attempt)
-                group = await self._runner.run_group(key, prompt, version, version.number)
+                group = await self._runner.run_group(key, prompt, version, version.number, place=place)
                 if self._ended is not None:
                     await self._ended(self.held_out.name, group)
                 return group

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.algorithms.kept_sets import KeptSets, joined
+from headrace.engines.completions import Completion
 from headrace.engines.protocol import FinishReason
 from headrace.experience.sample import GroupKey, Sample, SampleStatus
 from headrace.rollout.conversation import Messages
-from headrace.rollout.policy import Completion
 
 
 class Trajectory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -32,8 +32,9 @@ _SOON_S, _CLOSING_S = 1.0, 10.0
 class ThreadPlacement(Protocol):
     """Which thread runs a lane's calls, and under which conditions."""
 
-    def thread(self, lane: str, busy: Collection[str]) -> str:
-        """The name of the thread for a call on `lane` that has no other call in flight; `busy`: the lanes that have."""
+    def thread(self, lane: str, busy: Mapping[str, str]) -> str:
+        """The name of the thread for a call on `lane` that has no other call in flight; `busy`: the thread of each lane
+        that has."""
 
     def around(self, thread: str) -> AbstractContextManager[None]:
         """Wraps each call, on its thread."""
@@ -45,7 +46,7 @@ class ThreadPlacement(Protocol):
 class ThreadPerLane:
     """The `ThreadPlacement` in which lanes have nothing to do with each other."""
 
-    def thread(self, lane: str, busy: Collection[str]) -> str:
+    def thread(self, lane: str, busy: Mapping[str, str]) -> str:
         return lane
 
     def around(self, thread: str) -> AbstractContextManager[None]:
@@ -138,7 +139,9 @@ class InlineRuntime(EventLoopServices):
         with self._lock:
             flight = self._in_flight.get(lane)
             if flight is None:
-                flight = _InFlight(self._placement.thread(lane, self._in_flight.keys()))
+                flight = _InFlight(
+                    self._placement.thread(lane, {other: flight.thread for other, flight in self._in_flight.items()})
+                )
                 self._in_flight[lane] = flight
             flight.calls += 1
             return flight.thread

@@ -18,6 +18,11 @@ class Version(NamedTuple):
     def __str__(self) -> str:
         return f"v{self.number}" if self.branch == 0 else f"v{self.number}~{self.branch}"
 
+    def reaches(self, floor: Version) -> bool:
+        """Whether an engine that holds this may serve what asks for `floor` or newer: of a branch as new, and of a
+        number as great. As tuples (1, 0) would come after (0, 7), whose successor it is not."""
+        return self.branch >= floor.branch and self.number >= floor.number
+
 
 INITIAL = Version(0, 0)
 
@@ -30,6 +35,10 @@ class Lineage:
         """`branch`: the present one. `last_kept`: for each branch of its line, the last number that was kept."""
         self.branch = branch
         self._last_kept = dict(last_kept)
+
+    def holds(self, version: Version) -> bool:
+        """Whether it is a version of this line."""
+        return version.branch == self.branch or not self.lost(*version)
 
     def lost(self, branch: int, number: int) -> bool:
         """Whether (branch, number) is no version of this line."""

@@ -27,6 +27,8 @@ from headrace.weights.version import Version
 
 _STEPS_BETWEEN_LOOKS = 8
 """On a GPU the host looks for stop tokens, which costs a sync, once in so many steps."""
+_PACE = 32
+"""Tokens in a chunk of a stream that need not come soon: each chunk wakes its reader."""
 
 Output = tuple[Sequence, TokenChunk | EngineError]
 
@@ -234,11 +236,17 @@ class EngineCore:
             self.totals.generated_tokens += count
             if sequence.is_finished:
                 ended.append(slot)
-            if sequence.is_finished or sequence.request.stream:
+            if sequence.is_finished or self._is_due(sequence):
                 outputs.append((sequence, sequence.take_chunk()))
         self.totals.decode_steps += steps
         self._retire(ended)
         return outputs
+
+    @staticmethod
+    def _is_due(sequence: Sequence) -> bool:
+        """Whether a chunk of a sequence that goes on is to be handed out."""
+        asked = sequence.request
+        return asked.stream and (asked.soon or sequence.sampled - sequence.emitted >= _PACE)
 
     def _retire(self, slots: list[int]) -> None:
         partial = self.scheduler.partial

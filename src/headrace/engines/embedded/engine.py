@@ -13,6 +13,7 @@ from headrace.config import EngineConfig
 from headrace.engines.embedded.core import EngineCore, FlipCost, NewWeights, Output
 from headrace.engines.embedded.memory import CachePlan, plan_cache
 from headrace.engines.embedded.sequence import Sequence
+from headrace.engines.embedded.skeleton import Skeleton
 from headrace.engines.embedded.validate import check_request
 from headrace.engines.protocol import (
     EngineError,
@@ -81,6 +82,10 @@ class EmbeddedEngine:
         self._core: EngineCore | None = None
         self._task: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
+        self._final: EngineStats | None = None
+        """Of an engine that died."""
+        self._killed: str | None = None
+        self._skeleton: Skeleton | None = None
         self._stopping = False
         self._clients: dict[str, _Client] = {}
         self._arrived: list[Sequence] = []
@@ -125,6 +130,7 @@ class EmbeddedEngine:
         self._stopping = True
         self._nudge()
         await self._runtime.clock.wait_for(self._task, _STOP_DEADLINE_S, "the engine's last decode step")
+        self._final = self.stats()
         self._model, self._core, self._task = None, None, None
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
@@ -196,10 +202,28 @@ class EmbeddedEngine:
         self._pins += 1
         return Pin(self)
 
+    def kill(self, reason: str) -> None:
+        """Die of `reason` before the next step: what a fault of the engine's own does, for whoever must see one."""
+        self._killed = reason
+        self._nudge()
+
+    async def successor(self, receiver: WeightReceiver) -> EmbeddedEngine:
+        """Another engine in the place of this one, which died: with the newest whole version, started. Nothing is
+        loaded: the model's modules are kept, without their weights. Raises WeightError, EngineError."""
+        skeleton = self._skeleton
+        if skeleton is None:
+            raise EngineError("the engine never started: there is nothing to begin another from")
+        version, model = await self._runtime.compute(_WEIGHTS_LANE, skeleton.received, receiver)
+        other = EmbeddedEngine(
+            model, config=self._config, runtime=self._runtime, version=version, lane=self._lane, cache=self._plan
+        )
+        await other.start()
+        return other
+
     def stats(self) -> EngineStats:
         core = self._core
         if core is None:
-            return EngineStats(0, 0, 0, 0, 0, 0.0, 0.0)
+            return self._final or EngineStats(0, 0, 0, 0, 0, 0.0, 0.0)
         totals = core.totals
         return EngineStats(
             running=len(core.scheduler.running),
@@ -215,6 +239,7 @@ class EmbeddedEngine:
 
     def _build(self) -> EngineCore:
         model, config = self._model, self._config
+        self._skeleton = Skeleton(model)
         dtype = model.dtype if config.dtype is None else getattr(torch, config.dtype)
         model.to(dtype).eval().requires_grad_(False)
         if self._planned is not None:
@@ -247,6 +272,8 @@ class EmbeddedEngine:
             while not self._stopping:
                 self._work.clear()
                 core.interrupt = False
+                if self._killed is not None:
+                    raise EngineError(self._killed)
                 await self._hand_over(core)
                 await self._flip_if_due(core)
                 self._changed.notify()
@@ -300,10 +327,14 @@ class EmbeddedEngine:
                 client.chunks.put_nowait(chunk)
 
     def _fail(self, error: Exception) -> None:
-        """The engine is dead: nobody may wait for it."""
+        """The engine is dead: nobody may wait for it. What was sampled is handed out, its memory is free."""
         self._failure = error
         for client in self._clients.values():
+            if client.sequence.request.stream and client.sequence.sampled > client.sequence.emitted:
+                client.chunks.put_nowait(client.sequence.take_chunk())
             client.chunks.put_nowait(error)
+        if self._core is not None:
+            self._final, self._version, self._core = self.stats(), self._core.version, None
 
     def _is_newer(self, offered: Version | None) -> bool:
         if offered is None or offered == self.version:

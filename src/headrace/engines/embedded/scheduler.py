@@ -219,7 +219,7 @@ class Scheduler:
         if not self.admitting and not sequence.in_flight:
             return False
         floor = sequence.request.min_version
-        return floor is None or floor <= version
+        return floor is None or version.reaches(floor)
 
     def _holds_back(self) -> bool:
         free = self._slots - len(self.running)
@@ -232,7 +232,7 @@ class Scheduler:
         longest = 1 if prefilling else _LONGEST_RUN
         for sequence in self.running:
             longest = min(longest, sequence.room)
-            if sequence.request.stream:
+            if sequence.request.stream and sequence.request.soon:
                 first = sequence.length == sequence.prompt_length
                 longest = min(longest, 1 if first else _STREAM_RUN)
         return longest

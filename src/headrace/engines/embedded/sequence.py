@@ -75,6 +75,11 @@ class Sequence:
         return self.limit - self.length
 
     @property
+    def sampled(self) -> int:
+        """Response tokens."""
+        return self.length - self.prompt_length
+
+    @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from headrace.engines.protocol import Engine
+from headrace.engines.pool import EnginePool
 from headrace.experience.chat_template import ChatTemplate
 from headrace.rollout.http.errors import ApiError, as_api_error
 from headrace.rollout.http.front import Front
@@ -27,7 +27,7 @@ _BODY_BYTES_PER_TOKEN = 64
 
 
 def build_app(
-    engine: Engine,
+    engines: EnginePool,
     tokenizer: HFTokenizer,
     *,
     model_name: str,
@@ -40,14 +40,14 @@ def build_app(
     timeout_s: float = 600.0,
     template: ChatTemplate | None = None,
 ) -> web.Application:
-    """The front of a started `engine`, to be run by `serve`.
+    """The front of started `engines`, to be run by `serve`.
 
     With `token`, every path but /health wants `Authorization: Bearer <token>`. `max_context` is in tokens, prompt and
     response; `eos_token_ids` end a response unless the request says `ignore_eos`; `timeout_s` limits one request.
     Messages are rendered by `template`; by the tokenizer's own, with nothing added, unless given.
     """
     limits = ModelLimits(model_name, max_context, vocab_size, tuple(eos_token_ids))
-    front = Front(engine, tokenizer, limits, clock=clock, seed=seed, timeout_s=timeout_s, template=template)
+    front = Front(engines, tokenizer, limits, clock=clock, seed=seed, timeout_s=timeout_s, template=template)
     app = web.Application(
         middlewares=[_errors, *([] if token is None else [_guard(token)])],
         client_max_size=max(_LEAST_BODY_BYTES, _BODY_BYTES_PER_TOKEN * max_context),

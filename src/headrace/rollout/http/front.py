@@ -8,7 +8,9 @@ from typing import Any
 
 from aiohttp import web
 
-from headrace.engines.protocol import Engine, EngineError, GenerateRequest
+from headrace.engines.completions import Asked
+from headrace.engines.pool import EnginePool
+from headrace.engines.protocol import EngineError
 from headrace.experience.chat_template import ChatTemplate
 from headrace.rollout.http.jobs import Job, ModelLimits, parse_chat, parse_completion, parse_generate
 from headrace.rollout.http.sampling import Deadline, merged, noise_key, sample
@@ -25,11 +27,11 @@ _MUCH_TEXT = 2**16
 
 
 class Front:
-    """One engine, served. Requests without a seed are keyed by `seed` and a running number."""
+    """Engines, served. Requests without a seed are keyed by `seed` and a running number."""
 
     def __init__(
         self,
-        engine: Engine,
+        engines: EnginePool,
         tokenizer: HFTokenizer,
         limits: ModelLimits,
         *,
@@ -38,7 +40,7 @@ class Front:
         timeout_s: float,
         template: ChatTemplate | None = None,
     ) -> None:
-        self._engine = engine
+        self._engines = engines
         self._tokenizer = tokenizer
         self._codec = TextCodec(tokenizer, template)
         self._limits = limits
@@ -50,13 +52,13 @@ class Front:
 
     async def health(self, _: web.Request) -> web.Response:
         """Raises EngineError once the engine is dead: it serves nothing more until the server is started again."""
-        if self._engine.failure is not None:
+        if self._engines.failure is not None:
             raise EngineError("the engine died; start the server again")
         return respond({"status": "ok"})
 
     async def version(self, _: web.Request) -> web.Response:
         """The version that the next decode step samples from."""
-        version = self._engine.version
+        version = self._engines.version
         return respond({"version": str(version), "branch": version.branch, "number": version.number})
 
     async def models(self, _: web.Request) -> web.Response:
@@ -84,7 +86,7 @@ class Front:
         """
         deadline = self._deadline()
         job = parse_generate(await read_json(request, deadline), self._limits)
-        chunks = sample(self._engine, self._request(request, job, self._number(), 0, 0), deadline)
+        chunks = sample(self._engines, self._request(request, job, self._number(), 0, 0), deadline)
         if job.stream:
             return await stream_events(request, token_events(chunks), deadline)
         async with aclosing(chunks):
@@ -116,14 +118,14 @@ class Front:
             "max_model_len": self._limits.max_context,
         }
 
-    def _request(self, request: web.Request, job: Job, number: int, prompt: int, choice: int) -> GenerateRequest:
+    def _request(self, request: web.Request, job: Job, number: int, prompt: int, choice: int) -> Asked:
         key = noise_key(self._seed, number, prompt, choice) if job.seed is None else noise_key(job.seed, choice)
-        return GenerateRequest(
-            request_id=f"http-{number}-{prompt}-{choice}",
+        return Asked(
+            name=f"http-{number}-{prompt}-{choice}",
             prompt=job.prompts[prompt],
             sampling=job.sampling,
             noise_key=key,
-            stream=job.stream or bool(job.stop),
+            soon=job.stream or bool(job.stop),
             return_kept=job.return_kept,
             client=(f"{request.remote} {job.user}", str(number)),
         )
@@ -152,9 +154,9 @@ class Front:
             )
         )
 
-    async def _choice(self, asked: GenerateRequest, job: Job, deadline: Deadline) -> AsyncGenerator[TextDelta, None]:
+    async def _choice(self, asked: Asked, job: Job, deadline: Deadline) -> AsyncGenerator[TextDelta, None]:
         text = TextStream(self._tokenizer, asked.prompt, job.stop, logprobs=job.logprobs)
-        async with aclosing(sample(self._engine, asked, deadline)) as chunks:
+        async with aclosing(sample(self._engines, asked, deadline)) as chunks:
             async for chunk in chunks:
                 delta = text.push(chunk)
                 yield delta

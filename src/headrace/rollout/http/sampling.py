@@ -6,17 +6,15 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-
-from headrace.engines.protocol import Engine, EngineError, FinishReason, GenerateRequest, TokenChunk
+from headrace.engines.completions import Asked, stream
+from headrace.engines.pool import EnginePool
+from headrace.engines.protocol import TokenChunk
 from headrace.runtime.protocol import Clock
 
 T = TypeVar("T")
-_NO_PROGRESS_PAUSE_S = 0.05
-"""Before asking again an engine that was interrupted before it sampled anything."""
 
 
 class Deadline:
@@ -30,9 +28,6 @@ class Deadline:
         """Raises WaitTimeout."""
         return await self._clock.wait_for(awaitable, max(0.0, self._end - self._clock.now()), what)
 
-    async def pause(self, seconds: float) -> None:
-        await self._clock.sleep(seconds)
-
 
 def noise_key(seed: int, *places: int) -> int:
     """64-bit key: BLAKE2b, 8 bytes, little-endian, of the numbers as decimals with spaces between."""
@@ -40,55 +35,20 @@ def noise_key(seed: int, *places: int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-async def sample(engine: Engine, request: GenerateRequest, deadline: Deadline) -> AsyncGenerator[TokenChunk, None]:
-    """Chunks up to the one with the finish reason. An interruption is hidden: the rest is asked for again.
+async def sample(pool: EnginePool, asked: Asked, deadline: Deadline) -> AsyncGenerator[TokenChunk, None]:
+    """`engines.completions.stream`, each chunk of which must come in time.
 
     Raises RequestError, EngineError and WaitTimeout. Leaving early aborts the request.
     """
-    parts = [request.prompt]
-    left = request.sampling.max_new_tokens
-    asked = 0
-    while left > 0:
-        part = replace(
-            request,
-            request_id=f"{request.request_id}.{asked}",
-            prompt=np.concatenate(parts, dtype=np.int32),
-            sampling=replace(request.sampling, max_new_tokens=left),
-        )
-        asked += 1
-        before = left
-        async with aclosing(_ask(engine, part, deadline)) as chunks:
-            async for chunk in chunks:
-                left -= len(chunk.tokens)
-                parts.append(chunk.tokens)
-                if chunk.finish_reason is not FinishReason.INTERRUPTED:
-                    yield chunk
-                elif left > 0:
-                    yield replace(chunk, finish_reason=None)
-                else:
-                    yield replace(chunk, finish_reason=FinishReason.LENGTH)
-                if chunk.finish_reason not in (None, FinishReason.INTERRUPTED):
-                    return
-        if left == before:
-            await deadline.pause(_NO_PROGRESS_PAUSE_S)
-
-
-async def _ask(engine: Engine, request: GenerateRequest, deadline: Deadline) -> AsyncGenerator[TokenChunk, None]:
-    chunks = engine.generate(request)
-    finished = False
-    try:
-        while not finished:
+    async with aclosing(stream(pool, asked)) as chunks:
+        while True:
             try:
-                chunk = await deadline.wait(anext(chunks), f"tokens of request {request.request_id}")
+                chunk = await deadline.wait(anext(chunks), f"tokens of request {asked.name}")
             except StopAsyncIteration:
-                raise EngineError(f"request {request.request_id} ended without a finish reason") from None
-            finished = chunk.finish_reason is not None
+                return
             yield chunk
-    finally:
-        if not finished:
-            engine.abort((request.request_id,))
-        if isinstance(chunks, AsyncGenerator):
-            await chunks.aclose()
+            if chunk.finish_reason is not None:
+                return
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,19 +15,21 @@ from typing import Any
 import regex
 
 from headrace.config.reward import PLACEHOLDER, JudgeConfig
+from headrace.engines.completions import Asked, GenerationAborted, complete
+from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import EngineError, RequestError, SamplingParams
 from headrace.rollout.failures import FailureKind, describe
-from headrace.rollout.policy import Completions, GenerationAborted
 from headrace.rollout.rewards.outcome import FailedReward, NotARewardError, Verdict, as_reward
-from headrace.rollout.router import Router
 from headrace.rollout.tokens import Content, TextCodec
+from headrace.runtime.patience import Patience, StandStill
 from headrace.runtime.protocol import Clock, WaitTimeout
 
 _PATTERN_TIMEOUT_S = 0.5
 """A pattern can take exponential time, and it is looked for in the event loop."""
 
-Ask = Callable[[JudgeConfig, Mapping[str, str]], Awaitable[str]]
-"""The answer of a judge to its question about these texts, by placeholder. Raises EngineError, RequestError,
+Ask = Callable[[JudgeConfig, Mapping[str, str], StandStill], Awaitable[str]]
+"""The answer of a judge to its question about these texts, by placeholder; the clock of the last stands still while no
+engine may give it. Raises EngineError, RequestError,
 GenerationAborted, or ValueError for a question that cannot be encoded."""
 
 
@@ -45,11 +47,9 @@ class JudgeReward:
         if self._ask is None:
             return None, describe(FailureKind.REWARD_JUDGE, "no engine runs here that could be asked")
         try:
-            answer = await self._clock.wait_for(
-                self._ask(self._config, texts(self._config, response, row, prompt)),
-                self._config.timeout_s,
-                "the judge's answer",
-            )
+            patience = Patience(self._clock, self._config.timeout_s)
+            asked = self._ask(self._config, texts(self._config, response, row, prompt), patience.still)
+            answer = await patience.wait_for(asked, "the judge's answer")
             return number(self._config, answer), None
         except WaitTimeout as late:
             return None, describe(FailureKind.REWARD_TIMEOUT, str(late))
@@ -111,7 +111,7 @@ class JudgeModel:
 
     def __init__(
         self,
-        router: Router,
+        engines: EnginePool,
         tokenizer: Any,
         *,
         stop_token_ids: tuple[int, ...],
@@ -120,7 +120,7 @@ class JudgeModel:
         clock: Clock,
     ) -> None:
         """`tokenizer`: a Hugging Face one; with a chat template, questions are asked as a user's message."""
-        self._router = router
+        self._engines = engines
         self._text = TextCodec(tokenizer)
         self._is_chat = bool(tokenizer.chat_template)
         self._control_tokens = _control_tokens(tokenizer)
@@ -130,7 +130,7 @@ class JudgeModel:
         self._clock = clock
         self._asked = count()
 
-    async def answer(self, config: JudgeConfig, values: Mapping[str, str]) -> str:
+    async def answer(self, config: JudgeConfig, values: Mapping[str, str], still: StandStill) -> str:
         """See `Ask`. The same question gets the same noise, whenever it is asked."""
         values = {name: defused(text, self._control_tokens) for name, text in values.items()}
         question = fill(config.prompt or "", values)
@@ -140,15 +140,13 @@ class JudgeModel:
             raise RequestError(
                 f"the question has {len(tokens)} tokens, and the judge's context holds {self._max_context}"
             )
-        completions = Completions(
-            self._router,
-            SamplingParams(config.max_new_tokens, temperature=config.temperature, stop_token_ids=self._stops),
-            self._clock,
-            name=f"judge/{next(self._asked)}",
-        )
         key = hashlib.blake2b(tokens.tobytes(), digest_size=8, key=self._seed.to_bytes(8, "little")).digest()
-        limit = min(config.max_new_tokens, room)
-        completion = await completions.complete(tokens, limit, int.from_bytes(key, "little"))
+        sampling = SamplingParams(
+            min(config.max_new_tokens, room), temperature=config.temperature, stop_token_ids=self._stops
+        )
+        name = f"judge/{next(self._asked)}"
+        key_of = int.from_bytes(key, "little")
+        completion = await complete(self._engines, Asked(name, tokens, sampling, key_of, still=(still,)))
         return self._text.decode(completion.tokens)
 
 

@@ -1,0 +1,308 @@
+"""One client of engines: asks, streams tokens in as they come, and goes on from what it has where an engine was
+interrupted or died. Nobody else asks an engine for tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.algorithms.kept_sets import KeptSets, joined
+from headrace.engines.member import Member
+from headrace.engines.pool import EnginePool, Place
+from headrace.engines.protocol import EngineError, FinishReason, GenerateRequest, SamplingParams, TokenChunk
+from headrace.runtime.patience import StandStill
+from headrace.runtime.protocol import WaitTimeout
+from headrace.weights.version import Version
+
+_MOST_FAILURES = 3
+"""Engines that may fail a request, and live, before it is given up."""
+_MOST_DEATHS = 8
+"""Engines that may die under a request that gets no token: it may be what they die of."""
+_NO_PROGRESS_PAUSE_S = 0.05
+"""Before asking again an engine that was interrupted before it sampled anything."""
+
+
+class GenerationAborted(Exception):
+    """The run aborted the request; the episode ends, and is not trained."""
+
+
+class NotServed(EngineError):
+    """No engine that may serve the request came (back) in time. No fault of the request: it may be made again."""
+
+
+class Stops(Protocol):
+    """Looks for what ends a completion in the tokens as they come."""
+
+    def push(self, tokens: NDArray[np.int32]) -> int | None:
+        """How many tokens the completion has, once they hold what ends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What the policy sampled in one call; every array has the same length."""
+
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    branches: NDArray[np.int32]
+    finish_reason: FinishReason
+    """STOP, or LENGTH when a limit on tokens ended it."""
+    kept: KeptSets | None = None
+    """Where they were asked for and the sampling truncates."""
+
+    def first(self, tokens: int) -> Completion:
+        """Its first so many tokens (all, if it has no more), ended there, as at a text that stops it."""
+        if tokens >= len(self.tokens):
+            return self
+        return Completion(
+            tokens=self.tokens[:tokens],
+            logprobs=self.logprobs[:tokens],
+            versions=self.versions[:tokens],
+            branches=self.branches[:tokens],
+            finish_reason=FinishReason.STOP,
+            kept=None if self.kept is None else self.kept[:tokens],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A completion that is wanted."""
+
+    name: str
+    """Begins the id of every request that is made for it; nobody else may use it at the time."""
+    prompt: NDArray[np.int32]
+    sampling: SamplingParams
+    noise_key: int
+    minimum: Version | None = None
+    """The oldest version that may serve it: its number counts, within the run's line."""
+    place: Place | None = None
+    return_kept: bool = False
+    client: tuple[str, ...] = ()
+    soon: bool = False
+    """Whether somebody reads along: see `GenerateRequest.soon`."""
+    still: Sequence[StandStill] = ()
+    """Whose clocks stand still while no engine may serve it."""
+
+
+async def stream(pool: EnginePool, asked: Asked) -> AsyncGenerator[TokenChunk, None]:
+    """Chunks up to the one with the finish reason (ABORT too). Interruptions and deaths are hidden: what is left is
+    asked for again, of the same engine or another, with the same noise.
+
+    Raises RequestError for a request that no engine could serve, EngineError if engines failed it, and NotServed.
+    Leaving early aborts it.
+    """
+    state = _Progress(asked)
+    while not state.is_complete():
+        member = await _engine_for(pool, asked, state.failed)
+        engine, before = member.engine, state.sampled
+        try:
+            async with aclosing(_ask(pool, member, asked, state)) as chunks:
+                async for chunk in chunks:
+                    state.take(chunk)
+                    if chunk.finish_reason is FinishReason.ABORT and pool.is_lost(member, engine):
+                        chunk = replace(
+                            chunk, finish_reason=FinishReason.INTERRUPTED
+                        )  # it was taken out, not the request
+                    if chunk.finish_reason not in (None, FinishReason.INTERRUPTED):
+                        yield chunk
+                        return
+                    if chunk.finish_reason is FinishReason.INTERRUPTED and state.is_complete():
+                        yield replace(chunk, finish_reason=state.ended_by())
+                        return
+                    if len(chunk.tokens):
+                        yield replace(chunk, finish_reason=None)
+        except EngineError as error:
+            if pool.is_lost(member, engine):
+                state.deaths = 1 if state.sampled > before else state.deaths + 1
+                if state.deaths >= _MOST_DEATHS:
+                    raise EngineError(
+                        f"{state.deaths} engines died under request {asked.name} without a token: {error}"
+                    ) from error
+                if pool.failure is not None:
+                    raise
+                continue
+            state.failed.append(member.index)
+            if len(state.failed) >= min(_MOST_FAILURES, len(pool.members)):
+                raise
+            continue
+        if state.sampled == before:
+            await pool.clock.sleep(_NO_PROGRESS_PAUSE_S)
+    none = np.empty(0, np.int32)
+    yield TokenChunk(none, np.empty(0, np.float32), none, none, state.ended_by())
+
+
+async def complete(pool: EnginePool, asked: Asked, stops: Stops | None = None) -> Completion:
+    """The completion, whole; `stops` may end it early. Raises as `stream`, and GenerationAborted."""
+    parts: list[TokenChunk] = []
+    async with aclosing(stream(pool, asked)) as chunks:
+        async for chunk in chunks:
+            parts.append(chunk)
+            stopped = None if stops is None else stops.push(chunk.tokens)
+            if stopped is not None:
+                return joined_parts(parts, FinishReason.STOP).first(stopped)
+            if chunk.finish_reason is FinishReason.ABORT:
+                raise GenerationAborted(f"request {asked.name} was aborted")
+            if chunk.finish_reason is not None:
+                return joined_parts(parts, chunk.finish_reason)
+    return joined_parts(parts, FinishReason.LENGTH)
+
+
+def joined_parts(chunks: Sequence[TokenChunk], finish: FinishReason) -> Completion:
+    return Completion(
+        tokens=np.concatenate([np.empty(0, np.int32), *(chunk.tokens for chunk in chunks)], dtype=np.int32),
+        logprobs=np.concatenate([np.empty(0, np.float32), *(chunk.logprobs for chunk in chunks)], dtype=np.float32),
+        versions=np.concatenate([np.empty(0, np.int32), *(chunk.versions for chunk in chunks)], dtype=np.int32),
+        branches=np.concatenate([np.empty(0, np.int32), *(chunk.branches for chunk in chunks)], dtype=np.int32),
+        finish_reason=finish,
+        kept=joined([chunk.kept for chunk in chunks], [len(chunk.tokens) for chunk in chunks]),
+    )
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What a completion has so far."""
+
+    asked: Asked
+    parts: list[NDArray[np.int32]] = field(default_factory=list)
+    sampled: int = 0
+    requests: int = 0
+    failed: list[int] = field(default_factory=list)
+    """Engines that failed it, and live."""
+    deaths: int = 0
+    """Engines that died in a row, without a token between."""
+
+    @property
+    def left(self) -> int:
+        return self.asked.sampling.max_new_tokens - self.sampled
+
+    def is_complete(self) -> bool:
+        """Nothing is left to ask for: also where an engine died before it could say so."""
+        return self.left <= 0 or self._stopped
+
+    @property
+    def _stopped(self) -> bool:
+        return bool(self.parts) and int(self.parts[-1][-1]) in self.asked.sampling.stop_token_ids
+
+    def ended_by(self) -> FinishReason:
+        return FinishReason.STOP if self._stopped else FinishReason.LENGTH
+
+    def take(self, chunk: TokenChunk) -> None:
+        if len(chunk.tokens):
+            self.parts.append(chunk.tokens)
+            self.sampled += len(chunk.tokens)
+
+    def next_request(self, version: Version | None) -> GenerateRequest:
+        asked = self.asked
+        self.requests += 1
+        return GenerateRequest(
+            request_id=f"{asked.name}.{self.requests - 1}",
+            prompt=np.concatenate([asked.prompt, *self.parts], dtype=np.int32),
+            sampling=replace(asked.sampling, max_new_tokens=self.left),
+            noise_key=asked.noise_key,
+            min_version=version,
+            stream=True,
+            soon=asked.soon,
+            return_kept=asked.return_kept,
+            client=asked.client,
+        )
+
+
+async def _engine_for(pool: EnginePool, asked: Asked, failed: Sequence[int]) -> Member:
+    """Waits, while no engine may serve it, for one that comes back or takes a newer version: so long the clocks stand
+    still. Raises EngineError, NotServed."""
+    minimum = None if asked.minimum is None else asked.minimum.number
+    member = pool.route(minimum, asked.place, failed)
+    if member is not None:
+        return member
+    wanted = "any version" if asked.minimum is None else f"{asked.minimum} or newer"
+    have = ", ".join(
+        f"{view.version or view.state}{' (failed)' if view.index in failed else ''}" for view in pool.views()
+    )
+    why = f"no engine is left for a request that needs {wanted}; engines have {have}"
+    if failed or pool.failure is not None:
+        raise EngineError(why)
+    found: list[Member] = []
+
+    def is_there() -> bool:
+        member = pool.route(minimum, asked.place, failed)
+        if member is not None:
+            found.append(member)
+        return member is not None or pool.failure is not None
+
+    with ExitStack() as standing:
+        for clock in (pool.outage, *asked.still):
+            standing.enter_context(clock.standing())
+        while not is_there():
+            try:
+                await pool.changed.wait_until(is_there, pool.clock, pool.return_deadline_s, lambda: "an engine")
+            except WaitTimeout as late:
+                # Where none serves at all, it is for whoever watches over the engines to end the run.
+                if any(view.serves for view in pool.views()):
+                    raise NotServed(f"{why}, and none came within {pool.return_deadline_s:g} s") from late
+    if not found:
+        raise EngineError(why)
+    return found[-1]
+
+
+async def _ask(pool: EnginePool, member: Member, asked: Asked, state: _Progress) -> AsyncGenerator[TokenChunk, None]:
+    """What one engine samples. Raises EngineError if it does not say why it ended."""
+    engine, floor = member.engine, None
+    if asked.minimum is not None:
+        # The branch is that of the engine's own version, which the line holds: the floor is a number.
+        floor = Version(min(asked.minimum.branch, engine.version.branch), asked.minimum.number)
+    request = state.next_request(floor)
+    finished = False
+    chunks = engine.generate(request)
+    with pool.asked(member, asked.place, state.left) as came:
+        try:
+            async for chunk in chunks:
+                _check(pool, chunk, request, asked)
+                if len(chunk.tokens):
+                    came(len(chunk.tokens))
+                finished = chunk.finish_reason is not None
+                yield chunk
+                if finished:
+                    return
+            raise EngineError(f"request {request.request_id} ended without a finish reason")
+        finally:
+            if not finished:
+                engine.abort((request.request_id,))
+            if isinstance(chunks, AsyncGenerator):
+                await chunks.aclose()
+
+
+def _check(pool: EnginePool, chunk: TokenChunk, request: GenerateRequest, asked: Asked) -> None:
+    """Raises EngineError for a chunk that is not what was asked for."""
+    lengths = {len(chunk.tokens), len(chunk.logprobs), len(chunk.versions), len(chunk.branches)}
+    if len(lengths) != 1:
+        raise EngineError(f"request {request.request_id}: a chunk whose arrays differ in length")
+    if request.return_kept and request.sampling.truncates and len(chunk.tokens):
+        _check_kept(chunk, request)
+    if asked.minimum is None or not len(chunk.tokens):
+        return
+    if not _is_new_enough(pool, chunk, asked.minimum.number):
+        served = {Version(int(b), int(n)): None for b, n in zip(chunk.branches, chunk.versions, strict=True)}
+        old = next(v for v in served if v.number < asked.minimum.number or not pool.line.holds(v))
+        raise EngineError(f"request {request.request_id} asked for {asked.minimum}, but was served by {old}")
+
+
+def _is_new_enough(pool: EnginePool, chunk: TokenChunk, minimum: int) -> bool:
+    if chunk.versions.min() < minimum:
+        return False
+    branches = np.unique(chunk.branches)
+    newest = [int(chunk.versions[chunk.branches == branch].max()) for branch in branches]
+    return all(pool.line.holds(Version(int(branch), number)) for branch, number in zip(branches, newest, strict=True))
+
+
+def _check_kept(chunk: TokenChunk, request: GenerateRequest) -> None:
+    """Raises EngineError unless each token came with a kept set that it is in."""
+    kept = chunk.kept
+    if kept is None or len(kept) != len(chunk.tokens) or not (kept.counts > 0).all():
+        raise EngineError(f"request {request.request_id}: tokens of a cut distribution came without kept sets")
+    if not kept.contain(chunk.tokens).all():
+        raise EngineError(f"request {request.request_id}: a token is outside its kept set")

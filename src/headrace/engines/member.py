@@ -1,0 +1,90 @@
+"""An engine's place in a pool, which outlives the engine that fills it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import fields, replace
+from operator import attrgetter
+
+from headrace.engines.pool_state import EngineState, EngineView
+from headrace.engines.protocol import Engine, EngineStats
+from headrace.weights.plane import WeightReceiver
+from headrace.weights.version import Version
+
+Revive = Callable[[Engine, WeightReceiver], Awaitable[Engine]]
+"""An engine in the place of one that died, started, with the newest whole version."""
+MOST_DEATHS = 5
+"""In a row, without a token between: an engine that dies so often is gone."""
+
+
+class Member:
+    def __init__(self, index: int, engine: Engine, revive: Revive | None = None) -> None:
+        """`revive` None: it does not come back from a death."""
+        self.index = index
+        self.engine = engine
+        self.revive = revive
+        self.state = EngineState.STARTING
+        self.outstanding = 0
+        self.pins = 0
+        self.deaths = 0
+        """In a row, without a token between."""
+        self.failed_swaps = 0
+        """In a row."""
+        self.failure: Exception | None = None
+        """What it died of last."""
+        self._before = NO_STATS
+
+    @property
+    def name(self) -> str:
+        return f"engine {self.index}"
+
+    @property
+    def version(self) -> Version | None:
+        served = (EngineState.SERVING, EngineState.SWAPPING)
+        return self.engine.version if self.state in served else None
+
+    @property
+    def view(self) -> EngineView:
+        return EngineView(
+            self.index, self.state, self.version, self.outstanding, self.pins, max(self.deaths, self.failed_swaps)
+        )
+
+    @property
+    def lives(self) -> bool:
+        """Whether it serves now, and has not died unnoticed."""
+        return self.view.serves and self.engine.failure is None
+
+    def died(self, why: Exception) -> None:
+        """It serves nothing more; it comes back, if it can."""
+        self.failure = why
+        self.deaths += 1
+        self.failed_swaps = 0
+        returns = self.revive is not None and self.deaths < MOST_DEATHS
+        self.state = EngineState.EJECTED if returns else EngineState.GONE
+
+    def replace(self, engine: Engine) -> None:
+        """`engine` serves in its place. What the one before did still counts."""
+        self._before = summed([self._before, past(self.engine.stats())])
+        self.engine = engine
+        self.state = EngineState.SERVING
+
+    def proven(self) -> None:
+        """It has given a token."""
+        self.deaths = 0
+
+    def stats(self) -> EngineStats:
+        now = self.engine.stats()
+        return now if self._before is NO_STATS else summed([self._before, now])
+
+
+NO_STATS = EngineStats(0, 0, 0, 0, 0, 0.0, 0.0)
+_values = attrgetter(*(field.name for field in fields(EngineStats)))
+
+
+def past(stats: EngineStats) -> EngineStats:
+    """Of an engine that has ended: its totals, and no load."""
+    return replace(stats, running=0, waiting=0)
+
+
+def summed(every: Sequence[EngineStats]) -> EngineStats:
+    return every[0] if len(every) == 1 else EngineStats(*map(sum, zip(*map(_values, every), strict=True)))

@@ -1,0 +1,309 @@
+"""Engines of any number behind one object: who serves, who is chosen, who is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from headrace.engines.absent import AbsentEngine
+from headrace.engines.admission import AnyLine, Line, admit, admit_spread, route, to_pin
+from headrace.engines.member import Member, Revive, summed
+from headrace.engines.pool_state import EngineState, EngineView
+from headrace.engines.protocol import Engine, EngineError, EngineStats, PinnedVersion, SwapMode, SwapReport
+from headrace.runtime.patience import StandStill
+from headrace.runtime.protocol import Clock
+from headrace.runtime.signal import Signal
+from headrace.weights.plane import WeightReceiver
+from headrace.weights.version import INITIAL, Version
+
+Spread = Literal["group", "episode"]
+Tell = Callable[[str, dict[str, Any]], None]
+"""Writes an event of a kind to the run's record."""
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where a group, an episode or an evaluation is generated. Chosen when it is admitted; it travels with it."""
+
+    version: Version
+    """That it began on: no engine serves it with an older one of the line."""
+    home: int | None = None
+    """Index of its engine; None until its first request, where each episode has an engine of its own."""
+    only: tuple[int, ...] = ()
+    """No other engine may serve it, if any are named."""
+    left: int = 0
+    """Of the tokens that it is reckoned with, those still to come: its share of its engine's load."""
+
+    def of_episode(self) -> Place:
+        """Of one episode of the group: its own, where each goes to an engine of its own."""
+        return self if self.home is not None or self.only else Place(self.version)
+
+
+class EnginePool:
+    """All methods are called from the run's event loop. A pool of one behaves as its engine does."""
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        clock: Clock,
+        *,
+        revive: Revive | None = None,
+        return_deadline_s: float = 0.0,
+        spread: Spread = "group",
+    ) -> None:
+        """`revive`: how an engine that died comes back; unless given, it does not. `return_deadline_s`: how long a
+        request waits for an engine that may serve it."""
+        if not engines:
+            raise ValueError("a pool needs at least one engine")
+        self.members = tuple(Member(index, engine, revive) for index, engine in enumerate(engines))
+        self.clock = clock
+        self.return_deadline_s = return_deadline_s
+        self.spread = spread
+        self.line: Line = AnyLine()
+        self.changed = Signal()
+        """Notified when an engine dies, comes back or takes a version, and when a pin is released."""
+        self.tell: Tell = lambda kind, data: None
+        self.outage = StandStill(clock)
+        """The seconds in which a request waited for an engine that may serve it, or none served at all."""
+        self._down_since: float | None = None
+        self._last = INITIAL
+
+    @classmethod
+    def of(cls, engines: Sequence[Engine], clock: Clock) -> EnginePool:
+        """Of engines that serve already, and are started and stopped by somebody else."""
+        pool = cls(engines, clock)
+        for member in pool.members:
+            member.state = EngineState.SERVING
+        return pool
+
+    @property
+    def is_absent(self) -> bool:
+        """Nothing is generated in this run."""
+        return isinstance(self.members[0].engine, AbsentEngine)
+
+    @property
+    def gives_kept_sets(self) -> bool:
+        return all(member.engine.gives_kept_sets for member in self.members)
+
+    @property
+    def slots(self) -> int:
+        """Sequences that all engines decode together; known once they have started."""
+        return sum(member.engine.slots for member in self.members)
+
+    @property
+    def version(self) -> Version:
+        """The newest of the line that an engine serves, or served last."""
+        held = [version for member in self.members if (version := member.version) is not None]
+        held = [version for version in held if self.line.holds(version)]
+        if held:
+            self._last = max(held, key=lambda version: (version.number, version.branch))
+        return self._last
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why nothing is served any more, and never will be; None while there is hope."""
+        self.look()
+        if any(member.state is not EngineState.GONE for member in self.members):
+            return None
+        return next(member.failure for member in self.members if member.failure is not None)
+
+    @property
+    def down_s(self) -> float | None:
+        """Seconds since an engine last served; None while one does."""
+        self.look()
+        return None if self._down_since is None else self.clock.now() - self._down_since
+
+    def views(self) -> list[EngineView]:
+        self.look()
+        return [member.view for member in self.members]
+
+    def stats(self) -> EngineStats:
+        """Sums over the engines, those that died included."""
+        return summed([member.stats() for member in self.members])
+
+    async def start(self, line: Line | None = None, receiver: WeightReceiver | None = None) -> None:
+        """Have all engines serve: each holds the newest version that `receiver` has, and what it was made with only if
+        that is version 0 of the run. Raises EngineError, ConfigError or WeightError if one cannot."""
+        self.line = line or self.line
+        for member in self.members:
+            await member.engine.start()
+            latest = None if receiver is None else receiver.latest()
+            if receiver is not None and latest is not None and latest != INITIAL:
+                await member.engine.update(receiver, SwapMode.RECOMPUTE)
+            member.state = EngineState.SERVING
+        self.changed.notify()
+
+    async def stop(self) -> None:
+        for member in self.members:
+            await member.engine.stop()
+
+    def admit(self, is_open: Callable[[int], bool], tokens: int) -> Place | None:
+        """Where a group of at most so many tokens may begin now; None if nowhere. See `engines.admission`. To be
+        `taken` if it begins."""
+        views = self.views()
+        if self.spread == "episode":
+            version = admit_spread(views, self.line, is_open)
+            return None if version is None else Place(version, left=0)
+        chosen = admit(views, self.line, is_open)
+        return None if chosen is None else Place(chosen[1], home=chosen[0], left=tokens)
+
+    @contextmanager
+    def taken(self, place: Place) -> Iterator[Place]:
+        """The place's tokens count as load of its engine, until it is left."""
+        self._load(place, place.left)
+        try:
+            yield place
+        finally:
+            self._load(place, -place.left)
+            place.left = 0
+
+    def route(self, minimum: int | None, place: Place | None, excluded: Collection[int] = ()) -> Member | None:
+        """The engine that may serve a request now; None if none may. An episode's first request finds its home."""
+        home, only = (None, ()) if place is None else (place.home, place.only)
+        index = route(self.views(), self.line, minimum, excluded=excluded, only=only, home=home)
+        if index is None:
+            return None
+        if place is not None and place.home is None and not only:
+            place.home = index
+        return self.members[index]
+
+    @contextmanager
+    def asked(self, member: Member, place: Place | None, tokens: int) -> Iterator[Callable[[int], None]]:
+        """A request for so many tokens is at `member`; what is yielded is told of the tokens that came."""
+        own = place is None or place.home != member.index or place.left <= 0
+        owed = tokens if own else 0
+        member.outstanding += owed
+
+        def came(count: int) -> None:
+            nonlocal owed
+            member.proven()
+            if own:
+                paid = min(count, owed)
+                owed -= paid
+                member.outstanding -= paid
+            elif place is not None:
+                paid = min(count, place.left)
+                place.left -= paid
+                member.outstanding -= paid
+
+        try:
+            yield came
+        finally:
+            member.outstanding -= owed
+
+    def pin(self, count: int = 1) -> PinnedEngines:
+        """Hold the newest version on at most so many engines until released; never on all, unless only one serves.
+        Raises EngineError if none does."""
+        indices = to_pin(self.views(), self.line, count)
+        if not indices:
+            raise EngineError("no engine serves that could be pinned")
+        return PinnedEngines(self, indices)
+
+    def newest(self) -> Place:
+        """One engine with the newest version, for what is to be asked of one. Raises EngineError if none serves."""
+        indices = to_pin(self.views(), self.line, 1)
+        if not indices:
+            raise EngineError("no engine serves")
+        version = self.members[indices[0]].version
+        assert version is not None
+        return Place(version, home=indices[0])
+
+    def look(self) -> None:
+        """Notice which engines have died."""
+        found = False
+        for member in self.members:
+            failure = member.engine.failure if member.view.serves else None
+            if failure is not None:
+                self.lose(member, failure)
+                found = True
+        if found:
+            self.changed.notify()
+
+    def lose(self, member: Member, why: Exception) -> None:
+        """`member` serves nothing more."""
+        member.died(why)
+        word = "comes back" if member.state is EngineState.EJECTED else "does not come back"
+        self.tell("engine_died", {"engine": member.index, "message": f"{member.name} died and {word}: {why}"})
+        self._count_outage()
+
+    async def update(self, member: Member, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
+        """Have it take the newest whole version, while it goes on serving. Raises as `Engine.update`."""
+        member.state = EngineState.SWAPPING
+        try:
+            report = await member.engine.update(receiver, mode)
+            member.failed_swaps = 0
+            return report
+        finally:
+            if member.state is EngineState.SWAPPING:
+                member.state = EngineState.SERVING
+            self.look()
+            self.changed.notify()
+
+    async def come_back(self, member: Member, receiver: WeightReceiver) -> None:
+        """Put an engine in the place of one that died, with the newest whole version. Raises WeightError, EngineError
+        and what building it raises; then it may be tried again."""
+        if member.revive is None:
+            raise EngineError(f"{member.name} cannot come back")
+        member.state = EngineState.STARTING
+        dead = member.engine
+        try:
+            await dead.stop()
+            member.replace(await member.revive(dead, receiver))
+        finally:
+            if member.state is EngineState.STARTING:
+                member.state = EngineState.EJECTED
+        self.tell("engine_back", {"engine": member.index, "version": str(member.engine.version)})
+        self._count_outage()
+        self.changed.notify()
+
+    def is_lost(self, member: Member, engine: Engine) -> bool:
+        """Whether `engine` served there and has died since."""
+        self.look()
+        return engine.failure is not None or member.engine is not engine or not member.view.serves
+
+    def _load(self, place: Place, tokens: int) -> None:
+        if place.home is not None:
+            self.members[place.home].outstanding += tokens
+
+    def _count_outage(self) -> None:
+        serves = any(member.view.serves for member in self.members)
+        if not serves and self._down_since is None:
+            self._down_since = self.clock.now()
+            self.outage.begin()
+        elif serves and self._down_since is not None:
+            self._down_since = None
+            self.outage.end()
+
+
+class PinnedEngines:
+    """Engines that an evaluation holds at one version."""
+
+    def __init__(self, pool: EnginePool, indices: Sequence[int]) -> None:
+        self._pool = pool
+        self._members = [pool.members[index] for index in indices]
+        self._engines = [member.engine for member in self._members]
+        self._pins: list[PinnedVersion] = [engine.pin() for engine in self._engines]
+        for member in self._members:
+            member.pins += 1
+        self.version = self._pins[0].version
+        self.place = Place(self.version, only=tuple(indices))
+
+    @property
+    def is_lost(self) -> bool:
+        """None of them lives any more."""
+        self._pool.look()
+        return all(
+            member.engine is not engine or engine.failure is not None
+            for member, engine in zip(self._members, self._engines, strict=True)
+        )
+
+    def release(self) -> None:
+        """Idempotent."""
+        pins, self._pins = self._pins, []
+        for pin, member in zip(pins, self._members, strict=False):
+            member.pins -= 1
+            pin.release()
+        if pins:
+            self._pool.changed.notify()

@@ -1,0 +1,81 @@
+"""Watches whether anything is generated: ends a run that no engine serves any more."""
+
+from __future__ import annotations
+
+from headrace.engines.pool import EnginePool
+from headrace.engines.protocol import EngineError
+from headrace.roles.context import RoleContext
+from headrace.runtime.protocol import WaitTimeout
+from headrace.weights.plane import WeightReceiver
+
+_RESUME = "resume the run to go on"
+
+
+class EnginesLost(EngineError):
+    """Nothing is generated, and nothing will be: the run stops, with a checkpoint."""
+
+
+class EngineWatchRole:
+    """Two things are waited for no longer than `engine.return_deadline_s`: that any engine serves, and, where the gate
+    is shut since no engine could take the newest version, that one takes it."""
+
+    def __init__(self, context: RoleContext, pool: EnginePool, receiver: WeightReceiver | None = None) -> None:
+        self._context = context
+        self._pool = pool
+        self._receiver = receiver
+        self._stuck_since: float | None = None
+
+    async def run(self) -> None:
+        """For ever: the run ends it. Raises EnginesLost."""
+        flow, clock = self._context.flow, self._context.runtime.clock
+        while True:
+            left = self._left()
+            try:
+                await flow.changed.wait(clock, left, "")
+            except WaitTimeout:
+                continue
+
+    def _left(self) -> float:
+        """Seconds until something must have changed. Raises EnginesLost once it should have."""
+        pool, deadline = self._pool, self._pool.return_deadline_s
+        if (failure := pool.failure) is not None and self._is_wanted():
+            raise EnginesLost(f"the engine died: {failure}; {_RESUME}") from failure
+        down = pool.down_s
+        stuck = self._stuck_s()
+        waits = [seconds for seconds in (down, stuck) if seconds is not None]
+        if not waits:
+            return self._context.stall_timeout_s
+        if max(waits) < deadline:
+            return deadline - max(waits)
+        if down is not None and down >= deadline and self._is_wanted():
+            why = next((member.failure for member in pool.members if member.failure is not None), None)
+            raise EnginesLost(
+                f"no engine has served for {deadline:g} s (engine.return_deadline_s); the engine died: {why}; {_RESUME}"
+            )
+        if stuck is not None and stuck >= deadline:
+            raise EnginesLost(
+                f"no engine could take the newest weights for {deadline:g} s (engine.return_deadline_s), and nothing "
+                f"may start on {pool.version}; {_RESUME}"
+            )
+        return deadline
+
+    def _is_wanted(self) -> bool:
+        """Whether anything is still to be generated."""
+        flow = self._context.flow
+        if self._context.activity.evaluating:
+            return True
+        return flow.running_groups > 0 or flow.shut_by(self._pool.version.number) != "prompts"
+
+    def _stuck_s(self) -> float | None:
+        """Seconds since swaps fail and no group may start for want of a newer version."""
+        latest = None if self._receiver is None else self._receiver.latest()
+        fails = any(member.failed_swaps for member in self._pool.members)
+        behind = latest is not None and latest.number > self._pool.version.number
+        shut = fails and behind and self._context.flow.shut_by(self._pool.version.number) == "staleness"
+        now = self._context.runtime.clock.now()
+        if not shut:
+            self._stuck_since = None
+            return None
+        if self._stuck_since is None:
+            self._stuck_since = now
+        return now - self._stuck_since
