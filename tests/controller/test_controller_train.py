@@ -280,7 +280,7 @@ def test_samples_that_all_fail_end_the_run_after_a_batchs_worth(
     assert words in told.out, "within a second of the first"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "failed"
-    assert summary["samples"]["generated"] <= 9, "a batch's worth, and a group that ended meanwhile"
+    assert summary["samples"]["generated"] <= 12, "a batch's worth, and the groups that ended meanwhile"
     kind, _, detail = words.partition(": ")
     assert summary["samples"]["failure_words"] == {kind: detail}
     assert f"samples failed, the last one with {words!r}" in summary["error"]
