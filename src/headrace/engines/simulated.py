@@ -50,8 +50,8 @@ class EngineCosts:
     """Of new weights; decoding goes on meanwhile."""
     flip_s: float = 0.05
     """In which the weights are exchanged, and nothing is decoded."""
-    stream_steps: int = 16
-    """Decode steps after which those who stream hear of their tokens, at the latest."""
+    stream_steps: int = 64
+    """Decode steps of which those who stream hear together."""
 
     def step(self, sequences: int) -> float:
         return self.step_s + (sequences - 1) * self.sequence_s
@@ -332,8 +332,9 @@ class SimulatedEngine:
         clock, version = self._runtime.clock, self._version
         began = clock.now()
         steps = min(sequence.left for sequence in self._running)
-        if any(sequence.request.stream for sequence in self._running):
-            steps = min(steps, self._costs.stream_steps)
+        untold = max((s.sampled - s.told for s in self._running if s.request.stream), default=None)
+        if untold is not None:
+            steps = min(steps, self._costs.stream_steps - untold)
         step_s = self._costs.step(len(self._running)) * self._faults.slowness(began)
         if (dies_at := self._faults.dies_at) is not None:
             steps = min(steps, int((dies_at - began) / step_s))
@@ -364,7 +365,7 @@ class SimulatedEngine:
             if not sequence.left:
                 self._end(sequence, FinishReason.STOP if sequence.stops else FinishReason.LENGTH)
                 continue
-            if sequence.request.stream:
+            if sequence.request.stream and sequence.sampled - sequence.told >= self._costs.stream_steps:
                 sequence.chunks.put_nowait(self._chunk(sequence, None))
             left.append(sequence)
         self._running = left
