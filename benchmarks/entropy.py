@@ -15,8 +15,8 @@ from benchmarks.machine import save, spread
 from headrace.algorithms.policy_loss import PolicyLoss
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.trainer import TrainerConfig
-from headrace.controller.policy_objective import PolicyObjective, PolicyOutputs, output_columns
 from headrace.models.packing import MicroBatch, PackRow, pack
+from headrace.training.objective import PolicyObjective, PolicyOutputs, output_columns
 from headrace.training.trainer import HFTrainer
 
 SHAPES = {512: (256, 6, 4096), 32_000: (256, 6, 2048), 151_936: (512, 8, 1024)}

@@ -22,11 +22,11 @@ from headrace.algorithms.policy_loss import PolicyLoss
 from headrace.config import EngineConfig
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.trainer import TrainerConfig
-from headrace.controller.policy_objective import PolicyObjective, PolicyOutputs, output_columns
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.protocol import GenerateRequest, SamplingParams
 from headrace.models.packing import PackRow, pack, plan_microbatches
 from headrace.runtime.inline import InlineRuntime
+from headrace.training.objective import PolicyObjective, PolicyOutputs, output_columns
 from headrace.training.trainer import HFTrainer
 
 VOCABULARY, PROMPT = 32_000, 32

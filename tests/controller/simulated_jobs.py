@@ -47,6 +47,7 @@ def job(**changes: object) -> TrainConfig:
 def check(outcome: Outcome, config: TrainConfig) -> None:
     """That it finished, the law holds, no group was trained twice or never, and none too old."""
     assert outcome.status == "finished", outcome.lives
+    assert outcome.refs_left == 0
     counts, rollout = outcome.counts, config.rollout
     assert counts.law_holds
     assert (counts.running, counts.ready) == (0, 0)

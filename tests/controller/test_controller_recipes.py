@@ -18,12 +18,12 @@ from headrace.config.algorithm import AlgorithmConfig, RecipeName
 from headrace.config.trainer import OptimizerConfig, TrainerConfig
 from headrace.controller.pairs import run_dpo, run_rm
 from headrace.controller.plan import make_plan
-from headrace.controller.policy_objective import PolicyObjective, ValueObjective, policy_columns, prepare_batch
 from headrace.controller.sft import run_sft
 from headrace.controller.train import Ended, train
 from headrace.models.loading import load_causal_lm, load_value_model
 from headrace.models.packing import PackRow, pack
 from headrace.models.values import token_values
+from headrace.training.objective import PolicyObjective, ValueObjective, policy_columns, prepare_batch
 from headrace.training.trainer import HFTrainer
 
 RECIPES = typing.get_args(RecipeName)

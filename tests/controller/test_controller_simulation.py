@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from simulated_jobs import check, job, trained_groups
 
+from headrace.config import ConfigError
+from headrace.controller.simulated_machine import DiskFaults
 from headrace.controller.simulated_outside import Costs
 from headrace.controller.simulation import Faults, Outcome, simulate
 from headrace.engines.simulated import EngineFaults
@@ -172,3 +174,36 @@ def test_the_trace_of_a_seed_is_the_same_in_every_process() -> None:
 
 def _keys(outcome: Outcome) -> list[tuple[int, GroupKey]]:
     return [(batch, group.key) for batch, group in trained_groups(outcome)]
+
+
+def test_a_full_disk_and_a_broken_one_end_the_run_which_goes_on_when_they_are_mended() -> None:
+    config = job()
+    seconds = simulate(config, 0).seconds
+    window = ((seconds / 3, seconds / 3 + 20.0),)
+    full = simulate(config, 0, Faults(disk=DiskFaults(full=window)))
+    assert full.lives[0].end.startswith("DiskFull: no space left while writing /run/")
+    check(full, config)
+    broken = simulate(config, 0, Faults(disk=DiskFaults(failing_syncs=window)))
+    assert broken.lives[0].end.startswith("StoreError: cannot write /run/")
+    check(broken, config)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"reward__model__path": "somewhere"}, "reward models and judges are not simulated"),
+        ({"rollout__sampling__top_p": 0.9}, "kept sets are not simulated"),
+        ({"data__rollouts": "somewhere"}, "only runs that generate and train"),
+    ],
+)
+def test_what_is_not_simulated_is_refused(change: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        simulate(job(**change), 0)
+
+
+def test_a_slow_disk_costs_time_and_nothing_else() -> None:
+    config = job(**MODES["sync"])
+    usual, slow = simulate(config, 0), simulate(config, 0, Faults(disk=DiskFaults(slow=((0.0, 1e9, 200.0),))))
+    check(slow, config)
+    assert slow.state == usual.state
+    assert slow.seconds > usual.seconds + 1

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from headrace.algorithms.policy_loss import PolicyLoss
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig, TrainerConfig
-from headrace.controller.policy_objective import PolicyObjective
 from headrace.models.packing import MicroBatch, PackRow
 from headrace.roles.actor import WholeBatches
 from headrace.roles.whole_batch import WholeBatch
 from headrace.training.epochs import Epochs
+from headrace.training.objective import PolicyObjective
 from headrace.training.protocol import StepReport
 from headrace.training.trainer import HFTrainer
 

@@ -24,11 +24,14 @@ from runtime_worker_kinds import Probe, Spec
 from headrace.runtime import answers
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.process.boot import class_at, path_of
+from headrace.runtime.process.frames import EMPTY, Frame, Kind, read_frame, to_bytes
 from headrace.runtime.process.processes import Processes
 from headrace.runtime.process.shared_memory import Segments
 from headrace.runtime.process.site import Site, site_parent
 from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.refs import RefLost
+from headrace.runtime.wire import pack
+from headrace.runtime.wire_types import WireTypes
 from headrace.runtime.workers import Placement, WorkerError, WorkerLost, Workers
 
 PACKAGES = ["headrace", "runtime_worker_kinds"]
@@ -281,7 +284,10 @@ PARENT = """
 import asyncio, os, sys
 from runtime_worker_kinds import Probe, Spec
 from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.process.frames import EMPTY, Frame, Kind, read_frame, to_bytes
 from headrace.runtime.process.processes import Processes
+from headrace.runtime.wire import pack
+from headrace.runtime.wire_types import WireTypes
 from headrace.runtime.workers import Placement
 
 async def main():
@@ -419,6 +425,21 @@ def test_small_shared_memory_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> 
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(total=64 << 20))
     assert site_parent() == Path(tempfile.gettempdir())
+
+
+def test_a_call_that_is_stopped_before_it_has_begun_is_answered() -> None:
+    async def main() -> None:
+        async with probes() as (_, workers):
+            path = Path(workers.handles[0].address)
+            reader, writer = await asyncio.open_unix_connection(path)
+            call = Frame(Kind.CALL, 3, pack((60.0,), WireTypes()), "probe/0", "sleep")
+            writer.writelines([*to_bytes(call), *to_bytes(Frame(Kind.STOP, 3, EMPTY))])
+            answer = await asyncio.wait_for(read_frame(reader, path.parent), 5)
+            assert answer is not None
+            assert (answer.kind, answer.call) == (Kind.ERROR, 3)
+            writer.close()
+
+    asyncio.run(main())
 
 
 def test_a_stranger_on_the_socket_harms_nobody() -> None:

@@ -160,8 +160,10 @@ def test_if_one_fails_the_others_have_stopped_before_it_is_raised(run: Run) -> N
         await killing
         assert await probes.call("told", rank=0, what="what it saw") == [["cancelled"]]
         assert probes.lost == {1: "on purpose"}
+        began = runtime.clock.now()
         with pytest.raises(WorkerLost, match="on purpose"):
             await probes.call("word", what="words")
+        assert runtime.clock.now() - began < 3, "one that is told to stop before it has begun answers, too"
 
     run(main)
 

@@ -14,7 +14,6 @@ from headrace.algorithms.policy_loss import PolicyLoss
 from headrace.controller.checkpointer import Saved
 from headrace.controller.judge_engines import load_judges
 from headrace.controller.plan import Plan
-from headrace.controller.policy_objective import PolicyObjective, PolicyOutputs, ValueObjective, output_columns
 from headrace.engines.absent import AbsentEngine
 from headrace.engines.embedded.engine import LANE, EmbeddedEngine
 from headrace.engines.pool import EnginePool
@@ -24,6 +23,7 @@ from headrace.models.values import token_values
 from headrace.roles.actor import TRAINER_LANE
 from headrace.rollout.rewards.model import ModelReward
 from headrace.runtime.protocol import Runtime
+from headrace.training.objective import PolicyObjective, PolicyOutputs, ValueObjective, output_columns
 from headrace.training.protocol import FrozenModel, PolicyTrainer, Trainer
 from headrace.training.scorer import FrozenRewardModel, FrozenScorer, HybridReference
 from headrace.training.trainer import HFTrainer

@@ -14,7 +14,6 @@ from headrace.controller.episodes import evaluations, policy_settings
 from headrace.controller.groundwork import lay_groundwork, rollout_role
 from headrace.controller.models import Models
 from headrace.controller.plan import Plan
-from headrace.controller.policy_objective import policy_columns, prepare_batch
 from headrace.controller.recorder import Recorder
 from headrace.controller.reward_pools import RewardPools
 from headrace.controller.stages import own_stages, scorers
@@ -43,6 +42,7 @@ from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
 from headrace.store import RunStore
 from headrace.training.epochs import Epochs
+from headrace.training.objective import policy_columns, prepare_batch
 from headrace.training.protocol import StepReport
 from headrace.weights.version import Lineage, Version
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from headrace.algorithms.policy_loss import OWN
@@ -83,7 +82,7 @@ class Recorder:
     def progress(self) -> None:
         """Leave this process's totals up to now: what it does next may be its end."""
         self._store.metrics.replace(
-            self._branch, self._flow.batch, self._clock.wall(), asdict(self.totals()), kind="totals"
+            self._branch, self._flow.batch, self._clock.wall(), self.totals().to_json(), kind="totals"
         )
 
     def totals(self) -> Totals:

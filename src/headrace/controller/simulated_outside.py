@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 
 from headrace.algorithms.kl_controllers import KLCoefficient
-from headrace.config import ConfigError
 from headrace.config.model import PolicyEngineConfig
 from headrace.config.track import TrackerSection
 from headrace.controller.models import Models
 from headrace.controller.plan import Plan
 from headrace.controller.reward_pools import RewardPools
+from headrace.controller.simulated_machine import DiskCosts
 from headrace.controller.tracking import Tell
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine
@@ -43,6 +43,7 @@ class Costs:
     trainer: TrainerCosts = field(default_factory=TrainerCosts)
     critic: TrainerCosts = field(default_factory=TrainerCosts)
     rewards: RewardCosts = field(default_factory=RewardCosts)
+    disk: DiskCosts = field(default_factory=DiskCosts)
 
 
 class SimulatedOutside:
@@ -72,12 +73,7 @@ class SimulatedOutside:
         return self._runtime
 
     async def models(self, plan: Plan, runtime: Runtime, folder: Path) -> Models:
-        """Raises ConfigError for what is not simulated."""
         config, algorithm, costs = plan.config, plan.config.algorithm, self._costs
-        if config.reward.model.path is not None or any(reward.judges for reward in config.rewards):
-            raise ConfigError("reward models and judges are not simulated; leave reward.model and judges out")
-        if config.rollout.sampling.truncates:
-            raise ConfigError("kept sets are not simulated; set rollout.sampling.top_p to 1 and top_k to 0")
         charge = self._runtime.charge
         trainer = SimulatedTrainer(self.files, charge, costs.trainer, lr=config.trainer.optimizer.lr, watch=self._watch)
         models = Models(

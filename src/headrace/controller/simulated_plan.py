@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from headrace.algorithms.recipes import check_dataflow
-from headrace.config import TrainConfig
+from headrace.config import ConfigError, TrainConfig
 from headrace.controller.memory import MemoryEstimate
 from headrace.controller.pieces import load_pieces
 from headrace.controller.plan import Plan, compose_recipe
@@ -48,6 +48,7 @@ class SimulatedTokenizer:
 
 def simulated_plan(config: TrainConfig, *, prompts: int, slots: int, max_context: int, vocab_size: int) -> Plan:
     """Of `prompts` in each set; `slots`: sequences that the engine decodes together. Raises ConfigError."""
+    _check(config)
     # Neither this machine's memory nor its devices have a say.
     table = {"table_gib": config.async_.table_gib or _TABLE_GIB}
     config = config.model_copy(
@@ -84,6 +85,16 @@ def simulated_plan(config: TrainConfig, *, prompts: int, slots: int, max_context
         filters=load_filters(config.filters, {}),
         pieces=load_pieces(config),
     )
+
+
+def _check(config: TrainConfig) -> None:
+    """Raises ConfigError for what is not simulated."""
+    if config.rollouts_only or config.data.rollouts is not None or config.from_.run is not None:
+        raise ConfigError("only runs that generate and train, from the model, are simulated; see docs/design.md")
+    if config.reward.model.path is not None or any(reward.judges for reward in config.rewards):
+        raise ConfigError("reward models and judges are not simulated; leave reward.model and judges out")
+    if config.rollout.sampling.truncates:
+        raise ConfigError("kept sets are not simulated; set rollout.sampling.top_p to 1 and top_k to 0")
 
 
 def _prompts(name: str, count: int) -> list[Prompt]:

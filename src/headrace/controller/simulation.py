@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import zlib
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from headrace.config import TrainConfig
 from headrace.controller.output import Begin
 from headrace.controller.plan import Plan
+from headrace.controller.simulated_machine import DiskFaults, Machine, Trace
 from headrace.controller.simulated_outside import Costs, SimulatedOutside
 from headrace.controller.simulated_plan import simulated_plan
 from headrace.controller.stopping import StopRequest
 from headrace.controller.train import Ended, train
 from headrace.engines.simulated import NO_FAULTS, EngineFaults
+from headrace.experience.columns import COLUMN_TYPES
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.runtime.virtual import VirtualClock, VirtualRuntime, run_virtually
 from headrace.store import Counts, RunReader
-from headrace.store.memory_files import MemoryFiles, PowerCut
+from headrace.store.memory_files import MemoryFiles
 from headrace.training.simulated import SimulatedTrainer, TrainedState
 
 FOLDER = Path("/run")
@@ -37,6 +35,7 @@ class Faults:
 
     engine: tuple[EngineFaults, ...] = ()
     """Of the engine in each life of the run: a run that fails is resumed."""
+    disk: DiskFaults = DiskFaults()  # noqa: RUF009 (frozen)
     power_cuts_at: tuple[float, ...] = ()
     """Seconds of the clock."""
     power_cuts_after: tuple[int, ...] = ()
@@ -70,6 +69,8 @@ class Outcome:
     """Of the last life's trainer."""
     files: MemoryFiles
     """The run's, in `FOLDER`."""
+    refs_left: int
+    """That nobody freed, though nobody can ask for them any more."""
 
     @property
     def status(self) -> str:
@@ -108,6 +109,7 @@ class _Run:
         self._draw = np.random.default_rng(plan.config.seed).integers
         self._files = MemoryFiles()
         self._lives: list[Life] = []
+        self._refs_left = 0
         self._state = TrainedState(0, 0, 0, 0, 0)
 
     async def to_its_end(self) -> Outcome:
@@ -129,15 +131,18 @@ class _Run:
                 RunWatcher(reader).read(),
                 self._state,
                 self._files,
+                self._refs_left,
             )
 
     async def _live(self) -> None:
         """One process, from its start to its end."""
         number, began = len(self._lives), self._clock.now()
-        life = _Machine(self._trace, self._count_of(number))
+        runtime = VirtualRuntime(self._clock, types=COLUMN_TYPES)
+        life = Machine(
+            self._clock.now, self._trace, runtime.charge, self._costs.disk, self._faults.disk, self._count_of(number)
+        )
         begin: Begin = "resume" if self._files.is_file(FOLDER / "run.db") else "new"
         files = self._files = self._files.after_power_cut(self._lost, life.told)
-        runtime = VirtualRuntime(self._clock)
         engine_faults = self._faults.engine[number] if number < len(self._faults.engine) else NO_FAULTS
         outside = SimulatedOutside(runtime, files, self._costs, engine_faults, watch=life.heard)
         self._trace.add("begins", begin)
@@ -148,10 +153,11 @@ class _Run:
         trainer = outside.built.trainer if outside.built is not None else None
         if isinstance(trainer, SimulatedTrainer):
             self._state = trainer.state
+        self._refs_left = runtime.kept
         self._trace.add("ends", end)
         self._lives.append(Life(began, self._clock.now(), end))
 
-    async def _see_to_its_end(self, running: asyncio.Task[Ended], life: _Machine) -> str:
+    async def _see_to_its_end(self, running: asyncio.Task[Ended], life: Machine) -> str:
         cut = asyncio.create_task(life.off.wait(), name="power cut")
         at = next((at for at in self._faults.power_cuts_at if at > self._clock.now()), None)
         with suppress(TimeoutError):
@@ -172,60 +178,3 @@ class _Run:
 
     def _lost(self, count: int) -> int:
         return int(self._draw(count))
-
-
-class _Machine:
-    """What a process runs on, until it is switched off: nothing that it does then is done."""
-
-    def __init__(self, trace: Trace, operations: int | None) -> None:
-        """It goes off before it has done so many operations of the store."""
-        self.off = asyncio.Event()
-        self._trace = trace
-        self._left = operations
-
-    def switch_off(self) -> None:
-        self.off.set()
-
-    def told(self, operation: str, path: Path, what: object) -> None:
-        """By files."""
-        if self.off.is_set():
-            raise PowerCut
-        if operation == "read":
-            return
-        if self._left is not None:
-            self._left -= 1
-            if self._left < 0:
-                self.switch_off()
-                raise PowerCut
-        self._trace.add(operation, path.name, what)
-
-    def heard(self, word: str, what: object) -> None:
-        """Of models."""
-        if not self.off.is_set():
-            self._trace.add(word, what)
-
-
-class Trace:
-    """What happened, with the time of each."""
-
-    def __init__(self, now: Callable[[], float], keeps: bool) -> None:
-        self.lines: list[str] = []
-        self._now = now
-        self._keeps = keeps
-        self._hash = hashlib.sha256()
-
-    @property
-    def hash(self) -> str:
-        return self._hash.hexdigest()
-
-    def add(self, word: str, *what: Any) -> None:
-        line = f"{self._now():.9f} {word} {' '.join(map(_told, what))}"
-        self._hash.update(line.encode("utf-8", "backslashreplace") + b"\n")
-        if self._keeps:
-            self.lines.append(line)
-
-
-def _told(what: object) -> str:
-    if isinstance(what, bytes):
-        return f"{len(what)} bytes {zlib.crc32(what):08x}"
-    return str(what)

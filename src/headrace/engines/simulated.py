@@ -335,6 +335,11 @@ class SimulatedEngine:
         if any(sequence.request.stream for sequence in self._running):
             steps = min(steps, self._costs.stream_steps)
         step_s = self._costs.step(len(self._running)) * self._faults.slowness(began)
+        if (dies_at := self._faults.dies_at) is not None:
+            steps = min(steps, int((dies_at - began) / step_s))
+            if steps <= 0:
+                await clock.sleep(dies_at - began)
+                return
         if not self._work.is_set():
             try:
                 async with asyncio.timeout_at(began + steps * step_s):

@@ -34,6 +34,10 @@ class Totals:
     reward_calls: dict[str, int] = field(default_factory=dict)
     """Calls of reward functions by their seconds, as text; see `headrace.observe.durations`."""
 
+    def to_json(self) -> dict[str, Any]:
+        """Not copied: it is written down for each group that ends."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:

@@ -64,6 +64,10 @@ class KeptHere:
         self._keepers = keepers
         self._carrier = carrier
 
+    def __len__(self) -> int:
+        """Refs of its own that were put and not freed."""
+        return len(self._own)
+
     def put(self, columns: Mapping[str, Any]) -> Ref:
         """See `Refs.put`."""
         return self._own.put(self._carrier.columns(columns))

@@ -139,6 +139,11 @@ class VirtualRuntime(EventLoopServices):
         """Of each lane, how long it was busy."""
         return {name: lane.busy_s for name, lane in self._lanes.items()}
 
+    @property
+    def kept(self) -> int:
+        """Refs that were put here and not freed."""
+        return len(self._place.refs)
+
     def charge(self, seconds: float) -> None:
         """From within a call on a lane: it takes so much longer."""
         self._charged_s += seconds

@@ -6,8 +6,8 @@ import torch
 
 from headrace.algorithms.policy_loss import PolicyLoss
 from headrace.config.algorithm import AlgorithmConfig
-from headrace.controller.policy_objective import PolicyObjective
 from headrace.models.packing import MicroBatch, PackRow, pack
+from headrace.training.objective import PolicyObjective
 
 BEHAVIOR = np.array([0.0, -1.0, -2.0, -0.5], np.float32)
 
