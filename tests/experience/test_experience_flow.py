@@ -254,6 +254,32 @@ def test_a_failed_group_is_tried_again_until_its_attempts_are_exhausted(tmp_path
     with_bench(tmp_path, body)
 
 
+def test_a_group_that_no_engine_may_serve_is_issued_again_before_any_new_prompt(tmp_path: Path) -> None:
+    """Also when the dataset had ended: same attempt, next issue, a new deadline, and no drop."""
+
+    async def body(bench: Bench) -> None:
+        flow = bench.flow
+        first, second = bench.admit(), bench.admit()
+        assert flow.admit(0) is None
+        assert flow.admit(1) is None, "the dataset had ended"
+        flow.issue_again(first.key)
+        bench.store.ledger.counts().check()
+        assert not flow.is_finished
+        again = bench.admit(1)
+        assert (again.key, again.issue, again.deadline) == (first.key, 1, 2)
+        await bench.finish(group(first))
+        assert bench.table.groups == 0, "what comes of the earlier issue is let go"
+        await bench.finish_and_keep(again)
+        await bench.finish_and_keep(second)
+        bench.train()
+        assert flow.admit(1) is None
+        assert flow.is_finished
+        counts = bench.store.ledger.counts()
+        assert (counts.issued, counts.trained) == (2, 2)
+
+    with_bench(tmp_path, body, prompts=2)
+
+
 def test_the_run_ends_short_when_the_dataset_is_spent(tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:
         for _ in range(3):
