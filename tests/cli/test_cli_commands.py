@@ -113,7 +113,7 @@ def test_check_prints_the_dataflow_the_roles_and_the_memory(job: Path, capsys: C
     assert "schedule  async: staleness at most 2, on deadline wait, swaps recompute" in out
     stages = [line.split()[0] for line in out.split("dataflow")[1].split("streaming:")[0].splitlines()[1:-1]]
     assert stages == ["rollout", "filter", "schedule", "advantages", "actor"]
-    assert re.search(r"filter +each group +reward, group -> keep", out)
+    assert re.search(r"filter +each group +reward -> keep", out)
     assert "streaming: yes" in out
     assert re.search(r"rollout +compute lane 'engine': 3 CPU thread", out)
     assert re.search(r"actor +compute lane 'trainer': 3 CPU thread", out)
