@@ -294,9 +294,10 @@ def _check(pool: EnginePool, chunk: TokenChunk, request: GenerateRequest, asked:
 def _is_new_enough(pool: EnginePool, chunk: TokenChunk, minimum: int) -> bool:
     if chunk.versions.min() < minimum:
         return False
-    branches = np.unique(chunk.branches)
-    newest = [int(chunk.versions[chunk.branches == branch].max()) for branch in branches]
-    return all(pool.line.holds(Version(int(branch), number)) for branch, number in zip(branches, newest, strict=True))
+    newest: dict[int, int] = {}
+    for branch, number in zip(chunk.branches.tolist(), chunk.versions.tolist(), strict=True):
+        newest[branch] = max(number, newest.get(branch, number))
+    return all(pool.line.holds(Version(*version)) for version in newest.items())
 
 
 def _check_kept(chunk: TokenChunk, request: GenerateRequest) -> None:

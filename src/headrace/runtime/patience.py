@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -20,6 +20,8 @@ class StandStill:
         self._reasons = 0
         self._since = 0.0
         self._seconds = 0.0
+        self.listeners: list[Callable[[], None]] = []
+        """Called when it begins, and when it ends."""
 
     @property
     def stands(self) -> bool:
@@ -30,14 +32,20 @@ class StandStill:
         return self._seconds + (self._clock.now() - self._since if self._reasons else 0.0)
 
     def begin(self) -> None:
-        if not self._reasons:
-            self._since = self._clock.now()
         self._reasons += 1
+        if self._reasons == 1:
+            self._since = self._clock.now()
+            self._tell()
 
     def end(self) -> None:
         self._reasons -= 1
         if not self._reasons:
             self._seconds += self._clock.now() - self._since
+            self._tell()
+
+    def _tell(self) -> None:
+        for listener in self.listeners:
+            listener()
 
     @contextmanager
     def standing(self) -> Iterator[None]:
@@ -63,22 +71,24 @@ class Patience:
 
     async def wait_for(self, awaitable: Awaitable[T], what: str) -> T:
         """The result of `awaitable`, or WaitTimeout (after cancelling it) once the time is up."""
-        task = asyncio.ensure_future(awaitable)
-        try:
-            while True:
-                left = self.left()
-                if left <= 0 and not self.still.stands:
-                    raise WaitTimeout(what, self._seconds)
-                if await self._ended(task, max(left, self._seconds if self.still.stands else 0.0), what):
-                    return task.result()
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait([task])
+        loop, still = asyncio.get_running_loop(), self.still
 
-    async def _ended(self, task: asyncio.Future[T], seconds: float, what: str) -> bool:
+        def end() -> float | None:
+            """By the loop's clock; None while it stands still."""
+            return None if still.stands else loop.time() + max(self.left(), 0.0)
+
+        def again() -> None:
+            if not scope.expired():
+                scope.reschedule(end())
+
         try:
-            await self._clock.wait_for(asyncio.wait([task]), seconds, what)
-        except WaitTimeout:
-            return task.done()
-        return True
+            async with asyncio.timeout_at(end()) as scope:
+                still.listeners.append(again)
+                try:
+                    return await awaitable
+                finally:
+                    still.listeners.remove(again)
+        except TimeoutError as error:
+            if scope.expired():
+                raise WaitTimeout(what, self._seconds) from error
+            raise

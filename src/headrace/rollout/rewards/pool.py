@@ -167,7 +167,10 @@ class RewardPool:
         common = [response, row, prompt, messages]
         tokens = [] if ids is None else ids.tolist()
         asked = {place: [*common, tokens] if self._terms[place].style == "trl" else common for place in places}
-        verdicts = await asyncio.gather(*(self._judges[place](asked[place]) for place in places))
+        if len(places) == 1:  # without a task of its own: most runs have one term, and a call for each sample
+            verdicts = [await self._judges[places[0]](asked[places[0]])]
+        else:
+            verdicts = await asyncio.gather(*(self._judges[place](asked[place]) for place in places))
         if len(self._terms) == 1 and self._terms[0].weight == 1.0 and self._config.model.path is None:
             outcome = _outcome(verdicts[0])
             return outcome if outcome.value is not None or outcome.failure else _none_applies()
