@@ -145,11 +145,18 @@ def test_groups_whose_samples_all_have_one_reward(
 
 
 def test_what_is_trained_is_checked_again_on_the_arrays() -> None:
-    versions, mask = np.array([-1, 3, 4, 5], np.int32), np.array([False, True, True, True])
-    WAIT.check(5, versions, mask)
-    LATE.check(9, versions, mask)
+    versions, chosen = np.array([-1, 3, 4, 5], np.int32), np.array([False, True, True, True])
+    WAIT.check(5, versions, chosen, chosen)
+    LATE.check(9, versions, chosen, chosen)
     with pytest.raises(StalenessError, match="a token of staleness 3 is to be trained in batch 6, bound 2"):
-        WAIT.check(6, versions, mask)
-    WAIT.check(6, versions, mask & (versions > 3))
+        WAIT.check(6, versions, chosen, chosen)
+    WAIT.check(6, versions, chosen, chosen & (versions > 3))
     with pytest.raises(StalenessError, match="a token that no version sampled"):
-        LATE.check(9, versions, ~mask)
+        LATE.check(9, versions, chosen, ~chosen)
+
+
+def test_versions_of_a_record_may_be_from_before_version_0() -> None:
+    """Where a record's first batches are gone, its versions are moved with the numbers of its batches."""
+    versions, chosen = np.array([-1, -2, -1], np.int32), np.array([False, True, True])
+    WAIT.check(0, versions, chosen, chosen)
+    assert trained(WAIT, row([-2, -1]), 0) == [False, True, True]

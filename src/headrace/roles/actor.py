@@ -296,7 +296,8 @@ class ActorRole:
         refs = self._context.refs
         packed = [pack_row(refs, row, self._columns) for row in rows]
         for row, made in zip(rows, packed, strict=True):
-            self._rule.check(batch, read(refs, row.row, ("versions",))["versions"], made.mask)
+            found = read(refs, row.row, ("versions", "loss_mask"))
+            self._rule.check(batch, found["versions"], found["loss_mask"], made.mask)
         return packed
 
     def _known(self, whole: WholeBatch) -> dict[int, Ref]:

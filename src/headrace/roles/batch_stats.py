@@ -54,16 +54,17 @@ class StalenessRule:
             )
         return fresh
 
-    def check(self, batch: int, versions: NDArray[np.int32], mask: NDArray[np.bool_]) -> None:
-        """Of the arrays [T] that are trained: that the tokens in `mask` are what `trained` took them for. Raises
-        StalenessError."""
-        numbers = versions[mask]
-        if not numbers.size:
-            return
-        oldest = int(numbers.min())
-        if oldest < 0:
+    def check(
+        self, batch: int, versions: NDArray[np.int32], chosen: NDArray[np.bool_], mask: NDArray[np.bool_]
+    ) -> None:
+        """Of the arrays [T] that are trained: that the tokens in `mask` are what `trained` took them for. `chosen`: by
+        the policy. Raises StalenessError."""
+        if bool((mask & ~chosen).any()):
             raise StalenessError(f"a token that no version sampled is to be trained in batch {batch}: {_OUR_FAULT}")
-        if not self.allows_late and (worst := self.staleness(batch, oldest)) > self.bound:
+        numbers = versions[mask]
+        if not numbers.size or self.allows_late:
+            return
+        if (worst := self.staleness(batch, int(numbers.min()))) > self.bound:
             raise StalenessError(
                 f"a token of staleness {worst} is to be trained in batch {batch}, bound {self.bound}: {_OUR_FAULT}"
             )
