@@ -173,6 +173,7 @@ def put(table: ExperienceTable, key: GroupKey, batch: int) -> list[RowId]:
         "loss_mask": np.array([False, True, True]),
         "logprobs": np.zeros(3, np.float32),
         "versions": np.array([-1, 0, 0], np.int32),
+        "branches": np.array([-1, 0, 0], np.int32),
         "reward": 1.0,
         "terms": {},
         "batch": batch,

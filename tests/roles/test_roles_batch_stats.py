@@ -9,7 +9,7 @@ import pytest
 from headrace.experience.header import Span, mask_of
 from headrace.experience.index import Row
 from headrace.experience.sample import GroupKey, SampleStatus
-from headrace.roles.batch_stats import BatchStats, FreshRule, StalenessError, StalenessRule
+from headrace.roles.batch_stats import BatchStats, FreshRule, StalenessError, StalenessRule, check_spans
 from headrace.weights.version import Lineage
 from table_rows import row as table_row
 
@@ -144,19 +144,22 @@ def test_groups_whose_samples_all_have_one_reward(
     assert stats.reward_range == lowest_highest
 
 
-def test_what_is_trained_is_checked_again_on_the_arrays() -> None:
-    versions, chosen = np.array([-1, 3, 4, 5], np.int32), np.array([False, True, True, True])
-    WAIT.check(5, versions, chosen, chosen)
-    LATE.check(9, versions, chosen, chosen)
-    with pytest.raises(StalenessError, match="a token of staleness 3 is to be trained in batch 6, bound 2"):
-        WAIT.check(6, versions, chosen, chosen)
-    WAIT.check(6, versions, chosen, chosen & (versions > 3))
-    with pytest.raises(StalenessError, match="a token that no version sampled"):
-        LATE.check(9, versions, chosen, ~chosen)
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("versions", [-1, 3, 4, 4]), ("branches", [-1, 0, 0, 1]), ("loss_mask", [False, True, True, False])],
+)
+def test_a_header_that_is_not_of_the_tokens_is_never_trained_by(name: str, values: list[int]) -> None:
+    of = row([3, 4, 5])
+    columns = {
+        "versions": np.array([-1, 3, 4, 5], np.int32),
+        "branches": np.array([-1, 0, 0, 0], np.int32),
+        "loss_mask": np.array([False, True, True, True]),
+    }
+    check_spans(of.header, columns)
+    with pytest.raises(StalenessError, match="not those of its header"):
+        check_spans(of.header, {**columns, name: np.array(values, columns[name].dtype)})
 
 
 def test_versions_of_a_record_may_be_from_before_version_0() -> None:
     """Where a record's first batches are gone, its versions are moved with the numbers of its batches."""
-    versions, chosen = np.array([-1, -2, -1], np.int32), np.array([False, True, True])
-    WAIT.check(0, versions, chosen, chosen)
     assert trained(WAIT, row([-2, -1]), 0) == [False, True, True]

@@ -361,7 +361,7 @@ async def _run_roles(
             await see_through(actor, [*others, *keepers], stopping, parts.stop)
         except EnginesLost as lost:
             parts.stop()
-            await runtime.clock.wait_for(actor, parts.context.stall_timeout_s, "the trainer to end its batch")
+            await see_through(actor, [task for task in others if task is not evaluator], stopping, parts.stop)
             return lost
         if evaluator is not None and parts.flow.is_finished:
             await unless(stopping, evaluator)  # what it is at is worth having

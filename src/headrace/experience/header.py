@@ -138,12 +138,17 @@ def mask_of(spans: Iterable[Span], length: int) -> NDArray[np.bool_]:
 
 def spans_of(sample: Sample) -> Iterator[Span]:
     """Of the tokens that the policy chose."""
-    chosen = np.flatnonzero(sample.loss_mask)
+    return spans_in(sample.loss_mask, sample.branches, sample.versions)
+
+
+def spans_in(loss_mask: NDArray[np.bool_], branches: NDArray[np.int32], versions: NDArray[np.int32]) -> Iterator[Span]:
+    """The same from arrays [T]."""
+    chosen = np.flatnonzero(loss_mask)
     if not len(chosen):
         return
-    branches, numbers = sample.branches[chosen], sample.versions[chosen]
-    begins = (np.diff(chosen) > 1) | (np.diff(branches) != 0) | (np.diff(numbers) != 0)
+    of_branch, numbers = branches[chosen], versions[chosen]
+    begins = (np.diff(chosen) > 1) | (np.diff(of_branch) != 0) | (np.diff(numbers) != 0)
     starts = np.concatenate([[0], np.flatnonzero(begins) + 1])
     ends = np.concatenate([starts[1:], [len(chosen)]]) - 1
     for first, last in zip(starts.tolist(), ends.tolist(), strict=True):
-        yield Span(int(branches[first]), int(numbers[first]), int(chosen[first]), int(chosen[last]) + 1)
+        yield Span(int(of_branch[first]), int(numbers[first]), int(chosen[first]), int(chosen[last]) + 1)

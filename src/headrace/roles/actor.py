@@ -15,7 +15,7 @@ from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
 from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
 from headrace.observe import spent
-from headrace.roles.batch_stats import BatchStats, FreshRule, StalenessRule
+from headrace.roles.batch_stats import SPANNED, BatchStats, FreshRule, StalenessRule, check_spans
 from headrace.roles.context import RoleContext
 from headrace.roles.critic import CriticRole
 from headrace.roles.gap_sample import Gap, measure
@@ -221,11 +221,11 @@ class ActorRole:
             for places in plan_microbatches([len(row) for row in rows], self._max_tokens):
                 if self._stopping:
                     return
-                began = await self._compute(self._pass, work.number, [rows[place] for place in places])
+                began = await self._compute(self._pass, [rows[place] for place in places])
                 work.began.update(zip([first + place for place in places], began, strict=False))
             return
         work.whole = WholeBatch(
-            await self._compute(self._packed, work.number, rows),
+            await self._compute(self._packed, rows),
             work.number,
             self._trainer,
             self._compute,
@@ -285,20 +285,18 @@ class ActorRole:
         fresh = self._fresh.tokens(batch, row.header.spans)
         return RowToTrain(row, self._rule.trained(row.header, batch), fresh)
 
-    def _pass(self, batch: int, rows: Sequence[RowToTrain]) -> list[Ref]:
+    def _pass(self, rows: Sequence[RowToTrain]) -> list[Ref]:
         """Accumulate one micro-batch. A ref for each row to the log-probs that the batch began with; none if the
         trainer does not tell. On the trainer's lane."""
-        found = self._trainer.accumulate(pack(self._packed(batch, rows)))
+        found = self._trainer.accumulate(pack(self._packed(rows)))
         return put_each(self._context.refs, _BEGAN, split(found[_BEGAN].numpy(), rows)) if _BEGAN in found else []
 
-    def _packed(self, batch: int, rows: Sequence[RowToTrain]) -> list[PackRow]:
+    def _packed(self, rows: Sequence[RowToTrain]) -> list[PackRow]:
         """On the trainer's lane, as is `_known`. Raises StalenessError."""
         refs = self._context.refs
-        packed = [pack_row(refs, row, self._columns) for row in rows]
-        for row, made in zip(rows, packed, strict=True):
-            found = read(refs, row.row, ("versions", "loss_mask"))
-            self._rule.check(batch, found["versions"], found["loss_mask"], made.mask)
-        return packed
+        for row in rows:
+            check_spans(row.row.header, read(refs, row.row, SPANNED))
+        return [pack_row(refs, row, self._columns) for row in rows]
 
     def _known(self, whole: WholeBatch) -> dict[int, Ref]:
         """By place, refs to the log-probs that a whole batch began with, where it has them."""
@@ -333,6 +331,7 @@ class _Leases:
         with context.waits.waiting(NAME, spent.ROWS), context.activity.training(spent.ROWS):
             lease = await anext(self.source)
         if self.actor._stopping:
+            context.table.give_back(lease)
             raise StopAsyncIteration
         return lease
 

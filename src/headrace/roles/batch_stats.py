@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from headrace.experience.header import SampleHeader, Span
+from headrace.experience.header import SampleHeader, Span, spans_in
 from headrace.experience.index import Row
 from headrace.experience.sample import GroupKey
 from headrace.weights.version import Lineage
 
 _OUR_FAULT = "this is a fault of Headrace; please report it with the run's folder"
+
+
+SPANNED = ("loss_mask", "branches", "versions")
+"""Columns that spans are of."""
 
 
 class StalenessError(RuntimeError):
@@ -54,20 +58,13 @@ class StalenessRule:
             )
         return fresh
 
-    def check(
-        self, batch: int, versions: NDArray[np.int32], chosen: NDArray[np.bool_], mask: NDArray[np.bool_]
-    ) -> None:
-        """Of the arrays [T] that are trained: that the tokens in `mask` are what `trained` took them for. `chosen`: by
-        the policy. Raises StalenessError."""
-        if bool((mask & ~chosen).any()):
-            raise StalenessError(f"a token that no version sampled is to be trained in batch {batch}: {_OUR_FAULT}")
-        numbers = versions[mask]
-        if not numbers.size or self.allows_late:
-            return
-        if (worst := self.staleness(batch, int(numbers.min()))) > self.bound:
-            raise StalenessError(
-                f"a token of staleness {worst} is to be trained in batch {batch}, bound {self.bound}: {_OUR_FAULT}"
-            )
+
+def check_spans(header: SampleHeader, columns: Mapping[str, NDArray[Any]]) -> None:
+    """Of the `SPANNED` columns that are trained: that the header, which decided on them, is theirs. O(T): where the
+    model is. Raises StalenessError."""
+    found = tuple(spans_in(*(columns[name] for name in SPANNED)))
+    if found != header.spans:
+        raise StalenessError(f"the tokens of group {header.key} are not those of its header: {_OUR_FAULT}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from headrace.experience.columns import read
 from headrace.experience.index import StaleLease
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
 from headrace.models.packing import PackRow, pack, plan_microbatches
-from headrace.roles.batch_stats import StalenessRule
+from headrace.roles.batch_stats import SPANNED, StalenessRule, check_spans
 from headrace.roles.context import RoleContext
 from headrace.roles.whole_batch import WholeBatch
 from headrace.runtime.signal import Signal
@@ -148,8 +149,11 @@ class CriticRole:
         await self._whole.begin()
 
     def _packed(self, rows: Sequence[RowToTrain]) -> list[PackRow]:
-        """On the lane, as is `_pass`."""
-        return [pack_row(self._context.refs, row, _COLUMNS) for row in rows]
+        """On the lane, as is `_pass`. Raises StalenessError."""
+        refs = self._context.refs
+        for row in rows:
+            check_spans(row.row.header, read(refs, row.row, SPANNED))
+        return [pack_row(refs, row, _COLUMNS) for row in rows]
 
     def _pass(self, rows: Sequence[RowToTrain]) -> None:
         self._trainer.accumulate(pack(self._packed(rows)))

@@ -22,6 +22,7 @@ from headrace.experience.header import GroupHeader
 from headrace.experience.sample import Group, Sample
 from headrace.rollout.failures import describe_exception
 from headrace.rollout.plugins import NOTHING_GIVEN, Given, load_function
+from headrace.runtime.refs import RefLost
 
 BUILTIN_FILTERS = ("zero_spread",)
 """Those that have no parameters."""
@@ -150,6 +151,8 @@ def drop_reason(
     for rule in filters:
         try:
             reason = rule(group, whole, batch)
+        except RefLost:
+            raise
         except (Exception, SystemExit) as error:
             failed(str(error) if isinstance(error, _NoVerdict) else describe_exception(error))
             return "filter_error"

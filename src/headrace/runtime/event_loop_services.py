@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 W = TypeVar("W", bound=Worker)
 
+logger = logging.getLogger(__name__)
+
 NO_TYPES = WireTypes()
+_CLOSING_S = 30.0
+"""How long tasks may take to end, once they are told to."""
 
 
 class EventLoopServices:
@@ -90,7 +95,13 @@ class EventLoopServices:
         tasks = [task for task in self._tasks.values() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLOSING_S)
+        for task in tasks:
+            if not task.done():
+                logger.warning("%s did not end when it was told to; it is left behind", task.get_name())
+            elif not task.cancelled():
+                task.exception()  # it is known, and nobody's
         self._closed = True
 
     def _check_open(self, lane: str) -> None:

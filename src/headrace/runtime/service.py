@@ -16,6 +16,8 @@ from headrace.runtime.workers import WorkerError
 T = TypeVar("T")
 
 _END = object()
+_MOST_TEXT = 1 << 16
+"""Characters of an error."""
 
 
 class Service:
@@ -119,4 +121,12 @@ async def on_lane(services: Services, lane: str, function: Callable[..., T], *ar
 
 def as_worker_error(error: BaseException, worker: str, rank: int) -> WorkerError:
     trace = "".join(traceback.format_exception(error))
-    return WorkerError(rank, type(error).__name__, str(error), worker=worker, trace=trace)
+    return WorkerError(rank, type(error).__name__, _text_of(error), worker=worker, trace=trace[-_MOST_TEXT:])
+
+
+def _text_of(error: BaseException) -> str:
+    """Plain text of a bounded length, whatever the error's own class makes of itself."""
+    try:
+        return "".join((str(error),))[:_MOST_TEXT]
+    except Exception as other:
+        return f"an error without words: its text raises {type(other).__name__}"

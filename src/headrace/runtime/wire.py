@@ -283,7 +283,7 @@ class _Reader:
         read = [self.read(part, f"{where}.{field}", depth + 1) for field, part in zip(form.fields, packed, strict=True)]
         try:
             return form.make(read)
-        except (ValueError, TypeError) as error:  # pydantic's own is a ValueError
+        except Exception as error:  # whatever the type's own checks raise of parts that they did not expect
             raise WireError(f"{_short(where)} is no {form.name!r}: {error}") from error
 
 

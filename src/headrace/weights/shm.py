@@ -42,7 +42,7 @@ class _Slot:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o600)
         try:
             if create:
-                os.ftruncate(descriptor, size)
+                os.posix_fallocate(descriptor, 0, size)  # what is not there later would be a SIGBUS
             self._map = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)

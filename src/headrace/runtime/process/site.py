@@ -68,25 +68,26 @@ class Site:
 def sweep() -> None:
     """Remove the folders of this user's runtimes that are no more."""
     for folder in site_parent().glob(f"{_prefix()}*"):
-        if _is_dead(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+        _remove_if_dead(folder)
 
 
-def _is_dead(folder: Path) -> bool:
+def _remove_if_dead(folder: Path) -> None:
     try:
         status = folder.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            return False
+            return
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:  # just made, or just removed
-        return False
+        return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return False
+        return
+    else:
+        # Locked until it is gone: whoever is about to lock what they just made sees then that it is.
+        shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(lock)
-    return True
 
 
 def socket_path(folder: Path, worker: str) -> Path:
