@@ -246,7 +246,7 @@ def test_a_resumed_run_knows_the_best(tmp_path: Path) -> None:
     arguments = ["train", str(job), "data.eval=null", "--dir", str(run), "--plain"]
     process = start(*arguments)
     try:
-        wait_for(lambda: (run / "run.db").exists() and len(evaluations(run).get("given", ())) == 3)
+        wait_for(lambda: (run / "run.db").exists() and len(evaluations(run).get("given", ())) >= 3)
     finally:
         process.kill()
         process.communicate()
