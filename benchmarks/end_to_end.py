@@ -44,7 +44,7 @@ def headrace_run(folder: Path, lengths: str, dtype: str, *overrides: str) -> dic
 def own(model: Path, dtype: str, overrides: list[str]) -> None:
     """The child of `headrace_run`."""
     from headrace.config import TrainConfig
-    from headrace.controller.plan import make_plan
+    from headrace.controller.planning.plan import make_plan
     from headrace.controller.train import train
 
     raw: dict[str, Any] = {

@@ -34,7 +34,7 @@ from headrace.controller.threads import inline_runtime
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.protocol import GenerateRequest, SamplingParams, SwapMode, TokenChunk
 from headrace.models.loading import load_causal_lm
-from headrace.weights.memory import MemoryPublisher
+from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.version import Version
 
 CONCURRENT, PROMPT, MAX_NEW_TOKENS, THREADS = 64, 16, 128, 2

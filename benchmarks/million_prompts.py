@@ -98,7 +98,7 @@ def peak_bytes() -> int:
 def measure_data(folder: Path) -> dict[str, float]:
     """In a process of its own."""
     from headrace.config import TrainConfig, load_config
-    from headrace.controller import plan
+    from headrace.controller.planning import plan
     from headrace.experience.dataset import PromptOrder, PromptSource
     from headrace.experience.prompt_order import FixedOrder, MixedOrder
 
@@ -132,7 +132,7 @@ def measure_data(folder: Path) -> dict[str, float]:
 def measure_plan(folder: Path) -> dict[str, float]:
     """In a process of its own, which has imported and read all else with a small file before."""
     from headrace.config import TrainConfig, load_config
-    from headrace.controller.plan import make_plan
+    from headrace.controller.planning.plan import make_plan
 
     times = []
     for file in ("small.parquet", "small.parquet", "million.parquet"):

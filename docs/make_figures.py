@@ -14,9 +14,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from rich.console import Console
 
-from headrace.observe.live import render
+from headrace.viewer.terminal.live import render
 from headrace.observe.run_record import RunRecord, RunWatcher
-from headrace.observe.snapshot import take_snapshot
+from headrace.viewer.terminal.snapshot import take_snapshot
 from headrace.store import RunReader
 
 FOLDER = Path(__file__).parent / "figures"

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.gpu.shapes import VOCABULARY, free_memory, random_model
 from headrace.config import TrainConfig
-from headrace.controller.plan import make_plan
+from headrace.controller.planning.plan import make_plan
 from headrace.controller.train import train
 
 _GIB = 2**30

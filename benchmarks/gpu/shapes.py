@@ -15,7 +15,7 @@ from headrace.config import EngineConfig
 from headrace.controller.threads import inline_runtime
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.protocol import GenerateRequest, SamplingParams, SwapMode, SwapReport, TokenChunk
-from headrace.weights.memory import MemoryPublisher
+from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.version import Version
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.gpu.shapes import Served, free_memory, parameters, random_model, random_tokens
 from headrace.config import EngineConfig, TrainConfig
-from headrace.controller.activations import DecoderShape, trained_bytes
+from headrace.controller.planning.activations import DecoderShape, trained_bytes
 from headrace.models.packing import MicroBatch, PackRow, pack
 from headrace.training.protocol import LossTerms
 from headrace.training.trainer import HFTrainer

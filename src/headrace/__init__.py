@@ -48,7 +48,7 @@ _PUBLIC = {
     "NothingToTrain": "headrace.experience.flow",
     "WaitTimeout": "headrace.runtime.protocol",
     "EngineError": "headrace.engines.protocol",
-    "OutOfMemory": "headrace.controller.out_of_memory",
+    "OutOfMemory": "headrace.controller.planning.out_of_memory",
     "PieceError": "headrace.algorithms.pieces",
     "TrainingDiverged": "headrace.controller.divergence",
 }

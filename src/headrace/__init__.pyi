@@ -72,7 +72,7 @@ from headrace.config.errors import (
 from headrace.controller.divergence import (
     TrainingDiverged as TrainingDiverged,
 )
-from headrace.controller.out_of_memory import (
+from headrace.controller.planning.out_of_memory import (
     OutOfMemory as OutOfMemory,
 )
 from headrace.engines.protocol import (

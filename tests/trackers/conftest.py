@@ -1,12 +1,6 @@
 """One run for all trackers. Its modules come from the folder of whole runs."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "controller"))
-
 from tracked_run import Tracked, make
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from headrace.config.errors import ConfigError
 from headrace.observe.listeners import Listeners
 from headrace.observe.offline.listeners import OfflineListeners
-from headrace.rollout.failures import describe_exception
+from headrace.plugins.raised import describe_exception
 from headrace.store.rollouts import Rollout
 
 logger = logging.getLogger(__name__)

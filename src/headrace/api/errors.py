@@ -27,7 +27,7 @@ def is_told(error: BaseException) -> bool:
         return True
     from headrace.algorithms.pieces import PieceError
     from headrace.controller.divergence import TrainingDiverged
-    from headrace.controller.out_of_memory import OutOfMemory
+    from headrace.controller.planning.out_of_memory import OutOfMemory
     from headrace.engines.protocol import EngineError
     from headrace.experience.flow import NothingToTrain
     from headrace.runtime.protocol import WaitTimeout

@@ -77,7 +77,7 @@ class _Job:
     def run(self, stop: StopRequest) -> dict[str, Any] | None:
         """None if it was stopped. What was given in Python is written to a folder that is gone afterwards."""
         from headrace.controller.evaluate import evaluate
-        from headrace.controller.plan import make_plan
+        from headrace.controller.planning.plan import make_plan
         from headrace.runtime.event_loop import run_to_end
 
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder:

@@ -11,7 +11,7 @@ from headrace.api.files import by_file
 from headrace.api.rows import lines_of
 from headrace.api.sources import source_of
 from headrace.config.errors import ConfigError
-from headrace.rollout.plugins import IN_MEMORY
+from headrace.plugins.named import IN_MEMORY
 from headrace.store.inputs import write_input
 
 

@@ -21,16 +21,16 @@ from headrace.api.places import named
 from headrace.api.training import dotted
 from headrace.api.view import notes, offline_view
 from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, load_config
-from headrace.config.ineffective import ineffective
+from headrace.config.unused_keys import ineffective
 from headrace.observe.offline.record import HeldOutRows, OfflineStep
 from headrace.observe.offline.run import OfflineRun as OfflineRecord
 from headrace.observe.offline.run import OfflineWatcher
-from headrace.observe.plot.curves import Axis
 from headrace.store import RunExists, RunReader, RunStore, StoreError
+from headrace.viewer.plot.curves import Axis
 
 if TYPE_CHECKING:
-    from headrace.controller.offline import OfflineResult
     from headrace.controller.stopping import StopFlag
+    from headrace.offline.loop import OfflineResult
 
 C = TypeVar("C", SFTConfig, RMConfig, DPOConfig)
 Kind = Literal["sft", "rm", "dpo"]
@@ -175,8 +175,8 @@ class _Job:
         return (Path("runs") / stem if given is None else given).absolute()
 
     def run(self, stop: StopFlag) -> OfflineResult:
-        from headrace.controller.pairs import run_dpo, run_rm
-        from headrace.controller.sft import run_sft
+        from headrace.offline.pairs import run_dpo, run_rm
+        from headrace.offline.sft import run_sft
 
         view, report = offline_view(self.name)
         runs: dict[Kind, Callable[..., OfflineResult]] = {"sft": run_sft, "rm": run_rm, "dpo": run_dpo}

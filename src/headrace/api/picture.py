@@ -10,15 +10,15 @@ from typing import get_args
 
 from headrace.config.errors import ConfigError
 from headrace.observe.offline.run import OfflineWatcher
-from headrace.observe.plot.chart import Chart, NotDrawable, make_chart
-from headrace.observe.plot.curves import Axis
-from headrace.observe.plot.drawn import Drawn
-from headrace.observe.plot.svg import render_svg
-from headrace.observe.plot.words import distinct
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.store import RunReader
 from headrace.store.files import write_whole
 from headrace.store.schema import TRAIN
+from headrace.viewer.plot.chart import Chart, NotDrawable, make_chart
+from headrace.viewer.plot.curves import Axis
+from headrace.viewer.plot.drawn import Drawn
+from headrace.viewer.plot.svg import render_svg
+from headrace.viewer.plot.words import distinct
 
 Render = Callable[[Chart], bytes]
 
@@ -77,7 +77,7 @@ def _renderer(out: Path) -> Render:
         case ".svg":
             return render_svg
         case ".html" | ".htm":
-            from headrace.observe.plot.page import render_page
+            from headrace.viewer.plot.page import render_page
 
             return render_page
         case ".png":
@@ -85,7 +85,7 @@ def _renderer(out: Path) -> Render:
                 raise ConfigError(
                     f"-o {out}: a PNG needs matplotlib: pip install 'headrace[plot]'; .svg and .html need nothing more"
                 )
-            from headrace.observe.plot.png import render_png
+            from headrace.viewer.plot.png import render_png
 
             return render_png
     ending = f"{out.suffix} is no picture" if out.suffix else "it has no ending that says what to draw"

@@ -10,13 +10,13 @@ from headrace.api.errors import for_caller
 from headrace.api.metrics import Metrics
 from headrace.api.picture import Picture, picture_of
 from headrace.config import ConfigError, TrainConfig
-from headrace.observe.plot.curves import Axis
 from headrace.observe.record import BatchRecord
 from headrace.observe.run_record import Evaluation, RunRecord, RunWatcher
 from headrace.observe.summary import build_summary
 from headrace.store import RunMissing, RunReader, RunStore, StoreError
 from headrace.store.rollouts import ORDERS, Order, Query
 from headrace.store.schema import TRAIN
+from headrace.viewer.plot.curves import Axis
 
 _STATUSES = ("completed", "truncated", "failed", "dropped")
 

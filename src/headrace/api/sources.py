@@ -25,7 +25,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from headrace.api.sameness import NotSame, check_class, check_defaults, is_literal, same_code
-from headrace.rollout.sandbox.places import NEEDS
+from headrace.sandbox.places import NEEDS
 
 _ANNOTATIONS = __future__.annotations.compiler_flag
 HEAD = "# Given to headrace in Python, and written down so that the run's config.yaml repeats the run."
@@ -51,7 +51,7 @@ def source_of(thing: object, name: str) -> tuple[str, str] | None:
 
 
 def needs(paths: Iterable[str]) -> list[str]:
-    """A line for the sandbox, which shows these to the function (`rollout/sandbox/places.py`)."""
+    """A line for the sandbox, which shows these to the function (`sandbox/places.py`)."""
     named = [str(path) for path in paths]
     return [f"{NEEDS}{json.dumps(named)}"] if named else []
 

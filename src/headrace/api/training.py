@@ -17,7 +17,7 @@ from headrace.api.places import named, several
 from headrace.api.run import Run
 from headrace.api.view import caller_view, note, notes
 from headrace.config import ConfigError, TrainConfig, load_config
-from headrace.config.ineffective import ineffective
+from headrace.config.unused_keys import ineffective
 from headrace.store import RunExists, RunMissing, RunStore
 
 if TYPE_CHECKING:
@@ -142,8 +142,8 @@ class _Job:
         }
 
     def _train(self, config: TrainConfig, folder: Path, inputs: Inputs, callbacks: Callbacks, stop: StopRequest) -> str:
-        from headrace.controller.origin import resumed_config
-        from headrace.controller.plan import make_plan
+        from headrace.controller.planning.origin import resumed_config
+        from headrace.controller.planning.plan import make_plan
         from headrace.controller.train import Begin, train
         from headrace.runtime.event_loop import run_to_end
 

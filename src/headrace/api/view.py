@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from headrace.observe.glyphs import near_zero
-from headrace.observe.offline.view import OfflineLines, OfflineLiveView
-from headrace.observe.watch import View, view_for
+from headrace.viewer.terminal.offline_view import OfflineLines, OfflineLiveView
+from headrace.viewer.terminal.showing import View, view_for
 
 if TYPE_CHECKING:
-    from headrace.controller.offline import Report
-    from headrace.controller.offline_record import OfflineView
+    from headrace.offline.loop import Report
+    from headrace.offline.recorder import OfflineView
 
 
 class _LastingConsole(Console):

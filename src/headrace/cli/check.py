@@ -10,11 +10,11 @@ from headrace.config import TrainConfig
 
 def run(args: argparse.Namespace) -> int:
     config = load_noted(TrainConfig, args)
-    from headrace.controller.plan import make_plan
+    from headrace.controller.planning.plan import make_plan
 
     plan = make_plan(config)
     tell_notes(plan.notes)
-    from headrace.controller.describe import describe_plan
+    from headrace.controller.planning.describe import describe_plan
 
     print(describe_plan(plan))
     return 0

@@ -83,7 +83,7 @@ def _machine() -> Iterator[tuple[bool, str, str]]:
 
 def _sandbox() -> Iterator[tuple[bool, str, str]]:
     with suppress(ImportError):  # a finding of its own, above
-        from headrace.rollout.rewards.promises import find_promises
+        from headrace.rewards.promises import find_promises
         from headrace.runtime.event_loop import run_to_end
         from headrace.runtime.inline import SystemClock
 

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     overrides = [*args.overrides, *given]
     config = load_config(TrainConfig, path, overrides)
     from headrace.controller.evaluate import evaluate
-    from headrace.controller.plan import make_plan
+    from headrace.controller.planning.plan import make_plan
     from headrace.runtime.event_loop import run_to_end
 
     plan = make_plan(config)

@@ -14,11 +14,11 @@ from headrace.cli.program import program
 from headrace.config import DPOConfig, RMConfig, SFTConfig
 from headrace.config.paths import path_of
 from headrace.observe.glyphs import near_zero
-from headrace.observe.offline.view import OfflineLines, OfflineLiveView
+from headrace.viewer.terminal.offline_view import OfflineLines, OfflineLiveView
 
 if TYPE_CHECKING:
-    from headrace.controller.offline_record import OfflineView
-    from headrace.controller.output import Begin
+    from headrace.controller.begin import Begin
+    from headrace.offline.recorder import OfflineView
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,17 +41,17 @@ def run(args: argparse.Namespace) -> int:
     begin: Begin = "resume" if args.resume else "fresh" if args.fresh else "new"
     if name == "sft":
         sft = load_noted(SFTConfig, args)
-        from headrace.controller.sft import run_sft
+        from headrace.offline.sft import run_sft
 
         result = run_sft(sft, out, begin=begin, report=report, now=time.monotonic, view=view)
     elif name == "rm":
         rm = load_noted(RMConfig, args)
-        from headrace.controller.pairs import run_rm
+        from headrace.offline.pairs import run_rm
 
         result = run_rm(rm, out, begin=begin, report=report, now=time.monotonic, view=view)
     else:
         dpo = load_noted(DPOConfig, args)
-        from headrace.controller.pairs import run_dpo
+        from headrace.offline.pairs import run_dpo
 
         result = run_dpo(dpo, out, begin=begin, report=report, now=time.monotonic, view=view)
     if result.status == "stopped":

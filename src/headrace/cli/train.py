@@ -20,21 +20,21 @@ def run(args: argparse.Namespace) -> int:
         args.overrides = [*args.overrides, "rollouts_only=true"]
     folder = Path("runs") / Path(args.config).stem if args.dir is None else path_of(args.dir)
     config = load_noted(TrainConfig, args)
-    from headrace.controller.origin import resumed_config
-    from headrace.controller.plan import make_plan
+    from headrace.controller.planning.origin import resumed_config
+    from headrace.controller.planning.plan import make_plan
 
     plan = make_plan(resumed_config(config, folder), folder) if args.resume else make_plan(config)
     tell_notes(plan.notes)
     if args.dry_run:
-        from headrace.controller.describe import describe_plan
+        from headrace.controller.planning.describe import describe_plan
 
         print(describe_plan(plan))
         return 0
     from headrace.cli.piped import PipedConsole
     from headrace.cli.show import print_end
     from headrace.controller.train import Begin, train
-    from headrace.observe.watch import view_for
     from headrace.runtime.event_loop import run_to_end
+    from headrace.viewer.terminal.showing import view_for
 
     begin: Begin = "resume" if args.resume else "fresh" if args.fresh else "new"
     view = view_for(PipedConsole(lasting=True, force_terminal=False if args.plain else None))

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from headrace.controller.episodes import episode_runner
-from headrace.controller.plan import Plan
+from headrace.controller.episode_runners import episode_runner
+from headrace.controller.planning.plan import Plan
+from headrace.controller.planning.table_size import column_bytes, largest_group, table_bytes
 from headrace.controller.prompt_source import make_prompt_source
 from headrace.controller.recorder import Recorder
 from headrace.controller.reward_pools import RewardPools
-from headrace.controller.table_size import column_bytes, largest_group, table_bytes
 from headrace.controller.time_spent import TimeSpent
 from headrace.engines.pool import EnginePool
 from headrace.experience.flow import Flow

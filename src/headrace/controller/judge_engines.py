@@ -10,10 +10,10 @@ from functools import partial
 import torch
 
 from headrace.config.reward import JudgeConfig
-from headrace.controller.judges import own_judges
-from headrace.controller.plan import Plan
+from headrace.controller.planning.judges import own_judges
+from headrace.controller.planning.plan import Plan
+from headrace.engines.embedded.cache_plan import context_limit
 from headrace.engines.embedded.engine import EmbeddedEngine
-from headrace.engines.embedded.memory import context_limit
 from headrace.engines.pool import EnginePool
 from headrace.models.loading import (
     load_causal_lm,
@@ -22,8 +22,8 @@ from headrace.models.loading import (
     read_model_config,
     resolve_device,
 )
+from headrace.rewards.judge import Ask, JudgeModel
 from headrace.roles.actor import TRAINER_LANE
-from headrace.rollout.rewards.judge import Ask, JudgeModel
 from headrace.runtime.patience import StandStill
 from headrace.runtime.protocol import Clock, Runtime, WaitTimeout
 

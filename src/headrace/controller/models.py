@@ -13,19 +13,19 @@ from headrace.algorithms.kl_controllers import KLCoefficient
 from headrace.algorithms.policy_loss import PolicyLoss
 from headrace.controller.checkpointer import Saved
 from headrace.controller.judge_engines import load_judges
-from headrace.controller.plan import Plan
+from headrace.controller.planning.plan import Plan
 from headrace.engines.absent import AbsentEngine
 from headrace.engines.embedded.engine import LANE, EmbeddedEngine
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine, EngineError
 from headrace.models.loading import load_causal_lm, load_reward_model, load_value_model, resolve_device
 from headrace.models.values import token_values
+from headrace.rewards.model import ModelReward
 from headrace.roles.actor import TRAINER_LANE
-from headrace.rollout.rewards.model import ModelReward
 from headrace.runtime.protocol import Runtime
+from headrace.training.frozen import FrozenRewardModel, FrozenScorer, HybridReference
 from headrace.training.objective import PolicyObjective, PolicyOutputs, ValueObjective, output_columns
 from headrace.training.protocol import FrozenModel, PolicyTrainer, Trainer
-from headrace.training.scorer import FrozenRewardModel, FrozenScorer, HybridReference
 from headrace.training.trainer import HFTrainer
 from headrace.weights.plane import WeightPublisher, WeightReceiver
 from headrace.weights.transport import open_transport

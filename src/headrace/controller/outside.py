@@ -9,7 +9,7 @@ from typing import Protocol
 
 from headrace.config.track import TrackerSection
 from headrace.controller.models import Models, load_models
-from headrace.controller.plan import Plan
+from headrace.controller.planning.plan import Plan
 from headrace.controller.reward_pools import RewardPools
 from headrace.controller.supervise import rewards
 from headrace.controller.threads import inline_runtime, takes_turns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.controller.plan import Plan
+from headrace.controller.planning.plan import Plan
 from headrace.experience.dataset import PromptOrder, PromptSource, SourcePrompts
 from headrace.experience.pass_rates import PassRates
 from headrace.experience.prompt_order import FixedOrder, MixedOrder, PassRateOrder, RowOrder

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.config.evaluation import HeldOut
-from headrace.controller.plan import Plan
-from headrace.rollout.rewards.judge import Ask
-from headrace.rollout.rewards.pool import RewardPool, Rewards
+from headrace.controller.planning.plan import Plan
+from headrace.rewards.judge import Ask
+from headrace.rewards.pool import RewardPool, Rewards
 from headrace.runtime.protocol import Clock
 
 

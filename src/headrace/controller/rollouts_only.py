@@ -13,7 +13,7 @@ from typing import Any, Literal
 from headrace.controller.groundwork import Groundwork, lay_groundwork, rollout_role
 from headrace.controller.judge_engines import load_judges, serving, stop_engine
 from headrace.controller.models import load_engines, load_model_reward
-from headrace.controller.plan import Plan
+from headrace.controller.planning.plan import Plan
 from headrace.controller.stopping import StopRequest
 from headrace.controller.supervise import end, rewards, see_through, tell_of_damage, watching
 from headrace.engines.pool import EnginePool
@@ -21,7 +21,7 @@ from headrace.engines.protocol import SwapMode
 from headrace.experience.loader import StreamingLoader
 from headrace.models.loading import resolve_device
 from headrace.observe.listeners import Listeners
-from headrace.observe.watch import View
+from headrace.rewards.model import ModelReward
 from headrace.roles.actor import TrainedStep
 from headrace.roles.engine_watch import EngineWatchRole
 from headrace.roles.filter import FilterRole
@@ -29,10 +29,10 @@ from headrace.roles.recording import NAME, RecordingRole
 from headrace.roles.reward import RewardRole
 from headrace.roles.rollout import RolloutRole
 from headrace.roles.weight_follower import WeightFollowerRole
-from headrace.rollout.rewards.model import ModelReward
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunStore
-from headrace.weights.memory import MemoryPublisher
+from headrace.viewer.terminal.showing import View
+from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.version import INITIAL, Lineage, Version
 
 

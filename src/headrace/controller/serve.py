@@ -10,13 +10,15 @@ import torch
 
 from headrace.config.model import EngineConfig
 from headrace.config.template import TemplateConfig
-from headrace.controller.memory import plan_kv_cache
-from headrace.controller.prompt_notes import unread_notes
+from headrace.controller.planning.memory_estimate import plan_kv_cache
+from headrace.controller.planning.prompt_notes import unread_notes
 from headrace.controller.stopping import StopRequest
 from headrace.controller.threads import inline_runtime
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.pool import EnginePool
-from headrace.experience.chat_template import ChatTemplate
+from headrace.experience.text.chat_template import ChatTemplate
+from headrace.gateway.app import build_app
+from headrace.gateway.server import check_host, serve
 from headrace.models.loading import (
     check_model,
     load_causal_lm,
@@ -25,8 +27,6 @@ from headrace.models.loading import (
     read_model_config,
     resolve_device,
 )
-from headrace.rollout.http.app import build_app
-from headrace.rollout.http.server import check_host, serve
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.config.train import CriticConfig, ProximalConfig, ReferenceConfig, TeacherConfig
 from headrace.controller.models import Models
-from headrace.controller.plan import Plan
+from headrace.controller.planning.plan import Plan
 from headrace.models.values import values_and_last
 from headrace.roles.actor import TRAINER_LANE
 from headrace.roles.context import RoleContext

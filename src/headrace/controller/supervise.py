@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from headrace.controller.judge_engines import asker
-from headrace.controller.plan import Plan
+from headrace.controller.planning.plan import Plan
 from headrace.controller.recorder import Recorder
 from headrace.controller.reward_pools import RewardPools, reward_pools
 from headrace.engines.pool import EnginePool
 from headrace.experience.sample import GroupKey
-from headrace.observe.latest import LatestRollouts
 from headrace.observe.run_record import RunWatcher
-from headrace.observe.snapshot import Snapshot, take_snapshot
-from headrace.observe.watch import View, watch
-from headrace.rollout.rewards.pool import RewardPool
+from headrace.rewards.pool import RewardPool
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunReader, RunStore
+from headrace.viewer.terminal.latest import LatestRollouts
+from headrace.viewer.terminal.showing import View, watch
+from headrace.viewer.terminal.snapshot import Snapshot, take_snapshot
 
 
 def tell_of_damage(recorder: Recorder, store: RunStore, restored: Restored) -> None:

@@ -14,26 +14,25 @@ from typing import Any, Literal
 
 from headrace.config import ConfigError, config_sha256, dump_config
 from headrace.config.paths import path_of
+from headrace.controller.begin import Begin
 from headrace.controller.judge_engines import serving, stop_engine
 from headrace.controller.models import Models
-from headrace.controller.origin import begin_from
-from headrace.controller.out_of_memory import told
-from headrace.controller.output import Begin
 from headrace.controller.outside import Outside, ThisMachine
-from headrace.controller.parts import Parts, connect
-from headrace.controller.plan import Plan
-from headrace.controller.replay import note_replay
-from headrace.controller.resumed import resumed_plan
+from headrace.controller.planning.origin import begin_from
+from headrace.controller.planning.out_of_memory import told
+from headrace.controller.planning.plan import Plan
+from headrace.controller.planning.replay import note_replay
+from headrace.controller.planning.resumed import resumed_plan
 from headrace.controller.rollouts_only import record_rollouts
 from headrace.controller.stopping import StopRequest
 from headrace.controller.supervise import end, see_through, tell_of_damage, unless, watching
+from headrace.controller.wiring import Parts, connect
 from headrace.models.loading import resolve_device
 from headrace.observe.failure import FAILED, words_of
 from headrace.observe.listeners import NOBODY, Listeners
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.observe.summary import build_summary, write_summary
 from headrace.observe.trace import write_trace
-from headrace.observe.watch import Noticed, View
 from headrace.roles.actor import TRAINER_LANE
 from headrace.roles.engine_watch import EnginesLost
 from headrace.runtime.inline import Span
@@ -42,6 +41,7 @@ from headrace.store import Restored, RunReader, RunStore, StoreError
 from headrace.store.files import LOCAL, Files
 from headrace.store.origin import take_origin, taken_origin
 from headrace.store.run_store import DATABASE_NAME
+from headrace.viewer.terminal.showing import Noticed, View
 from headrace.weights.version import INITIAL, Lineage, Version
 
 _MOST_SPANS = 200_000

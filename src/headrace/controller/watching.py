@@ -7,9 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from headrace.config.named import is_own
-from headrace.controller.given_inputs import texts_of
-from headrace.controller.plan import Plan
-from headrace.rollout.plugins import file_of
+from headrace.controller.planning.given_inputs import texts_of
+from headrace.controller.planning.plan import Plan
+from headrace.plugins.named import file_of
 from headrace.runtime.watchdog import LoopWatchdog
 
 

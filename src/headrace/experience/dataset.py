@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from headrace.config import ConfigError
 from headrace.config.data import SourceConfig
-from headrace.experience.messages import Message, Tool, as_messages, as_tools
 from headrace.experience.sample import GroupKey
 from headrace.experience.sources.open import open_rows
 from headrace.experience.sources.rows import Rows, name_row, with_nested
 from headrace.experience.sources.spool import json_type
 from headrace.experience.sources.survey import Asked, CheckRows, Needs, SourceSurvey, columns_of, id_of
+from headrace.experience.text.messages import Message, Tool, as_messages, as_tools
 
 
 @dataclass(frozen=True, slots=True)

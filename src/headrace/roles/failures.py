@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headrace.experience.failures import failure_kind
 from headrace.experience.flow import NothingToTrain
 from headrace.experience.sample import Group
 from headrace.roles.context import Report
-from headrace.rollout.failures import failure_kind
 
 _LEAST_PROMPTS = 2
 """A fault that lies in one row of the data is no reason to end."""

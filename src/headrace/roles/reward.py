@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from headrace.experience.failures import FailureKind
 from headrace.experience.index import Row
 from headrace.experience.loader import row_length
 from headrace.experience.samplers import token_budget, whole_groups
+from headrace.rewards.model import Answered, ModelReward, answered_by_ref
 from headrace.roles.context import RoleContext
-from headrace.rollout.failures import FailureKind
-from headrace.rollout.rewards.model import Answered, ModelReward, answered_by_ref
 
 NAME = "reward"
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from headrace.rollout.tokens import Content
+from headrace.experience.text.tokens import Content
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,13 @@ from headrace.engines.pool import Place
 from headrace.engines.protocol import EngineError, RequestError
 from headrace.experience.codec import check_metadata
 from headrace.experience.dataset import Prompt
+from headrace.experience.failures import FailureKind, describe
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
-from headrace.rollout.conversation import Messages, are_messages, opening
-from headrace.rollout.failures import FailureKind, describe, describe_exception
+from headrace.experience.text.conversation import Messages, are_messages, opening
+from headrace.plugins.raised import describe_exception
+from headrace.rewards.outcome import NotARewardError, RewardOutcome, as_reward
+from headrace.rewards.pool import GroupScorer, Scorer
 from headrace.rollout.policy import Policy, PolicySettings
-from headrace.rollout.rewards.outcome import NotARewardError, RewardOutcome, as_reward
-from headrace.rollout.rewards.pool import GroupScorer, Scorer
 from headrace.rollout.trajectory import Trajectory
 from headrace.rollout.workflow import Workflow
 from headrace.runtime.patience import Patience

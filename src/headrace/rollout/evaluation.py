@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from headrace.config.evaluation import PLAIN, HeldOut, passes
 from headrace.engines.pool import Place
 from headrace.experience.dataset import Prompt
+from headrace.experience.failures import failure_kind
 from headrace.experience.sample import EVALUATION_EPOCH, Group, GroupKey, Sample
+from headrace.rewards.model import ModelReward
+from headrace.rewards.votes import Answer, answer_of
 from headrace.rollout import estimates
 from headrace.rollout.episodes import EpisodeRunner
 from headrace.rollout.estimates import Estimate, Scored
-from headrace.rollout.failures import failure_kind
-from headrace.rollout.rewards.model import ModelReward
-from headrace.rollout.rewards.votes import Answer, answer_of
 from headrace.runtime.protocol import Clock
 from headrace.runtime.together import together
 from headrace.weights.version import Version

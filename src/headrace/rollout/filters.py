@@ -20,8 +20,8 @@ from headrace.config.filters import (
 )
 from headrace.experience.header import GroupHeader
 from headrace.experience.sample import Group, Sample
-from headrace.rollout.failures import describe_exception
-from headrace.rollout.plugins import NOTHING_GIVEN, Given, load_function
+from headrace.plugins.named import NOTHING_GIVEN, Given, load_function
+from headrace.plugins.raised import describe_exception
 from headrace.runtime.refs import RefLost
 
 BUILTIN_FILTERS = ("zero_spread",)

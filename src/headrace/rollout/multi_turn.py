@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.experience.dataset import Prompt
 from headrace.experience.sample import SampleStatus
-from headrace.rollout.conversation import opening
+from headrace.experience.text.conversation import opening
 from headrace.rollout.environment import Environment, StepResult
 from headrace.rollout.policy import Policy
 from headrace.rollout.trajectory import Trajectory

@@ -14,10 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 from headrace.engines.completions import Asked, Completion, GenerationAborted, complete, joined_parts
 from headrace.engines.pool import EnginePool, Place
 from headrace.engines.protocol import FinishReason, SamplingParams
-from headrace.experience.messages import Tool
 from headrace.experience.sample import GroupKey
-from headrace.rollout.stop_texts import StopTexts
-from headrace.rollout.tokens import Content, TextCodec
+from headrace.experience.text.messages import Tool
+from headrace.experience.text.stop_texts import StopTexts
+from headrace.experience.text.tokens import Content, TextCodec
 from headrace.runtime.patience import Patience, StandStill
 from headrace.runtime.protocol import Clock
 from headrace.weights.version import Version

@@ -13,7 +13,7 @@ from headrace.algorithms.kept_sets import KeptSets, joined
 from headrace.engines.completions import Completion
 from headrace.engines.protocol import FinishReason
 from headrace.experience.sample import GroupKey, Sample, SampleStatus
-from headrace.rollout.conversation import Messages
+from headrace.experience.text.conversation import Messages
 
 
 class Trajectory:

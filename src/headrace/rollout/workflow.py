@@ -9,8 +9,8 @@ from typing import Protocol
 from headrace.config.errors import ConfigError
 from headrace.config.rollout import RolloutConfig
 from headrace.experience.dataset import Prompt
+from headrace.plugins.named import NOTHING_GIVEN, Given, load_class
 from headrace.rollout.multi_turn import MultiTurn
-from headrace.rollout.plugins import NOTHING_GIVEN, Given, load_class
 from headrace.rollout.policy import Policy
 from headrace.rollout.single_turn import SingleTurn
 from headrace.rollout.trajectory import Trajectory

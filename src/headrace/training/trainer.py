@@ -23,9 +23,9 @@ from headrace.training.adamw import FlatAdamW, OptimizerSettings
 from headrace.training.deterministic import deterministic, lacks_kernel
 from headrace.training.dropout import remove_dropout
 from headrace.training.flat import FlatParameters
-from headrace.training.occasions import call_between_layers
+from headrace.training.layer_hooks import call_between_layers
+from headrace.training.lr_schedule import ScheduleSettings, learning_rate
 from headrace.training.protocol import Loss, Outputs, StepReport
-from headrace.training.schedule import ScheduleSettings, learning_rate
 from headrace.training.state import (
     TrainerRecord,
     read_record,

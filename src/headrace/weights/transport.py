@@ -6,7 +6,7 @@ from pathlib import Path
 
 from headrace.config.train import WeightsConfig
 from headrace.weights.disk import DiskPublisher
-from headrace.weights.memory import MemoryPublisher
+from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.plane import WeightPublisher
 
 

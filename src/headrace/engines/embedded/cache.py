@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headrace.engines.embedded.memory import CachePlan, CacheShape
+from headrace.engines.embedded.cache_plan import CachePlan, CacheShape
 
 _FIRST_CAPACITY = 256
 """Tokens per slot at the start on a CPU; doubled when a sequence outgrows it."""

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from headrace.engines.embedded.batch import DecodeBatch
 from headrace.engines.embedded.cache import KeyValueCache
+from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
 from headrace.engines.embedded.finite import finite_steps, not_finite
 from headrace.engines.embedded.kept_run import KeptRun
-from headrace.engines.embedded.memory import CachePlan, cache_shape
 from headrace.engines.embedded.prefill import padded_passes
 from headrace.engines.embedded.probe import choose_runner
 from headrace.engines.embedded.sampler import Kept, sample

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from headrace.config import EngineConfig
+from headrace.engines.embedded.cache_plan import CachePlan, plan_cache
 from headrace.engines.embedded.core import EngineCore, FlipCost, NewWeights, Output
-from headrace.engines.embedded.memory import CachePlan, plan_cache
 from headrace.engines.embedded.sequence import Sequence
 from headrace.engines.embedded.skeleton import Skeleton
 from headrace.engines.embedded.validate import check_request

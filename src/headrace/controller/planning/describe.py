@@ -1,0 +1,249 @@
+"""A plan in words: the dataflow, the roles and where they run, and the memory."""
+
+from __future__ import annotations
+
+from headrace.algorithms.kept_sets import most_bytes
+from headrace.algorithms.recipes import check_dataflow
+from headrace.config.evaluation import PLAIN
+from headrace.controller.planning.memory_estimate import GIB, MIB
+from headrace.controller.planning.plan import Plan
+from headrace.controller.planning.prompt_notes import first_prompt
+from headrace.controller.planning.table_size import largest_group, table_bytes
+from headrace.controller.threads import available_threads, takes_turns
+from headrace.experience.schedule import reachable_staleness
+from headrace.rewards.pool import worker_count
+
+_LANE_OF = {"rollout": "engine", "actor": "trainer"}
+_OWN_LANE = {name: name for name in ("reward", "reference", "proximal", "teacher")} | {
+    "critic.value": "critic",
+    "critic.update": "critic",
+}
+
+
+def describe_plan(plan: Plan) -> str:
+    """Several lines, for a terminal."""
+    asked = [] if plan.replay is not None else [first_prompt(plan)]
+    parts = [_run(plan), *asked, _dataflow(plan), _roles(plan), _memory(plan)]
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _run(plan: Plan) -> list[str]:
+    config = plan.config
+    rollout = config.rollout
+    return [
+        f"model     {config.model.path}: {plan.memory.parameters / 1e6:,.2f} M parameters, "
+        f"trainer {config.model.dtype}, {_engines(plan)} {config.engine.dtype or config.model.dtype}, "
+        f"context {plan.max_context} tokens",
+        *([] if plan.origin is None else [f"from      {plan.origin.name}: {_taken(plan)}"]),
+        f"data      {_data(plan)}; held out: {_held_out(plan)}"
+        + (f"; {plan.fit.cramped} leave no room for max_new_tokens" if plan.fit.cramped else ""),
+        *_sources(plan),
+        f"batches   {plan.total_batches} of {rollout.prompts_per_batch} prompts x {rollout.samples_per_prompt} "
+        f"samples, {'nothing trained' if plan.config.rollouts_only else f'{_steps(plan)} each'}"
+        + (f"; {rollout.surplus} prompt(s) more are started" if rollout.surplus else ""),
+        f"sampling  {_sampling(plan)}",
+        *_schedule(plan),
+        *_table(plan),
+    ]
+
+
+def _engines(plan: Plan) -> str:
+    count = plan.config.engine.replicas
+    return "engine" if count == 1 else f"{count} engines, each"
+
+
+def _data(plan: Plan) -> str:
+    data = plan.config.data
+    if plan.replay is not None:
+        return f"{data.rollouts}, recorded: {plan.replay.describe()}"
+    return f"{data.described}: {len(plan.prompts)} prompts"
+
+
+def _schedule(plan: Plan) -> list[str]:
+    config = plan.config
+    if config.rollouts_only:
+        most = config.ahead(plan.memory.slots)
+        return [f"schedule  rollouts only, of version 0: {most} groups run or wait to be recorded at most"]
+    if plan.replay is not None:
+        return [f"schedule  as recorded: staleness at most {plan.replay.bound}, {config.async_.mode}, no engine for it"]
+    return [
+        f"schedule  {config.async_.mode}: staleness at most {config.async_.staleness_bound}, on deadline "
+        f"{config.deadline_rule}, swaps {config.async_.swap}",
+        *_staleness(plan),
+    ]
+
+
+def _taken(plan: Plan) -> str:
+    assert plan.origin is not None
+    both = plan.config.algorithm.needs_critic and plan.origin.critic is not None
+    moments = "and the optimiser's moments" if plan.config.from_.optimizer else "the optimiser begins anew"
+    return f"its weights{' and its critic' if both else ''} are version 0, {moments}"
+
+
+def _held_out(plan: Plan) -> str:
+    """As `64`, or `64; gsm 1319 x 8 (pass@1, majority)`."""
+    told = []
+    for each in plan.config.held_out:
+        count = str(len(plan.held_out[each.name])) + (f" x {each.samples}" if each.samples > 1 else "")
+        name = "" if each.name == PLAIN else f"{each.name} "
+        told.append(f"{name}{count}" + ("" if each.metrics == ("mean",) else f" ({', '.join(each.metrics)})"))
+    return "; ".join(told) or "0"
+
+
+def _sources(plan: Plan) -> list[str]:
+    """What each of several sources has its share of, and how rows are ordered, if not just shuffled."""
+    data, lines = plan.config.data, []
+    if len(data.sources) > 1 and plan.replay is None:
+        sizes = [len(part) for part in plan.prompts.parts]
+        weights = [
+            size if source.weight is None else source.weight for source, size in zip(data.sources, sizes, strict=True)
+        ]
+        lines += [
+            f"  {source.called:<17} {weight / sum(weights):.1%} of the prompts, {size} rows"
+            for source, weight, size in zip(data.sources, weights, sizes, strict=True)
+        ]
+    if data.curriculum.column is not None:
+        way = "from the highest" if data.curriculum.descending else "from the lowest"
+        lines.append(f"  order             by {data.curriculum.column}, {way}, in every epoch of a source")
+    if data.curriculum.pass_rate is not None:
+        lines.append(f"  order             rows never drawn first, then pass rates near {data.curriculum.pass_rate:g}")
+    return lines
+
+
+def _sampling(plan: Plan) -> str:
+    """The distribution that tokens are drawn from."""
+    sampling = plan.config.rollout.sampling
+    drawn = f"at most {sampling.max_new_tokens} tokens, temperature {sampling.temperature:g}"
+    if sampling.stop:
+        drawn = f"up to {' or '.join(map(repr, sampling.stop))}, {drawn}"
+    if not sampling.truncates:
+        return f"{drawn}, from the whole vocabulary"
+    cut = f"top_k {sampling.top_k}" if sampling.top_k else "no top_k"
+    most = most_bytes(plan.vocab_size, sampling.top_k)
+    return f"{drawn}, top_p {sampling.top_p:g}, {cut}: what these keep travels with each token, in {most} bytes at most"
+
+
+def _staleness(plan: Plan) -> list[str]:
+    """How stale tokens get, and what binds it: max_staleness, async.ahead, or the engine's slots."""
+    config, slots = plan.config, plan.memory.slots
+    batch, samples, given = config.rollout.prompts_per_batch, config.rollout.samples_per_prompt, config.async_.ahead
+    bound, ahead = config.async_.staleness_bound, config.ahead(slots)
+    reached = reachable_staleness(batch, bound, ahead)
+    binds = "the engine's slots" if given is None else "async.ahead"
+    if reached == bound:
+        binds = "max_staleness"
+    lines = [
+        f"  ahead             {ahead} groups run or wait at most",
+        f"  staleness reached {reached} by answers that take equally long, bound by {binds}",
+    ]
+    if binds != "max_staleness":
+        lines.append(
+            f"                    ({bound} only by groups that others overtake; async.ahead={(bound - 2) * batch + 1} "
+            "would let all come to it)"
+        )
+    if binds == "the engine's slots":
+        lines[0] += f": a batch of {batch}, and what {slots} slots decode, {samples} a group; never under 2 batches"
+    return lines
+
+
+def _table(plan: Plan) -> list[str]:
+    """How much the experience table holds, and whether that may bind how far generation runs ahead."""
+    config, bound, largest = plan.config, table_bytes(plan.config), largest_group(plan)
+    fits, needed = bound // largest, config.rollout.prompts_per_batch
+    most = config.ahead(plan.memory.slots) + needed
+    lines = [
+        f"  table             {_size(bound)} of host memory at most: {fits} of the largest groups, {_size(largest)}"
+    ]
+    if fits < most:
+        lines.append(
+            f"                    (fewer than the {most} that run, wait or are trained at most: with large groups "
+            f"generation runs less far ahead, but always the {needed} of a batch; async.table_gib sets it)"
+        )
+    return lines
+
+
+def _steps(plan: Plan) -> str:
+    """As `8 optimiser step(s) in 2 epochs`."""
+    algorithm = plan.config.algorithm
+    epochs = f" in {algorithm.epochs_per_batch} epochs" if algorithm.epochs_per_batch > 1 else ""
+    early = f" (fewer after a KL above {algorithm.stop_kl:g})" if epochs and algorithm.stop_kl is not None else ""
+    return f"{algorithm.steps_per_batch} optimiser step(s){epochs}{early}"
+
+
+def _dataflow(plan: Plan) -> list[str]:
+    stages = check_dataflow(plan.recipe.stages)
+    lines = [f"dataflow  {'' if plan.config.rollouts_only else 'recipe '}{plan.recipe.name}"]
+    for stage in stages:
+        reads = ", ".join(stage.reads) or "prompts"
+        loss = plan.recipe.loss.get(stage.name)
+        made = "the record" if loss is None else f"version k + 1 (loss: {loss})"
+        writes = ", ".join(stage.writes) or made
+        lines.append(f"  {stage.name:<11} each {stage.unit:<6} {reads} -> {writes}")
+    if not plan.config.rollouts_only:
+        lines.append(f"  streaming: {_streaming(plan)}")
+    return lines
+
+
+def _streaming(plan: Plan) -> str:
+    if plan.recipe.stops_streaming:
+        return f"no: {', '.join(plan.recipe.stops_streaming)} wait for the whole batch"
+    if not plan.config.async_.streaming:
+        return f"no: mode {plan.config.async_.mode} trains whole batches"
+    return "yes: the trainer begins a batch with its first group"
+
+
+def _roles(plan: Plan) -> list[str]:
+    threads = available_threads(plan.config.runtime.threads)
+    turns = plan.config.runtime.turns or takes_turns(plan.config)
+    share = f"{threads} CPU thread(s), in turn with the others" if turns else "1 CPU thread"
+    left_out = ("schedule", "rollout") if plan.replay is not None else ("schedule",)
+    names = [stage.name for stage in plan.recipe.stages if stage.name not in left_out]
+    names += [] if plan.config.rollouts_only else ["weight follower"]
+    if plan.held_out:
+        names.append("evaluator")
+    lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.config.weights.transport}"]
+    for name in names:
+        lane = _LANE_OF.get(name)
+        placements = {"reference": plan.config.reference.placement, "proximal": plan.config.proximal.placement}
+        if placements.get(name) == "hybrid":
+            place = "compute lane 'trainer', in turn with the actor"
+        elif turns and (turn := lane or _OWN_LANE.get(name)):
+            place = f"compute lane {turn!r}: {share}"
+        elif name in _OWN_LANE:
+            place = f"compute lane {_OWN_LANE[name]!r}: {share}"
+        elif any(name == stage.name for stage in plan.config.algorithm.stages):
+            place = "compute lane 'stages'"
+        elif lane:
+            place = f"compute lane {lane!r}: {threads} CPU thread(s), shared while the other computes"
+        else:
+            place = "event loop"
+        lines.append(f"  {name:<16} {place}")
+    if not plan.needs_engine:
+        return lines
+    reward = plan.config.reward
+    apart = reward.group or any(term.function not in ("remote", "judge") for term in reward.all_terms)
+    if reward.description:
+        place = f"{worker_count(reward)} child process(es)" if apart else "event loop"
+        lines.append(f"  {'rewards':<16} {place}: {reward.description}")
+    for judge in reward.judges:
+        place = "the policy's engine" if judge.model is None else f"compute lane 'judge': {share}, {judge.model}"
+        lines.append(f"  {'judge':<16} {place}")
+    return lines
+
+
+def _memory(plan: Plan) -> list[str]:
+    memory = plan.memory
+    beside = "" if memory.on_device else " and activations"
+    lines = [f"memory    {_size(memory.total)}{beside}; {_size(memory.free)} free on {memory.place}"]
+    if memory.total > memory.free:
+        lines.append(
+            f"  WARNING: that is {_size(memory.total - memory.free)} more than is free: free memory, lower "
+            "engine.max_concurrent_sequences or engine.kv_cache_gib, or take a smaller model"
+        )
+    lines += [f"  {use:<44} {_size(size):>12}" for use, size in memory.uses.items()]
+    lines += [f"  of this host's memory: {use} {_size(size)}" for use, size in memory.on_host.items()]
+    return lines
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:,.2f} GiB" if count >= GIB else f"{count / MIB:,.2f} MiB"

@@ -1,0 +1,233 @@
+"""How much memory a run will take, worked out from shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+
+from headrace.algorithms.kept_sets import most_bytes
+from headrace.config import ConfigError, EngineConfig, TrainConfig
+from headrace.controller.planning.activations import DecoderShape, engine_bytes, scored_bytes, trained_bytes
+from headrace.controller.planning.judges import own_judges
+from headrace.controller.planning.out_of_memory import what_to_lower
+from headrace.controller.planning.table_size import most_sampled, table_bytes
+from headrace.engines.embedded.cache_plan import CachePlan, cache_shape, context_limit, plan_cache
+from headrace.models.loading import count_parameters, read_model_config
+
+GIB, MIB = 2**30, 2**20
+_BYTES = {"float32": 4, "bfloat16": 2}
+_KV_CACHE = "engine: KV cache"
+_SPARE = 0.05
+"""Of a device's free memory: for what its libraries take, and for what falls between allocated blocks."""
+_MOST_TOLD = 4
+_HOST = "this host"
+_OF_ENGINE = ("engine: ",)
+_OF_TRAINING = (
+    "trainer: ",
+    "critic: ",
+    "reference: ",
+    "proximal: ",
+    "teacher: ",
+    "weight plane: ",
+    "engine: next version",
+)
+"""How uses begin that a run without an engine, and one without a trainer, does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Bytes by use. For the CPU without activations, which follow `trainer.max_tokens_per_microbatch`."""
+
+    parameters: int
+    """Number of parameters, not bytes."""
+    uses: dict[str, int]
+    place: str
+    """Whose memory it is: `this host`, or a device."""
+    free: int
+    """There, now."""
+    cache: CachePlan
+    """Of each of the policy's engines."""
+    on_host: Mapping[str, int]
+    """Beside it, if the place is a device: of this host's memory."""
+    replicas: int = 1
+    """Engines of the policy."""
+
+    @property
+    def slots(self) -> int:
+        """Sequences that the engines will decode together."""
+        return self.replicas * self.cache.slots
+
+    @property
+    def on_device(self) -> bool:
+        return self.place != _HOST
+
+    @property
+    def total(self) -> int:
+        return sum(self.uses.values())
+
+
+def estimate_memory(
+    config: TrainConfig, model_config: Any, device: torch.device, *, engine: bool = True, trainer: bool = True
+) -> MemoryEstimate:
+    """`model_config`: a Hugging Face config. `engine` and `trainer`: whether there is one. Builds the model on no
+    device, and loads nothing.
+
+    Raises ConfigError if the KV cache does not fit; for a device, if anything does not.
+    """
+    parameters, free = count_parameters(model_config), free_bytes(device)
+    replicas = config.engine.replicas if engine else 1
+    uses = _fixed(config, model_config, parameters, device)
+    uses |= {} if device.type == "cpu" else _activations(config, model_config)
+    left_out = (*(() if engine else _OF_ENGINE), *(() if trainer else _OF_TRAINING))
+    uses = {use: size for use, size in uses.items() if not use.startswith(left_out)}
+    if not engine:
+        cache = CachePlan(slots=1, max_context=context_limit(model_config, config.engine), bytes_wanted=0)
+    elif device.type == "cpu":
+        cache = plan_kv_cache(model_config, config.engine, _engine_dtype(config), device, replicas)
+    else:
+        cache = _cache_beside(config, model_config, str(device), free, uses)
+    if engine and not trainer:
+        kept = {"weight plane: version 0, on the host": _BYTES[_engine_dtype(config)] * parameters}
+        uses |= kept if device.type == "cpu" else {}
+    if engine:
+        uses[_KV_CACHE] = replicas * cache.bytes_wanted
+    table = _table(config, model_config, cache)
+    if engine and not trainer and device.type != "cpu":
+        table |= kept
+    if device.type == "cpu":
+        return MemoryEstimate(parameters, uses | table, _HOST, free, cache, {}, replicas)
+    return MemoryEstimate(parameters, uses, str(device), free, cache, table, replicas)
+
+
+def _table(config: TrainConfig, model_config: Any, cache: CachePlan) -> dict[str, int]:
+    """What of the experience table is worth telling; it is in the host's memory."""
+    if not config.rollout.sampling.truncates:
+        return {}
+    vocabulary = int(model_config.get_text_config().vocab_size)
+    return {"experience table: kept sets, at most": _kept_sets(config, cache, vocabulary)}
+
+
+def _engine_dtype(config: TrainConfig) -> str:
+    return config.engine.dtype or config.model.dtype
+
+
+def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torch.device) -> dict[str, int]:
+    """Weights and what goes with them, and the judges' caches."""
+    trainer_bytes, engine_itemsize = _BYTES[config.model.dtype], _BYTES[_engine_dtype(config)]
+    masters = 4 * parameters
+    text = model_config.get_text_config()
+    # The engine lays its output layer out anew, also where the model's is its embedding.
+    tied = text.vocab_size * text.hidden_size if model_config.tie_word_embeddings else 0
+    engine_weights = config.engine.replicas * engine_itemsize * (parameters + tied)
+    uses = {
+        "trainer: float32 weights": masters,
+        "trainer: gradients (float32)": masters,
+        "trainer: AdamW moments (float32)": 2 * masters,
+        "engine: weights": engine_weights,
+        "engine: next version while it is received": engine_weights,
+    }
+    if config.model.dtype == "bfloat16":
+        uses["trainer: bfloat16 weights"] = trainer_bytes * parameters
+    if config.weights.transport == "memory":
+        uses["weight plane: newest version, and the next"] = 2 * trainer_bytes * parameters
+    algorithm = config.algorithm
+    if algorithm.needs_reference:
+        uses["reference: weights"] = trainer_bytes * parameters
+    if config.copies_proximal:
+        uses["proximal: weights"] = trainer_bytes * parameters
+    if algorithm.needs_teacher:
+        uses["teacher: weights, if it is as large as the policy"] = trainer_bytes * parameters
+    if algorithm.needs_critic:
+        uses["critic: weights, gradients and moments (float32)"] = 4 * masters
+    if config.reward.model.path is not None:
+        scored = count_parameters(read_model_config(config.reward.model.path))
+        uses["reward model: weights"] = trainer_bytes * scored
+    for judge in own_judges(config.rewards):
+        asked, dtype = read_model_config(judge.path), judge.engine.dtype or config.model.dtype
+        uses[f"judge {judge.path}: weights"] = _BYTES[dtype] * count_parameters(asked)
+        uses[f"judge {judge.path}: KV cache"] = plan_kv_cache(asked, judge.engine, dtype, device).bytes_wanted
+    return uses
+
+
+def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
+    """Of all passes, at their height: the lanes compute at the same time."""
+    shape, itemsize = DecoderShape.of(model_config), _BYTES[config.model.dtype]
+    algorithm, longest = config.algorithm, most_sampled(config, context_limit(model_config, config.engine))
+    checkpointing = config.model.gradient_checkpointing
+    most = max(config.trainer.max_tokens_per_microbatch, longest)
+    uses = {"trainer: activations": trained_bytes(shape, most, itemsize, checkpointing=checkpointing)}
+    if algorithm.needs_critic:
+        most = max(config.critic.max_tokens_per_microbatch, longest)
+        uses["critic: activations"] = trained_bytes(shape, most, itemsize, checkpointing=checkpointing)
+    own_reference = algorithm.needs_reference and config.reference.placement == "own"
+    scoring = {
+        "reference": (own_reference, config.reference.max_tokens_per_microbatch),
+        "proximal": (config.copies_proximal, config.proximal.max_tokens_per_microbatch),
+        "teacher": (algorithm.needs_teacher, config.teacher.max_tokens_per_microbatch),
+        "reward model": (config.reward.model.path is not None, config.reward.model.max_tokens_per_microbatch),
+    }
+    for name, (computes, budget) in scoring.items():
+        if computes:
+            uses[f"{name}: activations"] = scored_bytes(shape, max(budget, longest), itemsize)
+    slots = config.engine.max_concurrent_sequences
+    uses["engine: activations and logits"] = config.engine.replicas * engine_bytes(
+        shape, slots, config.engine.prefill_tokens_per_step, _BYTES[_engine_dtype(config)]
+    )
+    return uses
+
+
+def _cache_beside(config: TrainConfig, model_config: Any, place: str, free: int, uses: dict[str, int]) -> CachePlan:
+    """The KV cache in what `uses` leave of a device. Raises ConfigError if they leave none."""
+    left = (int((1 - _SPARE) * free) - sum(uses.values())) // config.engine.replicas
+    dtype = getattr(torch, _engine_dtype(config))
+    context = context_limit(model_config, config.engine)
+    per_slot = context * cache_shape(model_config).bytes_per_token(dtype)
+    wanted = per_slot
+    if config.engine.kv_cache_gib is not None:
+        wanted = int(config.engine.kv_cache_gib * GIB)
+    caches = config.engine.replicas * wanted
+    if wanted > left:
+        largest = sorted(uses.items(), key=lambda use: -use[1])[:_MOST_TOLD]
+        raise ConfigError(
+            f"this run needs {in_gib(sum(uses.values()) + caches)} on {place}, the least of KV cache included, and "
+            f"{in_gib(free)} are free there, of which a twentieth is kept back: "
+            + ", ".join(f"{use} {in_gib(size)}" for use, size in largest)
+            + f", {_KV_CACHE} {in_gib(caches)}; {what_to_lower(config)}, free memory there, or take a smaller model"
+        )
+    budget = left if config.engine.kv_cache_gib is None else wanted
+    given = config.engine.model_copy(update={"kv_cache_gib": budget / GIB})
+    return plan_cache(model_config, given, dtype, left)
+
+
+def _kept_sets(config: TrainConfig, cache: CachePlan, vocab_size: int) -> int:
+    """Bytes of the kept sets of as many groups as the table holds, each sample as long and each set as large as it can
+    be."""
+    rollout, longest = config.rollout, most_sampled(config, cache.max_context)
+    of_group = rollout.samples_per_prompt * longest * most_bytes(vocab_size, rollout.sampling.top_k)
+    bound = max(table_bytes(config), rollout.prompts_per_batch * of_group)
+    return min(config.table_groups(config.engine.replicas * cache.slots) * of_group, bound)
+
+
+def plan_kv_cache(
+    model_config: Any, engine_config: EngineConfig, dtype: str, device: torch.device, share: int = 1
+) -> CachePlan:
+    """The cache that each of `share` embedded engines with weights of `dtype` will have on `device` where nothing else
+    is. Raises ConfigError."""
+    # On a CPU the engine keeps it in float32, whatever the weights are.
+    kept = torch.float32 if device.type == "cpu" else getattr(torch, dtype)
+    return plan_cache(model_config, engine_config, kept, free_bytes(device) // share)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory now: of the device, or of the host for the CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def in_gib(size: int) -> str:
+    return f"{size / GIB:,.2f} GiB"

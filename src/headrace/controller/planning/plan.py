@@ -1,0 +1,318 @@
+"""What a run will need, read and checked before anything expensive starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose, compose_recording
+from headrace.config import ConfigError, TrainConfig
+from headrace.config.data import SourceConfig
+from headrace.config.evaluation import HeldOut
+from headrace.config.reward import RewardConfig
+from headrace.config.trainer import ENTROPY_VOCABULARY
+from headrace.controller.planning.context_room import Fit, Room
+from headrace.controller.planning.given_inputs import check_inputs
+from headrace.controller.planning.origin import check_origin, with_origin
+from headrace.controller.planning.prompt_notes import check_template, length_notes, template_notes, told_of
+from headrace.controller.planning.replay import Replay, find_record, open_replay
+from headrace.controller.threads import check_threads
+from headrace.experience.dataset import Prompt, PromptDataset, open_prompts
+from headrace.experience.text.chat_template import ChatTemplate
+from headrace.experience.text.tokens import TextCodec
+from headrace.models.folder import check_weights
+from headrace.models.loading import (
+    check_model,
+    check_reward_model,
+    load_tokenizer,
+    read_generation_stops,
+    read_model_config,
+    resolve_device,
+)
+from headrace.observe.trackers.packages import check_packages
+from headrace.plugins.named import NOTHING_GIVEN, Given, load_function
+from headrace.rewards.pool import RewardPool
+from headrace.rewards.row_checks import check_rows, read_columns, required_columns
+from headrace.rollout.filters import Filter, load_filters
+from headrace.rollout.workflow import Workflow, load_workflow
+from headrace.runtime.event_loop import run_to_end
+from headrace.runtime.inline import SystemClock
+from headrace.store.origin import Origin
+
+if TYPE_CHECKING:
+    from headrace.algorithms.pieces import Pieces
+    from headrace.controller.planning.memory_estimate import MemoryEstimate
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A config that can be run, with all of its input that is cheap to hold."""
+
+    config: TrainConfig
+    recipe: Recipe
+    prompts: PromptDataset
+    held_out: Mapping[str, tuple[Prompt, ...]]
+    """The prompts of each held-out set, by the set's name."""
+    tokenizer: Any
+    """A Hugging Face tokenizer."""
+    stop_token_ids: tuple[int, ...]
+    """The model's end-of-sequence tokens and those of the config."""
+    max_context: int
+    """Tokens of prompt and response."""
+    vocab_size: int
+    template: ChatTemplate
+    fit: Fit
+    """What was found of the prompts' lengths; `prompts` are those that are kept."""
+    held_out_fits: Mapping[str, Fit]
+    """The same of each held-out set, by the set's name."""
+    notes: tuple[str, ...]
+    """What the user should hear of before the start, a line each."""
+    total_batches: int
+    memory: MemoryEstimate
+    workflow: Workflow
+    filters: tuple[Filter, ...]
+    pieces: Pieces
+    """The user's own functions in the place of named ones."""
+    stages: tuple[Callable[..., Any], ...] = ()
+    """The functions of the user's own stages, in their order."""
+    given: Given = field(default_factory=dict)
+    """What was given in Python, by the text that stands for it in the config."""
+    origin: Origin | None = None
+    """What the run begins from, if not from the model at `model.path`."""
+
+    replay: Replay | None = None
+    """The recorded rollouts that it trains on, if it generates none."""
+
+    @property
+    def needs_engine(self) -> bool:
+        """Whether anything is generated: rollouts, or answers to held-out prompts."""
+        return self.replay is None or bool(self.held_out)
+
+    @property
+    def weights(self) -> str:
+        """The model, a folder or Hub name, whose weights are version 0."""
+        return self.config.model.path if self.origin is None else str(self.origin.model)
+
+    def codec(self) -> TextCodec:
+        """A new one: each remembers the prompt that it encoded last."""
+        return TextCodec(self.tokenizer, self.template)
+
+    @property
+    def records_entropy(self) -> bool:
+        """`trainer.record_entropy`, or what it is unless given."""
+        wanted = self.config.trainer.record_entropy
+        return self.vocab_size <= ENTROPY_VOCABULARY if wanted is None else wanted
+
+    @property
+    def warm_up_batches(self) -> int:
+        """First batches in which only the critic learns."""
+        return self.config.critic.warmup_batches if self.config.algorithm.needs_critic else 0
+
+
+def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NOTHING_GIVEN) -> Plan:
+    """Read the data, the tokenizer and the model's config; load the user's own classes and functions, but for those
+    that are `given`. `folder`: of the run, where it may have begun already.
+
+    Raises ConfigError, or RunMissing for a run to begin from, for whatever would make the run fail later, and where an
+    event loop runs. Loads no weights, and leaves nothing running.
+    """
+    config, origin = with_origin(config, folder)
+    config, recorded = find_record(config)
+    check_threads(config.runtime.threads)
+    check_inputs(config)
+    check_packages(config.trackers)
+    recipe = compose_recipe(config)
+    prompts = PromptDataset()
+    if recorded is None:
+        prompts = _dataset(config, config.data.sources, config.data.prompt_column, config.reward, orders=True)
+    held_out = {
+        each.name: _dataset(config, (each.source,), each.prompt_column, each.reward) for each in config.held_out
+    }
+    check_weights(config.model.path)
+    workflow = load_workflow(config.rollout, given)
+    # What was trained on once has passed the filters of its time.
+    filters = load_filters(config.filters, given) if recorded is None else ()
+    if recorded is None or held_out:
+        run_to_end(lambda: _check_rewards(config, prompts, held_out, given), "a plan")
+
+    # From here on torch is needed, which takes seconds to import: faults in the data are told before.
+    from headrace.controller.planning.judges import check_judges
+    from headrace.controller.planning.memory_estimate import estimate_memory
+    from headrace.controller.planning.own_functions import load_pieces
+    from headrace.engines.embedded.cache_plan import context_limit
+
+    device = resolve_device(config.model.device)
+    check_model(config.model.path)
+    model_config = read_model_config(config.model.path)
+    vocab_size = int(model_config.get_text_config().vocab_size)
+    _check_others(config, vocab_size)
+    if origin is not None:
+        check_origin(config, origin)
+    tokenizer = load_tokenizer(config.model.path)
+    context = context_limit(model_config, config.engine)
+    for reward in config.rewards:
+        check_judges(reward, context)
+    template = ChatTemplate.of(config.data.template, tokenizer)
+    text = TextCodec(tokenizer, template)
+    everything = (prompts, *held_out.values())
+    check_template(config, text, everything)
+    places = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    can_grow = config.engine.max_context is not None and (places is None or context < places)
+    room = Room(text, tokenizer, context, vocab_size, can_grow, config.data.too_long, config.data.max_prompt_tokens)
+    key, limit = "rollout.sampling.max_new_tokens", config.rollout.sampling.max_new_tokens
+    fit = room.check(prompts, config.data.described, key, limit)
+    fits = {each.name: _fit(room, held_out[each.name], each, key, limit) for each in config.held_out}
+    lengths = {"prompts": (len(prompts), fit)}
+    lengths |= {told_of(each.name): (len(held_out[each.name]), fits[each.name]) for each in config.held_out}
+    notes = (*template_notes(config, template, everything), *length_notes(config, lengths))
+    if config.data.too_long == "drop":
+        prompts = prompts.without(fit.too_long)
+        held_out = {name: kept.without(fits[name].too_long) for name, kept in held_out.items()}
+    _check_stops(config, vocab_size)
+    replay = None
+    if recorded is not None:
+        replay = open_replay(config, recorded, folder, vocab_size=vocab_size, max_context=context)
+    has_engine = replay is None or bool(held_out)
+    memory = estimate_memory(config, model_config, device, engine=has_engine, trainer=not config.rollouts_only)
+    batches = config.trainer.batches
+    if batches is None and replay is not None:
+        batches = replay.rollouts.batches * config.trainer.epochs
+    elif batches is None:
+        batches = math.ceil(len(prompts) * config.trainer.epochs / config.rollout.prompts_per_batch)
+    stops = [*read_generation_stops(config.model.path, tokenizer), *config.rollout.sampling.stop_token_ids]
+    return Plan(
+        config=config,
+        recipe=recipe,
+        prompts=prompts,
+        held_out={each.name: tuple(islice(held_out[each.name], each.max_prompts)) for each in config.held_out},
+        tokenizer=tokenizer,
+        stop_token_ids=tuple(dict.fromkeys(stops)),
+        max_context=context,
+        vocab_size=vocab_size,
+        template=template,
+        fit=fit,
+        held_out_fits=fits,
+        notes=notes,
+        total_batches=batches,
+        memory=memory,
+        workflow=workflow,
+        filters=filters,
+        pieces=load_pieces(config),
+        origin=origin,
+        replay=replay,
+        stages=tuple(
+            load_function(stage.function, f"algorithm.stages: {stage.name}: function", (), keywords=stage.reads)
+            for stage in config.algorithm.stages
+        ),
+        given=given,
+    )
+
+
+def compose_recipe(config: TrainConfig) -> Recipe:
+    """Raises ConfigError where its stages do not fit together."""
+    reward_model = config.reward.model.path is not None
+    if config.rollouts_only:
+        kept_sets = config.rollout.sampling.truncates
+        return compose_recording(config.algorithm, reward_model=reward_model, kept_sets=kept_sets)
+    recipe = compose(
+        config.algorithm,
+        own_proximal=config.own_proximal,
+        reward_model=reward_model,
+        kept_sets=config.rollout.sampling.truncates,
+        sealed_critic=config.seals_critic,
+        in_order=config.async_.in_order,
+    )
+    try:
+        check_dataflow(recipe.stages)
+    except DataflowError as error:
+        raise ConfigError(f"algorithm: {error}") from error
+    return recipe
+
+
+def _check_others(config: TrainConfig, vocab_size: int) -> None:
+    """The models beside the policy that are named and will be used; those that score its tokens share its ids."""
+    algorithm = config.algorithm
+    named = {
+        "reference.model": config.reference.model if algorithm.needs_reference else None,
+        "teacher.model": config.teacher.model if algorithm.needs_teacher else None,
+        "critic.model": config.critic.model if algorithm.needs_critic else None,
+        "reward.model.path": config.reward.model.path,
+    }
+    for key, path in named.items():
+        if path is None:
+            continue
+        check_model(path)
+        size = read_model_config(path).get_text_config().vocab_size
+        if size != vocab_size:
+            raise ConfigError(
+                f"{key} is {path!r}, with a vocabulary of {size} tokens, and the policy's has {vocab_size}: they "
+                "cannot share token ids; name a model with the policy's tokenizer"
+            )
+    if config.reward.model.path is not None:
+        check_reward_model(config.reward.model.path)
+
+
+async def _check_rewards(
+    config: TrainConfig, prompts: PromptDataset, held_out: Mapping[str, PromptDataset], given: Given
+) -> None:
+    """Load the reward functions where they will run: in processes of their own, of which one will do."""
+    scored = [(config.reward, prompts), *((each.reward, held_out[each.name]) for each in config.held_out)]
+    done: list[RewardConfig] = []
+    for reward, rows in scored:
+        if not len(rows) or reward in done:
+            continue
+        done.append(reward)
+        alone = reward.model_copy(update={"workers": 1})
+        pool = RewardPool(alone, clock=SystemClock(), columns=tuple(rows[0].row), given=given)
+        try:
+            await pool.start()
+        finally:
+            await pool.close()
+
+
+def _dataset(
+    config: TrainConfig,
+    sources: Sequence[SourceConfig],
+    prompt_column: str,
+    reward: RewardConfig,
+    *,
+    orders: bool = False,
+) -> PromptDataset:
+    """`orders`: the rows are drawn in the curriculum's order."""
+    # An environment gives the rewards of its episodes itself, as a rule.
+    scores = config.rollout.environment is None
+    return PromptDataset(
+        *(
+            open_prompts(
+                source,
+                prompt_column=prompt_column,
+                id_column=config.data.id_column,
+                tools_column=config.data.tools_column,
+                required_columns=required_columns(reward) if scores else (),
+                read_columns=read_columns(reward) if scores else (),
+                check=partial(check_rows, reward) if scores else None,
+                numbers=config.data.curriculum.column if orders else None,
+                name=source.called if len(sources) > 1 else "",
+            )
+            for source in sources
+        )
+    )
+
+
+def _fit(room: Room, prompts: PromptDataset, held_out: HeldOut, key: str, limit: int) -> Fit:
+    """`limit` is the value of `key`, which is training's."""
+    if held_out.max_new_tokens != limit:
+        key, limit = f"{held_out.key}.max_new_tokens", held_out.max_new_tokens
+    return room.check(prompts, held_out.source.path, key, limit)
+
+
+def _check_stops(config: TrainConfig, vocab_size: int) -> None:
+    if outside := [i for i in config.rollout.sampling.stop_token_ids if not 0 <= i < vocab_size]:
+        raise ConfigError(
+            f"rollout.sampling.stop_token_ids has {outside[0]}, which is no token: ids are from 0 to {vocab_size - 1}"
+        )

@@ -1,0 +1,58 @@
+"""How many bytes of host memory the experience table may hold, and how many a group takes at most."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psutil
+
+from headrace.algorithms.kept_sets import most_bytes
+from headrace.config import TrainConfig
+
+if TYPE_CHECKING:
+    from headrace.controller.planning.plan import Plan
+
+_GIB = 2**30
+_SHARE_OF_HOST = 0.5
+_SAMPLE_BYTES = 17
+"""Of a token: id, log-prob, version and branch take 4 bytes each, the mask 1."""
+_NUMBER_BYTES = 4
+"""Of a token in a column that a stage writes: float32. One that has a number for the whole sample counts as well."""
+_NO_SET_BYTES = 4
+"""Of a token that was not sampled, beside others that have a kept set: the size of its own, 0."""
+_OF_NO_TOKENS = ("rollout", "filter", "schedule")
+"""Stages whose columns are those of the samples, or a value for the whole group."""
+
+
+def table_bytes(config: TrainConfig) -> int:
+    """`async.table_gib` in bytes, or what it is unless given: a share of all the host's memory, and not of what is free
+    now, so that a run and its resumption have the same."""
+    if config.async_.table_gib is not None:
+        return int(config.async_.table_gib * _GIB)
+    return int(_SHARE_OF_HOST * psutil.virtual_memory().total)
+
+
+def column_bytes(plan: Plan) -> int:
+    """Of a token, in all columns that stages write beside those that its sample came with."""
+    return _NUMBER_BYTES * sum(len(stage.writes) for stage in plan.recipe.stages if stage.name not in _OF_NO_TOKENS)
+
+
+def largest_group(plan: Plan) -> int:
+    """Bytes of a group in the table whose episodes give one sample each, as long and with kept sets as large as they
+    can be, with all columns that stages write. (A workflow that gives several samples an episode may take more.)"""
+    rollout = plan.config.rollout
+    sample = plan.max_context * (_SAMPLE_BYTES + column_bytes(plan))
+    if rollout.sampling.truncates:
+        sampled = most_sampled(plan.config, plan.max_context)
+        sample += _NO_SET_BYTES * (plan.max_context - sampled)
+        sample += most_bytes(plan.vocab_size, rollout.sampling.top_k) * sampled
+    return rollout.samples_per_prompt * sample
+
+
+def most_sampled(config: TrainConfig, max_context: int) -> int:
+    """Tokens of a sample that the policy chooses, at most."""
+    rollout = config.rollout
+    if rollout.workflow not in ("single_turn", "multi_turn"):
+        return max_context
+    turns = rollout.max_turns if rollout.workflow == "multi_turn" else 1
+    return min(max_context, turns * rollout.sampling.max_new_tokens)

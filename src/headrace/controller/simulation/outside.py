@@ -1,0 +1,145 @@
+"""What a simulated run gets from outside: parts that charge modelled seconds on a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from headrace.algorithms.kl_controllers import KLCoefficient
+from headrace.config.model import PolicyEngineConfig
+from headrace.config.track import TrackerSection
+from headrace.controller.models import Models
+from headrace.controller.planning.plan import Plan
+from headrace.controller.reward_pools import RewardPools
+from headrace.controller.simulation.machine import DiskCosts
+from headrace.controller.tracking import Tell
+from headrace.engines.pool import EnginePool
+from headrace.engines.protocol import Engine
+from headrace.engines.simulated import NO_FAULTS, EngineCosts, EngineFaults, SimulatedEngine
+from headrace.engines.simulated_answers import Answers
+from headrace.rewards.simulated import RewardCosts, SimulatedRewards
+from headrace.runtime.inline import Span
+from headrace.runtime.protocol import Clock, Runtime
+from headrace.runtime.virtual import VirtualRuntime
+from headrace.store.files import Files
+from headrace.training.simulated import SimulatedReference, SimulatedScorer, SimulatedTrainer, TrainerCosts
+from headrace.weights.in_process import MemoryPublisher
+from headrace.weights.plane import WeightReceiver
+from headrace.weights.version import INITIAL, Version
+
+Watch = Callable[[str, object], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What everything takes, and how long answers are."""
+
+    engine: EngineCosts = field(default_factory=EngineCosts)
+    answers: Answers = field(default_factory=Answers)
+    trainer: TrainerCosts = field(default_factory=TrainerCosts)
+    critic: TrainerCosts = field(default_factory=TrainerCosts)
+    rewards: RewardCosts = field(default_factory=RewardCosts)
+    disk: DiskCosts = field(default_factory=DiskCosts)
+
+
+class SimulatedOutside:
+    """An `Outside`: no thread, process, socket, model or file."""
+
+    def __init__(
+        self,
+        runtime: VirtualRuntime,
+        files: Files,
+        costs: Costs,
+        engine_faults: EngineFaults = NO_FAULTS,
+        *,
+        interrupts: bool = False,
+        watch: Watch = lambda word, what: None,
+    ) -> None:
+        """`interrupts`: see `SimulatedEngine`. `watch` is told what models do."""
+        self.files = files
+        self.built: Models | None = None
+        self._runtime = runtime
+        self._costs = costs
+        self._engine_faults = engine_faults
+        self._interrupts = interrupts
+        self._watch = watch
+
+    def runtime(self, plan: Plan, trace: Callable[[Span], None] | None) -> Runtime:
+        torch.set_num_threads(1)  # teams of threads cost more than such small tensors are worth
+        return self._runtime
+
+    async def models(self, plan: Plan, runtime: Runtime, folder: Path) -> Models:
+        config, algorithm, costs = plan.config, plan.config.algorithm, self._costs
+        charge = self._runtime.charge
+        trainer = SimulatedTrainer(self.files, charge, costs.trainer, lr=config.trainer.optimizer.lr, watch=self._watch)
+        models = Models(
+            trainer,
+            self._engines(config.engine, runtime),
+            MemoryPublisher(),
+            KLCoefficient(algorithm.kl, plan.pieces.kl_controller),
+        )
+        if algorithm.needs_critic:
+            critic = SimulatedTrainer(self.files, charge, costs.critic, lr=config.critic.optimizer.lr)
+            models = replace(models, critic=critic)
+        if algorithm.needs_reference and config.reference.placement == "own":
+            models = replace(models, reference=SimulatedScorer(self.files, charge, costs.trainer))
+        if algorithm.needs_reference and config.reference.refresh_every is not None:
+            models = replace(models, refreshed=models.reference or SimulatedReference(trainer, self.files))
+        if config.copies_proximal:
+            models = replace(models, proximal=SimulatedScorer(self.files, charge, costs.trainer, follows=True))
+        if algorithm.needs_teacher:
+            models = replace(models, teacher=SimulatedScorer(self.files, charge, costs.trainer))
+        self.built = models
+        return models
+
+    def _engines(self, config: PolicyEngineConfig, runtime: Runtime) -> EnginePool:
+        """The first has the faults, those that come in the place of a dead one have none."""
+
+        def made(faults: EngineFaults, version: Version = INITIAL) -> SimulatedEngine:
+            costs = self._costs
+            return SimulatedEngine(
+                runtime,
+                costs.engine,
+                costs.answers,
+                faults,
+                interrupts=self._interrupts,
+                watch=self._watch,
+                version=version,
+            )
+
+        async def successor(dead: Engine, receiver: WeightReceiver) -> Engine:
+            manifest, _ = await runtime.compute("weights", receiver.receive)
+            again = made(NO_FAULTS, manifest.version)
+            await again.start()
+            return again
+
+        return EnginePool(
+            [made(NO_FAULTS if index else self._engine_faults) for index in range(config.replicas)],
+            runtime.clock,
+            revive=successor,
+            return_deadline_s=config.return_deadline_s,
+            spread=config.spread,
+        )
+
+    @asynccontextmanager
+    async def rewards(
+        self, plan: Plan, folder: Path, runtime: Runtime, engines: EnginePool, judges: Mapping[str, EnginePool]
+    ) -> AsyncGenerator[RewardPools]:
+        yield RewardPools(SimulatedRewards(runtime.clock, self._costs.rewards), {})
+
+    def tracking(
+        self,
+        sections: Sequence[TrackerSection],
+        folder: Path,
+        clock: Clock,
+        event: Tell,
+        seen: Callable[[], bool],
+    ) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+    def watchdog(self, plan: Plan, owners: Mapping[str, str], record: Path) -> AbstractAsyncContextManager[object]:
+        return nullcontext()

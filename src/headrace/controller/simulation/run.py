@@ -1,0 +1,180 @@
+"""Whole runs in virtual time: the controller as it is, between simulated parts, on a disk that may fail."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from headrace.config import TrainConfig
+from headrace.controller.begin import Begin
+from headrace.controller.planning.plan import Plan
+from headrace.controller.simulation.machine import DiskFaults, Machine, Trace
+from headrace.controller.simulation.outside import Costs, SimulatedOutside
+from headrace.controller.simulation.plan import simulated_plan
+from headrace.controller.stopping import StopRequest
+from headrace.controller.train import Ended, train
+from headrace.engines.simulated import NO_FAULTS, EngineFaults
+from headrace.experience.columns import COLUMN_TYPES
+from headrace.observe.run_record import RunRecord, RunWatcher
+from headrace.runtime.virtual import VirtualClock, VirtualRuntime, run_virtually
+from headrace.store import Counts, RunReader
+from headrace.store.memory_files import MemoryFiles
+from headrace.training.simulated import SimulatedTrainer, TrainedState
+
+FOLDER = Path("/run")
+_MOST_LIVES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What goes wrong in a run, and when."""
+
+    engine: tuple[EngineFaults, ...] = ()
+    """Of the engine in each life of the run: a run that fails is resumed."""
+    disk: DiskFaults = DiskFaults()  # noqa: RUF009 (frozen)
+    power_cuts_at: tuple[float, ...] = ()
+    """Seconds of the clock."""
+    power_cuts_after: tuple[int, ...] = ()
+    """Operations of the store, counted from the beginning of each life: the first number is of the first life."""
+    restart_s: float = 60.0
+    """From the end of a life to the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What one process made of the run."""
+
+    begun_at: float
+    ended_at: float
+    end: str
+    """`finished`, `stopped`, `power cut`, or an error's name and words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    lives: tuple[Life, ...]
+    seconds: float
+    """Of virtual time."""
+    trace_hash: str
+    """Of all that was decided, recorded and written, with the time of each; equal for equal arguments."""
+    trace: tuple[str, ...]
+    """The same in words, if it was asked for."""
+    counts: Counts
+    record: RunRecord
+    state: TrainedState
+    """Of the last life's trainer."""
+    files: MemoryFiles
+    """The run's, in `FOLDER`."""
+    refs_left: int
+    """That nobody freed, though nobody can ask for them any more."""
+
+    @property
+    def status(self) -> str:
+        return self.lives[-1].end
+
+
+def simulate(
+    config: TrainConfig,
+    seed: int,
+    faults: Faults = Faults(),
+    *,
+    costs: Costs = Costs(),  # noqa: B008 (frozen)
+    prompts: int = 1_000,
+    keeps_trace: bool = False,
+) -> Outcome:
+    """The run of `config`, from its beginning until it finishes, whatever happens on the way. It follows from the
+    arguments alone. Raises Deadlock, Livelock, ConfigError, and the last error of a run that does not get on."""
+    config = config.model_copy(update={"seed": seed})
+    plan = simulated_plan(
+        config,
+        prompts=prompts,
+        slots=costs.engine.slots,
+        max_context=costs.engine.max_context,
+        vocab_size=costs.answers.vocab_size,
+    )
+    return run_virtually(lambda runtime: _Run(plan, faults, costs, runtime.clock, keeps_trace).to_its_end())
+
+
+class _Run:
+    def __init__(self, plan: Plan, faults: Faults, costs: Costs, clock: VirtualClock, keeps_trace: bool) -> None:
+        self._plan = plan
+        self._faults = faults
+        self._costs = costs
+        self._clock = clock
+        self._trace = Trace(clock.now, keeps_trace)
+        self._draw = np.random.default_rng(plan.config.seed).integers
+        self._files = MemoryFiles()
+        self._lives: list[Life] = []
+        self._refs_left = 0
+        self._state = TrainedState(0, 0, 0, 0, 0)
+
+    async def to_its_end(self) -> Outcome:
+        self._files.make_folder(FOLDER)
+        self._files.sync(Path("/"))
+        while not self._lives or self._lives[-1].end != "finished":
+            if len(self._lives) == _MOST_LIVES:
+                raise RuntimeError(f"the run did not finish in {_MOST_LIVES} lives: {self._lives[-1].end}")
+            if self._lives:
+                await self._clock.sleep(self._faults.restart_s)
+            await self._live()
+        with RunReader(FOLDER, self._files) as reader:
+            return Outcome(
+                tuple(self._lives),
+                self._clock.now(),
+                self._trace.hash,
+                tuple(self._trace.lines),
+                reader.counts(),
+                RunWatcher(reader).read(),
+                self._state,
+                self._files,
+                self._refs_left,
+            )
+
+    async def _live(self) -> None:
+        """One process, from its start to its end."""
+        number, began = len(self._lives), self._clock.now()
+        runtime = VirtualRuntime(self._clock, types=COLUMN_TYPES)
+        life = Machine(
+            self._clock.now, self._trace, runtime.charge, self._costs.disk, self._faults.disk, self._count_of(number)
+        )
+        begin: Begin = "resume" if self._files.is_file(FOLDER / "run.db") else "new"
+        files = self._files = self._files.after_power_cut(self._lost, life.told)
+        engine_faults = self._faults.engine[number] if number < len(self._faults.engine) else NO_FAULTS
+        outside = SimulatedOutside(runtime, files, self._costs, engine_faults, watch=life.heard)
+        self._trace.add("begins", begin)
+        running = asyncio.create_task(
+            train(self._plan, FOLDER, begin, stop=StopRequest(signals=()), outside=outside), name="run"
+        )
+        end = await self._see_to_its_end(running, life)
+        trainer = outside.built.trainer if outside.built is not None else None
+        if isinstance(trainer, SimulatedTrainer):
+            self._state = trainer.state
+        self._refs_left = runtime.kept
+        self._trace.add("ends", end)
+        self._lives.append(Life(began, self._clock.now(), end))
+
+    async def _see_to_its_end(self, running: asyncio.Task[Ended], life: Machine) -> str:
+        cut = asyncio.create_task(life.off.wait(), name="power cut")
+        at = next((at for at in self._faults.power_cuts_at if at > self._clock.now()), None)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(at):
+                await asyncio.wait([running, cut], return_when=asyncio.FIRST_COMPLETED)
+        cut.cancel()
+        if running.done() and not life.off.is_set():
+            error = running.exception()
+            return running.result().status if error is None else f"{type(error).__name__}: {error}"
+        life.switch_off()
+        running.cancel()
+        await asyncio.gather(running, cut, return_exceptions=True)
+        return "power cut"
+
+    def _count_of(self, number: int) -> int | None:
+        counts = self._faults.power_cuts_after
+        return counts[number] if number < len(counts) else None
+
+    def _lost(self, count: int) -> int:
+        return int(self._draw(count))

@@ -1,0 +1,1 @@
+"""Between text and token ids: messages, chat templates, conversations, stop texts."""

@@ -1,0 +1,34 @@
+"""Ends a completion at a text: exactly, however its tokens come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.experience.text.detokenize import Detokenizer
+from headrace.experience.text.stops import StopStrings
+
+
+class StopTexts:
+    """Watches one completion. It is looked at token by token, so what it finds depends on neither chunks nor
+    interruptions."""
+
+    def __init__(
+        self, decode: Callable[[NDArray[np.int32]], str], prompt: NDArray[np.int32], stops: Sequence[str]
+    ) -> None:
+        """`decode`: token ids to text, special tokens included. A stop text is looked for in what comes after `prompt`
+        alone."""
+        self._detokenizer = Detokenizer(lambda ids: decode(np.asarray(ids, dtype=np.int32)), prompt.tolist())
+        self._stops = StopStrings(stops)
+        self._tokens = 0
+
+    def push(self, tokens: NDArray[np.int32]) -> int | None:
+        """How many tokens the completion has up to the one that completes a stop text; None if none does yet. Once it
+        has, no more may be pushed."""
+        for token in tokens.tolist():
+            self._tokens += 1
+            if self._stops.push(self._detokenizer.push([token]))[1]:
+                return self._tokens
+        return None

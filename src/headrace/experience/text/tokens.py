@@ -1,0 +1,139 @@
+"""Text and chat messages to token ids, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from headrace.experience.text.chat_template import ChatTemplate
+from headrace.experience.text.messages import Message, Tool
+
+Content = str | list[Message]
+"""Text, or chat messages: see `experience.messages`."""
+
+_POLICY_TURN = "\x02policy\x03"
+"""Stands for what the policy wrote while the chat template renders what comes after it."""
+
+
+class HFTokenizer(Protocol):
+    """What is used of a Hugging Face tokenizer."""
+
+    eos_token_id: int | None
+    chat_template: Any
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True) -> Any: ...
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> Any: ...
+
+    def apply_chat_template(
+        self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool, **more: Any
+    ) -> Any: ...
+
+
+class TextCodec:
+    """One tokenizer with its chat template, as workflows use it."""
+
+    def __init__(self, tokenizer: HFTokenizer, template: ChatTemplate | None = None) -> None:
+        """`template` is the tokenizer's own, with nothing added, unless given."""
+        self._tokenizer = tokenizer
+        self.template = ChatTemplate(tokenizer) if template is None else template
+        self._last: tuple[Content, Sequence[Tool] | None, NDArray[np.int32]] | None = None
+
+    def encode(
+        self, content: Content, tools: Sequence[Tool] | None = None, variables: Mapping[str, Any] | None = None
+    ) -> NDArray[np.int32]:
+        """Ids of a prompt, read-only. Text gets the tokenizer's own special tokens; messages, and the `tools` that the
+        policy may call, are rendered by the chat template, up to where the policy's turn begins. `variables` of the
+        template go before those of the config.
+
+        Raises ValueError if nothing comes out, or if messages are given but there is no chat template, or it refuses
+        them.
+        """
+        last = self._last  # as one, since others may encode on other threads
+        known = last is not None and not variables
+        if last is not None and known and last[0] == content and last[1] == tools:  # a group asks one after another
+            return last[2]
+        if isinstance(content, str):
+            if tools:
+                raise ValueError("a prompt of text has no place for tools; give chat messages")
+            encoded = self._text(content)
+        else:
+            template = self.template.given(variables or {})
+            encoded = self._plain(template.render(content, tools))
+        if not encoded:
+            raise ValueError(f"the prompt {content!r} is encoded to no tokens")
+        ids = np.asarray(encoded, dtype=np.int32)
+        ids.flags.writeable = False
+        if not variables:
+            self._last = (deepcopy(content), deepcopy(tools), ids)
+        return ids
+
+    def encode_observation(
+        self,
+        text: str,
+        *,
+        chat: bool,
+        last_token: int | None = None,
+        role: str = "user",
+        tools: Sequence[Tool] | None = None,
+    ) -> NDArray[np.int32]:
+        """Ids of what an environment says after a turn of the policy, to be appended to the tokens so far.
+
+        In a chat it becomes a message of `role`: what the template puts between the policy's words and its next turn,
+        less the closing token if the policy wrote it (`last_token`). The history is never tokenised again.
+
+        Raises ValueError if the template refuses it, or does not show what the assistant said.
+        """
+        if not chat:
+            return np.asarray(self._plain(text), dtype=np.int32)
+        history = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _POLICY_TURN}]
+        rendered = self.template.render([*history, {"role": role, "content": text}], tools)
+        _, found, after = rendered.partition(_POLICY_TURN)
+        if not found:
+            raise ValueError("the chat template does not show an assistant's message; environments need one that does")
+        ids = self._plain(after)
+        if ids and ids[0] == last_token:
+            ids = ids[1:]
+        return np.asarray(ids, dtype=np.int32)
+
+    def truncated_left(self, ids: NDArray[np.int32], longest: int) -> NDArray[np.int32]:
+        """See the function of this name."""
+        return truncated_left(ids, longest, getattr(self._tokenizer, "bos_token_id", None))
+
+    def decode(self, tokens: ArrayLike, *, keep_special_tokens: bool = False) -> str:
+        """Text of `tokens`, special tokens left out unless they are kept."""
+        ids = np.asarray(tokens, dtype=np.int64).tolist()
+        return cast(str, self._tokenizer.decode(ids, skip_special_tokens=not keep_special_tokens))
+
+    def _text(self, text: str) -> list[int]:
+        return list(self._tokenizer(text)["input_ids"])
+
+    def _plain(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def truncated_left(ids: NDArray[np.int32], longest: int, bos_token_id: int | None) -> NDArray[np.int32]:
+    """The last `longest` of `ids`; the first one stays, where it is the token that begins every text."""
+    if len(ids) <= longest:
+        return ids
+    if bos_token_id is not None and longest > 1 and ids[0] == bos_token_id:
+        return np.concatenate([ids[:1], ids[len(ids) - longest + 1 :]])
+    return ids[len(ids) - longest :]
+
+
+def stop_token_ids(
+    tokenizer: HFTokenizer, generation_eos: int | Iterable[int] | None, extra: Iterable[int] = ()
+) -> tuple[int, ...]:
+    """Ids that end a response, ascending: the tokenizer's, those of the model's generation config, and `extra`."""
+    ids = set(extra)
+    if tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    if isinstance(generation_eos, int):
+        ids.add(generation_eos)
+    elif generation_eos is not None:
+        ids.update(generation_eos)
+    return tuple(sorted(ids))

@@ -1,0 +1,10 @@
+"""The HTTP front of an engine: the OpenAI API for text and chat, and `/generate` for token ids in and out.
+
+Nothing listens beyond loopback without a token. Streamed or not, a request gives the same text: both are put
+together by `text.TextStream`.
+"""
+
+from headrace.gateway.app import build_app
+from headrace.gateway.server import HttpServer, serve
+
+__all__ = ["HttpServer", "build_app", "serve"]

@@ -1,0 +1,77 @@
+"""JSON in, JSON or server-sent events out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from aiohttp import web
+
+from headrace.gateway.errors import ApiError, as_api_error
+from headrace.gateway.sampling import Deadline
+from headrace.runtime.protocol import WaitTimeout
+
+
+async def read_json(request: web.Request, deadline: Deadline) -> Any:
+    """Raises ApiError for another content type, or for what is no strict JSON."""
+    # A page in a browser cannot send this type to another origin without asking first, and is not answered.
+    if request.content_type != "application/json":
+        raise ApiError("the body must be JSON: send Content-Type: application/json", status=415)
+    body = await deadline.wait(request.read(), "the request's body")
+    try:
+        return json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(f"the body is not JSON: {error}") from error
+
+
+def respond(value: dict[str, Any]) -> web.Response:
+    return web.json_response(value, dumps=_dumps)
+
+
+async def stream_events(
+    request: web.Request, events: AsyncGenerator[dict[str, Any], None], deadline: Deadline
+) -> web.StreamResponse:
+    """Server-sent events, then `[DONE]`.
+
+    An error before the first event is raised, for a plain answer; a later one is an event of its own. A client that
+    goes away, or does not read until the deadline, ends the stream and closes `events`.
+    """
+    async with aclosing(events):
+        first = await anext(events)
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+        )
+        try:
+            await response.prepare(request)
+            async with aclosing(_data(first, events)) as lines:
+                async for line in lines:
+                    await deadline.wait(response.write(line), "the client to read what was streamed")
+            await deadline.wait(response.write_eof(), "the client to read the end of the stream")
+        except (ConnectionError, WaitTimeout):
+            if request.transport is not None:
+                request.transport.abort()
+        return response
+
+
+async def _data(first: dict[str, Any], events: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
+    yield _line(_dumps(first))
+    try:
+        async for event in events:
+            yield _line(_dumps(event))
+    except Exception as error:
+        yield _line(_dumps(as_api_error(error).body))
+    yield _line("[DONE]")
+
+
+def _line(data: str) -> bytes:
+    return f"data: {data}\n\n".encode()
+
+
+def _dumps(value: dict[str, Any]) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON value")

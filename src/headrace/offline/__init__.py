@@ -1,0 +1,1 @@
+"""Training on a fixed dataset: `headrace sft`, `rm` and `dpo`, and the loop that they share."""

@@ -1,0 +1,262 @@
+"""The loop of the offline trainers: batches of a fixed dataset, in a seeded order, one optimiser step each."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, config_sha256, dump_config
+from headrace.config.paths import path_of
+from headrace.config.track import sections
+from headrace.controller.begin import Begin
+from headrace.controller.planning.given_inputs import check_inputs
+from headrace.controller.planning.out_of_memory import told
+from headrace.controller.planning.prompt_notes import unread_notes
+from headrace.controller.stopping import StopFlag
+from headrace.controller.threads import available_threads, check_threads
+from headrace.experience.dataset import PromptOrder
+from headrace.experience.text.chat_template import ChatTemplate
+from headrace.models.loading import (
+    check_model,
+    load_tokenizer,
+    read_generation_stops,
+    read_model_config,
+    resolve_device,
+)
+from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
+from headrace.observe.offline.listeners import NOBODY, OfflineListeners
+from headrace.observe.offline.summary import build_summary
+from headrace.observe.trackers.packages import check_packages
+from headrace.offline.output import OutputFolder
+from headrace.offline.progress import Made, Progress, read_progress, write_progress
+from headrace.offline.recorder import OfflineView, over, recording
+from headrace.training.protocol import LossTerms, StepReport, Trainer
+
+logger = logging.getLogger(__name__)
+
+_REPORTS = 20
+
+Unit = Sequence[PackRow]
+"""Rows that are trained in one micro-batch: a demonstration, or the two of a pair."""
+Measure = Callable[[Trainer, MicroBatch], LossTerms]
+"""What the loss, and all that is told of it, is on rows that are not trained on."""
+Report = Callable[[int, float, float], None]
+"""Steps done, loss of the last one, tokens/s since the report before."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineResult(Progress):
+    model: Path = Path()
+    """Folder that `transformers` loads; there once the run is finished."""
+    status: Literal["finished", "stopped"] = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The model that training begins from, looked at before it is loaded."""
+
+    tokenizer: Any
+    template: ChatTemplate
+    end_token_id: int
+    stop_token_ids: tuple[int, ...]
+    """That end a response."""
+    max_context: int | None
+    device: torch.device
+
+
+def look_at(config: SFTConfig | RMConfig | DPOConfig, output: OutputFolder) -> Source:
+    """Raises ConfigError for a model that cannot be trained on responses, or that the output would overwrite."""
+    source = path_of(config.model.path)
+    if source.exists() and source.resolve() == output.model.resolve():
+        raise ConfigError(f"{output.model} is the model to begin from, and would be overwritten; give another --dir")
+    check_threads(config.runtime.threads)
+    check_inputs(config)
+    check_packages(sections(config.track))
+    device = resolve_device(config.model.device)
+    check_model(config.model.path)
+    tokenizer = load_tokenizer(config.model.path)
+    stops = read_generation_stops(config.model.path, tokenizer)
+    if not stops:
+        raise ConfigError(
+            f"the tokenizer and the config of model {config.model.path!r} name no end-of-sequence token, so the model "
+            "could not learn to stop; set eos_token in the tokenizer"
+        )
+    end = stops[0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    context = getattr(read_model_config(config.model.path).get_text_config(), "max_position_embeddings", None)
+    template = ChatTemplate.of(config.data.template, tokenizer)
+    for note in unread_notes(template):
+        logger.warning("%s", note)
+    return Source(tokenizer, template, end, tuple(dict.fromkeys((end, *stops))), context, device)
+
+
+def run_offline(
+    config: SFTConfig | RMConfig | DPOConfig,
+    output: OutputFolder,
+    units: Sequence[Unit],
+    *,
+    per_batch: int,
+    make_trainer: Callable[[int], Trainer],
+    prepare: Callable[[Trainer, Sequence[Unit]], Sequence[Unit]] = lambda trainer, units: units,
+    export: Callable[[Trainer, Path], None] = lambda trainer, path: trainer.export(path),
+    held_out: Sequence[Unit] = (),
+    measure: Measure,
+    begin: Begin = "new",
+    report: Report,
+    now: Callable[[], float],
+    view: OfflineView | None = None,
+    stop: StopFlag | None = None,
+    listeners: OfflineListeners = NOBODY,
+) -> OfflineResult:
+    """Train on `units`, `per_batch` of them a step; write `model`, `run.db` and `summary.json` into `output`. SIGINT,
+    SIGTERM and `stop` end it after the step at hand, with a checkpoint; a finished run that is resumed stays as it is.
+
+    `make_trainer` is given the number of steps. `prepare` may add columns once the model is loaded. `held_out` is
+    measured before and after training, and every `evaluation.every` steps. `report` is called some twenty times.
+    `now`: monotonic seconds. `view` shows the record while it grows, `listeners` are told of it.
+
+    Raises ConfigError for a folder that cannot be written, and what `OutputFolder.claim` and `read_progress` raise,
+    before the model is loaded; DiskFull or another StoreError if the model or the record cannot be saved, OutOfMemory.
+    """
+    digest = config_sha256(config)
+    if begin == "resume" and (ended := _ended(output, digest)) is not None:
+        return ended
+    steps = config.trainer.steps or math.ceil(len(units) / per_batch)
+    output.claim(begin)
+    made = Made(digest, dump_config(config), _data_sha256(units))
+    progress = read_progress(output.checkpoint, made) if begin == "resume" else Progress()
+    torch.set_num_threads(available_threads(config.runtime.threads))
+    with told(config):
+        trainer = make_trainer(steps)
+        units, held_out = prepare(trainer, units), prepare(trainer, held_out)
+    if progress.steps:
+        trainer.load(output.checkpoint)
+    order = PromptOrder(len(units), config.seed, config.data.shuffle)
+    batches = islice(_batches(units, order, size=per_batch, steps=steps), progress.steps, None)
+
+    def save(progress: Progress) -> None:
+        def fill(folder: Path) -> None:
+            trainer.save(folder)
+            write_progress(folder, progress, made)
+
+        output.write_checkpoint(fill)
+        listeners.checkpoint(progress.steps, output.checkpoint)
+
+    max_tokens = config.trainer.max_tokens_per_microbatch
+    with recording(config, output.folder, view, listeners, done=progress.steps) as record:
+        tell, start = _teller(report, steps, progress), now() - progress.wall_s
+
+        def evaluate() -> float:
+            """Seconds that it took, which are not of training."""
+            if not held_out or record.is_evaluated(progress.steps):
+                return 0.0
+            began = now()
+            terms = [
+                measure(trainer, pack([row for place in places for row in held_out[place]]))
+                for places in micro_batches(held_out, max_tokens)
+            ]
+            seconds = now() - began
+            record.evaluation(progress.steps, len(held_out), over(terms), seconds)
+            return seconds
+
+        record.started(steps, progress.steps)
+        with told(config), stop or StopFlag() as told_to_stop:
+            if progress.steps == 0 or _is_due(progress.steps, config.evaluation.every):
+                start += evaluate()
+            for rows, step in _steps(trainer, batches, max_tokens):
+                progress = progress.after(step, now() - start)
+                record.step(progress.steps, rows, step, progress.wall_s)
+                tell(progress)
+                if progress.steps < steps and (told_to_stop.requested or progress.steps % config.checkpoint.every == 0):
+                    save(progress)
+                if told_to_stop.requested:
+                    break
+                if progress.steps < steps and _is_due(progress.steps, config.evaluation.every):
+                    start += evaluate()
+            if progress.steps == steps:
+                evaluate()
+        status: Literal["finished", "stopped"] = "finished" if progress.steps == steps else "stopped"
+        result = OfflineResult(**asdict(progress), model=output.model, status=status)
+        if status == "finished":
+            output.replace_model(lambda path: export(trainer, path))
+            listeners.checkpoint(progress.steps, output.folder)
+        output.write_summary(
+            {
+                **build_summary(record.read()),
+                **asdict(result),
+                "model": str(result.model),
+                "seed": config.seed,
+                "config_sha256": digest,
+            }
+        )
+        if status == "finished":
+            output.finish()
+        record.status = status
+    return result
+
+
+def _is_due(steps: int, every: int | None) -> bool:
+    return every is not None and steps % every == 0
+
+
+def _ended(output: OutputFolder, digest: str) -> OfflineResult | None:
+    """The run in `output`, if it is finished and of this config."""
+    summary = output.read_summary() or {}
+    finished = summary.get("status") == "finished" and output.model.is_dir() and not output.checkpoint.exists()
+    if not finished or summary.get("config_sha256") != digest:
+        return None
+    return OfflineResult(**{field.name: summary[field.name] for field in fields(Progress)}, model=output.model)
+
+
+def _data_sha256(units: Sequence[Unit]) -> str:
+    digest = hashlib.sha256()
+    for unit in units:
+        for row in unit:
+            digest.update(len(row).to_bytes(8, "little"))
+            digest.update(row.tokens.tobytes())
+            digest.update(row.mask.tobytes())
+    return digest.hexdigest()
+
+
+def micro_batches(units: Sequence[Unit], max_tokens: int) -> Iterator[list[int]]:
+    """Places of the units of each micro-batch; units stay whole."""
+    yield from plan_microbatches([sum(map(len, unit)) for unit in units], max_tokens)
+
+
+def _batches(units: Sequence[Unit], order: PromptOrder, *, size: int, steps: int) -> Iterator[list[Unit]]:
+    """`steps` batches of `size` units, pass after pass over the data; a single pass may end with a short batch."""
+    total = steps * size
+    if total - len(units) in range(1, size):
+        total = len(units)
+    for start in range(0, total, size):
+        places = (divmod(place, len(units)) for place in range(start, min(start + size, total)))
+        yield [units[order.row(epoch, position)] for epoch, position in places]
+
+
+def _steps(trainer: Trainer, batches: Iterator[list[Unit]], max_tokens: int) -> Iterator[tuple[int, StepReport]]:
+    """Each with the units of its batch."""
+    for batch in batches:
+        for places in micro_batches(batch, max_tokens):
+            trainer.accumulate(pack([row for place in places for row in batch[place]]))
+        yield len(batch), trainer.step()
+
+
+def _teller(report: Report, steps: int, begun: Progress) -> Callable[[Progress], None]:
+    """Calls `report` some twenty times in all."""
+    every, told = max(1, steps // _REPORTS), begun
+
+    def tell(progress: Progress) -> None:
+        nonlocal told
+        if progress.steps % every == 0 or progress.steps == steps:
+            seconds = max(progress.wall_s - told.wall_s, 1e-9)
+            report(progress.steps, progress.last_loss, (progress.tokens - told.tokens) / seconds)
+            told = progress
+
+    return tell

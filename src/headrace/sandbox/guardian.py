@@ -1,0 +1,125 @@
+"""The parent of one scoring process: ends it, with all that it started, when the run says so or ends, however it ends.
+
+Run as `python -P -m headrace.sandbox.guardian LINE SPEC COMMAND...` with an absolute path first. LINE is a
+socket of which the run holds the other end: when that is shut down or closed, the command has to end. SPEC is JSON:
+`folder`, which is removed at last, and `passes`, descriptors for the command alone. Ends as the command did; LINE stays
+open until the folder is gone.
+
+The process does nothing but wait, so that nothing that the command does can hold it up. On Linux it adopts the orphans
+of the command, and the command ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from headrace.sandbox import linux
+from headrace.sandbox.child_watch import kill_descendants
+from headrace.sandbox.remove import remove
+
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Sent by whoever ends the whole run, which then ends this process in its own way."""
+
+
+def guarded(command: Sequence[str], *, line: int, folder: str, passes: Sequence[int]) -> list[str]:
+    """The command line of a guardian of `command`. It is to be handed the descriptors `line` and `passes`."""
+    spec = json.dumps({"folder": folder, "passes": list(passes)})
+    return [sys.executable, "-P", "-m", "headrace.sandbox.guardian", str(line), spec, *command]
+
+
+def main() -> None:
+    line, spec, command = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:]
+    os.set_inheritable(line, False)
+    if linux.IS_LINUX:
+        linux.adopt_orphans()
+        linux.hide_memory()
+    ends = _tell_of_ends()
+    child = _start(command)
+    for number in _STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    for descriptor in spec["passes"]:
+        os.close(descriptor)
+    status = _wait(child, ends, line)
+    kill_descendants()
+    _clear(spec["folder"])
+    _end_as(os.waitstatus_to_exitcode(status))
+
+
+def _tell_of_ends() -> int:
+    """A descriptor that becomes readable whenever a child has ended."""
+    readable, woken = os.pipe()
+    os.set_blocking(readable, False)
+    os.set_blocking(woken, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    return readable
+
+
+def _start(command: list[str]) -> int:
+    own = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        os.setsid()
+        if linux.IS_LINUX:
+            linux.die_with_parent()
+        if os.getppid() == own:
+            os.execv(command[0], command)
+    except OSError as error:
+        os.write(2, f"cannot start {command[0]}: {error}\n".encode())
+    os._exit(127)
+
+
+def _wait(child: int, ends: int, line: int) -> int:
+    """Until `child` ends, which it must when the other end of `line` is closed. Its status, as of `os.wait`."""
+    poll = select.poll()
+    poll.register(line, select.POLLIN)
+    poll.register(ends, select.POLLIN)
+    while True:
+        ended, status = os.waitpid(-1, os.WNOHANG)
+        if ended == child:
+            return status
+        if ended:  # an orphan
+            continue
+        if any(fd == line for fd, _ in poll.poll()):
+            os.kill(child, signal.SIGSTOP)  # it starts no more; not waited for, so the number is its own
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child, signal.SIGKILL)
+            os.kill(child, signal.SIGKILL)
+            return os.waitpid(child, 0)[1]
+        with contextlib.suppress(BlockingIOError):
+            os.read(ends, 4096)
+
+
+def _clear(folder: str) -> None:
+    """An empty folder at once, another one from a process that goes on: the run need not wait for it."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+    with contextlib.suppress(OSError):  # without room for a process, the run sees to it
+        if os.path.lexists(folder) and os.fork() == 0:
+            os.setsid()
+            remove(folder)
+            os._exit(0)
+
+
+def _end_as(code: int) -> NoReturn:
+    """With the exit status `code`, or by the signal -`code`."""
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+if __name__ == "__main__":
+    main()

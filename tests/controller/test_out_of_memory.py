@@ -1,0 +1,108 @@
+"""Memory that runs out while a run is on its way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from controller_jobs import make_job
+
+from headrace.cli.main import main
+from headrace.config import SFTConfig, TrainConfig, load_config
+from headrace.controller.planning.out_of_memory import OutOfMemory, told, what_to_lower
+from headrace.engines.embedded.core import EngineCore
+from headrace.training.trainer import HFTrainer
+
+OF_TORCH = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total capacity of 79.19 GiB of which 1.25 GiB is "
+    "free. Including non-PyTorch memory, this process has 77.93 GiB memory in use."
+)
+LOWER = "lower trainer.max_tokens_per_microbatch (4096)"
+
+
+def fails_at(kind: type, name: str, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The method runs out of memory from its call of that number on."""
+    calls = 0
+    own = getattr(kind, name)
+
+    def method(self: Any, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls >= call:
+            raise torch.OutOfMemoryError(OF_TORCH)
+        return own(self, *args)
+
+    monkeypatch.setattr(kind, name, method)
+
+
+@pytest.mark.parametrize(("kind", "name", "call"), [(HFTrainer, "accumulate", 4), (EngineCore, "step", 4)])
+def test_a_run_ends_with_what_to_lower_and_goes_on_with_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: type,
+    name: str,
+    call: int,
+) -> None:
+    job, run = make_job(tmp_path, checkpoint={"every": 1}), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        fails_at(kind, name, call, patch)
+        assert main(["train", str(job), "--dir", str(run), "--plain"]) == 1
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("headrace:")]
+    assert said == (
+        "headrace: memory ran out on cuda:1, with 2.50 GiB more asked for; lower trainer.max_tokens_per_microbatch "
+        "(4096), engine.max_concurrent_sequences (8) or engine.prefill_tokens_per_step (1024), set "
+        "model.gradient_checkpointing=true, and go on with --resume: what was journalled and checkpointed is there"
+    )
+    lowered = [
+        "trainer.max_tokens_per_microbatch=64",
+        "engine.max_concurrent_sequences=4",
+        "model.gradient_checkpointing=true",
+    ]
+    assert main(["train", str(job), "--dir", str(run), "--plain", "--resume", *lowered]) == 0
+    assert json.loads((run / "summary.json").read_text())["version"] == 6
+
+
+def test_offline_trainers_say_so_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_job(tmp_path)
+    (tmp_path / "demos.jsonl").write_text('{"prompt": "1+1=", "response": "2"}\n' * 8)
+    config = tmp_path / "sft.yaml"
+    config.write_text(
+        f"model: {{path: {tmp_path}/model}}\ndata: {{train: {tmp_path}/demos.jsonl}}\ntrainer: {{steps: 4}}\n"
+    )
+    with monkeypatch.context() as patch:
+        fails_at(HFTrainer, "accumulate", 2, patch)
+        assert main(["sft", str(config), "--dir", str(tmp_path / "out")]) == 1
+    assert f"headrace: memory ran out on cuda:1, with 2.50 GiB more asked for; {LOWER}, set" in capsys.readouterr().err
+
+
+def of_the_cpu() -> None:
+    """What the CPU's allocator raises, behind what it led to."""
+    try:
+        torch.empty(2**60)
+    except RuntimeError as error:
+        raise ValueError("the request was lost") from error
+
+
+def test_an_error_that_memory_led_to_is_told_as_such_and_others_pass(tmp_path: Path) -> None:
+    config = load_config(TrainConfig, make_job(tmp_path))
+    with (
+        pytest.raises(OutOfMemory, match=r"memory ran out, with \d+ bytes more asked for; lower .*true$"),
+        told(config, resumes=False),
+    ):
+        of_the_cpu()
+    with pytest.raises(ValueError, match="something else"), told(config):
+        raise ValueError("something else")
+
+
+def test_only_keys_that_the_command_has_are_named() -> None:
+    model = {"path": "m", "gradient_checkpointing": True}
+    sft = SFTConfig.model_validate({"model": model, "data": {"train": "d"}})
+    assert what_to_lower(sft) == "lower trainer.max_tokens_per_microbatch (4096)"
+    ppo = TrainConfig.model_validate({"model": model, "data": {"train": "d"}, "algorithm": {"recipe": "ppo"}})
+    assert "critic.max_tokens_per_microbatch (4096)" in what_to_lower(ppo)

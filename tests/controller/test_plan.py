@@ -1,0 +1,269 @@
+"""What a plan checks and says before anything starts."""
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from controller_jobs import CONFIGS, make_job
+
+from headrace.config import ConfigError, TrainConfig, load_config
+from headrace.controller.episode_runners import policy_settings
+from headrace.controller.planning import memory_estimate as memory
+from headrace.controller.planning.describe import describe_plan
+from headrace.controller.planning.memory_estimate import estimate_memory, plan_kv_cache
+from headrace.controller.planning.plan import make_plan
+from headrace.controller.planning.table_size import largest_group, table_bytes
+from headrace.engines.embedded.engine import EmbeddedEngine
+from headrace.models.loading import count_parameters
+from headrace.runtime.inline import SystemClock
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
+SLOT = 96 * 2 * 2 * 2 * 8
+"""Numbers in a sequence's keys and values: context x (key, value) x layers x heads x head_dim."""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_job(tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Gives a device so many free bytes."""
+
+    def give(free: int) -> None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**12))
+
+    return give
+
+
+def test_memory_by_use_in_float32(job: Path) -> None:
+    model = CONFIGS["qwen3"]()
+    numbers, tied = count_parameters(model), model.vocab_size * model.hidden_size
+    estimate = estimate_memory(load_config(TrainConfig, job), model, CPU)
+    assert estimate.parameters == numbers
+    assert estimate.uses == {
+        "trainer: float32 weights": 4 * numbers,
+        "trainer: gradients (float32)": 4 * numbers,
+        "trainer: AdamW moments (float32)": 8 * numbers,
+        "engine: weights": 4 * (numbers + tied),
+        "engine: next version while it is received": 4 * (numbers + tied),
+        "engine: KV cache": 8 * SLOT * 4,
+        "weight plane: newest version, and the next": 2 * 4 * numbers,
+    }
+    assert estimate.total == 32 * numbers + 8 * tied + 32 * SLOT
+    assert estimate.place == "this host"
+
+
+@pytest.mark.parametrize(("overrides", "tokens"), [
+    ([], 8),
+    (["rollout.workflow=multi_turn", "rollout.environment=e.py:E", "rollout.max_turns=3"], 24),
+    (["rollout.workflow=multi_turn", "rollout.environment=e.py:E", "rollout.max_turns=99"], 96),
+    (["rollout.workflow=w.py:W"], 96),
+])  # fmt: skip
+def test_kept_sets_are_counted(job: Path, overrides: list[str], tokens: int) -> None:
+    """Of the groups that the table holds, 3 samples each; a set of 74 ids as a bitmap, and its count."""
+    config = load_config(TrainConfig, job, ["rollout.sampling.top_p=0.9", *overrides])
+    uses = estimate_memory(config, CONFIGS["qwen3"](), CPU).uses
+    bitmap = math.ceil(CONFIGS["qwen3"]().vocab_size / 8)
+    assert uses["experience table: kept sets, at most"] == config.table_groups(8) * 3 * tokens * (bitmap + 4)
+
+
+@pytest.mark.parametrize(("table_bytes", "kept"), [(10_000, 20 * 336), (4000, 4000), (1, 2 * 336)])
+def test_the_tables_bound_bounds_kept_sets_but_not_below_a_batch(job: Path, table_bytes: int, kept: int) -> None:
+    """3 samples of 8 tokens, 14 bytes each: 336 a group. The table has places for 20 groups, and batches are of 2."""
+    overrides = ["rollout.sampling.top_p=0.9", "async.ahead=12", f"async.table_gib={table_bytes / 2**30}"]
+    uses = estimate_memory(load_config(TrainConfig, job, overrides), CONFIGS["qwen3"](), CPU).uses
+    assert uses["experience table: kept sets, at most"] == kept
+
+
+@pytest.mark.parametrize(("overrides", "of_sample"), [
+    ([], 96 * (17 + 4)),
+    (["rollout.sampling.top_p=0.9"], 96 * (17 + 4) + 88 * 4 + 8 * 14),
+    (["rollout.sampling.top_k=2", "rollout.workflow=multi_turn", "rollout.environment=e.py:E", "rollout.max_turns=99"],
+     96 * (17 + 4) + 96 * 8),
+    (["algorithm.kl.coefficient=0.1", "algorithm.advantage=gae"], 96 * (17 + 4 * 4)),
+])  # fmt: skip
+def test_the_largest_group_by_hand(job: Path, overrides: list[str], of_sample: int) -> None:
+    """3 samples of 96 tokens, 17 bytes each, and 4 for advantages (and reference, values and returns); of 8 tokens, or
+    all that are the policy's, a bitmap of 10 bytes or 2 ids of 2, and 4 for their number, as for any other token."""
+    loadable = [one for one in overrides if not one.startswith("rollout.")]
+    plan = replace(make_plan(load_config(TrainConfig, job, loadable)), config=load_config(TrainConfig, job, overrides))
+    assert largest_group(plan) == 3 * of_sample
+
+
+def test_check_says_what_the_table_holds_and_whether_that_binds(job: Path) -> None:
+    """Groups of 6,048 bytes. Of them 5 are ahead, and 2 in a batch."""
+    said = describe_plan(make_plan(load_config(TrainConfig, job, [f"async.table_gib={7 * 6048 / 2**30}"])))
+    assert "\n  table             0.04 MiB of host memory at most: 7 of the largest groups, 0.01 MiB\n" in said
+    assert "runs less far ahead" not in said
+    said = describe_plan(make_plan(load_config(TrainConfig, job, [f"async.table_gib={6 * 6048 / 2**30}"])))
+    assert "6 of the largest groups, 0.01 MiB\n                    (fewer than the 7 that run, wait or are tr" in said
+
+
+def test_half_of_the_host_is_the_tables_unless_given(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=1000, available=1))
+    assert table_bytes(load_config(TrainConfig, job)) == 500
+    assert table_bytes(load_config(TrainConfig, job, ["async.table_gib=0.5"])) == 2**29
+
+
+def test_check_says_what_truncation_keeps(job: Path) -> None:
+    said = describe_plan(make_plan(load_config(TrainConfig, job, ["rollout.sampling.top_p=0.9"])))
+    assert "top_p 0.9, top_k 512: what these keep travels with each token" in said
+    assert "experience table: kept sets, at most" in said
+
+
+def test_an_engine_that_cannot_say_what_it_kept_is_refused(job: Path) -> None:
+    class Forgetful(EmbeddedEngine):
+        @property
+        def gives_kept_sets(self) -> bool:
+            return False
+
+    plan = make_plan(load_config(TrainConfig, job, ["rollout.sampling.top_k=9"]))
+    engine = Forgetful.__new__(Forgetful)
+    with pytest.raises(ConfigError, match=r"top_p 1 and top_k 9, but the engine cannot say which tokens they keep"):
+        policy_settings(plan, engine, SystemClock())
+    assert not policy_settings(plan, engine, SystemClock(), plan.config.held_out[0]).return_kept
+    plain = make_plan(load_config(TrainConfig, job))
+    policy_settings(plain, engine, SystemClock())
+
+
+def test_memory_in_bfloat16_and_weights_by_disk(job: Path) -> None:
+    model = CONFIGS["qwen3"]()
+    numbers = count_parameters(model)
+    config = load_config(TrainConfig, job, ["model.dtype=bfloat16", "weights.transport=disk"])
+    uses = estimate_memory(config, model, CPU).uses
+    assert uses["trainer: float32 weights"] == 4 * numbers
+    assert uses["trainer: bfloat16 weights"] == 2 * numbers
+    assert uses["engine: weights"] == 2 * (numbers + model.vocab_size * model.hidden_size)
+    assert uses["engine: KV cache"] == 8 * SLOT * 4, "on a CPU the cache is float32"
+    assert not any(use.startswith("weight plane") for use in uses)
+
+
+def test_on_a_device_an_engine_alone_takes_half_for_its_cache(job: Path, device: Callable[[int], None]) -> None:
+    device(2 * 5 * 2 * SLOT + 100)
+    config = load_config(TrainConfig, job, ["engine.dtype=bfloat16"])
+    assert plan_kv_cache(CONFIGS["qwen3"](), config.engine, "bfloat16", CUDA).slots == 5
+    assert plan_kv_cache(CONFIGS["qwen3"](), config.engine, "float32", CUDA).slots == 2
+
+
+def test_on_a_device_the_cache_gets_what_the_rest_leaves(job: Path, device: Callable[[int], None]) -> None:
+    """A twentieth is kept back; the cache has the engine's dtype; the rest counts the activations."""
+    device(2**40)
+    model = CONFIGS["qwen3"]()
+    config = load_config(TrainConfig, job, ["engine.dtype=bfloat16", "rollout.sampling.top_p=0.9"])
+    roomy = estimate_memory(config, model, CUDA)
+    assert roomy.slots == 8
+    assert roomy.uses["engine: KV cache"] == 8 * 2 * SLOT
+    assert {"trainer: activations", "engine: activations and logits"} <= set(roomy.uses)
+    assert (roomy.place, roomy.free, roomy.on_device) == ("cuda:0", 2**40, True)
+    assert list(roomy.on_host) == ["experience table: kept sets, at most"]
+    rest = roomy.total - roomy.uses["engine: KV cache"]
+    device(math.ceil((rest + 5.5 * 2 * SLOT) / 0.95))
+    assert estimate_memory(config, model, CUDA).slots == 5
+
+
+def test_activations_follow_the_micro_batch_and_its_settings(job: Path, device: Callable[[int], None]) -> None:
+    device(2**40)
+
+    def activations(*overrides: str) -> int:
+        config = load_config(TrainConfig, job, ["algorithm.recipe=ppo", *overrides])
+        uses = estimate_memory(config, CONFIGS["qwen3"](), CUDA).uses
+        assert "critic: activations" in uses
+        return uses["trainer: activations"]
+
+    usual = activations()
+    assert activations("trainer.max_tokens_per_microbatch=8192") == pytest.approx(2 * usual, rel=0.01)
+    assert activations("model.gradient_checkpointing=true") < 0.8 * usual
+    one, eight = (activations(f"trainer.max_tokens_per_microbatch={tokens}") for tokens in (1, 8))
+    assert one == eight, "a whole answer, of 8 tokens"
+
+
+def test_what_does_not_fit_a_device_is_refused_with_what_to_lower(job: Path, device: Callable[[int], None]) -> None:
+    device(2**20)
+    with pytest.raises(
+        ConfigError,
+        match=r"needs .* GiB on cuda:0, .*, and 0\.00 GiB are free there.*: trainer: activations .*; "
+        r"lower trainer\.max_tokens_per_microbatch \(4096\), engine\.max_concurrent_sequences \(8\) or "
+        r"engine\.prefill_tokens_per_step \(1024\), set model\.gradient_checkpointing=true, free memory",
+    ):
+        estimate_memory(load_config(TrainConfig, job), CONFIGS["qwen3"](), CUDA)
+    device(2**33)
+    with pytest.raises(ConfigError, match=r"engine: KV cache 9\.00 GiB"):
+        estimate_memory(load_config(TrainConfig, job, ["engine.kv_cache_gib=9"]), CONFIGS["qwen3"](), CUDA)
+
+
+def test_a_run_that_does_not_fit_is_told_so(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(load_config(TrainConfig, job))
+    assert plan.memory.free == pytest.approx(memory.free_bytes(CPU), rel=0.5)
+    assert "WARNING" not in describe_plan(plan)
+    tight = replace(plan, memory=replace(plan.memory, free=plan.memory.total - 2**30))
+    said = describe_plan(tight)
+    assert "  WARNING: that is 1.00 GiB more than is free: free memory, lower engine.max_concurrent_sequences" in said
+
+
+FULL = "5 groups run or wait at most: a batch of 2, and what 8 slots decode, 3 a group; never under 2 batches"
+
+
+@pytest.mark.parametrize(("overrides", "ahead", "reached"), [
+    ([], "5 groups run or wait at most", "2 by answers that take equally long, bound by max_staleness"),
+    (["async.mode=sync"], "2 groups run or wait at most",
+     "0 by answers that take equally long, bound by max_staleness"),
+    (["async.max_staleness=8"], FULL, "4 by answers that take equally long, bound by the engine's slots"),
+    (["async.max_staleness=8", "async.ahead=4"], "4 groups run or wait at most",
+     "3 by answers that take equally long, bound by async.ahead"),
+    (["async.max_staleness=8", "async.ahead=13"], "13 groups run or wait at most",
+     "8 by answers that take equally long, bound by max_staleness"),
+])  # fmt: skip
+def test_the_staleness_that_is_reached_and_what_binds_it(
+    job: Path, overrides: list[str], ahead: str, reached: str
+) -> None:
+    """Batches of 2 groups of 3 samples; 8 slots, which hold 3 groups."""
+    said = describe_plan(make_plan(load_config(TrainConfig, job, overrides)))
+    assert f"  ahead             {ahead}\n" in said
+    assert f"  staleness reached {reached}\n" in said
+    assert ("(8 only by groups that others overtake; async.ahead=13 would" in said) == ("max_staleness" not in reached)
+
+
+def test_slots_are_those_that_the_memory_holds(job: Path) -> None:
+    """24 are asked for, and the cache may have room for 12: a batch of 2 groups, and 4 of 3 samples."""
+    overrides = ["async.max_staleness=8", "engine.max_concurrent_sequences=24"]
+    wide = make_plan(load_config(TrainConfig, job, overrides))
+    assert wide.memory.slots == 24
+    assert wide.config.ahead(24) == 10
+    narrow = make_plan(load_config(TrainConfig, job, [*overrides, f"engine.kv_cache_gib={12.5 * SLOT * 4 / 2**30}"]))
+    assert narrow.memory.slots == 12
+    assert "ahead             6 groups run or wait at most: a batch of 2, and what 12 slots" in describe_plan(narrow)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cpu:0", "meta", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(job: Path, device: str) -> None:
+    with pytest.raises(ConfigError, match=f"device '{device}' is .*use auto"):
+        make_plan(load_config(TrainConfig, job, [f"model.device={device}"]))
+
+
+def test_a_model_without_weights_is_refused(job: Path, tmp_path: Path) -> None:
+    model = make_job(tmp_path).parent / "model"
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"has no weights \(\*\.safetensors\); copy them into it"):
+        make_plan(load_config(TrainConfig, job, [f"model.path={model}"]))
+
+
+def test_faults_of_the_data_are_told_before_torch_is_imported(job: Path) -> None:
+    script = (
+        "import sys\nfrom headrace.cli.main import main\n"
+        f"code = main(['check', {str(job)!r}, 'data.train=nowhere.jsonl'])\n"
+        "assert code == 2\nassert not {'torch', 'transformers'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (
+        0,
+        "headrace: no dataset at nowhere.jsonl; correct the path, which is relative to the working directory\n",
+    )

@@ -1,0 +1,279 @@
+"""One client: whatever engines do, a completion has each of its tokens once, from a version that may serve it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.algorithms.kept_sets import KeptSets
+from headrace.engines.completions import Asked, Completion, GenerationAborted, NotServed, complete
+from headrace.engines.member import MOST_DEATHS
+from headrace.engines.pool import EnginePool, Place
+from headrace.engines.pool_state import EngineState
+from headrace.engines.protocol import (
+    EngineError,
+    EngineStats,
+    FinishReason,
+    GenerateRequest,
+    PinnedVersion,
+    RequestError,
+    SamplingParams,
+    SwapMode,
+    SwapReport,
+    TokenChunk,
+)
+from headrace.runtime.patience import Patience
+from headrace.runtime.virtual import VirtualRuntime, run_virtually
+from headrace.weights.in_process import MemoryPublisher
+from headrace.weights.plane import WeightReceiver
+from headrace.weights.version import INITIAL, Lineage, Version
+
+PROMPT = np.array([3, 1, 4], np.int32)
+VOCABULARY = 50
+
+
+def token_at(key: int, place: int) -> int:
+    """What every engine samples there: noise is keyed by the place."""
+    return 2 + (key * 31 + place * 7) % (VOCABULARY - 2)
+
+
+class RandomEngine:
+    """Obeys the protocol: streams chunks of random sizes with pauses, is interrupted, swaps, and dies."""
+
+    gives_kept_sets = True
+    slots = 4
+
+    def __init__(self, runtime: VirtualRuntime, rng: random.Random, version: Version, *, deaths: float) -> None:
+        self.version = version
+        self.failure: Exception | None = None
+        self.prompts: list[list[int]] = []
+        self.ends = 0
+        self._runtime = runtime
+        self._rng = rng
+        self._deaths = deaths
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        assert request.stream
+        assert request.min_version is None or self.version.reaches(request.min_version)
+        self.prompts.append(request.prompt.tolist())
+        sampled = 0
+        try:
+            while True:
+                await self._runtime.clock.sleep(self._rng.random())
+                if self.failure is not None or self._rng.random() < self._deaths:
+                    self.failure = self.failure or EngineError("a fault of its own")
+                    raise EngineError("lost")
+                if self._rng.random() < 0.2:
+                    self.version = Version(self.version.branch, self.version.number + 1)
+                left = request.sampling.max_new_tokens - sampled
+                count = min(self._rng.randint(0, 3), left)
+                places = [len(request.prompt) + sampled + place for place in range(count)]
+                sampled += count
+                finish = FinishReason.LENGTH if sampled == request.sampling.max_new_tokens else None
+                if finish is None and self._rng.random() < 0.2:
+                    finish = FinishReason.INTERRUPTED
+                yield self._chunk(request.noise_key, places, finish)
+                if finish is not None:
+                    return
+        finally:
+            self.ends += 1
+
+    def _chunk(self, key: int, places: list[int], finish: FinishReason | None) -> TokenChunk:
+        tokens = np.array([token_at(key, place) for place in places], np.int32)
+        return TokenChunk(
+            tokens,
+            np.array([-place / 8 for place in places], np.float32),
+            np.full(len(places), self.version.number, np.int32),
+            np.full(len(places), self.version.branch, np.int32),
+            finish,
+            KeptSets.of(tokens, np.ones(len(tokens), np.int64), VOCABULARY) if places else None,
+        )
+
+    def abort(self, request_ids: Iterable[str]) -> None: ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
+        raise NotImplementedError
+
+    def pin(self) -> PinnedVersion:
+        raise NotImplementedError
+
+    def stats(self) -> EngineStats:
+        return EngineStats(0, 0, len(self.prompts), 0, 0, 0.0, 0.0)
+
+
+def pool_of(runtime: VirtualRuntime, rng: random.Random, count: int, *, deaths: float) -> EnginePool:
+    """Engines that come back with a version that is as new."""
+
+    async def again(dead: Any, receiver: WeightReceiver) -> Any:
+        await runtime.clock.sleep(rng.random() * 3)
+        return RandomEngine(runtime, rng, dead.version, deaths=deaths / 2)
+
+    engines = [RandomEngine(runtime, rng, Version(0, 4 + rng.randint(0, 2)), deaths=deaths) for _ in range(count)]
+    pool = EnginePool(engines, runtime.clock, revive=again, return_deadline_s=600.0)
+    pool.line = Lineage(0, {})
+    for member in pool.members:
+        member.state = EngineState.SERVING
+    return pool
+
+
+async def keep_alive(pool: EnginePool) -> None:
+    while True:
+        for member in pool.members:
+            pool.look()
+            if member.state is EngineState.EJECTED:
+                await pool.come_back(member, MemoryPublisher().receiver())
+        await pool.changed.wait(pool.clock, 1e6, "a death")
+
+
+def asked(name: str, tokens: int = 12, **more: Any) -> Asked:
+    sampling = SamplingParams(max_new_tokens=tokens, top_k=2)
+    return Asked(name, PROMPT, sampling, noise_key=5, minimum=Version(0, 4), return_kept=True, **more)
+
+
+def check(completion: Completion, tokens: int) -> None:
+    places = range(len(PROMPT), len(PROMPT) + tokens)
+    assert completion.tokens.tolist() == [token_at(5, place) for place in places], "none twice, none lost"
+    assert completion.logprobs.tolist() == [-place / 8 for place in places]
+    assert len(completion.versions) == len(completion.branches) == tokens
+    assert completion.versions.min() >= 4
+    assert completion.kept is not None
+    assert len(completion.kept) == tokens
+    assert completion.kept.contain(completion.tokens).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 3), st.sampled_from([0.0, 0.05, 0.2]))
+def test_no_token_twice_and_none_lost_whatever_dies_and_is_interrupted(seed: int, engines: int, deaths: float) -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        pool = pool_of(runtime, random.Random(seed), engines, deaths=deaths)
+        alive = runtime.spawn(keep_alive(pool), "keep alive")
+        wanted = (complete(pool, asked(str(number), place=Place(Version(0, 4)))) for number in range(4))
+        for completion in await asyncio.gather(*wanted):
+            check(completion, 12)
+            assert completion.finish_reason is FinishReason.LENGTH
+        assert [member.outstanding for member in pool.members] == [0] * engines
+        alive.cancel()
+
+    run_virtually(main)
+
+
+def test_the_clocks_stand_still_while_no_engine_may_serve() -> None:
+    """An hour's outage under a limit of a minute."""
+
+    async def main(runtime: VirtualRuntime) -> None:
+        pool = pool_of(runtime, random.Random(1), 1, deaths=0.0)
+        member = pool.members[0]
+        pool.return_deadline_s = 7200.0
+        patience = Patience(runtime.clock, 60.0)
+        wanted = runtime.spawn(patience.wait_for(complete(pool, asked("a", still=(patience.still,))), "it"), "asked")
+        await runtime.clock.sleep(1.0)
+        member.engine.failure = EngineError("a fault of its own")  # type: ignore[misc]
+        await runtime.clock.sleep(3600.0)
+        assert pool.down_s is not None
+        await pool.come_back(member, MemoryPublisher().receiver())
+        check(await wanted, 12)
+        assert 3500 < pool.outage.seconds() < 3700
+        assert runtime.clock.now() > 3600
+
+    run_virtually(main)
+
+
+def test_when_engines_serve_but_none_is_new_enough_the_request_is_handed_back_at_the_deadline() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        pool = pool_of(runtime, random.Random(1), 2, deaths=0.0)
+        late = Asked("a", PROMPT, SamplingParams(4), 5, minimum=Version(0, 99))
+        with pytest.raises(NotServed, match=r"needs v99 or newer; engines have v\d, v\d, and none came within 600 s"):
+            await complete(pool, late)
+        assert runtime.clock.now() == 600.0
+
+    run_virtually(main)
+
+
+def test_an_engine_on_a_branch_that_was_left_serves_nothing() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        pool = pool_of(runtime, random.Random(1), 2, deaths=0.0)
+        pool.line = Lineage(1, {0: 4})
+        pool.members[0].engine.version = Version(0, 6)  # type: ignore[misc]
+        pool.members[1].engine.version = Version(1, 5)  # type: ignore[misc]
+        completion = await complete(pool, asked("a"))
+        assert set(completion.branches.tolist()) == {1}
+        assert pool.admit(lambda number: True, 1).version.branch == 1  # type: ignore[union-attr]
+
+    run_virtually(main)
+
+
+def test_an_engine_that_dies_again_and_again_without_a_token_is_gone() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        pool = pool_of(runtime, random.Random(1), 1, deaths=2.0)
+        alive = runtime.spawn(keep_alive(pool), "keep alive")
+        with pytest.raises(EngineError, match=r"no engine is left|lost"):
+            await complete(pool, asked("a"))
+        assert pool.members[0].deaths == MOST_DEATHS
+        assert pool.failure is not None
+        alive.cancel()
+
+    run_virtually(main)
+
+
+class Says:
+    """Gives one chunk."""
+
+    gives_kept_sets, slots, version, failure = True, 1, INITIAL, None
+
+    def __init__(self, finish: FinishReason | None, error: Exception | None = None) -> None:
+        self._finish, self._error = finish, error
+        self.aborted: list[str] = []
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        if self._error is not None:
+            raise self._error
+        none = np.zeros(1, np.int32)
+        yield TokenChunk(none, np.zeros(1, np.float32), none, none, self._finish)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        self.aborted.extend(request_ids)
+
+
+@pytest.mark.parametrize(
+    ("engine", "error", "words"),
+    [
+        (Says(FinishReason.ABORT), GenerationAborted, "request a was aborted"),
+        (Says(None), EngineError, "ended without a finish reason"),
+        (Says(None, RequestError("id 999")), RequestError, "id 999"),
+        (Says(None, EngineError("not finite")), EngineError, "not finite"),
+    ],
+)
+def test_what_is_no_outage_is_told(engine: Any, error: type[Exception], words: str) -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        pool = EnginePool.of([engine], runtime.clock)
+        with pytest.raises(error, match=words):
+            await complete(pool, Asked("a", PROMPT, SamplingParams(4), 5))
+
+    run_virtually(main)
+
+
+def test_a_groups_tokens_are_load_from_its_admission_and_leave_as_they_come() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        pool = pool_of(runtime, random.Random(3), 2, deaths=0.0)
+        first = pool.admit(lambda number: True, 24)
+        assert first is not None
+        with pool.taken(first):
+            second = pool.admit(lambda number: True, 24)
+            assert second is not None
+            assert {first.home, second.home} == {0, 1}, "a burst is spread, before anything is asked"
+            await complete(pool, asked("a", place=first))
+            assert pool.members[first.home or 0].outstanding == 12
+        assert [member.outstanding for member in pool.members] == [0, 0]
+
+    run_virtually(main)

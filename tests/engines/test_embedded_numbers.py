@@ -1,0 +1,92 @@
+"""Tokens and log-probs of the embedded engine against Hugging Face."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from devices import DEVICE
+from engines_helpers import CONFIGS, FUSED, collect, greedy, prompt, reference_logprobs, request, serving, tiny_model
+
+from headrace.engines.embedded.cache import KeyValueCache
+from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
+from headrace.engines.embedded.probe import choose_runner
+
+PROMPTS = [prompt(1, 1), prompt(2, 5), prompt(3, 19), prompt(4, 11), prompt(5, 2)]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_greedy_tokens_and_logprobs_equal_hugging_face(name: str) -> None:
+    model = tiny_model(name)
+
+    async def run() -> list[Any]:
+        async with serving(model, max_concurrent_sequences=3, prefill_tokens_per_step=8) as engine:
+            wanted = [request(f"r{i}", p, 20, temperature=0) for i, p in enumerate(PROMPTS)]
+            return await asyncio.gather(*(collect(engine, one) for one in wanted))
+
+    for tokens, chunk in zip(PROMPTS, asyncio.run(run()), strict=True):
+        assert chunk.tokens.tolist() == greedy(model, tokens, 20)
+        np.testing.assert_allclose(chunk.logprobs, reference_logprobs(model, tokens, chunk.tokens), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "gpt2"])
+def test_sampled_logprobs_are_those_of_a_forward_pass_at_that_temperature(name: str) -> None:
+    model = tiny_model(name)
+
+    async def run() -> list[Any]:
+        async with serving(model, max_concurrent_sequences=8) as engine:
+            wanted = [request(f"r{i}", p, 30, key=i, temperature=0.7) for i, p in enumerate(PROMPTS)]
+            return await asyncio.gather(*(collect(engine, one) for one in wanted))
+
+    for tokens, chunk in zip(PROMPTS, asyncio.run(run()), strict=True):
+        expected = reference_logprobs(model, tokens, chunk.tokens, 0.7)
+        np.testing.assert_allclose(chunk.logprobs, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_fused_runner_is_chosen_where_it_applies(name: str) -> None:
+    model = tiny_model(name)
+    cache = KeyValueCache(cache_shape(model.config), CachePlan(2, 32, 0), torch.float32, DEVICE)
+    with torch.inference_mode():
+        runner = choose_runner(model, cache)
+    assert (type(runner).__name__ == "FusedRunner") == (name in FUSED)
+
+
+def test_a_fused_runner_that_differs_from_the_model_is_not_used() -> None:
+    model = tiny_model("llama")
+    model.model.layers[1].mlp.act_fn = torch.nn.GELU()  # the config still says silu
+    cache = KeyValueCache(cache_shape(model.config), CachePlan(2, 32, 0), torch.float32, DEVICE)
+    with torch.inference_mode():
+        assert type(choose_runner(model, cache)).__name__ == "GenericRunner"
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+def test_bfloat16_stays_near_float32(name: str) -> None:
+    model = tiny_model(name, dtype=torch.bfloat16)
+    tokens = prompt(3, 19)
+
+    async def run() -> Any:
+        async with serving(model) as engine:
+            return await collect(engine, request("r", tokens, 30, key=5))
+
+    chunk = asyncio.run(run())
+    expected = reference_logprobs(model.float(), tokens, chunk.tokens)
+    assert np.abs(chunk.logprobs - expected).mean() < 0.1
+
+
+def test_the_cache_grows_past_its_first_capacity() -> None:
+    model = tiny_model("qwen3")
+    model.config.max_position_embeddings = 600
+    tokens = prompt(6, 250)
+
+    async def run() -> Any:
+        async with serving(model, max_concurrent_sequences=2) as engine:
+            return await collect(engine, request("r", tokens, 40, key=5))
+
+    chunk = asyncio.run(run())
+    assert len(chunk.tokens) == 40
+    expected = reference_logprobs(model, tokens, chunk.tokens)
+    np.testing.assert_allclose(chunk.logprobs, expected, atol=1e-4, rtol=0)

@@ -1,0 +1,221 @@
+"""The embedded engine as its callers see it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from engines_helpers import VOCAB, collect, greedy, prompt, request, serving, tiny_model
+
+from headrace.config import ConfigError, EngineConfig
+from headrace.engines.embedded.cache_plan import kv_cache_bytes, plan_cache
+from headrace.engines.protocol import EngineError, FinishReason, RequestError
+
+
+def test_a_prompt_is_prefilled_once_for_all_its_samples() -> None:
+    model, tokens = tiny_model("qwen3"), prompt(1, 13)
+
+    async def run() -> tuple[int, int, list[Any]]:
+        async with serving(model, max_concurrent_sequences=4) as engine:
+            together = [collect(engine, request(f"r{i}", tokens, 3 + 9 * i, key=i)) for i in range(10)]
+            chunks = await asyncio.gather(*together)
+            after_group = engine.stats().prefilled_tokens
+            stream = engine.generate(request("running", tokens, 60, stream=True))
+            await anext(stream)
+            await collect(engine, request("late", tokens, 3))
+            await stream.aclose()
+            return after_group, engine.stats().prefilled_tokens, chunks
+
+    group, late, chunks = asyncio.run(run())
+    assert group == 12
+    assert late == 24  # once for the new pair
+    assert len({tuple(chunk.tokens[:3].tolist()) for chunk in chunks}) > 1
+
+
+def test_a_long_prompt_is_prefilled_in_chunks_between_decode_steps() -> None:
+    model = tiny_model("qwen3")
+
+    async def run() -> tuple[int, Any]:
+        async with serving(model, prefill_tokens_per_step=10) as engine:
+            stream = engine.generate(request("short", prompt(1, 2), 100, stream=True))
+            await anext(stream)
+            begin = engine.stats().decode_steps
+            long = await collect(engine, request("long", prompt(2, 101), 1, temperature=0))
+            steps = engine.stats().decode_steps - begin
+            await stream.aclose()
+            return steps, long
+
+    steps, long = asyncio.run(run())
+    assert steps >= 10
+    assert long.tokens.tolist() == greedy(model, prompt(2, 101), 1)
+
+
+def test_stop_tokens_end_a_sequence_and_are_kept() -> None:
+    model, tokens = tiny_model("qwen3"), prompt(1, 5)
+
+    async def run(stops: tuple[int, ...]) -> Any:
+        async with serving(model) as engine:
+            stopped = collect(engine, request("a", tokens, 20, key=1, stop_token_ids=stops))
+            return await asyncio.gather(stopped, collect(engine, request("b", tokens, 20, key=1)))
+
+    whole = asyncio.run(run(()))[1].tokens.tolist()
+    at = next(i for i in range(3, 20) if whole[i] not in whole[:i])
+    absent = next(i for i in range(VOCAB) if i not in whole)
+    first, second = asyncio.run(run((absent, whole[at])))
+    assert first.tokens.tolist() == whole[: at + 1]
+    assert first.finish_reason is FinishReason.STOP
+    assert second.tokens.tolist() == whole
+    assert second.finish_reason is FinishReason.LENGTH
+
+
+def test_the_context_ends_a_sequence_with_length() -> None:
+    async def run() -> Any:
+        async with serving(tiny_model("qwen3"), max_context=20) as engine:
+            return await collect(engine, request("r", prompt(1, 15), 100))
+
+    chunk = asyncio.run(run())
+    assert len(chunk.tokens) == 5
+    assert chunk.finish_reason is FinishReason.LENGTH
+
+
+def test_a_stream_gives_the_same_tokens_in_several_chunks() -> None:
+    async def run() -> tuple[int, Any, Any]:
+        async with serving(tiny_model("qwen3")) as engine:
+            parts = [c async for c in engine.generate(request("s", prompt(1, 5), 30, key=3, stream=True))]
+            whole = await collect(engine, request("w", prompt(1, 5), 30, key=3))
+            return len(parts), np.concatenate([c.tokens for c in parts]), whole.tokens
+
+    count, streamed, whole = asyncio.run(run())
+    assert count > 3
+    assert streamed.tolist() == whole.tolist()
+
+
+def test_abort_returns_what_was_sampled_and_frees_the_slot() -> None:
+    model = tiny_model("qwen3")
+
+    async def run() -> tuple[Any, Any, Any]:
+        async with serving(model, max_concurrent_sequences=2) as engine:
+            stream = engine.generate(request("a", prompt(1, 5), 110, stream=True))
+            first = await anext(stream)
+            stays = asyncio.create_task(collect(engine, request("b", prompt(2, 5), 60, temperature=0)))
+            waits = asyncio.create_task(collect(engine, request("c", prompt(3, 5), 60)))
+            await asyncio.sleep(0.01)
+            engine.abort(["a", "c", "nobody"])
+            rest = [chunk async for chunk in stream]
+            waited = await waits
+            assert rest[-1].finish_reason is FinishReason.ABORT
+            assert waited.finish_reason is FinishReason.ABORT
+            stayed = await stays
+            assert engine.stats().running == engine.stats().waiting == 0
+            return first, rest, stayed
+
+    first, rest, stayed = asyncio.run(run())
+    assert len(first.tokens) >= 1
+    assert 0 < sum(len(chunk.tokens) for chunk in rest) + len(first.tokens) < 110
+    assert stayed.tokens.tolist() == greedy(model, prompt(2, 5), 60)
+
+
+def test_leaving_the_iterator_aborts_and_the_id_may_be_used_again() -> None:
+    async def run() -> None:
+        async with serving(tiny_model("qwen3"), max_concurrent_sequences=1) as engine:
+            stream = engine.generate(request("a", prompt(1, 5), 100, stream=True))
+            await anext(stream)
+            with pytest.raises(RequestError, match="in use"):
+                await collect(engine, request("a", prompt(1, 5), 3))
+            await stream.aclose()
+            chunk = await collect(engine, request("a", prompt(1, 5), 3))
+            assert chunk.finish_reason is FinishReason.LENGTH
+            assert engine.stats().generated_tokens < 100
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "params", "message"),
+    [
+        ([], {}, "at least one token"),
+        ([1, 97], {}, "token id 97 at position 1"),
+        ([-1], {}, "token id -1"),
+        ([1] * 32, {}, "32 tokens and the context 32"),
+        ([1], {"max_new_tokens": 0}, "max_new_tokens"),
+        ([1], {"temperature": -1.0}, "temperature"),
+        ([1], {"top_p": 0.0}, "top_p"),
+        ([1], {"top_k": -2}, "top_k"),
+    ],
+)
+def test_bad_requests_are_refused_and_cost_nobody_else(tokens: list[int], params: dict[str, Any], message: str) -> None:
+    async def run() -> None:
+        async with serving(tiny_model("qwen3"), max_context=32) as engine:
+            with pytest.raises(RequestError, match=message):
+                await collect(engine, request("bad", tokens, **params))
+            assert len((await collect(engine, request("good", [1], 3))).tokens) == 3
+
+    asyncio.run(run())
+
+
+def test_stop_ends_every_request_with_abort() -> None:
+    async def run() -> Any:
+        async with serving(tiny_model("qwen3"), max_concurrent_sequences=1) as engine:
+            tasks = [asyncio.create_task(collect(engine, request(f"r{i}", prompt(i, 4), 110))) for i in range(3)]
+            await asyncio.sleep(0.01)
+            await engine.stop()
+            with pytest.raises(EngineError, match="not running"):
+                await collect(engine, request("later", prompt(1, 4)))
+            return await asyncio.gather(*tasks)
+
+    assert [chunk.finish_reason for chunk in asyncio.run(run())] == [FinishReason.ABORT] * 3
+
+
+def test_a_dying_core_fails_its_requests_instead_of_hanging_them() -> None:
+    async def run() -> None:
+        async with serving(tiny_model("qwen3")) as engine:
+
+            def broken(*_: Any) -> Any:
+                raise RuntimeError("the device fell off")
+
+            engine._core._runner.decode = broken  # type: ignore[union-attr, method-assign]
+            with pytest.raises(EngineError, match="the device fell off"):
+                await collect(engine, request("a", prompt(1, 4)))
+            with pytest.raises(EngineError, match="died"):
+                await collect(engine, request("b", prompt(1, 4)))
+
+    asyncio.run(run())
+
+
+class TestMemory:
+    """tiny qwen3: 2 x 3 layers x 2 heads x 8 x 4 bytes = 384 bytes a token, 49,152 a sequence of 128."""
+
+    config = tiny_model("qwen3").config
+
+    def test_bytes_are_slots_times_context(self) -> None:
+        assert kv_cache_bytes(self.config, EngineConfig(max_concurrent_sequences=10)) == 10 * 128 * 384
+        assert kv_cache_bytes(self.config, EngineConfig(max_concurrent_sequences=3, max_context=50)) == 3 * 50 * 384
+
+    def test_fewer_slots_where_not_all_fit(self) -> None:
+        plan = plan_cache(self.config, EngineConfig(), _float32(), free_bytes=2 * 5 * 49_152)
+        assert (plan.slots, plan.max_context) == (5, 128)
+        given = plan_cache(self.config, EngineConfig(kv_cache_gib=100_000 / 2**30), _float32())
+        assert given.slots == 2
+
+    @pytest.mark.parametrize(
+        ("config", "free", "message"),
+        [
+            ({"kv_cache_gib": 40_000 / 2**30}, 10**9, r"49152 bytes.*1000000000 bytes are free.*raise engine.kv_cache"),
+            ({"kv_cache_gib": 2.0}, 10**9, r"2147483648 bytes.*1000000000 bytes are free.*to 0\.47 or less"),
+            ({}, 90_000, r"49152 bytes.*90000 bytes free.*max_context to 117"),
+            ({"max_context": 129}, 10**9, "has 128 positions"),
+        ],
+    )
+    def test_too_little_memory_names_both_numbers_and_the_mend(
+        self, config: dict[str, Any], free: int, message: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=message):
+            plan_cache(self.config, EngineConfig(**config), _float32(), free_bytes=free)
+
+
+def _float32() -> Any:
+    import torch
+
+    return torch.float32

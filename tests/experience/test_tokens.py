@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rollout_helpers import EOS, char_tokenizer, ids
+
+from headrace.experience.text.tokens import TextCodec, stop_token_ids
+
+
+def test_text_is_encoded_as_the_tokenizer_does_by_default() -> None:
+    codec = TextCodec(char_tokenizer())
+    assert codec.encode("3+4=").tolist() == ids("3+4=").tolist()
+    assert codec.encode("3+4=").dtype == np.int32
+
+
+def test_a_prompt_encoded_again_is_the_same_and_cannot_be_changed_by_an_episode() -> None:
+    codec = TextCodec(char_tokenizer(chat=True))
+    message = [{"role": "user", "content": "ab"}]
+    for content in ("ab", "ab", message, message, "[user]ab[assistant]", "ab"):
+        encoded = codec.encode(content)
+        assert encoded.tolist() == ids("ab" if content == "ab" else "[user]ab[assistant]").tolist()
+        with pytest.raises(ValueError, match="read-only"):
+            encoded[0] = 9
+
+
+def test_messages_changed_in_place_are_encoded_anew() -> None:
+    codec = TextCodec(char_tokenizer(chat=True))
+    messages = [{"role": "user", "content": "a"}]
+    codec.encode(messages)
+    messages[0]["content"] = "b"
+    assert codec.encode(messages).tolist() == ids("[user]b[assistant]").tolist()
+
+
+def test_special_tokens_of_the_tokenizer_are_added_once() -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = char_tokenizer(chat=True)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", EOS)])
+    codec = TextCodec(tokenizer)
+    assert codec.encode("ab").tolist() == [EOS, *ids("ab")]
+    assert codec.encode([{"role": "user", "content": "ab"}]).tolist() == ids("[user]ab[assistant]").tolist()
+    assert codec.encode_observation("ab", chat=False).tolist() == ids("ab").tolist()
+
+
+def test_messages_are_rendered_up_to_the_turn_of_the_policy() -> None:
+    codec = TextCodec(char_tokenizer(chat=True))
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]
+    assert codec.encode(messages).tolist() == ids("[system]s[user]hi[assistant]").tolist()
+
+
+def test_messages_without_a_chat_template_are_refused_with_the_mend() -> None:
+    with pytest.raises(ValueError, match=r"no chat template; give prompts as text"):
+        TextCodec(char_tokenizer()).encode([{"role": "user", "content": "hi"}])
+
+
+def test_a_chat_template_that_refuses_is_told_with_its_words() -> None:
+    tokenizer = char_tokenizer(chat=True)
+    tokenizer.chat_template = "{{ raise_exception('no system here') }}"
+    with pytest.raises(ValueError, match=r"chat template refuses the messages: TemplateError: no system here; give"):
+        TextCodec(tokenizer).encode([{"role": "system", "content": "hi"}])
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(ValueError, match="no tokens"):
+        TextCodec(char_tokenizer()).encode("")
+
+
+def test_an_observation_in_a_chat_brings_the_closing_token_only_if_the_policy_did_not() -> None:
+    codec = TextCodec(char_tokenizer(chat=True))
+    turn = ids("[user]ok[assistant]").tolist()
+    assert codec.encode_observation("ok", chat=True, last_token=EOS).tolist() == turn
+    assert codec.encode_observation("ok", chat=True, last_token=int(ids("x")[0])).tolist() == [EOS, *turn]
+
+
+def test_turns_appended_equal_the_whole_chat_rendered_at_once() -> None:
+    codec = TextCodec(char_tokenizer(chat=True))
+    first = [{"role": "user", "content": "one"}]
+    appended = [
+        *codec.encode(first),
+        *ids("two"),
+        EOS,
+        *codec.encode_observation("three", chat=True, last_token=EOS),
+    ]
+    whole = [*first, {"role": "assistant", "content": "two"}, {"role": "user", "content": "three"}]
+    assert appended == codec.encode(whole).tolist()
+
+
+def test_decode_leaves_special_tokens_out() -> None:
+    assert TextCodec(char_tokenizer()).decode([*ids("a b"), EOS]) == "a b"
+
+
+def test_stop_ids_are_those_of_tokenizer_generation_config_and_user() -> None:
+    tokenizer = char_tokenizer()
+    assert stop_token_ids(tokenizer, None) == (1,)
+    assert stop_token_ids(tokenizer, 9, (4,)) == (1, 4, 9)
+    assert stop_token_ids(tokenizer, [9, 1]) == (1, 9)

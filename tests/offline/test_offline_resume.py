@@ -1,0 +1,243 @@
+"""Offline runs that end before their time: by a signal, by a kill, by a fault; and how they go on."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from controller_jobs import make_model, run, start
+
+from headrace.config import SFTConfig
+from headrace.offline.output import OutputFolder
+from headrace.offline.progress import Made, Progress, read_progress, write_progress
+from headrace.offline.sft import run_sft
+from headrace.store import RunDamaged, RunExists, RunInUse, RunMissing
+from headrace.store.lock import RunLock
+from headrace.training.protocol import StepReport
+from headrace.training.trainer import HFTrainer
+
+PAIR = {"chosen": "AB", "rejected": "b"}
+ROWS = {"sft": {"response": "AB"}, "rm": PAIR, "dpo": PAIR}
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("base") / "model")
+
+
+def settings(folder: Path, model: Path, name: str = "sft", **trainer: object) -> dict[str, Any]:
+    data = folder / f"{name}.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{letter}:", **ROWS[name]}) + "\n" for letter in "abcdefgh"))
+    size = "samples_per_batch" if name == "sft" else "pairs_per_batch"
+    return {
+        "model": {"path": str(model), "device": "cpu"},
+        "data": {"train": str(data)},
+        "trainer": {size: 3, "optimizer": {"lr": 1e-2}, "steps": STEPS, **trainer},
+        "checkpoint": {"every": 4},
+        "runtime": {"threads": 1},
+    }
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def write(folder: Path, config: dict[str, Any]) -> Path:
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def train(config: dict[str, Any], out: Path, begin: Any = "new") -> Any:
+    return run_sft(SFTConfig.model_validate(config), out, begin=begin, report=lambda *_: None, now=lambda: 0.0)
+
+
+class Fault(Exception):
+    pass
+
+
+def test_a_loss_that_was_not_finite_does_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
+    progress = Progress(steps=3, first_loss=1.0, last_loss=math.nan, skipped_steps=1)
+    made = Made("config", "seed: 0\n", "data")
+    write_progress(tmp_path, progress, made)
+    read = read_progress(tmp_path, made)
+    assert (read.steps, read.first_loss, read.skipped_steps) == (3, 1.0, 1)
+    assert math.isnan(read.last_loss)
+
+
+def fails_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    step = HFTrainer.step
+
+    def failing(self: HFTrainer) -> StepReport:
+        if self.step_count == number:
+            raise Fault
+        return step(self)
+
+    monkeypatch.setattr(HFTrainer, "step", failing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROWS)
+def test_a_run_that_was_killed_goes_on_to_the_same_model(tmp_path: Path, model: Path, name: str) -> None:
+    config = write(tmp_path, settings(tmp_path, model, name))
+    code, out = run(name, config, "--dir", tmp_path / "whole")
+    assert code == 0, out
+
+    folder = tmp_path / "killed"
+    process = start(name, config, "trainer.steps=12", "--dir", folder)
+    end = time.monotonic() + 60
+    while not (folder / "checkpoint" / "progress.json").exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    code, out = run(name, config, "--dir", folder)
+    assert code == 2
+    assert "holds a run that is not finished: continue it with --resume, erase it with --fresh" in out
+    code, out = run(name, config, "--dir", folder, "--resume")
+    assert code == 0, out
+    assert weights(folder) == weights(tmp_path / "whole")
+    whole, resumed = (json.loads((path / "summary.json").read_text()) for path in (tmp_path / "whole", folder))
+    for field in ("wall_s", "tokens_per_s", "model"):
+        del whole[field], resumed[field]
+    assert resumed == whole
+    assert sorted(path.name for path in folder.iterdir()) == ["model", "run.db", "run.lock", "summary.json"]
+
+
+def test_a_signal_stops_after_the_step_with_a_checkpoint(tmp_path: Path, model: Path) -> None:
+    config = write(tmp_path, settings(tmp_path, model, steps=100_000))
+    folder = tmp_path / "out"
+    process = start("sft", config, "--dir", folder)
+    end = time.monotonic() + 60
+    while not (folder / "checkpoint").exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    try:
+        out, _ = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    assert process.returncode == 0, out
+    assert "stopped after step" in out
+    assert f"sft {config} --dir {folder} --resume" in out
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "stopped"
+    progress = json.loads((folder / "checkpoint" / "progress.json").read_text())
+    assert progress["steps"] == summary["steps"] > 0
+    assert not (folder / "model").exists()
+
+
+def test_a_fault_costs_the_steps_since_the_last_checkpoint(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(tmp_path, model)
+    whole = train(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        fails_at(patch, 10)
+        with pytest.raises(Fault):
+            train(config, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "checkpoint" / "progress.json").read_text())["steps"] == 8
+    resumed = train(config, tmp_path / "out", "resume")
+    assert (resumed.steps, resumed.first_loss, resumed.last_loss) == (STEPS, whole.first_loss, whole.last_loss)
+    assert train(config, tmp_path / "out", "resume") == resumed, "a finished run stays as it is"
+    other = settings(tmp_path, model, steps=9)
+    with pytest.raises(RunMissing, match="holds a run that is finished, of another config or other data"):
+        train(other, tmp_path / "out", "resume")
+
+
+def test_what_cannot_be_resumed_is_refused_by_name(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from headrace.cli.main import main
+
+    config, out = settings(tmp_path, model), tmp_path / "out"
+    job = write(tmp_path, config)
+
+    def refused(*arguments: str) -> str:
+        assert main(["sft", str(job), *arguments, "--dir", str(out)]) == 2
+        return capfd.readouterr().err
+
+    assert f"there is no {out} to resume; begin without --resume" in refused("--resume")
+    assert not out.exists()
+    out.mkdir()
+    assert "holds no checkpoint to resume; begin without --resume" in refused("--resume")
+    with monkeypatch.context() as patch:
+        fails_at(patch, 10)
+        with pytest.raises(Fault):
+            train(config, out)
+    said = refused("seed=1", "trainer.optimizer.lr=0.5", "checkpoint.every=7", "--resume").splitlines()
+    assert said[0].endswith("was made with another config")
+    assert said[1:3] == ["  - trainer.optimizer.lr: was 0.01, now 0.5", "  - seed: was 0, now 1"]
+    assert said[3].startswith("resume with that one")
+    data = Path(config["data"]["train"])
+    rows = data.read_text()
+    for changed in (rows + json.dumps({"prompt": "x:", "response": "Y"}) + "\n", rows.replace("AB", "BA")):
+        data.write_text(changed)
+        assert "was made from other data than there is now; resume with the same" in refused("--resume")
+    data.write_text(rows)
+    (out / "checkpoint" / "progress.json").write_text("{")
+    with pytest.raises(RunDamaged, match=r"progress\.json cannot be read .*; begin again with --fresh"):
+        train(config, out, "resume")
+    assert train(config, out, "fresh").steps == STEPS
+    assert not OutputFolder(out).checkpoint.exists()
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_folder_that_holds_a_finished_run_is_entered_by_no_other(
+    tmp_path: Path, model: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from headrace.cli.main import main
+
+    config, out = settings(tmp_path, model, steps=2), tmp_path / "out"
+    train(config, out)
+    made = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and "-" not in path.name}
+    job = str(write(tmp_path, settings(tmp_path, model, name, steps=3)))
+    assert main([name, job, "--dir", str(out)]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.endswith(
+        "holds a run that is finished: --resume with the same config leaves it as it is, replace it with --fresh, or "
+        "give another --dir"
+    )
+    assert main([name, job, "--dir", str(out), "--resume"]) == 2
+    assert "is finished, of another config or other data, and nothing to resume" in capfd.readouterr().err
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and "-" not in path.name} == made
+    assert main([name, job, "--dir", str(out), "--fresh", "--plain"]) == 0
+    assert json.loads((out / "summary.json").read_text())["steps"] == 3
+    assert main([name, job, "--dir", str(out), "--resume", "--plain"]) == 0
+
+
+def test_a_run_without_a_checkpoint_is_begun_again_with_fresh(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out = settings(tmp_path, model), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        fails_at(patch, 2)
+        with pytest.raises(Fault):
+            train(config, out)
+    with pytest.raises(RunExists, match=r"made no checkpoint, so --resume has nothing to continue: erase it with --fr"):
+        train(config, out)
+    with pytest.raises(RunMissing, match="made no checkpoint to resume; give another --dir, or begin again with --fre"):
+        train(config, out, "resume")
+    assert train(config, out, "fresh").steps == STEPS
+
+
+def test_fresh_erases_nothing_that_another_process_writes(tmp_path: Path, model: Path) -> None:
+    config, out = settings(tmp_path, model, steps=1), tmp_path / "out"
+    train(config, out)
+    lock = RunLock(out)
+    try:
+        with pytest.raises(RunInUse):
+            train(config, out, "fresh")
+    finally:
+        lock.release()
+    assert (out / "summary.json").exists()

@@ -1,0 +1,5 @@
+"""Fixtures of the sandbox."""
+
+from sandbox_fixtures import patient, tool
+
+__all__ = ["patient", "tool"]

@@ -1,0 +1,286 @@
+"""Actor and critic go over a batch together: neither has stepped alone, whatever comes between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from table_rows import header
+
+from headrace.experience.flow import TrainedBatch
+from headrace.experience.index import Consumer, Lease, RowId
+from headrace.experience.loader import StreamingLoader
+from headrace.experience.sample import GroupKey
+from headrace.experience.table import ExperienceTable
+from headrace.models.packing import MicroBatch
+from headrace.observe.waits import WaitMeter
+from headrace.roles.actor import ActorRole, TrainedStep
+from headrace.roles.batch_stats import FreshRule, StalenessRule
+from headrace.roles.context import RoleContext
+from headrace.roles.critic import CriticRole
+from headrace.runtime.signal import Signal
+from headrace.runtime.virtual import VirtualRuntime, run_virtually
+from headrace.training.protocol import StepReport
+from headrace.weights.version import Lineage
+
+LEASE_S, STALL_S = 10.0, 100.0
+KEY = GroupKey(0, 0, 0)
+RULE = StalenessRule(bound=1, masks=False, allows_late=False)
+REPORT = StepReport(0.0, 0.0, 0.0, False, 1.0, {}, {}, 2, 2, 0)
+
+
+class Trainer:
+    """Counts."""
+
+    def __init__(self) -> None:
+        self.accumulated = 0
+        self.steps: list[int] = []
+        """Of each step, the samples that it was made of."""
+
+    def accumulate(self, micro: MicroBatch) -> dict[str, Any]:
+        self.accumulated += micro.num_samples
+        return {}
+
+    def step(self) -> StepReport:
+        self.steps.append(self.accumulated)
+        self.accumulated = 0
+        return REPORT
+
+    def discard(self) -> None:
+        self.accumulated = 0
+
+    def tensors(self) -> list[Any]:
+        return []
+
+
+@dataclass
+class Flow:
+    """Batches of two rows, sealed."""
+
+    batches: int = 1
+    batch: int = 0
+    is_finished: bool = False
+    is_sealed: bool = True
+    changed: Signal = field(default_factory=Signal)
+
+    def rows_of_batch(self) -> int:
+        return 2
+
+    def describe(self) -> str:
+        return "two rows"
+
+    def step(self) -> TrainedBatch:
+        self.batch += 1
+        self.is_finished = self.batch == self.batches
+        self.changed.notify()
+        return TrainedBatch(self.batch - 1, 1, 0, {})
+
+
+@dataclass
+class House:
+    runtime: VirtualRuntime
+    table: ExperienceTable
+    flow: Flow
+    actor: ActorRole
+    critic: CriticRole
+    policy: Trainer
+    values: Trainer
+    events: list[str]
+    done: list[TrainedStep]
+    ids: list[RowId]
+    tasks: list[asyncio.Task[None]]
+
+    def write(self, column: str, rows: slice = slice(None)) -> None:
+        ids = self.ids[rows]
+        self.table.write(ids, column, [np.zeros(3, np.float32) for _ in ids])
+
+    async def settle(self) -> None:
+        await self.runtime.clock.sleep(0.1)
+
+    async def stop(self) -> None:
+        self.actor.stop()
+        await self.settle()
+        assert self.tasks[0].done()
+
+    def held(self, consumer: str) -> list[Lease]:
+        return [lease for lease in self.table._index._leases.values() if lease.consumer == consumer]
+
+
+@asynccontextmanager
+async def house(runtime: VirtualRuntime) -> AsyncIterator[House]:
+    consumers = [
+        Consumer("actor", frozenset({"tokens", "advantages", "batch"})),
+        Consumer("critic.update", frozenset({"tokens", "values", "returns", "batch"})),
+    ]
+    table = ExperienceTable(consumers, capacity=4, lease_s=LEASE_S, clock=runtime.clock, refs=runtime.refs)
+    flow, events, done = Flow(), list[str](), list[TrainedStep]()
+    own: Any = flow
+    context = RoleContext(
+        runtime, own, table, WaitMeter(runtime.clock.now), lambda kind, data: events.append(kind), STALL_S
+    )
+    policy, values = Trainer(), Trainer()
+
+    def loader(consumer: str) -> StreamingLoader:
+        return StreamingLoader(table, own, consumer=consumer, max_tokens=3, streaming=True, timeout_s=STALL_S)
+
+    async def trained(*_: object) -> None:
+        flow.changed.notify()
+        await runtime.clock.sleep(0.01)
+
+    async def after_step(step: TrainedStep) -> None:
+        done.append(step)
+
+    lineage = Lineage(0, {0: 2**62})
+    critic = CriticRole(context, loader("critic.update"), values, RULE, max_tokens=3)  # type: ignore[arg-type]
+    publisher: Any = Publisher()
+    actor = ActorRole(
+        context,
+        loader("actor"),
+        policy,  # type: ignore[arg-type]
+        publisher,
+        Signal(),
+        lineage,
+        RULE,
+        FreshRule(lineage),
+        columns=("logprobs", "advantages", "versions"),
+        max_tokens_per_microbatch=3,
+        whole=None,
+        critic=critic,
+        trained=trained,
+        after_step=after_step,
+    )
+    ids = put(table, KEY, 0)
+    tasks = [runtime.spawn(actor.run(), "actor"), runtime.spawn(critic.run(), "critic")]
+    made = House(runtime, table, flow, actor, critic, policy, values, events, done, ids, tasks)
+    try:
+        yield made
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def put(table: ExperienceTable, key: GroupKey, batch: int) -> list[RowId]:
+    """Two rows."""
+    arrays = {
+        "tokens": np.arange(3, dtype=np.int32),
+        "kept_sets": None,
+        "loss_mask": np.array([False, True, True]),
+        "logprobs": np.zeros(3, np.float32),
+        "versions": np.array([-1, 0, 0], np.int32),
+        "branches": np.array([-1, 0, 0], np.int32),
+        "reward": 1.0,
+        "terms": {},
+        "batch": batch,
+    }
+    table.reserve(key)
+    return table.put(key, [(header(key, episode=episode), dict(arrays)) for episode in range(2)])
+
+
+class Publisher:
+    def publish(self, version: object, tensors: object) -> None:
+        pass
+
+
+def virtually(body: Callable[[House], Awaitable[None]]) -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        async with house(runtime) as made:
+            await body(made)
+
+    run_virtually(main)
+
+
+def test_both_step_once_all_rows_have_gone_through_both() -> None:
+    async def body(house: House) -> None:
+        house.write("advantages")
+        await house.settle()
+        assert (house.policy.steps, house.values.steps) == ([], []), "the actor is through, the critic has no row"
+        house.write("values")
+        house.write("returns")
+        await house.settle()
+        assert (house.policy.steps, house.values.steps) == ([2], [2])
+        assert len(house.done) == 1
+        assert house.table.rows == 0
+
+    virtually(body)
+
+
+def test_a_batch_is_gone_over_once_and_then_the_next() -> None:
+    async def body(house: House) -> None:
+        house.flow.batches = 2
+        for batch in range(2):
+            house.ids = house.ids if batch == 0 else put(house.table, GroupKey(0, 1, 0), 1)
+            for column in ("advantages", "values", "returns"):
+                house.write(column)
+            await house.settle()
+        assert (house.policy.steps, house.values.steps) == ([2, 2], [2, 2])
+        assert house.events == []
+
+    virtually(body)
+
+
+@pytest.mark.parametrize("late", ["critic", "actor"])
+def test_a_signal_before_both_are_through_leaves_both_as_they_were(late: str) -> None:
+    async def body(house: House) -> None:
+        house.write("advantages", slice(0, 1 if late == "actor" else 2))
+        house.write("values")
+        house.write("returns", slice(0, 1 if late == "critic" else 2))
+        await house.settle()
+        await house.stop()
+        assert (house.policy.steps, house.values.steps, house.done) == ([], [], [])
+        assert house.policy.accumulated == 0
+
+    virtually(body)
+
+
+def test_a_signal_while_they_step_waits_for_both() -> None:
+    async def body(house: House) -> None:
+        steps = house.values.step
+
+        def slow() -> StepReport:
+            house.runtime.charge(5.0)
+            house.actor.stop()
+            return steps()
+
+        house.values.step = slow  # type: ignore[method-assign]
+        for column in ("advantages", "values", "returns"):
+            house.write(column)
+        await house.runtime.clock.sleep(6.0)
+        assert (house.policy.steps, house.values.steps, len(house.done)) == ([2], [2], 1)
+
+    virtually(body)
+
+
+def test_an_actor_that_lost_a_row_begins_the_batch_again() -> None:
+    async def body(house: House) -> None:
+        house.write("values")
+        house.write("returns")
+        house.write("advantages", slice(0, 1))
+        await house.settle()
+        house.table.give_back(house.held("actor")[0])
+        house.write("advantages", slice(1, 2))
+        await house.settle()
+        assert house.events == ["restarted_batch"]
+        assert (house.policy.steps, house.values.steps) == ([2], [2])
+
+    virtually(body)
+
+
+def test_a_critic_that_lost_a_row_begins_the_batch_again_before_anybody_steps() -> None:
+    async def body(house: House) -> None:
+        house.write("values")
+        house.write("returns")
+        await house.settle()
+        assert house.values.accumulated == 2
+        house.table.give_back(house.held("critic.update")[0])
+        house.write("advantages")
+        await house.settle()
+        assert house.events == ["restarted_batch"]
+        assert (house.policy.steps, house.values.steps) == ([2], [2])
+
+    virtually(body)

@@ -1,0 +1,57 @@
+"""Advantages see what their stage reads, and nothing that happens to be there."""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from table_rows import row as table_row
+
+from headrace.algorithms.estimate import Compared
+from headrace.experience.index import Row
+from headrace.roles import advantages
+
+READS = ("reward", "keep", "tokens", "loss_mask", "logprobs")
+
+
+def row(row_id: int, tokens: int, episode: int | None = None, **columns: object) -> Row:
+    own = {
+        "tokens": np.arange(tokens, dtype=np.int32),
+        "loss_mask": np.arange(tokens) > 0,
+        "logprobs": np.full(tokens, -1.0, np.float32),
+        "reward": float(row_id),
+    }
+    return table_row(row_id, {**own, **columns}, episode=row_id if episode is None else episode)
+
+
+def compared(rows: Sequence[Row], reads: Collection[str]) -> Compared:
+    return advantages.compared(rows, [row.columns for row in rows], reads)
+
+
+def test_what_is_of_samples_stays_of_samples() -> None:
+    """Two samples of one episode: one reward, and each its own end."""
+    rows = [
+        row(0, 3, truncated=False, last_value=0.0, reward=2.0),
+        row(1, 2, truncated=True, last_value=1.5, reward=2.0, episode=0),
+    ]
+    data = compared(rows, (*READS, "truncated", "last_value"))
+    assert data.rewards.tolist() == [2.0]
+    assert data.episode.tolist() == [0, 0]
+    assert data.truncated is not None
+    assert data.truncated.tolist() == [False, True]
+    assert data.last_values is not None
+    assert data.last_values.tolist() == [0.0, 1.5]
+    assert data.ended.tolist() == [False, True, True, False, False]
+
+
+def test_a_column_that_only_some_rows_have_by_now_is_left_out() -> None:
+    rows = [row(0, 2, reference=np.zeros(2, np.float32)), row(1, 3)]
+    data = compared(rows, READS)
+    assert data.reference is None
+    assert data.rewards.tolist() == [0.0, 1.0]
+    assert data.sample_index.tolist() == [0, 0, 1, 1, 1]
+
+
+def test_a_column_that_the_stage_reads_is_there_for_all() -> None:
+    rows = [row(0, 1, reference=np.array([0.5])), row(1, 2, reference=np.array([1.5, 2.5]))]
+    data = compared(rows, (*READS, "reference"))
+    assert data.reference is not None
+    assert data.reference.tolist() == [0.5, 1.5, 2.5]

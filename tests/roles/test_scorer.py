@@ -1,0 +1,75 @@
+"""A scorer's passes: as full as they can be, or of one group each, so that what came together does not matter."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from table_rows import new_row
+from torch import Tensor
+
+from headrace.experience.columns import read
+from headrace.experience.index import Consumer
+from headrace.experience.sample import GroupKey
+from headrace.experience.table import ExperienceTable
+from headrace.models.packing import MicroBatch
+from headrace.observe.waits import WaitMeter
+from headrace.roles.context import RoleContext
+from headrace.roles.scorer import ScorerRole
+from headrace.runtime.inline import InlineRuntime
+
+
+def passes(*, by_group: bool, max_tokens: int) -> list[list[int]]:
+    """Lengths of the rows in each pass over two groups, of rows of 2, 3 and 4 tokens, that are ready together."""
+    seen: list[list[int]] = []
+
+    async def main() -> None:
+        runtime = InlineRuntime()
+        consumers = [Consumer("reference", frozenset({"tokens"})), Consumer("actor", frozenset({"reference"}))]
+        table = ExperienceTable(consumers, capacity=4, lease_s=60.0, clock=runtime.clock)
+        flow: Any = SimpleNamespace(is_finished=False)
+
+        def score(micro: MicroBatch) -> Tensor:
+            seen.append(micro.lengths)
+            return micro.tokens.float()
+
+        context = RoleContext(runtime, flow, table, WaitMeter(runtime.clock.now), lambda *_: None, 60.0)
+        role = ScorerRole(
+            context,
+            name="reference",
+            columns=("reference",),
+            lane="reference",
+            score=score,
+            max_tokens=max_tokens,
+            by_group=by_group,
+        )
+        for position in (1, 0):
+            key = GroupKey(0, position, 0)
+            table.reserve(key)
+            table.put(key, [new_row(key, {"tokens": np.full(n, n), "kept_sets": None}) for n in (2, 3, 4)])
+        running = runtime.spawn(role.run(), "scorer")
+        lease = await table.lease("actor", lambda ready: list(ready) if len(ready) == 6 else [], seconds=5, what=str)
+        assert lease is not None
+        for row in lease.rows:
+            length = row.header.length
+            assert read(table.refs, row, ["reference"])["reference"].tolist() == [float(length)] * length
+        flow.is_finished = True
+        table.wake_all()
+        await running
+        await runtime.close()
+
+    asyncio.run(main())
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("by_group", "max_tokens", "expected"),
+    [
+        (False, 100, [[2, 3, 4, 2, 3, 4]]),
+        (True, 100, [[2, 3, 4], [2, 3, 4]]),
+        (True, 5, [[2, 3], [4], [2, 3], [4]]),
+    ],
+)
+def test_rows_that_share_a_pass(by_group: bool, max_tokens: int, expected: list[list[int]]) -> None:
+    assert passes(by_group=by_group, max_tokens=max_tokens) == expected

@@ -1,0 +1,61 @@
+"""What `headrace doctor` says that the sandbox holds, by trying."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from headrace.config.reward import SandboxConfig
+from headrace.rewards.promises import Promises, find_promises
+from headrace.rewards.tools import find_walls, run_within
+from headrace.runtime.inline import SystemClock
+from headrace.sandbox.walls import module_command
+
+
+def test_what_holds_here_is_found_by_trying() -> None:
+    promises = asyncio.run(find_promises(SystemClock()))
+    walls = asyncio.run(find_walls(SandboxConfig(), SystemClock(), own_function=False))
+    assert promises.tool == walls.tool
+    if sys.platform == "linux":
+        assert promises.watches
+
+
+def test_without_the_filter_it_is_not_promised() -> None:
+    """As on a kernel that has none."""
+    walls = asyncio.run(find_walls(SandboxConfig(tool="none"), SystemClock(), own_function=False))
+    *begins, code = module_command("probe")
+    unfiltered = "import headrace.sandbox.limits as l; l.refusals = lambda **_: None; probe.main()"
+    code = code.replace("probe.main()", unfiltered)
+    fault = asyncio.run(run_within(walls, [*begins, code], SystemClock()))
+    assert fault == "it ended with exit status 1"
+
+
+@pytest.mark.parametrize(
+    ("promises", "says"),
+    [
+        (
+            Promises("namespaces", (), refuses=True, watches=True, tells_time=True),
+            [
+                "namespaces: programs of the model see Python's files alone",
+                "memory of no process is refused",
+                "is told",
+            ],
+        ),
+        (
+            Promises("none", ("nsjail: no program nsjail",), refuses=False, watches=True, tells_time=False),
+            ["none works: .* (nsjail: no program nsjail)", "memory of no process (memfd_create) is not", "is not told"],
+        ),
+        (
+            Promises("none", (), refuses=False, watches=False, tells_time=False),
+            ["none works", "limited for each process of a sample, but not for all together", "is not told"],
+        ),
+    ],
+)
+def test_the_words_say_what_holds(promises: Promises, says: list[str]) -> None:
+    found = dict(promises.words())
+    assert list(found) == ["sandbox", "sandbox:memory", "sandbox:time"]
+    for text, expected in zip(found.values(), says, strict=True):
+        for part in expected.split(" .* "):
+            assert part in text

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import pytest
+import torch
+from devices import DEVICE
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_helpers import CONFIGS, SETTINGS, make_rows, make_trainer, tiny_model, weighted_loss, weights
+
+from headrace.config import ConfigError
+from headrace.config.trainer import OptimizerConfig, TrainerConfig
+from headrace.models.packing import PackRow, pack, plan_microbatches
+from headrace.training.protocol import LossTerms, StepReport
+from headrace.training.trainer import HFTrainer
+
+LENGTHS = [9, 4, 17, 4, 1, 12, 6, 6]
+ROWS = make_rows(LENGTHS)
+
+
+def train(trainer: HFTrainer, batches: Iterable[Iterable[list[PackRow]]]) -> list[StepReport]:
+    reports = []
+    for batch in batches:
+        for rows in batch:
+            trainer.accumulate(pack(rows))
+        reports.append(trainer.step())
+    return reports
+
+
+def master_gradients(trainer: HFTrainer) -> dict[str, torch.Tensor]:
+    return {name: view.clone() for name, view in trainer._flat.named(trainer._flat.grads)}
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=len(LENGTHS), max_size=len(LENGTHS)))
+def test_any_split_into_micro_batches_gives_the_whole_batch(assignment: list[int]) -> None:
+    whole, split = make_trainer(), make_trainer()
+    whole.accumulate(pack(ROWS))
+    for part in set(assignment):
+        split.accumulate(pack([row for row, home in zip(ROWS, assignment, strict=True) if home == part]))
+    expected = master_gradients(whole)
+    for name, grad in master_gradients(split).items():
+        scale = float(expected[name].abs().max())
+        torch.testing.assert_close(grad, expected[name], rtol=1e-6, atol=3e-6 * (scale + 1))
+    a, b = whole.step(), split.step()
+    assert b.loss == pytest.approx(a.loss, rel=1e-6)
+    assert b.grad_norm == pytest.approx(a.grad_norm, rel=1e-5)
+    assert b.denominator == a.denominator == sum(int(row.mask[1:].sum()) for row in ROWS) == a.trained_tokens
+    assert b.stats == pytest.approx(a.stats, rel=1e-6)
+    assert a.stats["samples"] == b.stats["samples"] == 8
+    assert b.maxima == pytest.approx(a.maxima, rel=1e-6)
+    assert a.maxima["length"] == 17
+    assert (a.forwarded_tokens, a.padding_tokens) == (b.forwarded_tokens, b.padding_tokens) == (sum(LENGTHS), 0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.permutations(range(len(LENGTHS))), st.integers(1, 60))
+def test_the_gradient_does_not_depend_on_the_order_of_arrival(order: list[int], budget: int) -> None:
+    """Within 1e-5 of its norm; in the same order, to the last bit."""
+
+    def gradient(order: list[int], budget: int) -> torch.Tensor:
+        trainer = make_trainer()
+        for places in plan_microbatches([LENGTHS[i] for i in order], budget):
+            trainer.accumulate(pack([ROWS[order[place]] for place in places]))
+        return trainer._flat.grads.clone()
+
+    expected, actual = gradient(list(range(len(LENGTHS))), 1000), gradient(order, budget)
+    assert float((actual - expected).norm()) <= 1e-5 * float(expected.norm())
+    assert torch.equal(actual, gradient(order, budget))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_steps_equal_plain_torch(name: str) -> None:
+    """Against torch.optim.AdamW and clip_grad_norm_ on the model's own forward pass, one sample at a time."""
+    model = tiny_model(name).eval()
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=1e-2
+    )
+    trainer = make_trainer(name, temperature=0.8)
+    for step in range(3):
+        rows = make_rows(LENGTHS, seed=step)
+        count = sum(int(row.mask[1:].sum()) for row in rows)
+        loss = torch.zeros((), device=DEVICE)
+        for row in rows:
+            tokens = torch.as_tensor(row.tokens).to(DEVICE)
+            logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1] / 0.8
+            chosen = torch.log_softmax(logits, -1).gather(1, tokens[1:, None])[:, 0]
+            kept = torch.as_tensor(row.columns["weights"] * row.mask, dtype=torch.float32)[1:].to(DEVICE)
+            loss = loss - (chosen * kept).sum() / count
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        for group in optimizer.param_groups:
+            # warm-up over 2 steps: 1/3, 2/3, then the peak
+            group["lr"] = 1e-2 * (step + 1) / 3
+        optimizer.step()
+
+        (report,) = train(trainer, [[rows[:3], rows[3:]]])
+        assert report.loss == pytest.approx(loss.item(), rel=1e-4)
+        assert report.grad_norm == pytest.approx(norm.item(), rel=1e-3)
+        assert report.lr == pytest.approx(1e-2 * (step + 1) / 3)
+    expected = dict(model.named_parameters())
+    actual = weights(trainer)
+    assert actual.keys() == expected.keys()
+    # Adam turns rounding of gradients near 0 into whole steps, so a few entries differ by up to one.
+    different = sum(int((~torch.isclose(actual[n], expected[n], atol=1e-4)).sum()) for n in expected)
+    assert different <= 0.002 * sum(p.numel() for p in expected.values())
+
+
+def test_a_nan_skips_the_update_but_counts_the_step() -> None:
+    def loss(logprobs: torch.Tensor, micro: object) -> LossTerms:
+        return LossTerms(logprobs.sum() * poison, 1.0)
+
+    trainer = make_trainer(loss=loss)
+    before = weights(trainer)
+    poison = math.nan
+    (report,) = train(trainer, [[ROWS]])
+    assert report.skipped
+    assert math.isnan(report.grad_norm)
+    assert trainer.step_count == 1
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.tensors())
+
+    poison = 1.0
+    (report,) = train(trainer, [[ROWS]])
+    assert not report.skipped, "nothing of the bad batch is left in the gradients"
+    assert report.lr == pytest.approx(SETTINGS.optimizer.lr * 2 / 3), "the schedule goes on"
+    assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.tensors())
+
+
+def test_nothing_to_train_skips_the_update() -> None:
+    trainer = make_trainer()
+    empty = [PackRow(row.tokens, row.mask & False, row.columns) for row in ROWS]
+    (report,) = train(trainer, [[empty]])
+    assert report.skipped
+    assert (report.denominator, report.loss, report.grad_norm, report.trained_tokens) == (0, 0, 0, 0)
+    assert report.stats["samples"] == 8
+    assert trainer.step().skipped, "a batch without any micro-batch"
+
+
+def test_discard_forgets_what_was_accumulated() -> None:
+    disturbed, clean = make_trainer(), make_trainer()
+    disturbed.accumulate(pack(make_rows([20, 3], seed=9)))
+    disturbed.discard()
+    assert train(disturbed, [[ROWS]]) == train(clean, [[ROWS]])
+    expected = weights(clean)
+    assert all(torch.equal(expected[name], tensor) for name, tensor in disturbed.tensors())
+
+
+def test_gradient_checkpointing_gives_the_same_gradients() -> None:
+    for name in CONFIGS:
+        plain, checkpointed = make_trainer(name), make_trainer(name, gradient_checkpointing=True)
+        for trainer in (plain, checkpointed):
+            trainer.accumulate(pack(ROWS))
+        expected = master_gradients(plain)
+        for key, grad in master_gradients(checkpointed).items():
+            torch.testing.assert_close(grad, expected[key], rtol=1e-6, atol=1e-6)
+
+
+def test_gradient_checkpointing_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, calls = make_trainer(gradient_checkpointing=True), []
+    monkeypatch.setattr(
+        "headrace.models.attention._fused",
+        lambda q, k, v, scaling, window: calls.append(1) or q * v.repeat_interleave(2, 1),
+    )
+    trainer.accumulate(pack([ROWS[0]]))
+    assert len(calls) == 4, "two layers, each forward twice"
+
+
+def test_models_that_cannot_checkpoint_gradients_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    monkeypatch.setattr(type(model), "supports_gradient_checkpointing", False)
+    with pytest.raises(ConfigError, match=r"gradient_checkpointing is true, but Qwen3ForCausalLM.*set it to false"):
+        HFTrainer(model, config=SETTINGS, loss=weighted_loss, total_steps=1, gradient_checkpointing=True)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_training_has_no_dropout(name: str, checkpointing: bool) -> None:
+    assert max(CONFIGS["qwen3"].attention_dropout, CONFIGS["gpt2"].resid_pdrop) == 0.5
+    trainer = make_trainer(name, gradient_checkpointing=checkpointing)
+    first, second = trainer.logprobs(pack(ROWS)), trainer.logprobs(pack(ROWS))
+    assert torch.equal(first, second)
+    plain = make_trainer(name).logprobs(pack(ROWS))
+    assert torch.equal(first, plain)
+
+
+def test_tied_weights_are_handed_out_once_and_under_the_name_that_is_saved() -> None:
+    names = [name for name, _ in make_trainer("qwen3").tensors()]
+    assert len(names) == len(set(names))
+    assert "model.embed_tokens.weight" in names
+    assert "lm_head.weight" not in names
+    assert "lm_head.weight" in dict(make_trainer("llama").tensors())
+
+
+def test_tied_weights_get_both_gradients_and_stay_tied() -> None:
+    trainer = make_trainer("qwen3")
+    train(trainer, [[ROWS]])
+    model = trainer._model
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_tensors_are_views_of_the_weights_in_use() -> None:
+    trainer = make_trainer(dtype=torch.bfloat16)
+    tensors = dict(trainer.tensors())
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    train(trainer, [[ROWS]])
+    assert any(not torch.equal(before[name], tensor) for name, tensor in tensors.items())
+    for name, parameter in trainer._model.named_parameters():
+        assert parameter.data_ptr() == tensors[name].data_ptr()
+
+
+def test_small_bfloat16_gradients_are_not_lost() -> None:
+    """256 equal gradients: a bfloat16 sum would stop growing at 8 bits, the float32 sum is exact to rounding."""
+    trainer = make_trainer(dtype=torch.bfloat16)
+    micro = pack(ROWS[:1])
+    trainer.accumulate(micro)
+    once = master_gradients(trainer)
+    for _ in range(255):
+        trainer.accumulate(micro)
+    for name, grad in master_gradients(trainer).items():
+        torch.testing.assert_close(grad, 256 * once[name], rtol=1e-5, atol=1e-6)
+
+
+def test_small_bfloat16_updates_are_not_lost() -> None:
+    """Updates below bfloat16's resolution add up in the masters until the compute weights move."""
+    settings = TrainerConfig(optimizer=OptimizerConfig(lr=1e-5))
+    trainer = make_trainer("llama", config=settings, dtype=torch.bfloat16)
+    before = weights(trainer)["model.norm.weight"]
+    assert before.eq(1).all()
+    train(trainer, [[ROWS]] * 10)
+    assert torch.equal(weights(trainer)["model.norm.weight"], before), "1e-4 is less than bfloat16 can add to 1"
+    masters = dict(trainer._flat.named(trainer._flat.master))["model.norm.weight"]
+    assert (masters - 1).abs().mean() > 3e-5
+    train(trainer, [[ROWS]] * 500)
+    assert not torch.equal(weights(trainer)["model.norm.weight"], before)
+
+
+def test_bfloat16_learns_as_float32_does() -> None:
+    full, half = make_trainer(), make_trainer(dtype=torch.bfloat16)
+    a, b = train(full, [[ROWS]] * 8), train(half, [[ROWS]] * 8)
+    assert a[-1].loss < a[0].loss - 0.5
+    assert b[-1].loss == pytest.approx(a[-1].loss, abs=0.15)
+
+
+def test_clipping_leaves_the_norm_reported() -> None:
+    loud = TrainerConfig(optimizer=OptimizerConfig(lr=1e-2), max_grad_norm=1e9)
+    trainer = make_trainer(config=loud)
+    quiet = make_trainer(config=TrainerConfig(optimizer=OptimizerConfig(lr=1e-2), max_grad_norm=1e-3))
+    (a,), (b,) = train(trainer, [[ROWS]]), train(quiet, [[ROWS]])
+    assert a.grad_norm == b.grad_norm > 1e-3
+    # Adam's first moment is (1 - beta1) times the gradient that was clipped
+    ratio = trainer._optimizer.exp_avg.norm() / quiet._optimizer.exp_avg.norm()
+    assert float(ratio) == pytest.approx(a.grad_norm / 1e-3, rel=2e-3)
