@@ -14,7 +14,7 @@ from headrace.sandbox import linux
 from headrace.sandbox.places import DEVICES
 
 _ENTER, _TIED = Path(__file__).with_name("enter.py"), Path(__file__).with_name("tied.py")
-_PACKAGES = Path(__file__).parents[3]
+_PACKAGES = Path(__file__).parents[2]
 """The folder that holds the package headrace."""
 _DEVICES = ["--dev", DEVICES, "--ro-bind", "/dev/null", "/dev/zero"]
 """What is mapped of `zero` to be shared is memory that no process shows, so it cannot be opened."""
