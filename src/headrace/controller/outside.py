@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from headrace.controller.tracking import Tell, tracking
 from headrace.controller.watching import watchdog
 from headrace.engines.pool import EnginePool
 from headrace.models.loading import resolve_device
+from headrace.runtime.collection import rare_collections
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Clock, Runtime
 from headrace.store.files import LOCAL, Files
@@ -52,6 +53,9 @@ class Outside(Protocol):
     def watchdog(self, plan: Plan, owners: Mapping[str, str], record: Path) -> AbstractAsyncContextManager[object]:
         """See `watchdog`."""
 
+    def at_work(self) -> AbstractContextManager[None]:
+        """Entered once all that lasts as long as the run is there."""
+
 
 class ThisMachine:
     """Threads, processes and files of this machine, and the models that the config names."""
@@ -85,3 +89,6 @@ class ThisMachine:
 
     def watchdog(self, plan: Plan, owners: Mapping[str, str], record: Path) -> AbstractAsyncContextManager[object]:
         return watchdog(plan, owners, record=record)
+
+    def at_work(self) -> AbstractContextManager[None]:
+        return rare_collections()
