@@ -9,6 +9,7 @@ from headrace.controller.planning.memory_estimate import GIB, MIB
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.prompt_notes import first_prompt
 from headrace.controller.planning.table_size import largest_group, table_bytes
+from headrace.controller.processors import threads_of_worker
 from headrace.controller.threads import available_threads, takes_turns
 from headrace.experience.schedule import reachable_staleness
 from headrace.rewards.pool import worker_count
@@ -205,7 +206,9 @@ def _roles(plan: Plan) -> list[str]:
     for name in names:
         lane = _LANE_OF.get(name)
         placements = {"reference": plan.config.reference.placement, "proximal": plan.config.proximal.placement}
-        if placements.get(name) == "hybrid":
+        if name in plan.config.scorer_processes:
+            place = f"a process of its own: {threads_of_worker(plan.config)} CPU thread(s)"
+        elif placements.get(name) == "hybrid":
             place = "compute lane 'trainer', in turn with the actor"
         elif turns and (turn := lane or _OWN_LANE.get(name)):
             place = f"compute lane {turn!r}: {share}"

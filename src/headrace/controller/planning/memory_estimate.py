@@ -163,7 +163,7 @@ def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
     if algorithm.needs_critic:
         most = max(config.critic.max_tokens_per_microbatch, longest)
         uses["critic: activations"] = trained_bytes(shape, most, itemsize, checkpointing=checkpointing)
-    own_reference = algorithm.needs_reference and config.reference.placement == "own"
+    own_reference = algorithm.needs_reference and config.reference.placement != "hybrid"
     scoring = {
         "reference": (own_reference, config.reference.max_tokens_per_microbatch),
         "proximal": (config.copies_proximal, config.proximal.max_tokens_per_microbatch),

@@ -22,6 +22,7 @@ from headrace.engines.protocol import Engine
 from headrace.engines.simulated import NO_FAULTS, EngineCosts, EngineFaults, SimulatedEngine
 from headrace.engines.simulated_answers import Answers
 from headrace.rewards.simulated import RewardCosts, SimulatedRewards
+from headrace.roles.frozen import OnLane
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Clock, Runtime
 from headrace.runtime.virtual import VirtualRuntime
@@ -76,6 +77,10 @@ class SimulatedOutside:
         config, algorithm, costs = plan.config, plan.config.algorithm, self._costs
         charge = self._runtime.charge
         trainer = SimulatedTrainer(self.files, charge, costs.trainer, lr=config.trainer.optimizer.lr, watch=self._watch)
+
+        def scorer(name: str, *, follows: bool = False) -> OnLane:
+            return OnLane(SimulatedScorer(self.files, charge, costs.trainer, follows=follows), name, runtime)
+
         models = Models(
             trainer,
             self._engines(config.engine, runtime),
@@ -85,14 +90,14 @@ class SimulatedOutside:
         if algorithm.needs_critic:
             critic = SimulatedTrainer(self.files, charge, costs.critic, lr=config.critic.optimizer.lr)
             models = replace(models, critic=critic)
-        if algorithm.needs_reference and config.reference.placement == "own":
-            models = replace(models, reference=SimulatedScorer(self.files, charge, costs.trainer))
+        if algorithm.needs_reference and config.reference.placement != "hybrid":
+            models = replace(models, reference=scorer("reference"))
         if algorithm.needs_reference and config.reference.refresh_every is not None:
             models = replace(models, refreshed=models.reference or SimulatedReference(trainer, self.files))
         if config.copies_proximal:
-            models = replace(models, proximal=SimulatedScorer(self.files, charge, costs.trainer, follows=True))
+            models = replace(models, proximal=scorer("proximal", follows=True))
         if algorithm.needs_teacher:
-            models = replace(models, teacher=SimulatedScorer(self.files, charge, costs.trainer))
+            models = replace(models, teacher=scorer("teacher"))
         self.built = models
         return models
 
