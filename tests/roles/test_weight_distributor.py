@@ -12,7 +12,9 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor
+from training_helpers import make_rows, make_trainer
 
+from headrace.models.packing import pack
 from headrace.observe.spent import Activity
 from headrace.roles.context import RoleContext
 from headrace.roles.weight_distributor import WeightDistributor
@@ -115,6 +117,42 @@ def test_each_version_arrives_as_it_was_copied(publisher: WeightPublisher) -> No
                 assert manifest.version == Version(0, number)
                 assert tensors["weight"].tolist() == [float(number)] * 4
         finally:
+            await house.runtime.close()
+
+    asyncio.run(main())
+
+
+def test_a_hybrid_reference_and_a_step_meanwhile_change_nothing_of_what_arrives(publisher: WeightPublisher) -> None:
+    trainer = make_trainer()
+    trainer.keep_reference()
+    micro = pack(make_rows([5, 7]))
+    trainer.accumulate(micro)
+    trainer.step()
+    go_on, send = threading.Event(), publisher.send
+
+    def slow(snapshot: Snapshot) -> Manifest:
+        assert go_on.wait(20)
+        return send(snapshot)
+
+    cast(Any, publisher).send = slow
+
+    async def main() -> None:
+        house = House(publisher)
+        try:
+            wanted = {name: tensor.clone() for name, tensor in trainer.tensors()}
+            await house.distributor.publish(Version(0, 1), trainer.tensors(), house.compute)
+            await house.compute(trainer.reference_logprobs, micro)
+            await house.compute(trainer.accumulate, micro)
+            await house.compute(trainer.step)
+            go_on.set()
+            await house.distributor.settled()
+            _, tensors = publisher.receiver().receive()
+            assert tensors.keys() == wanted.keys()
+            assert all(torch.equal(tensors[name], tensor) for name, tensor in wanted.items())
+            now = dict(trainer.tensors())
+            assert not all(torch.equal(now[name], tensor) for name, tensor in wanted.items()), "the step was one"
+        finally:
+            go_on.set()
             await house.runtime.close()
 
     asyncio.run(main())
