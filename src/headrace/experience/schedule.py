@@ -264,13 +264,18 @@ class Schedule:
         """The group failed, was filtered out or was handed back: its place is free again."""
         self._leave(self._of(key))
 
+    def may_keep_place(self, key: GroupKey, version: int) -> bool:
+        """Whether the running group, issued again on an engine that has loaded version number `version`, is due no
+        earlier than it was."""
+        return version + self.max_staleness >= self._of(key).deadline
+
     def reissue(self, key: GroupKey, version: int | None) -> int | None:
         """The running group begins again, from no tokens, on an engine that has loaded version number `version`; None:
         on none. Its deadline, if it keeps its place; None if it is live no more, and has to start through the gate."""
         group = self._of(key)
         if group.arrival is not None:
             raise ScheduleError(f"group {key} is ready: only one that runs is issued again")
-        if version is None or version + self.max_staleness < group.deadline:
+        if version is None or not self.may_keep_place(key, version):
             self._leave(group)
             return None
         self._due_at(group, version + self.max_staleness)
