@@ -15,8 +15,11 @@ from headrace.controller.supervise import rewards
 from headrace.controller.threads import inline_runtime, takes_turns
 from headrace.controller.tracking import Tell, tracking
 from headrace.controller.watching import watchdog
+from headrace.controller.wiring import Parts
 from headrace.engines.pool import EnginePool
 from headrace.models.loading import resolve_device
+from headrace.roles.reissue import Losses
+from headrace.roles.rollout import GroupRunner
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Clock, Runtime
 from headrace.store.files import LOCAL, Files
@@ -38,6 +41,12 @@ class Outside(Protocol):
         self, plan: Plan, folder: Path, runtime: Runtime, engines: EnginePool, judges: Mapping[str, EnginePool]
     ) -> AbstractAsyncContextManager[RewardPools]:
         """What scores, while it is entered."""
+
+    def crew(self, runner: GroupRunner, losses: Losses, runtime: Runtime) -> GroupRunner:
+        """Who plays groups, as `runner` does. `losses`: who is to be alone aboard a worker."""
+
+    def began(self, parts: Parts) -> None:
+        """The run is built, and its roles begin."""
 
     def tracking(
         self,
@@ -72,6 +81,12 @@ class ThisMachine:
         self, plan: Plan, folder: Path, runtime: Runtime, engines: EnginePool, judges: Mapping[str, EnginePool]
     ) -> AbstractAsyncContextManager[RewardPools]:
         return rewards(plan, folder, runtime, engines, judges)
+
+    def crew(self, runner: GroupRunner, losses: Losses, runtime: Runtime) -> GroupRunner:
+        return runner
+
+    def began(self, parts: Parts) -> None:
+        pass
 
     def tracking(
         self,
