@@ -44,7 +44,7 @@ _LEASE_TERMS_PER_STALL = 1.5
 """A wait of the run ends before a lease that is held through it."""
 
 
-Crew = Callable[[GroupRunner, Losses, Runtime], GroupRunner]
+Crew = Callable[[GroupRunner, Losses, GroupJournal, Runtime], GroupRunner]
 """Who plays groups, as the runner does that it is given. See `Outside.crew`."""
 
 
@@ -148,14 +148,14 @@ def rollout_role(
     engines: EnginePool,
     judges: Mapping[str, EnginePool],
     rewards: RewardPools,
-    crew: Crew = lambda runner, losses, runtime: runner,
+    crew: Crew = lambda runner, *parts: runner,
 ) -> RolloutRole:
     rollout, losses = plan.config.rollout, Losses()
     runner = episode_runner(plan, engines, base.context.runtime.clock, rewards.training)
     return RolloutRole(
         base.context,
         engines,
-        crew(runner, losses, base.context.runtime),
+        crew(runner, losses, base.journal, base.context.runtime),
         base.journal,
         base.tally,
         base.failures,

@@ -17,6 +17,7 @@ from headrace.controller.tracking import Tell, tracking
 from headrace.controller.watching import watchdog
 from headrace.controller.wiring import Parts
 from headrace.engines.pool import EnginePool
+from headrace.experience.group_journal import GroupJournal
 from headrace.models.loading import resolve_device
 from headrace.roles.reissue import Losses
 from headrace.roles.rollout import GroupRunner
@@ -42,8 +43,9 @@ class Outside(Protocol):
     ) -> AbstractAsyncContextManager[RewardPools]:
         """What scores, while it is entered."""
 
-    def crew(self, runner: GroupRunner, losses: Losses, runtime: Runtime) -> GroupRunner:
-        """Who plays groups, as `runner` does. `losses`: who is to be alone aboard a worker."""
+    def crew(self, runner: GroupRunner, losses: Losses, journal: GroupJournal, runtime: Runtime) -> GroupRunner:
+        """Who plays groups, as `runner` does. `losses`: who is to be alone aboard a worker. `journal`: where what
+        comes late from a worker that was lost is written all the same."""
 
     def began(self, parts: Parts) -> None:
         """The run is built, and its roles begin."""
@@ -82,7 +84,7 @@ class ThisMachine:
     ) -> AbstractAsyncContextManager[RewardPools]:
         return rewards(plan, folder, runtime, engines, judges)
 
-    def crew(self, runner: GroupRunner, losses: Losses, runtime: Runtime) -> GroupRunner:
+    def crew(self, runner: GroupRunner, losses: Losses, journal: GroupJournal, runtime: Runtime) -> GroupRunner:
         return runner
 
     def began(self, parts: Parts) -> None:

@@ -102,7 +102,7 @@ def connect(
     lineage: Lineage,
     committed: Version,
     listeners: Listeners = NOBODY,
-    crew: Crew = lambda runner, losses, runtime: runner,
+    crew: Crew = lambda runner, *parts: runner,
 ) -> Parts:
     """Build roles, table and schedule around the models, whose engines have started. `committed`: the version that the
     run begins from."""

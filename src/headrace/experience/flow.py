@@ -234,6 +234,9 @@ class Flow:
         """
         deadline = self._schedule.reissue(key, version)
         if version is None or deadline is None:
+            # Its place is gone: what the lost worker may still bring would come back, at the next start, into a
+            # schedule that has no room for it.
+            self._store.ledger.withdraw(key)
             self._table.remove(key)
             self._issues.pop(key, None)
             self._overdue.pop(key, None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from headrace.engines.pool import Place
@@ -15,6 +16,8 @@ from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import ROLLOUT_WORKER, Measure, after_failure
 from headrace.runtime.workers import WorkerLost
+from headrace.store import StoreError
+from headrace.store.memory_files import PowerCut
 from headrace.weights.version import Version
 
 _WAIT_S = 3600.0
@@ -32,6 +35,8 @@ class CrewFaults:
     """(epoch, position) of prompts that end any worker that plays them."""
     poison_s: float = 0.5
     """After so many seconds."""
+    lingers_s: float = 0.0
+    """So long a worker that was lost goes on, as one does that only cannot be reached: what it finishes comes late."""
 
 
 @dataclass(slots=True)
@@ -56,8 +61,10 @@ class SimulatedCrew:
         runtime: Runtime,
         faults: CrewFaults,
         took: Callable[[str, object], None],
+        late: Callable[[Group], Awaitable[None]],
     ) -> None:
-        """`took`: told of each loss that had groups aboard."""
+        """`took`: told of each loss that had groups aboard. `late`: awaited with a group that a lost worker brings."""
+        self._late = late
         self._runner = runner
         self._losses = losses
         self._runtime = runtime
@@ -92,8 +99,11 @@ class SimulatedCrew:
             worker.failures = 0
             return playing.result()
         finally:
-            playing.cancel()
-            await asyncio.gather(playing, return_exceptions=True)
+            if lost.done() and self._faults.lingers_s:
+                self._runtime.spawn(self._linger(playing), f"{key} on {worker.rank}, which is lost")
+            else:
+                playing.cancel()
+                await asyncio.gather(playing, return_exceptions=True)
             if worker.aboard.get(key) is lost:
                 del worker.aboard[key]
             if worker.only == key:
@@ -122,6 +132,20 @@ class SimulatedCrew:
                 mine.only = None
                 self._changed.notify()
             raise
+
+    async def _linger(self, playing: asyncio.Task[Group]) -> None:
+        try:
+            async with asyncio.timeout(self._faults.lingers_s):
+                await asyncio.wait([playing])
+        except TimeoutError:
+            pass
+        finally:
+            playing.cancel()
+            (group,) = await asyncio.gather(playing, return_exceptions=True)
+        if isinstance(group, Group):
+            self._took("late result", group.key)
+            with suppress(StoreError, PowerCut):  # it fails alone
+                await self._late(group)
 
     async def _die_at(self, at: float, worker: _Worker) -> None:
         await self._runtime.clock.sleep(at - self._runtime.clock.now())

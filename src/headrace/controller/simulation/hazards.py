@@ -41,9 +41,11 @@ class Hazards:
         self._passes: Counter[str] = Counter()
         self._stepped: dict[str, int] = {}
         self._parts: Parts | None = None
+        self._is_on: Callable[[], bool] = bool
 
-    def began(self, parts: Parts) -> None:
-        self._parts, self._stepped = parts, {}
+    def began(self, parts: Parts, is_on: Callable[[], bool]) -> None:
+        """`is_on`: the machine. Where it goes off, what is half done is not looked at."""
+        self._parts, self._stepped, self._is_on = parts, {}, is_on
         parts.flow.changed.listen(self._look)
 
     def ended(self) -> None:
@@ -82,7 +84,7 @@ class Hazards:
             table.give_back(held[0])
 
     def _look(self) -> None:
-        if self._parts is None:
+        if self._parts is None or not self._is_on():
             return
         try:
             self._parts.flow.check()

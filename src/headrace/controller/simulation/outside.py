@@ -24,6 +24,9 @@ from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine
 from headrace.engines.simulated import NO_FAULTS, EngineCosts, EngineFaults, SimulatedEngine
 from headrace.engines.simulated_answers import Answers
+from headrace.experience.flow import Flow
+from headrace.experience.group_journal import GroupJournal
+from headrace.experience.sample import Group
 from headrace.rewards.simulated import RewardCosts, SimulatedRewards
 from headrace.roles.reissue import Losses
 from headrace.roles.rollout import GroupRunner
@@ -63,13 +66,16 @@ class SimulatedOutside:
         crew_faults: CrewFaults,
         hazards: Hazards,
         *,
+        is_on: Callable[[], bool],
         interrupts: bool = False,
         watch: Watch = lambda word, what: None,
     ) -> None:
-        """`engine_faults`: of the engines of these indices. `interrupts`: see `SimulatedEngine`. `watch` is told what
-        models do."""
+        """`engine_faults`: of the engines of these indices. `is_on`: the machine. `interrupts`: see `SimulatedEngine`.
+        `watch` is told what models do."""
+        self._is_on = is_on
         self._crew_faults = crew_faults
         self._hazards = hazards
+        self._flow: Flow | None = None
         self.files = files
         self.built: Models | None = None
         self._runtime = runtime
@@ -147,7 +153,7 @@ class SimulatedOutside:
             self._hazards.took[word if word != "died" else "engine died"] += 1
         self._watch(word, what)
 
-    def crew(self, runner: GroupRunner, losses: Losses, runtime: Runtime) -> GroupRunner:
+    def crew(self, runner: GroupRunner, losses: Losses, journal: GroupJournal, runtime: Runtime) -> GroupRunner:
         if not self._crew_faults.workers:
             return runner
 
@@ -155,10 +161,18 @@ class SimulatedOutside:
             self._hazards.took[fault] += 1
             self._watch(fault, what)
 
-        return SimulatedCrew(runner, losses, runtime, self._crew_faults, took)
+        async def late(group: Group) -> None:
+            if len(group.trainable) < len(group.samples):
+                return  # no worker journals what came to nothing
+            finished = await journal.write(group)
+            if self._flow is not None:
+                self._flow.finish(*finished)
+
+        return SimulatedCrew(runner, losses, runtime, self._crew_faults, took, late)
 
     def began(self, parts: Parts) -> None:
-        self._hazards.began(parts)
+        self._flow = parts.flow
+        self._hazards.began(parts, self._is_on)
 
     @asynccontextmanager
     async def rewards(

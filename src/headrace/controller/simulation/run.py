@@ -173,13 +173,13 @@ class _Run:
             self._count_of(number),
             lambda fault: took.update([fault]),
         )
-        begin: Begin = "resume" if self._files.is_file(FOLDER / "run.db") else "new"
         files = self._files = self._files.after_power_cut(self._lost, life.told)
-        engines = {index: _left(one, began) for index, one in self._faults.engines.items()}
+        begin: Begin = "resume" if files.is_file(FOLDER / "run.db") else "new"
+        engines = {index: _left(one, began) if number else one for index, one in self._faults.engines.items()}
         if number < len(self._faults.engine):
             engines[0] = self._faults.engine[number]
         outside = SimulatedOutside(
-            runtime, files, self._costs, engines, self._faults.crew, self._hazards, watch=life.heard
+            runtime, files, self._costs, engines, self._faults.crew, self._hazards, is_on=lambda: not life.off.is_set(), watch=life.heard
         )
         self._trace.add("begins", begin)
         running = asyncio.create_task(
@@ -221,5 +221,6 @@ class _Run:
 
 
 def _left(faults: EngineFaults, now: float) -> EngineFaults:
-    """Those that have not come yet."""
-    return replace(faults, dies_at=None) if faults.dies_at is not None and faults.dies_at <= now else faults
+    """Those of a later life: what has come does not come again."""
+    dies_at = None if faults.dies_at is not None and faults.dies_at <= now else faults.dies_at
+    return replace(faults, dies_at=dies_at, failing_swaps=frozenset())
