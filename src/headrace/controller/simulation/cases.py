@@ -9,8 +9,6 @@ from typing import Any
 
 from headrace.config import TrainConfig
 from headrace.controller.simulation.crew import CrewFaults
-from headrace.controller.simulation.hazards import TrainingFaults
-from headrace.controller.simulation.machine import DiskFaults
 from headrace.controller.simulation.outside import Costs
 from headrace.controller.simulation.run import Faults, Outcome, simulate
 from headrace.engines.simulated import EngineFaults
@@ -123,7 +121,9 @@ def _poison(faults: Faults, chance: random.Random, replicas: int) -> Faults:
 
 def _engine(faults: Faults, chance: random.Random, replicas: int, **what: Any) -> Faults:
     index = chance.randrange(replicas)
-    return replace(faults, engines={**faults.engines, index: replace(faults.engines.get(index, EngineFaults()), **what)})
+    return replace(
+        faults, engines={**faults.engines, index: replace(faults.engines.get(index, EngineFaults()), **what)}
+    )
 
 
 def _engine_dies(faults: Faults, chance: random.Random, replicas: int) -> Faults:
@@ -132,7 +132,9 @@ def _engine_dies(faults: Faults, chance: random.Random, replicas: int) -> Faults
 
 def _engine_slow(faults: Faults, chance: random.Random, replicas: int) -> Faults:
     begins = chance.uniform(0.0, 6.0)
-    return _engine(faults, chance, replicas, slow=((begins, begins + chance.uniform(3.0, 10.0), chance.uniform(3, 10)),))
+    return _engine(
+        faults, chance, replicas, slow=((begins, begins + chance.uniform(3.0, 10.0), chance.uniform(3, 10)),)
+    )
 
 
 def _swap_wrong(faults: Faults, chance: random.Random, replicas: int) -> Faults:

@@ -179,7 +179,14 @@ class _Run:
         if number < len(self._faults.engine):
             engines[0] = self._faults.engine[number]
         outside = SimulatedOutside(
-            runtime, files, self._costs, engines, self._faults.crew, self._hazards, is_on=lambda: not life.off.is_set(), watch=life.heard
+            runtime,
+            files,
+            self._costs,
+            engines,
+            self._faults.crew,
+            self._hazards,
+            is_on=lambda: not life.off.is_set(),
+            watch=life.heard,
         )
         self._trace.add("begins", begin)
         running = asyncio.create_task(

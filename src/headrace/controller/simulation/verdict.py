@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from headrace.controller.simulation.cases import RULES, Case
+from headrace.controller.simulation.cases import RULES, Case, case_of
 from headrace.controller.simulation.run import FOLDER, Outcome
 from headrace.experience.codec import decode_group
 from headrace.experience.sample import Group
@@ -47,6 +47,21 @@ _LONG = 5
 """A straggler: so many times as long as half of all answers."""
 
 
+def tried(seed: int) -> tuple[str, Counter[str], list[str]]:
+    """Of one case: its rule, the faults that took effect, and what is wrong."""
+    case = case_of(seed)
+    try:
+        outcome = case.run()
+    except Exception as error:  # Deadlock, Livelock, a limit that is passed: all of them fail the case
+        return case.rule, Counter(), [f"{type(error).__name__}: {error}"]
+    return case.rule, took_effect(outcome), wrongs(case, outcome)
+
+
+def repeat(seed: int) -> str:
+    """The command that repeats a case."""
+    return f"python -m headrace.controller.simulation --seed {seed}"
+
+
 def wrongs(case: Case, outcome: Outcome) -> list[str]:
     """What does not hold; empty if all is well."""
     return list(_wrongs(case, outcome, trained_groups(outcome)))
@@ -69,12 +84,17 @@ def trained_groups(outcome: Outcome) -> list[tuple[int, Group]]:
     return sorted(found, key=lambda one: (one[0], one[1].key))
 
 
-def table(rows: dict[str, Counter[str]]) -> str:
+def table(rows: Mapping[str, Counter[str]]) -> str:
     """How often each fault took effect under each rule. `rows`: by rule."""
     lines = [f"{'fault':<20} {'role':<8}" + "".join(f"{rule:>8}" for rule in RULES)]
     for fault, role in FAULTS.items():
         lines.append(f"{fault:<20} {role:<8}" + "".join(f"{rows[rule][fault]:>8}" for rule in RULES))
     return "\n".join(lines)
+
+
+def without_effect(rows: Mapping[str, Counter[str]]) -> list[str]:
+    """Which fault never took effect under which rule."""
+    return [f"{fault} under {rule}" for rule in RULES for fault in FAULTS if not rows[rule][fault]]
 
 
 def _wrongs(case: Case, outcome: Outcome, trained: list[tuple[int, Group]]) -> Iterator[str]:
