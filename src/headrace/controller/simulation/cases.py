@@ -65,10 +65,10 @@ class Case:
 
 
 def case_of(seed: int) -> Case:
-    """All pairs of rule and mode, and of rule and recipe, come in any sixty seeds in a row."""
+    """All pairs of rule, mode and recipe come in any 120 seeds in a row."""
     chance = random.Random(seed)
     rule, mode = RULES[seed % 4], list(MODES)[seed // 4 % len(MODES)]
-    recipe = list(RECIPES)[(seed // 4 + seed // 20) % len(RECIPES)]
+    recipe = list(RECIPES)[(seed // 4 + 2 * (seed // 20)) % len(RECIPES)]
     replicas = 1 + seed // 2 % 3
     faults = Faults(crew=CrewFaults(workers=chance.randint(2, 3)), restart_s=5.0)
     kinds = [kind for kind in _KINDS if recipe in WITH_CRITIC or "critic" not in kind]

@@ -148,7 +148,7 @@ def _wrong_tokens(case: Case, batch: int, group: Group) -> Iterator[str]:
     versions = [sample.versions[sample.loss_mask] for sample in group.samples if sample.loss_mask.any()]
     oldest = min((int(one.min()) for one in versions), default=group.start_version)
     if oldest < group.start_version:
-        yield f"group {group.key}, issue {group.issue}, began on {group.start_version} and has tokens of {oldest}"
+        yield f"group {group.key} began on {group.start_version} and has tokens of {oldest}"
     if case.rule in ("wait", "drop") and batch - oldest > eta:
         yield f"group {group.key} was trained in batch {batch}, with tokens of {oldest}"
     if case.rule == "wait" and batch > group.deadline:
