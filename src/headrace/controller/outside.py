@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -16,12 +16,15 @@ from headrace.controller.threads import inline_runtime, takes_turns
 from headrace.controller.tracking import Tell, tracking
 from headrace.controller.watching import watchdog
 from headrace.controller.wiring import Parts
+from headrace.controller.worker_processes import own_threads, worker_processes
 from headrace.engines.pool import EnginePool
 from headrace.experience.group_journal import GroupJournal
 from headrace.models.loading import resolve_device
 from headrace.roles.reissue import Losses
 from headrace.roles.rollout import GroupRunner
+from headrace.runtime.collection import rare_collections
 from headrace.runtime.inline import Span
+from headrace.runtime.process.processes import Processes
 from headrace.runtime.protocol import Clock, Runtime
 from headrace.store.files import LOCAL, Files
 
@@ -32,8 +35,8 @@ class Outside(Protocol):
     @property
     def files(self) -> Files: ...
 
-    def runtime(self, plan: Plan, trace: Callable[[Span], None] | None) -> Runtime:
-        """A new one. `trace`: given the calls of its lanes."""
+    def runtime(self, plan: Plan, folder: Path, trace: Callable[[Span], None] | None) -> Runtime:
+        """A new one. `folder` of the run. `trace`: given the calls of its lanes."""
 
     async def models(self, plan: Plan, runtime: Runtime, folder: Path) -> Models:
         """Loaded; the engines not started."""
@@ -63,21 +66,32 @@ class Outside(Protocol):
     def watchdog(self, plan: Plan, owners: Mapping[str, str], record: Path) -> AbstractAsyncContextManager[object]:
         """See `watchdog`."""
 
+    def at_work(self) -> AbstractContextManager[None]:
+        """Entered once all that lasts as long as the run is there."""
+
 
 class ThisMachine:
     """Threads, processes and files of this machine, and the models that the config names."""
 
     files: Files = LOCAL
 
-    def runtime(self, plan: Plan, trace: Callable[[Span], None] | None) -> Runtime:
-        settings = plan.config.runtime
-        turns = settings.turns or takes_turns(plan.config)
+    def __init__(self) -> None:
+        self._processes: Processes | None = None
+
+    def runtime(self, plan: Plan, folder: Path, trace: Callable[[Span], None] | None) -> Runtime:
+        config = plan.config
+        self._processes = worker_processes(config, folder)
         return inline_runtime(
-            settings.threads, device=resolve_device(plan.config.model.device), turns=turns, trace=trace
+            own_threads(config),
+            device=resolve_device(config.model.device),
+            turns=config.runtime.turns or takes_turns(config),
+            trace=trace,
+            processes=self._processes,
         )
 
     async def models(self, plan: Plan, runtime: Runtime, folder: Path) -> Models:
-        return await load_models(plan, runtime, folder)
+        in_memory = None if self._processes is None else self._processes.make_folder
+        return await load_models(plan, runtime, folder, in_memory)
 
     def rewards(
         self, plan: Plan, folder: Path, runtime: Runtime, engines: EnginePool, judges: Mapping[str, EnginePool]
@@ -102,3 +116,6 @@ class ThisMachine:
 
     def watchdog(self, plan: Plan, owners: Mapping[str, str], record: Path) -> AbstractAsyncContextManager[object]:
         return watchdog(plan, owners, record=record)
+
+    def at_work(self) -> AbstractContextManager[None]:
+        return rare_collections()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -84,7 +84,7 @@ class SimulatedOutside:
         self._interrupts = interrupts
         self._watch = watch
 
-    def runtime(self, plan: Plan, trace: Callable[[Span], None] | None) -> Runtime:
+    def runtime(self, plan: Plan, folder: Path, trace: Callable[[Span], None] | None) -> Runtime:
         torch.set_num_threads(1)  # teams of threads cost more than such small tensors are worth
         return self._runtime
 
@@ -191,4 +191,7 @@ class SimulatedOutside:
         return nullcontext()
 
     def watchdog(self, plan: Plan, owners: Mapping[str, str], record: Path) -> AbstractAsyncContextManager[object]:
+        return nullcontext()
+
+    def at_work(self) -> AbstractContextManager[None]:
         return nullcontext()
