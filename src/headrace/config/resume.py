@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ def why_not(key: str) -> str:
     return next((_NOT_SAFE[name] for name in names if name in _NOT_SAFE), _TRAINED)
 
 
+@lru_cache(maxsize=4096)
 def _found(key: str) -> Safe | None:
     return next((safe for name, safe in SAFE.items() if _is_in(key, name)), None)
 

@@ -28,7 +28,8 @@ from headrace.observe.tally import Tally
 from headrace.observe.waits import WaitMeter
 from headrace.roles.context import RoleContext
 from headrace.roles.failures import FailureWatch
-from headrace.roles.rollout import RolloutRole
+from headrace.roles.reissue import Losses
+from headrace.roles.rollout import GroupRunner, RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
 from headrace.runtime.protocol import Runtime
 from headrace.store import RunStore
@@ -41,6 +42,10 @@ _BATCHES_READ_AHEAD = 2
 """Of a record."""
 _LEASE_TERMS_PER_STALL = 1.5
 """A wait of the run ends before a lease that is held through it."""
+
+
+Crew = Callable[[GroupRunner, Losses, GroupJournal, Runtime], GroupRunner]
+"""Who plays groups, as the runner does that it is given. See `Outside.crew`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +143,19 @@ def lay_groundwork(
 
 
 def rollout_role(
-    plan: Plan, base: Groundwork, engines: EnginePool, judges: Mapping[str, EnginePool], rewards: RewardPools
+    plan: Plan,
+    base: Groundwork,
+    engines: EnginePool,
+    judges: Mapping[str, EnginePool],
+    rewards: RewardPools,
+    crew: Crew = lambda runner, *parts: runner,
 ) -> RolloutRole:
-    rollout = plan.config.rollout
+    rollout, losses = plan.config.rollout, Losses()
+    runner = episode_runner(plan, engines, base.context.runtime.clock, rewards.training)
     return RolloutRole(
         base.context,
         engines,
-        episode_runner(plan, engines, base.context.runtime.clock, rewards.training),
+        crew(runner, losses, base.journal, base.context.runtime),
         base.journal,
         base.tally,
         base.failures,
@@ -153,6 +164,7 @@ def rollout_role(
         group_tokens=rollout.samples_per_prompt * rollout.sampling.max_new_tokens,
         min_samples=rollout.min_samples or min(2, rollout.samples_per_prompt),
         record=base.record.failed,
+        losses=losses,
     )
 
 

@@ -261,6 +261,7 @@ async def _train(
                 lineage,
                 begun,
                 listeners,
+                outside.crew,
             )
             started = {
                 "version": str(begun),
@@ -278,6 +279,7 @@ async def _train(
                         tell_of_damage(parts.recorder, store, restored)
                         models.kl.restore(restored.state)
                         parts.flow.restore(restored.number, restored.ready, restored.running)
+                    outside.began(parts)
                     with outside.at_work():
                         status = await _supervise(parts, runtime, stop)
                     store.set_status(status)

@@ -11,7 +11,7 @@ from headrace.controller.best import BestCheckpoint
 from headrace.controller.checkpointer import Checkpointer
 from headrace.controller.divergence import Divergence
 from headrace.controller.episode_runners import evaluations, policy_settings
-from headrace.controller.groundwork import lay_groundwork, rollout_role
+from headrace.controller.groundwork import Crew, lay_groundwork, rollout_role
 from headrace.controller.models import Models
 from headrace.controller.planning.plan import Plan
 from headrace.controller.recorder import Recorder
@@ -103,6 +103,7 @@ def connect(
     lineage: Lineage,
     committed: Version,
     listeners: Listeners = NOBODY,
+    crew: Crew = lambda runner, *parts: runner,
 ) -> Parts:
     """Build roles, table and schedule around the models, whose engines have started. `committed`: the version that the
     run begins from."""
@@ -206,7 +207,7 @@ def connect(
         recorder=recorder,
         checkpointer=checkpointer,
         rollouts=record,
-        rollout=rollout_role(plan, base, models.engines, models.judges, rewards)
+        rollout=rollout_role(plan, base, models.engines, models.judges, rewards, crew)
         if replay is None
         else ReplayRole(context, replay.rollouts, base.journal),
         filter=FilterRole(context, plan.filters, record.dropped),
