@@ -9,9 +9,12 @@ from typing import Any
 
 import psutil
 import pytest
-from controller_jobs import make_job
+import torch
+from controller_jobs import make_job, make_model
+from safetensors.torch import load_file
 
 from headrace.cli.main import main
+from headrace.config import TrainConfig, load_config
 from headrace.roles.frozen import InWorker
 from headrace.store import RunReader
 
@@ -28,6 +31,12 @@ def trained(folder: Path, **changes: Any) -> list[dict[str, Any]]:
         return [row.record for row in reader.metrics.read("batch")]
 
 
+def trainers_state(folder: Path) -> dict[str, torch.Tensor]:
+    """Master weights and moments, as the last checkpoint has them."""
+    (path,) = (folder / "run" / "checkpoints").glob("step_3/trainer.safetensors")
+    return load_file(path)
+
+
 @pytest.mark.slow
 @pytest.mark.cpu
 @pytest.mark.parametrize(
@@ -41,16 +50,23 @@ def trained(folder: Path, **changes: Any) -> list[dict[str, Any]]:
             "reference__placement": "process",
             "proximal__placement": "process",
         },
+        {"algorithm__recipe": "opd", "teacher__placement": "process"},
     ],
-    ids=["grpo", "ppo"],
+    ids=["grpo", "ppo", "opd"],
 )
 def test_a_run_is_the_same_wherever_its_scorers_are(tmp_path: Path, changes: dict[str, Any]) -> None:
+    if "teacher__placement" in changes:
+        changes = {**changes, "teacher__model": str(make_model(tmp_path / "teacher"))}
     apart = trained(tmp_path / "apart", **changes)
     here = {key: "own" if key.endswith("placement") else value for key, value in changes.items()}
     together = trained(tmp_path / "together", **here)
     for one, other in zip(apart, together, strict=True):
         assert one["loss"] == other["loss"]
         assert one["grad_norm"] == other["grad_norm"]
+    of_one, of_other = trainers_state(tmp_path / "apart"), trainers_state(tmp_path / "together")
+    assert of_one.keys() == of_other.keys()
+    assert any(name.startswith("master.") for name in of_one)
+    assert [name for name in of_one if not torch.equal(of_one[name], of_other[name])] == []
 
 
 @pytest.mark.slow
@@ -81,3 +97,17 @@ def test_what_a_process_cannot_do_is_refused(tmp_path: Path, capsys: pytest.Capt
     job = make_job(tmp_path / "job", **KL, reference__placement="process", reference__refresh_every=2)
     assert main(["check", str(job)]) != 0
     assert "no newer policy reaches the reference, but refresh_every is 2; use own" in capsys.readouterr().err
+
+
+def test_check_tells_who_has_a_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = make_job(tmp_path / "job", **KL, reference__placement="process")
+    assert main(["check", str(job)]) == 0
+    roles = capsys.readouterr().out.partition("roles ")[2]
+    lines = [line for line in roles.splitlines() if line.strip().startswith("reference ")]
+    assert "process of its own" in lines[0]
+
+
+def test_a_run_that_scores_nothing_sets_no_processor_aside(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", **KL, reference__placement="process")
+    assert load_config(TrainConfig, job).scorer_processes == ("reference",)
+    assert load_config(TrainConfig, job, ["rollouts_only=true"]).scorer_processes == ()

@@ -259,6 +259,8 @@ class TrainConfig(Section):
     def scorer_processes(self) -> tuple[str, ...]:
         """Sections of models that score in processes of their own."""
         algorithm = self.algorithm
+        if self.rollouts_only:
+            return ()  # nothing is scored, and no processor is set aside for it
         places = {
             "reference": algorithm.needs_reference and self.reference.placement == "process",
             "proximal": self.copies_proximal and self.proximal.placement == "process",
@@ -324,8 +326,8 @@ class TrainConfig(Section):
             )
         if self.transport == "shm" and not apart:
             raise ValueError(
-                "weights.transport is shm, which is for engines in processes of their own; set engine.process: true, "
-                "or use memory"
+                "weights.transport is shm, which is for models in processes of their own; set engine.process: true or "
+                "proximal.placement: process, or use memory"
             )
         ahead, batch = self.async_.ahead, self.rollout.prompts_per_batch
         if ahead is not None and ahead < batch:
