@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from headrace.weights.manifest import build_manifest, from_json, named_once, require_newer, to_json, verify
-from headrace.weights.plane import Manifest, WeightError
+from headrace.weights.plane import Manifest, WeightError, WeightOffer
 from headrace.weights.version import Version
 
 _POINTER = "LATEST"
@@ -77,6 +77,10 @@ class DiskReceiver:
 
     def latest(self) -> Version | None:
         return _pointed(self._folder)
+
+    def offer(self) -> WeightOffer | None:
+        version = self.latest()
+        return None if version is None else WeightOffer(version, "disk", str(self._folder))
 
     def receive(self) -> tuple[Manifest, Mapping[str, torch.Tensor]]:
         try:

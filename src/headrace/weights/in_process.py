@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from types import MappingProxyType
+from weakref import WeakValueDictionary
 
 import torch
 
 from headrace.weights.manifest import build_manifest, named_once, require_newer
-from headrace.weights.plane import Manifest, WeightError
+from headrace.weights.plane import Manifest, WeightError, WeightOffer
 from headrace.weights.version import Version
 
 
@@ -25,15 +27,38 @@ class _Snapshot:
     """How often torch had written to each tensor when it was published."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class _Newest:
     """All that both ends share: replaced in one assignment, so a reader sees one snapshot or the other."""
 
     snapshot: _Snapshot | None = None
+    address: str | None = None
 
     @property
     def version(self) -> Version | None:
         return self.snapshot.manifest.version if self.snapshot else None
+
+
+_BY_ADDRESS: WeakValueDictionary[str, _Newest] = WeakValueDictionary()
+_numbers = count()
+
+
+def _address(newest: _Newest) -> str:
+    """By which a receiver of this process finds it, while the publisher is there."""
+    if newest.address is None:
+        newest.address = str(next(_numbers))
+        _BY_ADDRESS[newest.address] = newest
+    return newest.address
+
+
+def memory_receiver(address: str) -> MemoryReceiver:
+    """Of a publisher in this process. Raises WeightError if there is none of the address."""
+    newest = _BY_ADDRESS.get(address)
+    if newest is None:
+        raise WeightError(
+            "these weights were published in the memory of another process; use the transport shm or disk"
+        )
+    return MemoryReceiver(newest)
 
 
 class MemoryPublisher:
@@ -68,6 +93,10 @@ class MemoryReceiver:
 
     def latest(self) -> Version | None:
         return self._newest.version
+
+    def offer(self) -> WeightOffer | None:
+        version = self.latest()
+        return None if version is None else WeightOffer(version, "memory", _address(self._newest))
 
     def receive(self) -> tuple[Manifest, Mapping[str, torch.Tensor]]:
         snapshot = self._newest.snapshot

@@ -33,6 +33,18 @@ class Manifest:
     entries: tuple[TensorEntry, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class WeightOffer:
+    """A version that can be received, in whatever process: plain data."""
+
+    version: Version
+    """The newest whole one when the offer was made; a newer one may be received instead."""
+    transport: str
+    """As `disk`."""
+    address: str
+    """What a receiver of the transport is made of."""
+
+
 class WeightPublisher(Protocol):
     def publish(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Manifest:
         """Snapshot `tensors` as `version`; once it returns, the caller may change them.
@@ -47,6 +59,9 @@ class WeightPublisher(Protocol):
 class WeightReceiver(Protocol):
     def latest(self) -> Version | None:
         """Newest whole version published, or None before the first. Never blocks."""
+
+    def offer(self) -> WeightOffer | None:
+        """By which another process receives the newest version; None before the first. Never blocks."""
 
     def receive(self) -> tuple[Manifest, Mapping[str, torch.Tensor]]:
         """The newest whole version, verified against its manifest. The tensors are read-only for the caller.

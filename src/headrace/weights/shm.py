@@ -21,7 +21,7 @@ from types import MappingProxyType
 import torch
 
 from headrace.weights.manifest import build_manifest, from_json, named_once, require_newer, to_json
-from headrace.weights.plane import Manifest, TensorEntry, WeightError
+from headrace.weights.plane import Manifest, TensorEntry, WeightError, WeightOffer
 from headrace.weights.version import Version
 
 SLOTS = 2
@@ -145,6 +145,10 @@ class ShmReceiver:
     def latest(self) -> Version | None:
         slot = self._newest()
         return None if slot is None else slot.version
+
+    def offer(self) -> WeightOffer | None:
+        version = self.latest()
+        return None if version is None else WeightOffer(version, "shm", str(self._folder))
 
     def receive(self) -> tuple[Manifest, Mapping[str, torch.Tensor]]:
         """See `WeightReceiver.receive`. The tensors are a copy."""

@@ -24,7 +24,7 @@ from headrace.engines.protocol import (
     SwapReport,
     TokenChunk,
 )
-from headrace.runtime.protocol import Runtime
+from headrace.runtime.protocol import Services
 from headrace.runtime.signal import Signal
 from headrace.weights.plane import WeightError, WeightReceiver
 from headrace.weights.version import INITIAL, Version
@@ -64,7 +64,7 @@ class EmbeddedEngine:
         model: Any,
         *,
         config: EngineConfig,
-        runtime: Runtime,
+        runtime: Services,
         version: Version = INITIAL,
         lane: str = LANE,
         cache: CachePlan | None = None,

@@ -1,0 +1,300 @@
+"""An engine that is a worker, as those who ask it see it: in the controller, or in another worker by a `Handle`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing, suppress
+from typing import Any
+
+from headrace.engines.member import NO_STATS
+from headrace.engines.protocol import (
+    EngineError,
+    EngineStats,
+    GenerateRequest,
+    RequestError,
+    SwapMode,
+    SwapReport,
+    TokenChunk,
+)
+from headrace.engines.remote_types import SILENCE_S, EngineStatus, Output, RequestFailed
+from headrace.runtime.protocol import Services, WaitTimeout
+from headrace.runtime.workers import Peer, WorkerError, WorkerLost, Workers
+from headrace.weights.plane import WeightError, WeightReceiver
+from headrace.weights.version import INITIAL, Version
+
+_SWAP_S = 7200.0
+"""In which new weights have to be taken: the engine's own limits on pins and sequences in flight are shorter."""
+_START_S = 300.0
+_STOP_S = 90.0
+
+_LOST = (WorkerLost, WorkerError, WaitTimeout, ConnectionError)
+
+
+class PeerOfRank:
+    """One of several workers, as a `Peer`."""
+
+    def __init__(self, workers: Workers[Any], rank: int) -> None:
+        self._workers = workers
+        self._rank = rank
+
+    async def call(self, method: str, *args: Any, what: str, seconds: float | None = None) -> Any:
+        """See `Peer.call`."""
+        return (await self._workers.call(method, *args, rank=self._rank, what=what, seconds=seconds))[0]
+
+    def stream(self, method: str, *args: Any, what: str, seconds: float | None = None) -> AsyncGenerator[Any, None]:
+        """See `Peer.stream`."""
+        return self._workers.stream(method, *args, rank=self._rank, what=what, seconds=seconds)
+
+
+class RemoteEngine:
+    """See `Engine`. Of all requests of one client, chunks come by one stream, those of a decode step in one message.
+
+    What it says of the engine (`version`, `stats`, `failure`) is what was heard last: a version that is older than the
+    engine's own, for as long as a message takes, and never one that is newer. The end of the worker is the death of
+    the engine; another `RemoteEngine` takes its place once the worker is made anew.
+    """
+
+    gives_kept_sets = True
+
+    def __init__(
+        self, peer: Peer, services: Services, client: str, *, changed: Callable[[], None] = lambda: None
+    ) -> None:
+        """`client`: who asks; nobody else has this name. `changed` is called when version or failure has."""
+        self._peer = peer
+        self._services = services
+        self._client = client
+        self._changed = changed
+        self._status = EngineStatus(INITIAL, 0, NO_STATS)
+        self._failure: Exception | None = None
+        self._requests: dict[str, asyncio.Queue[TokenChunk | RequestFailed]] = {}
+        self._to_submit: list[GenerateRequest] = []
+        self._to_abort: list[str] = []
+        self._telling: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._open = asyncio.Event()
+        """The stream of outputs is there, or will not be."""
+        self._stopping = False
+
+    @property
+    def version(self) -> Version:
+        return self._status.version
+
+    @property
+    def failure(self) -> Exception | None:
+        return self._failure
+
+    @property
+    def slots(self) -> int:
+        """Raises EngineError before `start` or `attach`."""
+        if not self._tasks:
+            raise EngineError("the engine was not started: it has no slots yet")
+        return self._status.slots
+
+    async def start(self) -> None:
+        """Have the engine serve, and listen to it. Raises EngineError."""
+        await self._call("start", what="the engine to start", seconds=_START_S)
+        await self.attach()
+
+    async def attach(self) -> None:
+        """Listen to an engine that serves already, and that somebody else starts and stops. Raises EngineError."""
+        self._hear(await self._call("status", what="the engine's state"))
+        self._tasks = [
+            self._services.spawn(self._read_outputs(), "outputs of an engine"),
+            self._services.spawn(self._read_statuses(), "states of an engine"),
+        ]
+        await self._services.clock.wait_for(self._open.wait(), _START_S, "the engine's outputs")
+        if self._failure is not None:
+            raise EngineError(f"the engine died: {self._failure}") from self._failure
+
+    async def detach(self) -> None:
+        """Ask nothing more; the engine serves on for others."""
+        self._stopping = True
+        self._end_requests("the client has left it")
+        tasks, self._tasks = self._tasks, []
+        if self._telling is not None:
+            tasks.append(self._telling)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """See `Engine.stop`. Of one that is lost, nothing is asked."""
+        self._stopping = True
+        if self._failure is None and self._tasks:
+            with suppress(EngineError):
+                self._hear(await self._call("stop", what="the engine to stop", seconds=_STOP_S))
+        await self.detach()
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+        """See `Engine.generate`."""
+        self._serving()
+        if request.request_id in self._requests:
+            raise RequestError(f"request id {request.request_id!r} is in use; give each request its own")
+        chunks: asyncio.Queue[TokenChunk | RequestFailed] = asyncio.Queue()
+        self._requests[request.request_id] = chunks
+        self._to_submit.append(request)
+        self._tell_soon()
+        finished = False
+        try:
+            while not finished:
+                chunk = await chunks.get()
+                finished = isinstance(chunk, RequestFailed) or chunk.finish_reason is not None
+                if isinstance(chunk, RequestFailed):
+                    raise RequestError(chunk.text) if chunk.is_refused else EngineError(chunk.text)
+                yield chunk
+        finally:
+            if not finished:
+                self.abort([request.request_id])
+            self._requests.pop(request.request_id, None)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """See `Engine.abort`."""
+        mine = [each for each in request_ids if each in self._requests]
+        if mine and self._failure is None:
+            self._to_abort += mine
+            self._tell_soon()
+
+    async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
+        """See `Engine.update`. What the engine receives is the receiver's offer. Raises WeightError, EngineError."""
+        self._serving()
+        offer = receiver.offer()
+        if offer is None:
+            return None
+        report: SwapReport | None = await self._call("update", offer, mode, what="new weights", seconds=_SWAP_S)
+        if report is not None:
+            self._reached(report.version)
+        return report
+
+    async def revive(self, receiver: WeightReceiver) -> None:
+        """Of an engine that died in a worker that lives: another in its place, with the newest version. Then a new
+        `RemoteEngine` speaks to it. Raises WeightError, EngineError."""
+        await self._call("revive", receiver.offer(), what="the engine to come back", seconds=_START_S)
+
+    def pin(self) -> RemotePin:
+        """See `Engine.pin`. Should the engine just have taken another version, the pin is lost (`RemotePin.is_lost`):
+        it holds this one or none."""
+        self._serving()
+        return RemotePin(self, self.version)
+
+    def stats(self) -> EngineStats:
+        """As it was heard last."""
+        return self._status.stats
+
+    def _serving(self) -> None:
+        if self._failure is not None:
+            raise EngineError(f"the engine died: {self._failure}") from self._failure
+        if not self._tasks or self._stopping:
+            raise EngineError("the engine is not running: start it first, and ask nothing of it after stop")
+
+    async def _call(self, method: str, *args: Any, what: str, seconds: float | None = None) -> Any:
+        try:
+            return await self._peer.call(method, *args, what=what, seconds=seconds)
+        except WorkerError as error:
+            raise (WeightError if error.type == WeightError.__name__ else EngineError)(error.text) from error
+        except (WorkerLost, WaitTimeout) as error:
+            self._fail(error)
+            raise EngineError(f"the engine died: {error}") from error
+
+    def _tell_soon(self) -> None:
+        """Whatever is asked for in one turn of the event loop goes in one message."""
+        if self._telling is None or self._telling.done():
+            self._telling = self._services.spawn(self._tell(), "requests to an engine")
+
+    async def _tell(self) -> None:
+        while (self._to_submit or self._to_abort) and self._failure is None:
+            requests, self._to_submit = self._to_submit, []
+            aborted, self._to_abort = self._to_abort, []
+            try:
+                if requests:
+                    await self._call("submit", self._client, requests, what="requests to be taken")
+                if aborted:
+                    await self._call("abort", self._client, aborted, what="requests to be ended")
+            except EngineError as error:
+                for request in requests:
+                    self._put(request.request_id, RequestFailed(str(error)))
+
+    async def _read_outputs(self) -> None:
+        def take(outputs: list[Output]) -> None:
+            self._open.set()
+            for request_id, chunk in outputs:
+                self._put(request_id, chunk)
+
+        await self._read("outputs", (self._client,), take)
+
+    async def _read_statuses(self) -> None:
+        await self._read("statuses", (), self._hear)
+
+    async def _read(self, method: str, args: tuple[Any, ...], take: Callable[[Any], None]) -> None:
+        try:
+            async with aclosing(self._peer.stream(method, *args, what=f"{method} of it", seconds=SILENCE_S)) as items:
+                async for item in items:
+                    take(item)
+            self._fail(EngineError(f"it ended its {method}"))
+        except _LOST as error:
+            self._fail(error)
+
+    def _put(self, request_id: str, chunk: TokenChunk | RequestFailed) -> None:
+        chunks = self._requests.get(request_id)
+        if chunks is not None:
+            chunks.put_nowait(chunk)
+
+    def _hear(self, status: EngineStatus) -> None:
+        newest = max(status.version, self._status.version)
+        is_new = newest != self._status.version
+        self._status = EngineStatus(newest, status.slots, status.stats, status.failure)
+        if status.failure is not None:
+            self._fail(EngineError(status.failure))
+        elif is_new:
+            self._changed()
+
+    def _reached(self, version: Version) -> None:
+        status = self._status
+        self._hear(EngineStatus(version, status.slots, status.stats, status.failure))
+
+    def _fail(self, error: Exception) -> None:
+        """It is dead: nobody may wait for it. What came before is handed out."""
+        if self._failure is None and not self._stopping:
+            self._failure = error
+            self._open.set()
+            self._end_requests(str(error))
+            self._changed()
+
+    def _end_requests(self, why: str) -> None:
+        for request_id in self._requests:
+            self._put(request_id, RequestFailed(f"request {request_id!r} was lost: {why}"))
+
+
+class RemotePin:
+    """See `PinnedVersion`."""
+
+    def __init__(self, engine: RemoteEngine, version: Version) -> None:
+        self.version = version
+        self.is_lost = False
+        """The engine does not hold the version."""
+        self._engine = engine
+        self._released = False
+        self._holding: asyncio.Task[int] = engine._services.spawn(self._hold(), "a pin")
+
+    def release(self) -> None:
+        """See `PinnedVersion.release`."""
+        if not self._released:
+            self._released = True
+            self._engine._services.spawn(self._let_go(), "the end of a pin")
+
+    async def _hold(self) -> int:
+        try:
+            number: int = await self._engine._call(
+                "pin", self._engine._client, self.version, what="a version to be held"
+            )
+            return number
+        except EngineError:
+            self.is_lost = True
+            self._engine._changed()
+            return -1
+
+    async def _let_go(self) -> None:
+        number = await self._holding
+        if number >= 0:
+            with suppress(EngineError):
+                await self._engine._call("release", self._engine._client, number, what="a version to be let go")

@@ -1,0 +1,73 @@
+"""What crosses between an engine that is a worker and whoever asks it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.algorithms.kept_sets import KeptSets
+from headrace.engines.protocol import (
+    EngineStats,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    SwapMode,
+    SwapReport,
+    TokenChunk,
+)
+from headrace.runtime.wire_types import WireTypes
+from headrace.weights.plane import Manifest, TensorEntry, WeightOffer
+from headrace.weights.version import Version
+
+OUTPUTS_BEAT_S = 20.0
+"""A stream of outputs has an item, if an empty one, at least so often."""
+STATUS_BEAT_S = 10.0
+"""As a stream of states."""
+STATUS_PAUSE_S = 0.1
+"""Between two states that differ in their totals alone."""
+SILENCE_S = 120.0
+"""In which an item of either is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """In the place of a request's last chunk."""
+
+    text: str
+    is_refused: bool = False
+    """No engine could serve it (`RequestError`); else this one could not (`EngineError`)."""
+
+
+Output = tuple[str, TokenChunk | RequestFailed]
+"""A request's id, and what it got."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """An engine at one moment."""
+
+    version: Version
+    slots: int
+    stats: EngineStats
+    failure: str | None = None
+    """Why it died; the worker may live."""
+
+
+ENGINE_TYPES = WireTypes(
+    {
+        "engine_stats": EngineStats,
+        "engine_status": EngineStatus,
+        "finish_reason": FinishReason,
+        "generate_request": GenerateRequest,
+        "kept_sets": KeptSets,
+        "manifest": Manifest,
+        "request_failed": RequestFailed,
+        "sampling_params": SamplingParams,
+        "swap_mode": SwapMode,
+        "swap_report": SwapReport,
+        "tensor_entry": TensorEntry,
+        "token_chunk": TokenChunk,
+        "version": Version,
+        "weight_offer": WeightOffer,
+    }
+)
+"""For whoever asks an engine that is a worker: to be among the types of the asking worker."""

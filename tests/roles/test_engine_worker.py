@@ -1,0 +1,206 @@
+"""The embedded engine as a worker, and `RemoteEngine`, by which it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from engines_helpers import collect, prompt, request, serving, tiny_model
+
+from headrace.config import EngineConfig
+from headrace.engines.protocol import EngineError, RequestError, SwapMode, TokenChunk
+from headrace.engines.remote import PeerOfRank, RemoteEngine
+from headrace.roles.workers.engine import EngineSpec, EngineWorker
+from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.process.processes import Processes
+from headrace.runtime.workers import Placement, Workers
+from headrace.weights.disk import DiskPublisher
+from headrace.weights.in_process import MemoryPublisher
+from headrace.weights.version import INITIAL, Version
+
+INLINE = Placement(deadline_s=60)
+OWN = Placement(process=True, threads=1, deadline_s=60, start_s=120)
+
+
+def spec(folder: Path, seed: int = 0) -> EngineSpec:
+    tiny_model(seed=seed).save_pretrained(folder)
+    return EngineSpec(str(folder), "float32", "cpu", EngineConfig(max_concurrent_sequences=8))
+
+
+@asynccontextmanager
+async def workers(
+    folder: Path, where: Placement = INLINE, count: int = 1
+) -> AsyncIterator[tuple[InlineRuntime, Workers[EngineWorker]]]:
+    runtime = InlineRuntime(copying=True, processes=Processes("engines") if where.process else None)
+    try:
+        yield runtime, await runtime.start(EngineWorker, [spec(folder)] * count, where)
+    finally:
+        await runtime.close()
+
+
+@asynccontextmanager
+async def engine(folder: Path) -> AsyncIterator[RemoteEngine]:
+    async with workers(folder) as (runtime, group):
+        remote = RemoteEngine(PeerOfRank(group, 0), runtime, "test")
+        await remote.start()
+        try:
+            yield remote
+        finally:
+            await remote.stop()
+
+
+async def until(condition: object, seconds: float = 20.0) -> None:
+    for _ in range(int(seconds / 0.01)):
+        if condition():  # type: ignore[operator]
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come about")
+
+
+async def rest(chunks: AsyncIterator[TokenChunk], got: list[TokenChunk]) -> None:
+    async for chunk in chunks:
+        got.append(chunk)  # noqa: PERF401 (what came before an error counts)
+
+
+def test_it_samples_what_the_engine_itself_does(tmp_path: Path) -> None:
+    wanted = [
+        request(f"r{number}", prompt(number, 5 + number), 20, key=number, stream=True, return_kept=True, top_k=20)
+        for number in range(4)
+    ]
+
+    async def main() -> None:
+        async with serving(tiny_model()) as here:
+            expected = await asyncio.gather(*(collect(here, one) for one in wanted))
+        async with engine(tmp_path) as remote:
+            got = await asyncio.gather(*(collect(remote, one) for one in wanted))  # type: ignore[arg-type]
+            assert remote.slots == 8
+            await until(lambda: remote.stats().generated_tokens == 80)
+        for mine, theirs in zip(expected, got, strict=True):
+            assert np.array_equal(mine.tokens, theirs.tokens)
+            assert np.array_equal(mine.logprobs, theirs.logprobs)
+            assert np.array_equal(mine.kept.data, theirs.kept.data)
+            assert mine.finish_reason is theirs.finish_reason
+
+    asyncio.run(main())
+
+
+def test_leaving_a_request_aborts_it_and_a_bad_one_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with engine(tmp_path) as remote:
+            async with aclosing(remote.generate(request("left", prompt(1, 5), 100, stream=True))) as chunks:
+                await anext(chunks)
+                await until(lambda: remote.stats().running == 1)
+            await until(lambda: remote.stats().running == 0)
+            with pytest.raises(RequestError, match="vocabulary"):
+                await collect(remote, request("bad", np.array([1000], np.int32), 4))  # type: ignore[arg-type]
+
+    asyncio.run(main())
+
+
+def test_an_update_is_received_by_the_worker_and_a_pin_holds_it_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        publisher = MemoryPublisher()
+        publisher.publish(Version(0, 1), tiny_model(seed=1).named_parameters())
+        one = request("r", prompt(1, 5), 12, key=3)
+        async with serving(tiny_model(seed=1)) as here:
+            expected = await collect(here, one)
+        async with engine(tmp_path) as remote:
+            pin = remote.pin()
+            update = asyncio.create_task(remote.update(publisher.receiver(), SwapMode.RECOMPUTE))
+            await asyncio.sleep(0.1)
+            assert not update.done()
+            assert remote.version == pin.version == INITIAL
+            pin.release()
+            report = await update
+            assert report is not None
+            assert remote.version == report.version == Version(0, 1)
+            assert await remote.update(publisher.receiver(), SwapMode.RECOMPUTE) is None
+            got = await collect(remote, one)  # type: ignore[arg-type]
+            assert np.array_equal(got.tokens, expected.tokens)
+            assert set(got.versions) == {1}
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_dies_in_its_worker_comes_back_with_the_newest_version(tmp_path: Path) -> None:
+    async def main() -> None:
+        publisher = MemoryPublisher()
+        publisher.publish(Version(0, 1), tiny_model(seed=1).named_parameters())
+        async with workers(tmp_path) as (runtime, group):
+            remote = RemoteEngine(PeerOfRank(group, 0), runtime, "test")
+            await remote.start()
+            chunks = remote.generate(request("long", prompt(1, 5), 100, stream=True))
+            await anext(chunks)
+            await group.call("kill", "of this test", rank=0, what="its death")
+            with pytest.raises(EngineError, match="of this test"):
+                await rest(chunks, [])
+            await until(lambda: remote.failure is not None)
+            await remote.stop()
+            await remote.revive(publisher.receiver())
+            other = RemoteEngine(PeerOfRank(group, 0), runtime, "test")
+            await other.attach()
+            assert other.version == Version(0, 1)
+            assert len((await collect(other, request("again", prompt(1, 5), 4))).tokens) == 4  # type: ignore[arg-type]
+            await other.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+@pytest.mark.cpu
+def test_a_kill_costs_its_own_requests_and_what_was_received_stays(tmp_path: Path) -> None:
+    async def main() -> None:
+        publisher = DiskPublisher(tmp_path / "weights")
+        publisher.publish(Version(0, 1), tiny_model(seed=1).named_parameters())
+        one = request("one", prompt(1, 5), 20, key=3, stream=True)
+        async with serving(tiny_model()) as here:
+            expected = await collect(here, one)
+        async with workers(tmp_path / "model", OWN, count=2) as (runtime, group):
+            remotes = [RemoteEngine(PeerOfRank(group, rank), runtime, "test") for rank in range(2)]
+            for remote in remotes:
+                await remote.start()
+            victim = next(each for each in psutil.Process().children() if "engine/0" in " ".join(each.cmdline()))
+            chunks = remotes[0].generate(request("long", prompt(1, 5), 100, stream=True))
+            got = [await anext(chunks)]
+            beside = asyncio.create_task(collect(remotes[1], one))  # type: ignore[arg-type]
+            os.kill(victim.pid, signal.SIGKILL)
+            with pytest.raises(EngineError, match="ended with signal SIGKILL"):
+                await rest(chunks, got)
+            assert sum(len(chunk.tokens) for chunk in got) > 0
+            assert "engine/0 is lost" in str(remotes[0].failure)
+            theirs = await beside
+            assert np.array_equal(theirs.tokens, expected.tokens)
+            assert np.allclose(theirs.logprobs, expected.logprobs, atol=1e-5)
+            await remotes[0].stop()
+            await group.restart(0)
+            back = RemoteEngine(PeerOfRank(group, 0), runtime, "test")
+            await back.start()
+            assert await back.update(publisher.receiver(), SwapMode.RECOMPUTE) is not None
+            assert set((await collect(back, request("again", prompt(1, 5), 4))).versions) == {1}  # type: ignore[arg-type]
+            for each in (back, remotes[1]):
+                await each.stop()
+
+    asyncio.run(main())
+
+
+def test_weights_of_another_processs_memory_are_refused() -> None:
+    from headrace.weights.plane import WeightError, WeightOffer
+    from headrace.weights.receiving import receiver_of
+
+    with pytest.raises(WeightError, match="another process"):
+        receiver_of(WeightOffer(INITIAL, "memory", "no such"))
+    with pytest.raises(WeightError, match="no transport"):
+        receiver_of(WeightOffer(INITIAL, "pigeon", ""))
+    publisher = MemoryPublisher()
+    publisher.publish(INITIAL, [("a", torch.ones(2))])
+    offer = publisher.receiver().offer()
+    assert offer is not None
+    assert receiver_of(offer).latest() == INITIAL
