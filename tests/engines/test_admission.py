@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.engines.admission import AnyLine, admit, admit_spread, candidates, route, to_pin
-from headrace.engines.pool_state import EngineState, EngineView, pause_after
+from headrace.engines.pool_state import EngineState, EngineView
 from headrace.experience.sample import GroupKey
 from headrace.experience.schedule import Schedule
 from headrace.weights.version import Lineage, Version
@@ -156,10 +156,3 @@ def test_the_bound_holds_with_engines_at_different_versions(seed: int, spread: b
             schedule.step()
     assert schedule.is_finished
     assert reached <= eta
-
-
-def test_pauses_grow_and_end_growing() -> None:
-    pauses = [pause_after(failures) for failures in range(1, 20)]
-    assert pauses[:3] == [0.25, 0.5, 1.0]
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == 30.0

@@ -280,6 +280,32 @@ def test_a_group_that_no_engine_may_serve_is_issued_again_before_any_new_prompt(
     with_bench(tmp_path, body, prompts=2)
 
 
+def test_a_group_that_a_newer_engine_takes_over_keeps_its_place(tmp_path: Path) -> None:
+    """Past a shut gate: next issue, a later deadline, the same reservation; what the lost worker gave is let go."""
+
+    async def body(bench: Bench) -> None:
+        flow = bench.flow
+        for admission in [bench.admit(), bench.admit()]:
+            await bench.finish_and_keep(admission)
+        lost = bench.admit()
+        bench.admit()
+        bench.train()
+        assert flow.shut_by(0) == "staleness"
+        assert not flow.may_keep_place(lost.key, -1)
+        again = flow.issue_again(lost.key, 1)
+        assert again is not None
+        assert (again.key, again.issue, again.start_version, again.deadline) == (lost.key, 1, 1, 2)
+        assert again.prompt == lost.prompt
+        bench.store.ledger.counts().check()
+        assert flow.running_groups == 2
+        await bench.finish(group(lost))
+        assert bench.table.groups == 0
+        await bench.finish_and_keep(again)
+        assert flow.ready_groups + len(flow._schedule.taken) == 1
+
+    with_bench(tmp_path, body)
+
+
 def test_the_run_ends_short_when_the_dataset_is_spent(tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:
         for _ in range(3):

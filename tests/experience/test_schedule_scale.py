@@ -90,6 +90,13 @@ def drive(seed: int, seen: Counter[str]) -> None:
         return GroupKey(0, count, 0)
 
     keys: list[GroupKey] = []
+    entered: dict[GroupKey, tuple[int, int]] = {}
+    """Of the groups that entered a batch: which, and their deadlines."""
+
+    def take() -> None:
+        for placement in pair.same("take"):
+            entered[placement.key] = placement.batch, placement.deadline
+
     if chance.random() < 0.3:
         batch = chance.randrange(4)
         # Mostly deadlines that a schedule could have given.
@@ -119,8 +126,24 @@ def drive(seed: int, seen: Counter[str]) -> None:
             running = [group.key for group in view._live.values() if group.arrival is None]
             if running or chance.random() < 0.05:
                 pair.same("ready", chance.choice(running) if running and chance.random() < 0.98 else key)
-        elif draw < 0.97:
+        elif draw < 0.95:
             pair.same("drop", key)
+        elif draw < 0.958:
+            running = [group.key for group in view._live.values() if group.arrival is None]
+            newest = None if chance.random() < 0.1 else max(0, view.batch - chance.randint(0, 1))
+            pair.same("reissue", chance.choice(running) if running and chance.random() < 0.95 else key, newest)
+        elif draw < 0.97:
+            back = max(0, view.batch - chance.randint(0, 3))
+            back += chance.random() < 0.02
+            trained = [(one, due) for one, (batch, due) in entered.items() if back <= batch < view.batch]
+            went = pair.same("go_back", back, trained)
+            if isinstance(went, str):
+                break
+            pair.seen["due earlier"] += len(went.due_earlier)
+            pair.seen["ended"] += len(went.ended)
+            pair.seen["trained again"] += len(trained)
+            keys += [one for one, _ in trained]
+            entered = {one: there for one, there in entered.items() if there[0] < back}
         elif draw < 0.98:
             pair.same("dataset_spent")
         elif draw < 0.995:
@@ -128,7 +151,7 @@ def drive(seed: int, seen: Counter[str]) -> None:
         else:
             pair.same("restore", view.batch, [(new(), view.batch)])
         if chance.random() < 0.9:
-            pair.same("take")
+            take()
         overdue = pair.same("overdue")
         if obedient:
             for late in overdue:
@@ -138,7 +161,7 @@ def drive(seed: int, seen: Counter[str]) -> None:
             if obedient and isinstance(stepped, list):
                 for late in stepped:
                     pair.same("drop", late)
-            pair.same("take")
+            take()
         pair.same("check")
         keys = [key for key in keys if key in view._live or chance.random() < 0.1]
     seen.update(pair.seen)
@@ -165,11 +188,16 @@ def test_every_decision_is_the_plain_schedules() -> None:
         "overdue any",
         "step",
         "restore",
+        "reissue",
+        "go_back",
+        "due earlier",
+        "trained again",
         "check",
         "dataset_spent",
     )
-    refusals = ("start refused", "ready refused", "drop refused", "step refused", "restore refused")
+    refusals = ("start refused", "ready refused", "drop refused", "step refused", "restore refused", "reissue refused")
     assert not [kind for kind in (*kinds, *refusals) if seen[kind] < 20], seen
+    assert seen["ended"] >= 3
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from table_rows import new_row
 
 from headrace.experience.columns import FinishedGroup
 from headrace.experience.header import GroupHeader
-from headrace.experience.index import Consumer
+from headrace.experience.index import Consumer, StaleLease
 from headrace.experience.sample import GroupKey
 from headrace.experience.samplers import whole_groups
 from headrace.experience.table import ExperienceTable, Lease
@@ -120,4 +120,14 @@ def test_what_was_computed_of_a_group_that_has_gone_is_freed(table: ExperienceTa
     table.fill(both, "score", values)
     table.ack(both)
     table.remove(OTHER)
+    assert len(refs) == 0
+
+
+def test_what_was_computed_under_a_lease_that_ended_is_freed(table: ExperienceTable, refs: InlineRefs) -> None:
+    lost = lease(table, "filter")
+    values = {row.row_id: refs.put({"score": 1.0}) for row in lost.rows}
+    table.give_back(lost)
+    with pytest.raises(StaleLease):
+        table.fill(lost, "score", values)
+    table.remove(KEY)
     assert len(refs) == 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from headrace.experience.recorded import RecordedRollouts
 from headrace.experience.sample import GroupKey
-from headrace.experience.schedule import Bound, OnDeadline, Placement, ScheduleError
+from headrace.experience.schedule import Bound, OnDeadline, Placement, ScheduleError, WentBack
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class PlainSchedule:
     """Groups that are started beyond what the batches hold (`drop` only)."""
     batch: int = 0
     """k: the batch being composed."""
-    _taken: list[GroupKey] = field(default_factory=list)
+    _taken: dict[GroupKey, int] = field(default_factory=dict)
     _live: dict[GroupKey, Live] = field(default_factory=dict)
     _arrivals: int = 0
     _spent: bool = False
@@ -132,6 +132,17 @@ class PlainSchedule:
         self._of(key)
         del self._live[key]
 
+    def reissue(self, key: GroupKey, version: int | None) -> int | None:
+        """The running group begins again, from no tokens, on an engine that has loaded version number `version`."""
+        group = self._of(key)
+        if group.arrival is not None:
+            raise ScheduleError(f"group {key} is ready: only one that runs is issued again")
+        if version is None or version + self.max_staleness < group.deadline:
+            del self._live[key]
+            return None
+        group.deadline = version + self.max_staleness
+        return group.deadline
+
     def dataset_spent(self) -> None:
         """No further group will start. The last batch may then be short."""
         self._spent = True
@@ -148,7 +159,7 @@ class PlainSchedule:
             if group is None:
                 break
             del self._live[group.key]
-            self._taken.append(group.key)
+            self._taken[group.key] = group.deadline
             placements.append(Placement(group.key, self.batch, group.deadline))
         return placements
 
@@ -184,6 +195,39 @@ class PlainSchedule:
             self._add(Live(key, deadline))
         if self.on_deadline == "wait":
             self.check()
+
+    def go_back(self, batch: int, trained: Iterable[tuple[GroupKey, int]]) -> WentBack:
+        """Compose `batch` again, from its commit; `trained`: the groups of the batches since."""
+        if batch > self.batch:
+            raise ScheduleError(f"batch {batch} is not behind batch {self.batch}: nobody can go back to it")
+        newer = [
+            group
+            for group in self._live.values()
+            if group.arrival is None and group.deadline > batch + self.max_staleness
+        ]
+        newer.sort(key=lambda group: group.deadline)
+        again = dict(trained) | self._taken
+        self.batch = batch
+        self._taken.clear()
+        for key, deadline in again.items():
+            self._add(Live(key, deadline))
+        order = list(self._live)
+        for group in newer:
+            del self._live[group.key]
+        if self.on_deadline == "wait":
+            self.check()
+        earlier, ended = {}, []
+        for group in newer:
+            self._live[group.key] = Live(group.key, batch + self.max_staleness)
+            try:
+                if self.on_deadline == "wait":
+                    self.check()
+                earlier[group.key] = batch + self.max_staleness
+            except ScheduleError:
+                del self._live[group.key]
+                ended.append(group.key)
+        self._live = {key: self._live[key] for key in order if key in self._live}
+        return WentBack(earlier, tuple(ended))
 
     def check(self) -> None:
         """Raises ScheduleError if the invariant of `wait` does not hold."""

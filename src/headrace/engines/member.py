@@ -8,13 +8,12 @@ from operator import attrgetter
 
 from headrace.engines.pool_state import EngineState, EngineView
 from headrace.engines.protocol import Engine, EngineStats
+from headrace.runtime.supervision import ENGINE, Measure, after_failure
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import Version
 
 Revive = Callable[[Engine, WeightReceiver], Awaitable[Engine]]
 """An engine in the place of one that died, started, with the newest whole version."""
-MOST_DEATHS = 5
-"""In a row, without a token between: an engine that dies so often is gone."""
 
 
 class Member:
@@ -59,7 +58,7 @@ class Member:
         self.failure = why
         self.deaths += 1
         self.failed_swaps = 0
-        returns = self.revive is not None and self.deaths < MOST_DEATHS
+        returns = self.revive is not None and after_failure(ENGINE, self.deaths).measure is Measure.RESTART
         self.state = EngineState.EJECTED if returns else EngineState.GONE
 
     def replace(self, engine: Engine) -> None:

@@ -7,8 +7,6 @@ from enum import StrEnum
 
 from headrace.weights.version import Version
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
-
 
 class EngineState(StrEnum):
     STARTING = "starting"
@@ -39,8 +37,3 @@ class EngineView:
     @property
     def serves(self) -> bool:
         return self.state in (EngineState.SERVING, EngineState.SWAPPING) and self.version is not None
-
-
-def pause_after(failures: int) -> float:
-    """Seconds before what failed so often in a row is tried again."""
-    return float(min(FIRST_PAUSE_S * 2 ** max(failures - 1, 0), LONGEST_PAUSE_S))

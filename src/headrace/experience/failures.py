@@ -13,6 +13,8 @@ class FailureKind(StrEnum):
     """The workflow or the environment raised, or gave something that is not a trajectory."""
     ENGINE = "engine"
     """No engine could serve a request."""
+    WORKER_LOST = "worker_lost"
+    """The worker that played it ended, each time that it did."""
     TIMEOUT = "timeout"
     """The episode or one of its requests took too long."""
     REWARD_RAISED = "reward_raised"

@@ -213,16 +213,32 @@ class Flow:
         self._hand_back(key, reason, failure)
         self._advance()
 
-    def issue_again(self, key: GroupKey) -> None:
-        """No engine came back that may serve the running group: its attempt begins again through the gate, before any
-        new prompt, with the next issue number. It counts neither as an attempt nor as a drop."""
-        self._schedule.drop(key)
-        self._table.remove(key)
-        self._issues.pop(key, None)
-        self._overdue.pop(key, None)
-        self._reissue.append(key)
-        self._schedule.dataset_refilled()
+    def may_keep_place(self, key: GroupKey, version: int) -> bool:
+        """Whether the running group keeps its place, if it is issued again on an engine that has loaded version number
+        `version`. See `Schedule.reissue`."""
+        return self._schedule.may_keep_place(key, version)
+
+    def issue_again(self, key: GroupKey, version: int | None = None) -> Admission | None:
+        """The work of the running group is lost, or no engine came that may serve it: its attempt begins again, from
+        no tokens, with the next issue number. It counts neither as an attempt nor as a drop.
+
+        `version`: number of what the engine has loaded that was chosen for it now; None: there is none. With one that
+        is new enough it keeps its place, and is to be played at once; else (None) it starts through the gate, before
+        any new prompt.
+        """
+        deadline = self._schedule.reissue(key, version)
+        if version is None or deadline is None:
+            self._table.remove(key)
+            self._issues.pop(key, None)
+            self._overdue.pop(key, None)
+            self._reissue.append(key)
+            self._schedule.dataset_refilled()
+            self._advance()
+            return None
+        issue = self._store.ledger.reissue(key, start_version=version, deadline=deadline)
+        self._issues[key] = issue
         self._advance()
+        return Admission(key, self._source.prompt(key.epoch, key.position), version, deadline, issue)
 
     def drop(self, key: GroupKey, reason: str, fault: str | None = None, judged: GroupHeader | None = None) -> None:
         """The finished group is not worth training on; or a `fault`, in words, keeps it from being judged. `judged`: as

@@ -51,6 +51,27 @@ i < min((v + max_staleness + 1) * B + surplus, total_batches * B), unless the ba
 any more. The first that are ready fill the batches; who then can enter no batch within its deadline is handed back as
 soon as its last batch is sealed. What is ready or running with a later deadline stays for the next batch.
 
+**Issued again.** The work of a running group is lost, or no engine could serve it in time: it begins again from no
+tokens. Let v' be the version of the engine chosen now. If v' >= v, the group keeps its place, and its deadline becomes
+v' + max_staleness without the gate being asked: raising a deadline from D to D' lowers N(d) for D <= d < D' and leaves
+all else, so the invariant stands; and the oldest token that it will have is of v'. (Tokens of the earlier issue may be
+as old as v: under D' they could be trained max_staleness + v' - v too late. Hence none of them is kept.) If only older
+engines serve, D' < D would raise N: the group is dropped, and starts again through the gate, before any new prompt.
+*No deadlock*: the first leaves the set of live groups as it is, the second is a drop. v is D - max_staleness in all of
+this: so it is after a start, and after each of the two rules here and below.
+
+**Going back** to commit c <= k while groups run, on a new branch whose first version is c. The groups that were trained
+in batches >= c, and those in batch k, are live again with their deadlines; those that are ready stay so. Running
+groups with v <= c keep place and deadline. A running group with v > c may get tokens of version c from now on: due at
+v + max_staleness it could be trained v - c too late, so its deadline becomes c + max_staleness, if the invariant holds
+with it, the earliest first; else it ends, and is issued again through the gate. *Proof* of the invariant at c, where
+all places are free, for all but these last: a group trained in batch j, or in batch k, had a deadline >= j, or >= k;
+and all that was live had one >= k, since the step to k left N(k - 1) = 0. So for c <= d < k those due by d were trained
+in c ... d, at most (d - c + 1)*B = (d - c)*B + B. For d >= k they are at most N(d), those of batches c ... k - 1 and
+those in k: N(d) + (k - c)*B + (B - p) <= (d - k)*B + p + (k - c)*B + (B - p) = (d - c)*B + B. The last are added one by
+one where it still holds. (Were v + max_staleness kept: with max_staleness = 2 a group that began on (0, 7), due at 9,
+goes on after a return to (1, 5), and batch 9 trains a token that is 4 stale.)
+
 Under `mask`, `drop` and `late` the batch does not wait for a group that is due: ready groups are taken by earliest
 deadline, and the bound holds because tokens older than it are left out of the loss (`mask`) or the group is handed
 back (`drop`); under `late` it holds for admission only, and the overrun is counted by whoever trains.
@@ -110,6 +131,16 @@ class Placement:
         return self.batch > self.deadline
 
 
+@dataclass(frozen=True, slots=True)
+class WentBack:
+    """What became of the groups that ran when the schedule went back to a commit."""
+
+    due_earlier: dict[GroupKey, int]
+    """They go on, with this deadline."""
+    ended: tuple[GroupKey, ...]
+    """Live no more: to be issued again, through the gate."""
+
+
 @dataclass(slots=True)
 class Schedule:
     """Pure bookkeeping: events in, decisions out. Knows no clock, no tensors and no I/O."""
@@ -124,7 +155,8 @@ class Schedule:
     """Groups that are started beyond what the batches hold (`drop` only)."""
     batch: int = 0
     """k: the batch being composed."""
-    _taken: dict[GroupKey, None] = field(default_factory=dict)
+    _taken: dict[GroupKey, int] = field(default_factory=dict)
+    """Each with its deadline."""
     _live: dict[GroupKey, Live] = field(default_factory=dict)
     _candidates: KeyedHeap[GroupKey] = field(default_factory=KeyedHeap)
     """Ready groups."""
@@ -232,6 +264,23 @@ class Schedule:
         """The group failed, was filtered out or was handed back: its place is free again."""
         self._leave(self._of(key))
 
+    def may_keep_place(self, key: GroupKey, version: int) -> bool:
+        """Whether the running group, issued again on an engine that has loaded version number `version`, is due no
+        earlier than it was."""
+        return version + self.max_staleness >= self._of(key).deadline
+
+    def reissue(self, key: GroupKey, version: int | None) -> int | None:
+        """The running group begins again, from no tokens, on an engine that has loaded version number `version`; None:
+        on none. Its deadline, if it keeps its place; None if it is live no more, and has to start through the gate."""
+        group = self._of(key)
+        if group.arrival is not None:
+            raise ScheduleError(f"group {key} is ready: only one that runs is issued again")
+        if version is None or not self.may_keep_place(key, version):
+            self._leave(group)
+            return None
+        self._due_at(group, version + self.max_staleness)
+        return group.deadline
+
     def dataset_spent(self) -> None:
         """No further group will start. The last batch may then be short."""
         self._spent = True
@@ -248,7 +297,7 @@ class Schedule:
             if group is None:
                 break
             self._leave(group)
-            self._taken[group.key] = None
+            self._taken[group.key] = group.deadline
             placements.append(Placement(group.key, self.batch, group.deadline))
         return placements
 
@@ -288,6 +337,41 @@ class Schedule:
         if self.on_deadline == "wait":
             self.check()
 
+    def go_back(self, batch: int, trained: Iterable[tuple[GroupKey, int]]) -> WentBack:
+        """Compose `batch` again, from its commit: `trained` are the groups (key, deadline) of the batches since. They,
+        and those that are in the batch now, become `ready` once more. Raises ScheduleError if, under `wait`, `trained`
+        are no groups of this schedule."""
+        again = dict(trained) | self._taken
+        if batch > self.batch:
+            raise ScheduleError(f"batch {batch} is not behind batch {self.batch}: nobody can go back to it")
+        self.batch = batch
+        self._taken.clear()
+        for key, deadline in again.items():
+            self._add(Live(key, deadline))
+        # What cannot be overdue any more is found again.
+        for key, group in self._overdue.items():
+            self._last_batches.set(key, group.deadline)
+        self._overdue.clear()
+        due = batch + self.max_staleness
+        running = [one for one in self._live.values() if one.arrival is None and one.key not in again]
+        newer = [one for one in running if one.deadline > due]
+        newer.sort(key=lambda group: (group.deadline, group.start))
+        for group in newer:
+            self._due.remove(group.deadline)
+        if self.on_deadline == "wait":
+            self.check()
+        earlier: dict[GroupKey, int] = {}
+        ended = []
+        for group in newer:
+            self._due.add(due)
+            self._due_is_counted(group, due)
+            if self.on_deadline == "wait" and self._due.first_full(batch, self.free_places) is not None:
+                ended.append(group.key)
+                self._leave(group)
+            else:
+                earlier[group.key] = due
+        return WentBack(earlier, tuple(ended))
+
     def check(self) -> None:
         """Raises ScheduleError if the invariant of `wait` does not hold."""
         full = self._due.first_full(self.batch, self.free_places)
@@ -318,6 +402,18 @@ class Schedule:
         self._due.add(group.deadline)
         if self.on_deadline == "drop":
             self._last_batches.set(group.key, group.deadline)
+
+    def _due_at(self, group: Live, deadline: int) -> None:
+        self._due.remove(group.deadline)
+        self._due.add(deadline)
+        self._due_is_counted(group, deadline)
+
+    def _due_is_counted(self, group: Live, deadline: int) -> None:
+        """Its deadline, which is among those of all live groups already."""
+        group.deadline = deadline
+        if self.on_deadline == "drop":
+            self._overdue.pop(group.key, None)
+            self._last_batches.set(group.key, deadline)
 
     def _leave(self, group: Live) -> None:
         """It is live no more."""

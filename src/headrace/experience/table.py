@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from headrace.experience.columns import FinishedGroup
-from headrace.experience.index import Consumer, Lease, NewRow, Row, RowId, Sampler, TableError, TableIndex
+from headrace.experience.index import Consumer, Lease, NewRow, Row, RowId, Sampler, StaleLease, TableError, TableIndex
 from headrace.experience.sample import GroupKey
 from headrace.experience.shared_refs import SharedRefs
 from headrace.runtime.protocol import Clock, WaitTimeout
@@ -137,12 +137,18 @@ class ExperienceTable:
 
     def fill(self, lease: Lease, column: str, values: Mapping[RowId, Any]) -> None:
         """Write what was computed of a lease's rows. Those of a group that was dropped meanwhile have left it, and what
-        was computed of them is let go. Raises StaleLease."""
+        was computed of them is let go; so is all of it if the lease has ended meanwhile, which raises StaleLease."""
         there = {row.row_id: values[row.row_id] for row in lease.rows}
         for row_id, value in values.items():
             if isinstance(value, Ref) and row_id not in there:
                 self.refs.free(value)
-        self.write([*there], column, [*there.values()], lease)
+        try:
+            self.write([*there], column, [*there.values()], lease)
+        except StaleLease:
+            for value in there.values():
+                if isinstance(value, Ref):
+                    self.refs.free(value)
+            raise
 
     def write_group(self, key: GroupKey, column: str, value: Any) -> None:
         """The same value in a column of all rows of a group."""

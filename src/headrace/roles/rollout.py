@@ -5,20 +5,34 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 from headrace.engines.completions import NotServed
 from headrace.engines.pool import EnginePool, Place
 from headrace.engines.protocol import EngineError
+from headrace.experience.dataset import Prompt
+from headrace.experience.failures import FailureKind, describe
 from headrace.experience.flow import Admission, Flow
 from headrace.experience.group_journal import GroupJournal
 from headrace.experience.sample import Group, GroupKey
 from headrace.observe.tally import Tally
 from headrace.roles.context import RoleContext
 from headrace.roles.failures import FailureWatch
-from headrace.rollout.episodes import EpisodeRunner
+from headrace.roles.reissue import Losses
+from headrace.runtime.workers import WorkerLost
+from headrace.weights.version import Version
 
 NAME = "rollout"
 Record = Callable[[Group], Awaitable[None]]
+
+
+class GroupRunner(Protocol):
+    """Plays groups: in this process, or on workers."""
+
+    async def run_group(
+        self, key: GroupKey, prompt: Prompt, start_version: Version, deadline: int, issue: int, place: Place | None
+    ) -> Group:
+        """See `EpisodeRunner.run_group`. Raises WorkerLost too, where its worker ended with the group unfinished."""
 
 
 class RolloutRole:
@@ -26,7 +40,7 @@ class RolloutRole:
         self,
         context: RoleContext,
         engines: EnginePool,
-        runner: EpisodeRunner,
+        runner: GroupRunner,
         journal: GroupJournal,
         tally: Tally,
         failures: FailureWatch,
@@ -36,10 +50,11 @@ class RolloutRole:
         judges: Sequence[EnginePool] = (),
         counted: Callable[[], None] = lambda: None,
         record: Record | None = None,
+        losses: Losses | None = None,
     ) -> None:
         """`group_tokens`: that a group samples at most. `judges`: engines that rewards cannot do without. `counted` is
         called when the tally has changed, before the group counts as finished. `record`: awaited with each group that
-        has ended."""
+        has ended. `losses`: what `runner` goes by, if it loses workers."""
         self._context = context
         self._flow: Flow = context.flow
         self._engines = engines
@@ -52,6 +67,7 @@ class RolloutRole:
         self._min_samples = min_samples
         self._counted = counted
         self._record = record
+        self._losses = losses or Losses()
         self._groups: dict[GroupKey, asyncio.Task[None]] = {}
         self._ended: deque[GroupKey] = deque()
         """Groups whose task has ended, and was not looked at."""
@@ -91,29 +107,51 @@ class RolloutRole:
         self._context.activity.changed()
 
     async def _group(self, admission: Admission, place: Place) -> None:
+        key = admission.key
         try:
-            with self._engines.taken(place):
-                group = await self._runner.run_group(
-                    admission.key, admission.prompt, place.version, admission.deadline, admission.issue, place
-                )
-            self._tally.count((sample.response_tokens, sample.failure) for sample in group.samples)
-            self._counted()
-            if self._record is not None:
-                await self._record(group)
-            self._failures.look_at(group)
-            if len(group.trainable) >= self._min_samples:
-                self._flow.finish(*await self._journal.write(group))
-            elif self._failure() is None and admission.key not in self._flow.overdue():
-                failure = next((sample.failure for sample in group.samples if sample.failure), None)
-                self._flow.hand_back(admission.key, f"failed: {_commonest_failure(group)}", failure)
-        except NotServed as error:
-            if admission.key not in self._flow.overdue():
-                self._context.report("reissued", {"prompt": admission.prompt.prompt_id, "message": str(error)})
-                self._flow.issue_again(admission.key)
+            again: tuple[Admission, Place] | None = admission, place
+            while again is not None:
+                try:
+                    return await self._play(*again)
+                except (NotServed, WorkerLost) as error:
+                    again = self._issue_again(again[0], error)
         finally:
             # The task is done when whoever is woken by this comes to it.
-            self._ended.append(admission.key)
+            self._ended.append(key)
             self._flow.changed.notify()
+
+    async def _play(self, admission: Admission, place: Place) -> None:
+        """Raises NotServed and WorkerLost: nothing came of it, through no fault of its samples."""
+        key = admission.key
+        with self._engines.taken(place):
+            group = await self._runner.run_group(
+                key, admission.prompt, place.version, admission.deadline, admission.issue, place
+            )
+        self._tally.count((sample.response_tokens, sample.failure) for sample in group.samples)
+        self._counted()
+        if self._record is not None:
+            await self._record(group)
+        self._failures.look_at(group)
+        self._losses.ended(key)
+        if len(group.trainable) >= self._min_samples:
+            self._flow.finish(*await self._journal.write(group))
+        elif self._failure() is None and key not in self._flow.overdue():
+            failure = next((sample.failure for sample in group.samples if sample.failure), None)
+            self._flow.hand_back(key, f"failed: {_commonest_failure(group)}", failure)
+
+    def _issue_again(self, admission: Admission, error: NotServed | WorkerLost) -> tuple[Admission, Place] | None:
+        """The group and its engine, if it keeps its place; None if it starts through the gate, or not at all."""
+        key, flow = admission.key, self._flow
+        if key in flow.overdue():
+            return None  # whoever ends those hands it back
+        if isinstance(error, WorkerLost) and self._losses.lost(key):
+            self._losses.ended(key)
+            flow.hand_back(key, f"failed: {FailureKind.WORKER_LOST}", describe(FailureKind.WORKER_LOST, str(error)))
+            return None
+        self._context.report("reissued", {"prompt": admission.prompt.prompt_id, "message": str(error)})
+        place = self._engines.admit(lambda number: flow.may_keep_place(key, number), self._group_tokens)
+        again = flow.issue_again(key, None if place is None else place.version.number)
+        return None if again is None or place is None else (again, place)
 
     def _failure(self) -> EngineError | None:
         """Which judge's engine died of what."""

@@ -6,15 +6,14 @@ from contextlib import suppress
 
 from headrace.engines.member import Member
 from headrace.engines.pool import EnginePool
-from headrace.engines.pool_state import EngineState, pause_after
+from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import EngineError, SwapMode
 from headrace.roles.context import RoleContext
 from headrace.runtime.protocol import WaitTimeout
+from headrace.runtime.supervision import ENGINE, RETURN, SWAP, Measure, after_failure
 from headrace.weights.plane import WeightError, WeightReceiver
 
 NAME = "weight_follower"
-_MOST_FAILURES = 3
-"""Updates in a row that may fail before the engine is built anew; it keeps its version meanwhile."""
 
 
 class WeightFollowerRole:
@@ -71,20 +70,18 @@ class WeightFollowerRole:
             if not self._member.view.serves:
                 return  # it died, which is told already
             self._member.failed_swaps += 1
-            failures = self._member.failed_swaps
             latest = self._receiver.latest()
             self._context.report("update_failed", {"version": str(latest), "message": self._of(error)})
             self._pool.changed.notify()
-            if failures % _MOST_FAILURES == 0 and self._member.revive is not None:
-                await self._build_anew(error)
-            else:
-                await self._context.runtime.clock.sleep(pause_after(failures))
+            then = after_failure(SWAP, self._member.failed_swaps)
+            await self._context.runtime.clock.sleep(then.pause_s)
+            if then.measure is Measure.RESTART and self._member.revive is not None:
+                self._build_anew(error)
 
-    async def _build_anew(self, error: Exception) -> None:
-        """The engine could not take it three times: another in its place may. What it has in flight goes on elsewhere,
-        or waits. If that fails as well, it is tried for as long as the engine watch lets it."""
-        member, failures = self._member, self._member.failed_swaps
-        await self._context.runtime.clock.sleep(pause_after(failures))
+    def _build_anew(self, error: Exception) -> None:
+        """The engine could not take it time and again: another in its place may. What it has in flight goes on
+        elsewhere, or waits. If that fails as well, it is tried for as long as the engine watch lets it."""
+        member = self._member
         load = member.engine.stats()
         others = any(other.lives for other in self._pool.members if other is not member)
         if others or not (load.running or load.waiting):  # else it is the only one, and at work: it goes on
@@ -95,7 +92,11 @@ class WeightFollowerRole:
         member, clock = self._member, self._context.runtime.clock
         attempts = 0
         while member.state is EngineState.EJECTED:
-            await clock.sleep(pause_after(max(member.deaths, attempts)))
+            pause = max(
+                after_failure(ENGINE, member.deaths).pause_s if member.deaths else 0.0,
+                attempts and after_failure(RETURN, attempts).pause_s,
+            )
+            await clock.sleep(pause)
             try:
                 await self._pool.come_back(member, self._receiver)
             except Exception as error:  # whatever building it raises: it is tried until the deadline

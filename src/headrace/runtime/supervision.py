@@ -1,0 +1,71 @@
+"""What is done after a failure: a pure function of a policy and of how often it failed in a row.
+
+A policy is a ladder: so many failures are answered by one measure, the next ones by a stronger one, and whatever comes
+after its last rung stops the run, with the reason and a checkpoint. Progress (a token, a swap, a group, a commit; what
+counts is said with each policy) begins the count anew. Nothing is tried again without a pause, which grows with every
+failure on a rung.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
+
+
+class Measure(StrEnum):
+    AGAIN = "again"
+    """The same is tried again; what failed is left as it is."""
+    RESTART = "restart"
+    """It is made anew in its place."""
+    FROM_COMMIT = "from_commit"
+    """All goes on from the last commit."""
+    STOP = "stop"
+    """The run ends, with the reason and a checkpoint. Of several that do the same: this one is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    measure: Measure
+    failures: int | None = None
+    """In a row, that it answers; None: all that come."""
+
+
+Policy = tuple[Rung, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    measure: Measure
+    pause_s: float = 0.0
+    """Before the measure is taken."""
+
+
+ENGINE: Policy = (Rung(Measure.RESTART, 4),)
+"""Deaths, without a token between: an engine that dies so often is gone."""
+SWAP: Policy = (Rung(Measure.AGAIN, 2), Rung(Measure.RESTART))
+"""Swaps that failed, without one that went well between. How long a run bears with it, the engine watch decides."""
+RETURN: Policy = (Rung(Measure.RESTART),)
+"""Attempts at building an engine anew. The engine watch decides here too."""
+ROLLOUT_WORKER: Policy = (Rung(Measure.RESTART, 7),)
+"""Losses, without a group that it finished between."""
+TRAINER: Policy = (Rung(Measure.FROM_COMMIT, 3),)
+"""Losses, without a commit between."""
+
+
+def after_failure(policy: Policy, failures: int) -> Next:
+    """After so many failures in a row, at least 1."""
+    if failures < 1:
+        raise ValueError(f"{failures} failures: nothing has failed")
+    before = 0
+    for rung in policy:
+        if rung.failures is None or failures <= before + rung.failures:
+            return Next(rung.measure, pause_after(failures - before))
+        before += rung.failures
+    return Next(Measure.STOP)
+
+
+def pause_after(failures: int) -> float:
+    """Seconds before what failed so often in a row is tried again."""
+    return float(min(FIRST_PAUSE_S * 2 ** min(max(failures - 1, 0), 32), LONGEST_PAUSE_S))
