@@ -44,6 +44,10 @@ class PolicyEngineConfig(EngineConfig):
     replicas: int = Field(default=1, ge=1, le=64)
     """Engines with weights, KV cache and `max_concurrent_sequences` of their own; each takes new weights by itself, so
     that the others go on."""
+    process: bool = False
+    """Each engine in a process of its own, on this machine: what ends it does not end the run, and its host work does
+    not hold up the run's. Weights reach it by `weights.transport`, `shm` unless given. On a CPU the threads are shared
+    out: the engines have as many as the trainer, each its part; they are not lent to who is busy."""
     spread: Literal["group", "episode"] = "group"
     """Of several engines, whether one serves all episodes of a group (the prompt is computed once), or each episode
     goes to the one with least to do."""

@@ -34,6 +34,7 @@ SAFE: dict[str, Safe] = {
     "engine.prefill_tokens_per_step": _SIZE,
     "engine.replicas": _SIZE,
     "engine.spread": _PLACE,
+    "engine.process": _PLACE,
     "engine.return_deadline_s": _PATIENCE,
     **{f"{who}.max_tokens_per_microbatch": _SIZE for who in ("trainer", "critic", "reference", "proximal", "teacher")},
     "reward.model.max_tokens_per_microbatch": _SIZE,

@@ -22,8 +22,9 @@ from headrace.config.trainer import LRScheduleConfig, OptimizerConfig, TrainerCo
 
 
 class WeightsConfig(Section):
-    transport: Literal["memory", "disk"] = "memory"
-    """How weights reach engines: `memory` within one process, `disk` through the run's folder."""
+    transport: Literal["memory", "shm", "disk"] | None = None
+    """How weights reach engines: `memory` within one process, `shm` through memory that processes of one machine share,
+    `disk` through the run's folder. Unless given, `shm` with `engine.process`, else `memory`."""
 
 
 class CheckpointConfig(Section):
@@ -231,6 +232,11 @@ class TrainConfig(Section):
         """Whether the critic waits for the sealed batch, for its several steps on it."""
         return self.algorithm.epochs_per_batch * self.critic.updates_per_batch > 1
 
+    @property
+    def transport(self) -> Literal["memory", "shm", "disk"]:
+        """`weights.transport`, or what it is unless given."""
+        return self.weights.transport or ("shm" if self.engine.process else "memory")
+
     def ahead(self, slots: int) -> int:
         """`async.ahead`, or what it is unless given. `slots`: sequences that all engines of the policy decode at once.
 
@@ -280,6 +286,16 @@ class TrainConfig(Section):
             raise ValueError(
                 f"rollout.oversample is {self.rollout.oversample:g} but async.on_deadline is {self.deadline_rule}: "
                 "what is started beyond a batch can only be dropped; use on_deadline: drop, or oversample: 1"
+            )
+        if self.engine.process and self.transport == "memory":
+            raise ValueError(
+                "weights.transport is memory, which reaches no other process, and engine.process is true; use shm or "
+                "disk, or leave weights.transport out"
+            )
+        if self.transport == "shm" and not self.engine.process:
+            raise ValueError(
+                "weights.transport is shm, which is for engines in processes of their own; set engine.process: true, "
+                "or use memory"
             )
         ahead, batch = self.async_.ahead, self.rollout.prompts_per_batch
         if ahead is not None and ahead < batch:

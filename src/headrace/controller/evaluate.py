@@ -13,6 +13,7 @@ from headrace.controller.planning.plan import Plan
 from headrace.controller.reward_pools import reward_pools
 from headrace.controller.threads import inline_runtime
 from headrace.controller.watching import watchdog
+from headrace.controller.worker_processes import own_threads, worker_processes
 from headrace.models.loading import resolve_device
 
 
@@ -28,7 +29,11 @@ async def evaluate(plan: Plan, only: Sequence[str] = ()) -> dict[str, dict[str, 
         )
     if unknown := [name for name in only if name not in names]:
         raise ConfigError(f"--set is {unknown[0]!r}, and the config has the held-out sets {', '.join(names)}")
-    runtime = inline_runtime(plan.config.runtime.threads, device=resolve_device(plan.config.model.device))
+    runtime = inline_runtime(
+        own_threads(plan.config),
+        device=resolve_device(plan.config.model.device),
+        processes=worker_processes(plan.config, None),
+    )
     try:
         engines = await load_engines(plan, runtime, returns=False)
         model_reward = await load_model_reward(plan, runtime)

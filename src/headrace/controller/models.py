@@ -12,6 +12,7 @@ import torch
 from headrace.algorithms.kl_controllers import KLCoefficient
 from headrace.algorithms.policy_loss import PolicyLoss
 from headrace.controller.checkpointer import Saved
+from headrace.controller.engine_workers import are_workers, engine_workers
 from headrace.controller.judge_engines import load_judges
 from headrace.controller.planning.plan import Plan
 from headrace.engines.absent import AbsentEngine
@@ -63,8 +64,11 @@ class Models:
         return {name: other for name, other in others.items() if other is not None}
 
 
-async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
-    """Load the model for both sides. The engine serves version 0 until it is updated."""
+async def load_models(
+    plan: Plan, runtime: Runtime, folder: Path, in_memory: Callable[[str], Path] | None = None
+) -> Models:
+    """Load the model for both sides. The engine serves version 0 until it is updated. `in_memory` makes a folder that
+    the run's processes share, of the name that it is given."""
     config = plan.config
     device = resolve_device(config.model.device)
 
@@ -117,7 +121,7 @@ async def load_models(plan: Plan, runtime: Runtime, folder: Path) -> Models:
     models = Models(
         policy,
         await load_engines(plan, runtime) if plan.needs_engine else EnginePool([AbsentEngine()], runtime.clock),
-        open_transport(config.weights, folder / "weights"),
+        open_transport(config.transport if plan.needs_engine else "memory", folder / "weights", in_memory),
         coefficient,
         reward=await load_model_reward(plan, runtime),
         judges=await load_judges(plan, runtime) if plan.needs_engine else {},
@@ -148,9 +152,14 @@ async def load_engines(
     plan: Plan, runtime: Runtime, *, returns: bool = True, plane: WeightPublisher | None = None
 ) -> EnginePool:
     """The engines, each with weights of its own, not started. `returns`: one that died comes back, where weights are
-    published. `plane`: has them as version 0, where no trainer publishes it."""
+    published. `plane`: has them as version 0, where no trainer publishes it and they are needed again."""
     config = plan.config
     dtype = getattr(torch, config.engine.dtype or config.model.dtype)
+    if are_workers(config):
+        if plane is not None and not config.engine.process:
+            model = await runtime.compute(TRAINER_LANE, lambda: load_causal_lm(plan.weights, dtype=dtype, device="cpu"))
+            await runtime.compute(TRAINER_LANE, plane.publish, INITIAL, _on_host(model))
+        return await engine_workers(plan, runtime, returns=returns)
     device = resolve_device(config.model.device)
     engines: list[Engine] = []
     for index in range(config.engine.replicas):

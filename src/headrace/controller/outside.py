@@ -15,9 +15,11 @@ from headrace.controller.supervise import rewards
 from headrace.controller.threads import inline_runtime, takes_turns
 from headrace.controller.tracking import Tell, tracking
 from headrace.controller.watching import watchdog
+from headrace.controller.worker_processes import own_threads, worker_processes
 from headrace.engines.pool import EnginePool
 from headrace.models.loading import resolve_device
 from headrace.runtime.inline import Span
+from headrace.runtime.process.processes import Processes
 from headrace.runtime.protocol import Clock, Runtime
 from headrace.store.files import LOCAL, Files
 
@@ -28,8 +30,8 @@ class Outside(Protocol):
     @property
     def files(self) -> Files: ...
 
-    def runtime(self, plan: Plan, trace: Callable[[Span], None] | None) -> Runtime:
-        """A new one. `trace`: given the calls of its lanes."""
+    def runtime(self, plan: Plan, folder: Path, trace: Callable[[Span], None] | None) -> Runtime:
+        """A new one. `folder` of the run. `trace`: given the calls of its lanes."""
 
     async def models(self, plan: Plan, runtime: Runtime, folder: Path) -> Models:
         """Loaded; the engines not started."""
@@ -58,15 +60,23 @@ class ThisMachine:
 
     files: Files = LOCAL
 
-    def runtime(self, plan: Plan, trace: Callable[[Span], None] | None) -> Runtime:
-        settings = plan.config.runtime
-        turns = settings.turns or takes_turns(plan.config)
+    def __init__(self) -> None:
+        self._processes: Processes | None = None
+
+    def runtime(self, plan: Plan, folder: Path, trace: Callable[[Span], None] | None) -> Runtime:
+        config = plan.config
+        self._processes = worker_processes(config, folder)
         return inline_runtime(
-            settings.threads, device=resolve_device(plan.config.model.device), turns=turns, trace=trace
+            own_threads(config),
+            device=resolve_device(config.model.device),
+            turns=config.runtime.turns or takes_turns(config),
+            trace=trace,
+            processes=self._processes,
         )
 
     async def models(self, plan: Plan, runtime: Runtime, folder: Path) -> Models:
-        return await load_models(plan, runtime, folder)
+        in_memory = None if self._processes is None else self._processes.make_folder
+        return await load_models(plan, runtime, folder, in_memory)
 
     def rewards(
         self, plan: Plan, folder: Path, runtime: Runtime, engines: EnginePool, judges: Mapping[str, EnginePool]

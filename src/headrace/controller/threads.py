@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.experience.columns import COLUMN_TYPES
-from headrace.runtime.inline import InlineRuntime, Span, SystemClock
+from headrace.runtime.inline import InlineRuntime, Span, SystemClock, ThreadPlacement
 from headrace.runtime.processors import available_processors
 
 if TYPE_CHECKING:
     import torch
+
+    from headrace.runtime.process.processes import Processes
 
 _ENGINE, TRAINER = "engine", "trainer"
 _BESIDE = (_ENGINE, "reference", "proximal", "teacher", "critic", "reward", "judge")
@@ -117,17 +119,21 @@ def inline_runtime(
     device: torch.device | None = None,
     turns: bool = False,
     trace: Callable[[Span], None] | None = None,
+    processes: Processes | None = None,
 ) -> InlineRuntime:
     """The runtime of this machine, with as many threads as configured. Its lanes alone compute with more than one.
 
-    `device`: that of the models, the CPU unless given.
+    `device`: that of the models, the CPU unless given. `processes`: for workers that are to be in some.
     """
     import torch
 
     torch.set_num_threads(1)
     clock, total = SystemClock(), available_threads(threads)
+    lanes: ThreadPlacement
     if device is None or device.type == "cpu":
-        return InlineRuntime(ThreadShare(total, clock.now, turns=turns), clock, trace, types=COLUMN_TYPES)
-    from headrace.controller.device_lanes import DeviceLanes
+        lanes = ThreadShare(total, clock.now, turns=turns)
+    else:
+        from headrace.controller.device_lanes import DeviceLanes
 
-    return InlineRuntime(DeviceLanes(device, total, turns=turns), clock, trace, types=COLUMN_TYPES)
+        lanes = DeviceLanes(device, total, turns=turns)
+    return InlineRuntime(lanes, clock, trace, types=COLUMN_TYPES, processes=processes)

@@ -135,7 +135,7 @@ async def train(
         plan = resumed_plan(plan, folder, files)
     settings = plan.config.runtime
     spans: deque[Span] = deque(maxlen=_MOST_SPANS)
-    runtime = outside.runtime(plan, spans.append if settings.trace else None)
+    runtime = outside.runtime(plan, folder, spans.append if settings.trace else None)
     store, restored = open_store(
         plan, folder, begin, runtime.clock.wall(), lambda line: tell(f"--resume: {line}"), files
     )

@@ -15,6 +15,7 @@ from headrace.engines.protocol import Engine, EngineError, EngineStats, PinnedVe
 from headrace.runtime.patience import StandStill
 from headrace.runtime.protocol import Clock
 from headrace.runtime.signal import Signal
+from headrace.runtime.workers import Handle
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import INITIAL, Version
 
@@ -52,9 +53,12 @@ class EnginePool:
         revive: Revive | None = None,
         return_deadline_s: float = 0.0,
         spread: Spread = "group",
+        handles: Sequence[Handle] = (),
     ) -> None:
         """`revive`: how an engine that died comes back; unless given, it does not. `return_deadline_s`: how long a
-        request waits for an engine that may serve it."""
+        request waits for an engine that may serve it. `handles`: by which other workers reach the engines, by index,
+        where these are workers."""
+        self.handles = tuple(handles)
         if not engines:
             raise ValueError("a pool needs at least one engine")
         self.members = tuple(Member(index, engine, revive) for index, engine in enumerate(engines))
@@ -284,7 +288,8 @@ class PinnedEngines:
         self._pool = pool
         self._members = [pool.members[index] for index in indices]
         self._engines = [member.engine for member in self._members]
-        self._pins: list[PinnedVersion] = [engine.pin() for engine in self._engines]
+        self._held: list[PinnedVersion] = [engine.pin() for engine in self._engines]
+        self._pins = list(self._held)
         for member in self._members:
             member.pins += 1
         self.version = self._pins[0].version
@@ -295,8 +300,8 @@ class PinnedEngines:
         """None of them lives any more."""
         self._pool.look()
         return all(
-            member.engine is not engine or engine.failure is not None
-            for member, engine in zip(self._members, self._engines, strict=True)
+            member.engine is not engine or engine.failure is not None or pin.is_lost
+            for member, engine, pin in zip(self._members, self._engines, self._held, strict=True)
         )
 
     def release(self) -> None:

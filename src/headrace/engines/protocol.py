@@ -173,5 +173,9 @@ class PinnedVersion(Protocol):
     @property
     def version(self) -> Version: ...
 
+    @property
+    def is_lost(self) -> bool:
+        """The engine does not hold the version, though it lives."""
+
     def release(self) -> None:
         """Idempotent."""

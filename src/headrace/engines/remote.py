@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, suppress
 from typing import Any
 
+from headrace.config import ConfigError
 from headrace.engines.member import NO_STATS
 from headrace.engines.protocol import (
     EngineError,
@@ -28,6 +29,8 @@ _SWAP_S = 7200.0
 _START_S = 300.0
 _STOP_S = 90.0
 
+_ERRORS: dict[str, type[Exception]] = {error.__name__: error for error in (WeightError, ConfigError)}
+"""Of a worker's errors, those that are told as what they are."""
 _LOST = (WorkerLost, WorkerError, WaitTimeout, ConnectionError)
 
 
@@ -58,9 +61,17 @@ class RemoteEngine:
     gives_kept_sets = True
 
     def __init__(
-        self, peer: Peer, services: Services, client: str, *, changed: Callable[[], None] = lambda: None
+        self,
+        peer: Peer,
+        services: Services,
+        client: str,
+        *,
+        rank: int = 0,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`client`: who asks; nobody else has this name. `changed` is called when version or failure has."""
+        """`client`: who asks; nobody else has this name. `rank` of the worker. `changed` is called when version or
+        failure has."""
+        self.rank = rank
         self._peer = peer
         self._services = services
         self._client = client
@@ -171,6 +182,10 @@ class RemoteEngine:
         `RemoteEngine` speaks to it. Raises WeightError, EngineError."""
         await self._call("revive", receiver.offer(), what="the engine to come back", seconds=_START_S)
 
+    def kill(self, reason: str) -> None:
+        """Have the engine die of `reason`, for whoever must see one die; its worker lives."""
+        self._services.spawn(self._call("kill", reason, what="its death"), "the death of an engine")
+
     def pin(self) -> RemotePin:
         """See `Engine.pin`. Should the engine just have taken another version, the pin is lost (`RemotePin.is_lost`):
         it holds this one or none."""
@@ -191,7 +206,7 @@ class RemoteEngine:
         try:
             return await self._peer.call(method, *args, what=what, seconds=seconds)
         except WorkerError as error:
-            raise (WeightError if error.type == WeightError.__name__ else EngineError)(error.text) from error
+            raise _ERRORS.get(error.type, EngineError)(error.text) from error
         except (WorkerLost, WaitTimeout) as error:
             self._fail(error)
             raise EngineError(f"the engine died: {error}") from error

@@ -464,6 +464,8 @@ class SimulatedEngine:
 class Pin:
     """See `PinnedVersion`."""
 
+    is_lost = False
+
     def __init__(self, engine: SimulatedEngine) -> None:
         self.version = engine.version
         self._engine: SimulatedEngine | None = engine

@@ -201,7 +201,7 @@ def _roles(plan: Plan) -> list[str]:
     names += [] if plan.config.rollouts_only else ["weight follower"]
     if plan.held_out:
         names.append("evaluator")
-    lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.config.weights.transport}"]
+    lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.config.transport}"]
     for name in names:
         lane = _LANE_OF.get(name)
         placements = {"reference": plan.config.reference.placement, "proximal": plan.config.proximal.placement}

@@ -132,7 +132,7 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     }
     if config.model.dtype == "bfloat16":
         uses["trainer: bfloat16 weights"] = trainer_bytes * parameters
-    if config.weights.transport == "memory":
+    if config.transport != "disk":
         uses["weight plane: newest version, and the next"] = 2 * trainer_bytes * parameters
     algorithm = config.algorithm
     if algorithm.needs_reference:

@@ -68,7 +68,7 @@ class SimulatedOutside:
         self._interrupts = interrupts
         self._watch = watch
 
-    def runtime(self, plan: Plan, trace: Callable[[Span], None] | None) -> Runtime:
+    def runtime(self, plan: Plan, folder: Path, trace: Callable[[Span], None] | None) -> Runtime:
         torch.set_num_threads(1)  # teams of threads cost more than such small tensors are worth
         return self._runtime
 

@@ -369,6 +369,8 @@ class EmbeddedEngine:
 class Pin:
     """See `PinnedVersion`."""
 
+    is_lost = False
+
     def __init__(self, engine: EmbeddedEngine) -> None:
         self.version = engine.version
         self._engine: EmbeddedEngine | None = engine

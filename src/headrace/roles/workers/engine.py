@@ -35,7 +35,7 @@ from headrace.models.loading import load_causal_lm
 from headrace.runtime.protocol import Services, WaitTimeout
 from headrace.runtime.wire_types import WireTypes
 from headrace.runtime.workers import Host
-from headrace.weights.plane import WeightOffer
+from headrace.weights.plane import WeightOffer, WeightReceiver
 from headrace.weights.receiving import receiver_of
 from headrace.weights.version import Version
 
@@ -78,6 +78,7 @@ class EngineWorker:
         self._engine = EmbeddedEngine(model, config=spec.config, runtime=host, cache=spec.cache)
         self._clients: dict[str, _Client] = {}
         self._pins: dict[tuple[str, int], PinnedVersion] = {}
+        self._receivers: dict[tuple[str, str], WeightReceiver] = {}
         self._numbers = count()
         self._news = asyncio.Event()
 
@@ -145,7 +146,7 @@ class EngineWorker:
 
     async def update(self, offer: WeightOffer, mode: SwapMode) -> SwapReport | None:
         """See `Engine.update`. Raises WeightError, EngineError."""
-        report = await self._engine.update(receiver_of(offer), mode)
+        report = await self._engine.update(self._receiver(offer), mode)
         self._news.set()
         return report
 
@@ -153,10 +154,8 @@ class EngineWorker:
         """In the place of an engine that died: another, with the newest whole version, which serves. Raises
         WeightError, EngineError."""
         dead = self._engine
-        if dead.failure is None:
-            raise EngineError("the engine lives")
         await dead.stop()
-        self._engine = await dead.successor(receiver_of(offer))
+        self._engine = await dead.successor(self._receiver(offer))
         self._news.set()
 
     async def pin(self, client: str, version: Version) -> int:
@@ -177,6 +176,13 @@ class EngineWorker:
     async def kill(self, reason: str) -> None:
         """Let the engine die, and the worker live, as a fault of the engine's own does."""
         self._engine.kill(reason)
+
+    def _receiver(self, offer: WeightOffer) -> WeightReceiver:
+        """One for each address: what it has mapped stays mapped."""
+        where = offer.transport, offer.address
+        if where not in self._receivers:
+            self._receivers[where] = receiver_of(offer)
+        return self._receivers[where]
 
     def _release_all(self, client: str) -> None:
         for name, number in list(self._pins):

@@ -64,6 +64,12 @@ class Processes:
         assert self._site is not None
         return self._site.folder
 
+    def make_folder(self, name: str) -> Path:
+        """One in memory that all of the run's processes see, and that goes with the site; the site is open."""
+        made = self.folder / name
+        made.mkdir(mode=0o700)
+        return made
+
     def address(self, worker: str) -> str:
         """Of a process; the controller's for the empty name."""
         return str(socket_path(self.folder, worker))

@@ -1,0 +1,79 @@
+"""Engines in processes of their own: a run with them, a kill in mid-run, and what the config refuses."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+from controller_jobs import make_job
+
+from headrace.cli.main import main
+from headrace.engines.protocol import GenerateRequest, TokenChunk
+from headrace.engines.remote import RemoteEngine
+from headrace.runtime.process.site import site_parent
+from headrace.store import RunReader
+
+BATCHES, ETA = 12, 2
+
+
+def kinds_of(folder: Path) -> Counter[str]:
+    """The kinds of a finished run's events: the law and the bound hold in it."""
+    with RunReader(folder) as reader:
+        assert reader.status().name == "finished"
+        reader.counts().check()
+        batches = [row.record for row in reader.metrics.read("batch")]
+        kinds = Counter(event.kind for event in reader.events.read())
+    assert len(batches) == BATCHES
+    assert max((int(stale) for record in batches for stale in record["staleness"]), default=0) <= ETA
+    assert not any(record["failed_samples"] for record in batches)
+    return kinds
+
+
+@pytest.mark.slow
+@pytest.mark.cpu
+def test_a_run_goes_on_when_an_engines_process_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(
+        tmp_path / "job",
+        trainer__batches=BATCHES,
+        async__max_staleness=ETA,
+        rollout__sampling__max_new_tokens=24,
+        engine__replicas=2,
+        engine__process="true",
+    )
+    before = set(site_parent().glob("headrace-*"))
+    generate, asked, came, went_on = RemoteEngine.generate, Counter[int](), Counter[str](), Counter[str]()
+
+    async def watched(engine: RemoteEngine, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        asked[engine.rank] += 1
+        if engine.rank == 1 and asked[1] == 9:
+            (victim,) = (each for each in psutil.Process().children() if "engine/1" in " ".join(each.cmdline()))
+            os.kill(victim.pid, signal.SIGKILL)
+        name, _, part = request.request_id.rpartition(".")
+        if int(part):
+            went_on[name] += 1
+            assert request.sampling.max_new_tokens == 24 - came[name], "no token that came is sampled again"
+        async for chunk in generate(engine, request):
+            came[name] += len(chunk.tokens)
+            yield chunk
+
+    monkeypatch.setattr(RemoteEngine, "generate", watched)
+    assert main(["train", str(job), "data.shuffle=false", "--dir", str(tmp_path / "run")]) == 0
+    kinds = kinds_of(tmp_path / "run")
+    assert kinds["engine_died"] == 1
+    assert went_on, "requests went on elsewhere"
+    assert kinds["swap"] >= BATCHES
+    assert set(site_parent().glob("headrace-*")) <= before, "nothing is left in memory"
+
+
+def test_what_does_not_reach_a_process_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = make_job(tmp_path / "job", engine__process="true", weights__transport="memory")
+    assert main(["check", str(job)]) != 0
+    assert "weights.transport is memory, which reaches no other process" in capsys.readouterr().err
+    job = make_job(tmp_path / "other", weights__transport="shm")
+    assert main(["check", str(job)]) != 0
+    assert "set engine.process: true" in capsys.readouterr().err
