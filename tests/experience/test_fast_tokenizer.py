@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.fast_tokenizer import FastTokenizer, TokenizerSpec
 from headrace.experience.text.tokens import TextCodec
+from headrace.rewards.judge import _control_tokens
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "é": [1, 2.5, None]}}}
 CHATS: list[list[dict[str, Any]]] = [
@@ -129,6 +130,7 @@ def test_texts_have_the_same_ids_and_ids_the_same_text(name: str, text: str) -> 
 def test_codecs_are_the_same(name: str) -> None:
     theirs, ours = TextCodec(ALL[name]), TextCodec(TWINS[name])
     assert (TWINS[name].eos_token_id, TWINS[name].bos_token_id) == (ALL[name].eos_token_id, ALL[name].bos_token_id)
+    assert _control_tokens(TWINS[name]) == _control_tokens(ALL[name])
     assert ours.encode("ab a").tolist() == theirs.encode("ab a").tolist()
     if theirs.template.exists:
         chat = [{"role": "user", "content": "ab"}]
@@ -193,7 +195,7 @@ def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
 import sys
 from headrace.experience.text.fast_tokenizer import FastTokenizer, TokenizerSpec
 from headrace.experience.text.tokens import TextCodec
-spec = TokenizerSpec(open({str(tmp_path / "backend")!r}, "rb").read(), {{}}, 1, 2, {CHATML!r}, False, False)
+spec = TokenizerSpec(open({str(tmp_path / "backend")!r}, "rb").read(), {{}}, 1, 2, {CHATML!r}, (), False, False)
 ids = TextCodec(FastTokenizer(spec)).encode([{{"role": "user", "content": "hi"}}])
 import json
 print(json.dumps([ids.tolist(), [name for name in ("torch", "transformers") if name in sys.modules]]))

@@ -93,6 +93,15 @@ class Ledger:
         ((issue,),) = self._database.rows(f"SELECT issue FROM attempts WHERE {_KEY}", key)
         return int(issue)
 
+    def assign(self, key: AttemptKey, *, issue: int, writer: int) -> None:
+        """This issue of a running attempt is played by who journals as `writer`."""
+        changed = self._database.execute(
+            f"UPDATE attempts SET writer = ?, since_segment = ?, since_offset = ? WHERE {_KEY} AND state = 'running' "
+            "AND issue = ?",
+            (writer, *self._end(writer), *key, issue),
+        )
+        self._expect(changed, key, "assign", f"running, and issue {issue} of it")
+
     def ready(self, receipt: Receipt, *, pass_rate: float | None = None, composing: int | None = None) -> None:
         """A running attempt's group is in the journal, for good. `composing`: the batch at hand, where it has a
         `pass_rate`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from headrace.experience.text.render import chosen_template, render_chat
 
@@ -39,6 +39,7 @@ class TokenizerSpec:
     eos_token_id: int | None
     bos_token_id: int | None
     chat_template: str | Mapping[str, str] | None
+    all_special_tokens: tuple[str, ...]
     cleans_up: bool
     splits_special_tokens: bool
 
@@ -57,6 +58,7 @@ class TokenizerSpec:
             eos_token_id=tokenizer.eos_token_id,
             bos_token_id=tokenizer.bos_token_id,
             chat_template=tokenizer.chat_template,
+            all_special_tokens=tuple(tokenizer.all_special_tokens),
             cleans_up=cleans_up,
             splits_special_tokens=bool(tokenizer.split_special_tokens),
         )
@@ -70,11 +72,17 @@ class FastTokenizer:
         self.eos_token_id = spec.eos_token_id
         self.bos_token_id = spec.bos_token_id
         self.special_tokens_map = dict(spec.special_tokens)
+        self.all_special_tokens = list(spec.all_special_tokens)
         self._cleans_up = spec.cleans_up
         self._backend = Tokenizer.from_str(bytes(spec.backend).decode())
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = spec.splits_special_tokens
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        """Those beside the vocabulary, by id."""
+        return dict(self._backend.get_added_tokens_decoder())
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
         """`input_ids` of `text`."""
