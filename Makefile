@@ -19,9 +19,11 @@ $(READY): pyproject.toml constraints.txt
 quickstart: $(READY)
 	$(BIN)/headrace quickstart --dir quickstart --fresh $(ARGS)
 
-# On two quiet cores: 12 minutes at most.
+# On two quiet cores: 8 minutes at most. Tests are shared out to JOBS processes.
+JOBS ?= 2
+SHARED := -n $(JOBS) --dist worksteal
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" $(SHARED) $(ARGS)
 
 $(TRACKERS_READY): pyproject.toml constraints-trackers.txt
 	test -x $(TRACKERS)/bin/python || $(PYTHON) -m venv $(TRACKERS)
@@ -33,12 +35,12 @@ $(TRACKERS_READY): pyproject.toml constraints-trackers.txt
 trackers-env: $(TRACKERS_READY)
 
 # What takes more than about ten seconds: 36 minutes at most, of which 5 for 10^5 random sequences of events, 3 for the
-# wheel and the sdist in an empty environment, and 4 more for the trackers, their environment included. Then, in 7
+# wheel and the sdist in an empty environment, and 4 more for the trackers, their environment included. Then, in 5
 # minutes at most, whole runs in which all that would cross between processes is copied through the wire codec.
 test-slow: $(READY) $(TRACKERS_READY)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 	$(TRACKERS)/bin/python -m pytest -m slow tests/trackers
-	HEADRACE_COPYING=1 $(BIN)/python -m pytest -m "not slow" tests/controller $(ARGS)
+	HEADRACE_COPYING=1 $(BIN)/python -m pytest -m "not slow" tests/controller $(SHARED) $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples

@@ -178,6 +178,10 @@ def arrays(length: int) -> dict[str, Any]:
     }
 
 
+def dated(arrays: dict[str, Any], version: int) -> dict[str, Any]:
+    return {**arrays, "versions": np.full(len(arrays["tokens"]), version, np.int32)}
+
+
 def make_group(admission: Admission, templates: Sequence[dict[str, Any]], chance: random.Random) -> Group:
     samples = tuple(
         Sample(
@@ -186,7 +190,7 @@ def make_group(admission: Admission, templates: Sequence[dict[str, Any]], chance
             index=0,
             status=SampleStatus.COMPLETED,
             reward=1.0,
-            **templates[int(chance.random() * len(templates))],
+            **dated(templates[int(chance.random() * len(templates))], admission.start_version),
         )
         for episode in range(ROWS)
     )

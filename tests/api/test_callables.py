@@ -196,7 +196,7 @@ def test_what_is_given_wrong_is_one_clear_error(given: dict[str, Any], words: st
         headrace.train(job(tmp_path), **{"data": ROWS, "reward": letters, "dir": tmp_path / "run", **given})
     assert not (tmp_path / "run").exists()
     files = [Path(entry.path).parts[-2:] for entry in caught.traceback]
-    assert files == [("api", "test_api_callables.py"), ("api", "training.py"), ("api", "background.py")]
+    assert files == [("api", "test_callables.py"), ("api", "training.py"), ("api", "background.py")]
     assert caught.value.__cause__ is None
 
 

@@ -182,7 +182,7 @@ def test_a_callback_that_raises_costs_a_warning_and_how_often(
             callbacks=[Broken()],
             data__eval=None,
         )
-    place = f"test_api_train.py, line {_line_of_the_raise()}"
+    place = f"test_train.py, line {_line_of_the_raise()}"
     assert [record.getMessage() for record in caplog.records if "callback" in record.getMessage()] == [
         f"callback Broken.on_batch raised KeyError: 0 ({place}); the run goes on",
         "callback Broken.on_batch raised 3 times in all",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,15 @@ def test_every_link_between_the_pages_leads_somewhere() -> None:
     for page in PAGES:
         for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_picture_of_the_rooms_is_that_of_the_contract() -> None:
+    spec = importlib.util.spec_from_file_location("make_house", ROOT / "docs" / "make_house.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = made  # dataclasses look their module up
+    spec.loader.exec_module(made)
+    figures = ROOT / "docs" / "figures"
+    assert (figures / "house.svg").read_text() == made.house(), "run: python docs/make_house.py"
+    assert (figures / "way.svg").read_text() == made.way(), "run: python docs/make_house.py"

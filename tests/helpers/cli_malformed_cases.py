@@ -1,4 +1,4 @@
-"""The table of `test_cli_malformed.py`: models, datasets and configs that are not right, and what is said."""
+"""The table of `test_malformed.py`: models, datasets and configs that are not right, and what is said."""
 
 from __future__ import annotations
 

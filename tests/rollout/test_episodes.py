@@ -132,7 +132,7 @@ async def half_a_completion(policy: Policy) -> Trajectory:
 @pytest.mark.parametrize(
     ("play", "failure"),
     [
-        (raises(KeyError("x")), "workflow: KeyError: 'x' (test_rollout_episodes.py"),
+        (raises(KeyError("x")), "workflow: KeyError: 'x' (test_episodes.py"),
         (raises(TimeoutError("a library's")), "workflow: TimeoutError: a library's"),
         (raises(SystemExit(2)), "workflow: it called sys.exit(2)"),
         (raises(asyncio.CancelledError()), "workflow: it raised CancelledError"),

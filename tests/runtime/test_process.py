@@ -454,3 +454,14 @@ def test_a_stranger_on_the_socket_harms_nobody() -> None:
             assert await workers.call("word", what="words") == ["a of probe/0"]
 
     asyncio.run(main())
+
+
+def test_a_temporary_folder_with_too_long_a_path_is_refused_with_the_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("headrace.runtime.process.site.site_parent", lambda: deep)
+    with pytest.raises(OSError, match="set TMPDIR to a shorter one"):
+        Site("a run")
+    assert not list(deep.iterdir())

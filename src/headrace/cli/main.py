@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import gc
 import os
 import sys
 import threading
@@ -24,6 +25,8 @@ _BAD_INPUT, _FAILED, _UNREAD = 2, 1, 141
 """The last as of a program that SIGPIPE ends."""
 _IDLE_S = 0.2
 """A thread without a call has ended by then."""
+_OBJECTS_BETWEEN_COLLECTIONS = 50_000
+"""Imports make a million objects that stay; at Python's own 700 they are looked at again and again."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -228,6 +231,7 @@ def _config(parser: argparse.ArgumentParser, what: str = "YAML file") -> None:
 
 def entry() -> NoReturn:
     """`main` as a process, which ends even if a call of the user's never returns."""
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     try:
         code = main()
     except BaseException:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from headrace.controller.watching import watchdog
 from headrace.controller.worker_processes import own_threads, worker_processes
 from headrace.engines.pool import EnginePool
 from headrace.models.loading import resolve_device
+from headrace.runtime.collection import rare_collections
 from headrace.runtime.inline import Span
 from headrace.runtime.process.processes import Processes
 from headrace.runtime.protocol import Clock, Runtime
@@ -53,6 +54,9 @@ class Outside(Protocol):
 
     def watchdog(self, plan: Plan, owners: Mapping[str, str], record: Path) -> AbstractAsyncContextManager[object]:
         """See `watchdog`."""
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """Entered once all that lasts as long as the run is there."""
 
 
 class ThisMachine:
@@ -95,3 +99,6 @@ class ThisMachine:
 
     def watchdog(self, plan: Plan, owners: Mapping[str, str], record: Path) -> AbstractAsyncContextManager[object]:
         return watchdog(plan, owners, record=record)
+
+    def at_work(self) -> AbstractContextManager[None]:
+        return rare_collections()

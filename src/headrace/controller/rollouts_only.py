@@ -29,6 +29,7 @@ from headrace.roles.recording import NAME, RecordingRole
 from headrace.roles.reward import RewardRole
 from headrace.roles.rollout import RolloutRole
 from headrace.roles.weight_follower import WeightFollowerRole
+from headrace.runtime.collection import rare_collections
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunStore
 from headrace.viewer.terminal.showing import View
@@ -144,7 +145,8 @@ async def _run_roles(
         by_group = plan.config.async_.in_order
         others.append(runtime.spawn(RewardRole(base.context, scores, by_group=by_group).run(), "reward model"))
     try:
-        await see_through(recorded, others, stopping, recording.stop)
+        with rare_collections():
+            await see_through(recorded, others, stopping, recording.stop)
     finally:
         stopping.cancel()
         await end([*others, recorded])

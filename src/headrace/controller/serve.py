@@ -27,6 +27,7 @@ from headrace.models.loading import (
     read_model_config,
     resolve_device,
 )
+from headrace.runtime.collection import rare_collections
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,8 @@ async def serve_model(
                 server = await serve(app, host, port)
                 try:
                     ready(server.address)
-                    await told_to_stop.wait()
+                    with rare_collections():
+                        await told_to_stop.wait()
                 finally:
                     await server.close()
         finally:

@@ -284,7 +284,8 @@ async def _train(
                         tell_of_damage(parts.recorder, store, restored)
                         models.kl.restore(restored.state)
                         parts.flow.restore(restored.number, restored.ready, restored.running)
-                    status = await _supervise(parts, runtime, stop)
+                    with outside.at_work():
+                        status = await _supervise(parts, runtime, stop)
                     store.set_status(status)
                     return status
             finally:

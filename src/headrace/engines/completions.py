@@ -115,7 +115,7 @@ async def stream(pool: EnginePool, asked: Asked) -> AsyncGenerator[TokenChunk, N
                         yield replace(chunk, finish_reason=state.ended_by())
                         return
                     if len(chunk.tokens):
-                        yield replace(chunk, finish_reason=None)
+                        yield chunk if chunk.finish_reason is None else replace(chunk, finish_reason=None)
         except EngineError as error:
             if pool.is_lost(member, engine):
                 state.deaths = 1 if state.sampled > before else state.deaths + 1
@@ -153,6 +153,9 @@ async def complete(pool: EnginePool, asked: Asked, stops: Stops | None = None) -
 
 
 def joined_parts(chunks: Sequence[TokenChunk], finish: FinishReason) -> Completion:
+    if len(chunks) == 1:
+        only = chunks[0]
+        return Completion(only.tokens, only.logprobs, only.versions, only.branches, finish, only.kept)
     return Completion(
         tokens=np.concatenate([np.empty(0, np.int32), *(chunk.tokens for chunk in chunks)], dtype=np.int32),
         logprobs=np.concatenate([np.empty(0, np.float32), *(chunk.logprobs for chunk in chunks)], dtype=np.float32),
@@ -292,8 +295,12 @@ def _check(pool: EnginePool, chunk: TokenChunk, request: GenerateRequest, asked:
 
 
 def _is_new_enough(pool: EnginePool, chunk: TokenChunk, minimum: int) -> bool:
-    if chunk.versions.min() < minimum:
+    oldest, newest_number = int(chunk.versions.min()), int(chunk.versions.max())
+    if oldest < minimum:
         return False
+    branch = int(chunk.branches[0])
+    if oldest == newest_number and (chunk.branches == branch).all():
+        return pool.line.holds(Version(branch, oldest))
     newest: dict[int, int] = {}
     for branch, number in zip(chunk.branches.tolist(), chunk.versions.tolist(), strict=True):
         newest[branch] = max(number, newest.get(branch, number))

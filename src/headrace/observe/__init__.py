@@ -1,1 +1,1 @@
-"""What a run shows of itself: batch records, waits, the summary, the live view."""
+"""What a run records of itself: batches, waits, metrics, the summary, the trace; and its trackers."""

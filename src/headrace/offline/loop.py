@@ -38,6 +38,7 @@ from headrace.observe.trackers.packages import check_packages
 from headrace.offline.output import OutputFolder
 from headrace.offline.progress import Made, Progress, read_progress, write_progress
 from headrace.offline.recorder import OfflineView, over, recording
+from headrace.runtime.collection import rare_collections
 from headrace.training.protocol import LossTerms, StepReport, Trainer
 
 logger = logging.getLogger(__name__)
@@ -167,7 +168,7 @@ def run_offline(
             return seconds
 
         record.started(steps, progress.steps)
-        with told(config), stop or StopFlag() as told_to_stop:
+        with told(config), rare_collections(), stop or StopFlag() as told_to_stop:
             if progress.steps == 0 or _is_due(progress.steps, config.evaluation.every):
                 start += evaluate()
             for rows, step in _steps(trainer, batches, max_tokens):

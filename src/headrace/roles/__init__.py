@@ -1,1 +1,1 @@
-"""The services of a run. Each has one `run()` loop; they meet in the experience table and the weight plane only."""
+"""The services of a run: one loop each, which meet in the experience table and the weight plane only."""

@@ -1,0 +1,1 @@
+"""Rollouts: workflows and environments, the policy as they see it, filters, and evaluation."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -18,6 +19,10 @@ from headrace.runtime.process.site import socket_path
 
 _TEAMS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _LAST_WORDS = 400
+_GONE_S = 30.0
+"""In which a process that was killed is gone, unless it hangs in the kernel."""
+
+logger = logging.getLogger(__name__)
 
 
 class ChildProcess:
@@ -45,8 +50,13 @@ class ChildProcess:
         path = socket_path(folder, name)
         path.unlink(missing_ok=True)
         kept, life = os.pipe()
-        with socket.socket(socket.AF_UNIX) as listening, contextlib.ExitStack() as closing:
+        with (
+            socket.socket(socket.AF_UNIX) as listening,
+            contextlib.ExitStack() as closing,
+            contextlib.ExitStack() as ours,
+        ):
             closing.callback(os.close, kept)
+            ours.callback(os.close, life)
             listening.bind(str(path))
             listening.listen(128)
             boot = Boot(
@@ -64,19 +74,16 @@ class ChildProcess:
             )
             output = None if log is None else closing.enter_context(log.open("ab"))
             said = 0 if output is None else output.tell()
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-P", "-u", "-m", "headrace.runtime.process.child", boot.text()),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=output or 2,
-                    stderr=output,
-                    pass_fds=(listening.fileno(), kept),
-                    env={**os.environ, **({} if threads is None else dict.fromkeys(_TEAMS, str(threads)))},
-                    start_new_session=True,
-                )
-            except BaseException:
-                os.close(life)
-                raise
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-u", "-m", "headrace.runtime.process.child", boot.text()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output or 2,
+                stderr=output,
+                pass_fds=(listening.fileno(), kept),
+                env={**os.environ, **({} if threads is None else dict.fromkeys(_TEAMS, str(threads)))},
+                start_new_session=True,
+            )
+            ours.pop_all()
         return cls(process, boot, life, log, said)
 
     @property
@@ -98,8 +105,12 @@ class ChildProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     async def clear(self) -> None:
-        """Wait until it has ended, and remove what it left."""
-        await self._process.wait()
+        """Wait until it has ended, and remove what it left. One that SIGKILL does not end, as in a device driver,
+        is left behind."""
+        try:
+            await asyncio.wait_for(self._process.wait(), _GONE_S)
+        except TimeoutError:
+            logger.warning("%s (pid %d) does not end after SIGKILL; it is left behind", self._boot.name, self.pid)
         folder = Path(self._boot.folder)
         if self._life >= 0:
             os.close(self._life)

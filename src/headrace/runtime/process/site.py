@@ -20,6 +20,8 @@ from pathlib import Path
 _MEMORY = Path("/dev/shm")
 _LEAST_MEMORY = 1 << 30
 """Bytes below which it is none to speak of: containers have 64 MiB unless told."""
+_LONGEST_PARENT = 107 - 64
+"""Bytes. A socket's path has 107; a site's name and the longest worker's are within 64."""
 _LOCK = "lock"
 _JANITOR = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"'
 
@@ -37,11 +39,17 @@ def _prefix() -> str:
 
 class Site:
     def __init__(self, run: str) -> None:
-        """`run` names the run, as its folder does. Sweeps what dead runtimes of this user left."""
+        """`run` names the run, as its folder does. Sweeps what dead runtimes of this user left. Raises OSError."""
+        parent = site_parent()
+        if len(os.fsencode(parent)) > _LONGEST_PARENT:
+            raise OSError(
+                f"{parent} is too long a path for the sockets of worker processes: {_LONGEST_PARENT} bytes "
+                "at most; set TMPDIR to a shorter one"
+            )
         sweep()
         digest = hashlib.sha256(run.encode()).hexdigest()[:8]
         while True:
-            self.folder = site_parent() / f"{_prefix()}{digest}-{secrets.token_hex(4)}"
+            self.folder = parent / f"{_prefix()}{digest}-{secrets.token_hex(4)}"
             self.folder.mkdir(mode=0o700)
             self._lock = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)

@@ -1,0 +1,83 @@
+"""Each role that fills columns leases rows for as long as it computes, writes what it found, and lets them go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from role_house import House, all_is_gone, try_role
+from torch import Tensor
+
+from headrace.algorithms.estimate import AdvantageEstimator, Compared
+from headrace.config.algorithm import AlgorithmConfig
+from headrace.models.packing import MicroBatch
+from headrace.roles.advantages import AdvantagesRole
+from headrace.roles.function_stage import FunctionStageRole
+from headrace.roles.scorer import ScorerRole
+
+
+def scorer(house: House) -> ScorerRole:
+    def score(micro: MicroBatch) -> Tensor:
+        house.long()
+        return micro.tokens.float()
+
+    return ScorerRole(
+        house.context, name="reference", columns=("reference",), lane="reference", score=score, max_tokens=100
+    )
+
+
+def function_stage(house: House) -> FunctionStageRole:
+    def doubled(tokens: list[Any]) -> dict[str, list[Any]]:
+        house.long()
+        return {"doubled": [2.0 * one for one in tokens]}
+
+    return FunctionStageRole(
+        house.context, doubled, name="doubles", reads=("tokens",), writes=("doubled",), unit="group"
+    )
+
+
+class PlaceInGroup:
+    """An estimator that looks at tokens: the advantage of each is its place among those of the group."""
+
+    is_of_episodes = False
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+
+    def __call__(self, data: Compared, batch: int | None = None) -> dict[str, Tensor]:
+        self._house.long()
+        return {"advantages": torch.arange(len(data.behavior), dtype=torch.float64)}
+
+
+def by_token(house: House) -> AdvantagesRole:
+    estimator: Any = PlaceInGroup(house)
+    return AdvantagesRole(house.context, estimator, reads=("reward", "tokens", "loss_mask", "logprobs"))
+
+
+def by_episode(house: House) -> AdvantagesRole:
+    config = AlgorithmConfig(advantage="mean_only")
+    return AdvantagesRole(house.context, AdvantageEstimator(config, max_length=8), reads=("reward",))
+
+
+@pytest.mark.parametrize(
+    ("name", "reads", "column", "make", "calls", "expected"),
+    [
+        ("reference", ["tokens"], "reference", scorer, 1, [[0.0, 1.0, 2.0]] * 4),
+        ("doubles", ["tokens"], "doubled", function_stage, 2, [[0.0, 2.0, 4.0]] * 4),
+        ("advantages", ["reward"], "advantages", by_token, 2, [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]] * 2),
+        # Rewards 0 and 1, their mean 1/2; the first token is of the prompt.
+        ("advantages", ["reward"], "advantages", by_episode, 0, [[0.0, -0.5, -0.5], [0.0, 0.5, 0.5]] * 2),
+    ],
+)
+def test_a_row_is_held_while_it_is_computed_then_written_then_let_go(
+    name: str, reads: list[str], column: str, make: Any, calls: int, expected: list[list[float]]
+) -> None:
+    async def body(house: House) -> None:
+        found = await house.written(column)
+        assert [one[column].tolist() for one in found] == expected
+        await all_is_gone(house)
+        assert house.calls == calls  # nobody was given a row a second time
+        assert house.events == []
+
+    try_role(name, reads, [column], make, body)
