@@ -70,6 +70,14 @@ def test_a_run_goes_on_when_an_engines_process_is_killed(tmp_path: Path, monkeyp
     assert set(site_parent().glob("headrace-*")) <= before, "nothing is left in memory"
 
 
+def test_check_says_where_the_engines_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = make_job(tmp_path / "job", engine__process="true", engine__replicas=2)
+    assert main(["check", str(job)]) == 0
+    said = capsys.readouterr().out
+    assert "weights by shm" in said
+    assert "event loop; engines in 2 processes of their own, 1 CPU thread(s) each" in said
+
+
 def test_what_does_not_reach_a_process_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = make_job(tmp_path / "job", engine__process="true", weights__transport="memory")
     assert main(["check", str(job)]) != 0

@@ -183,7 +183,10 @@ def put(table: ExperienceTable, key: GroupKey, batch: int) -> list[RowId]:
 
 
 class Publisher:
-    def publish(self, version: object, tensors: object) -> None:
+    def snapshot(self, version: object, tensors: object) -> None:
+        pass
+
+    def send(self, snapshot: object) -> None:
         pass
 
 

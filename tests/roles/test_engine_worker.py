@@ -130,6 +130,25 @@ def test_an_update_is_received_by_the_worker_and_a_pin_holds_it_back(tmp_path: P
     asyncio.run(main())
 
 
+def test_a_pin_on_a_version_that_the_engine_has_just_left_is_lost(tmp_path: Path) -> None:
+    async def main() -> None:
+        publisher = MemoryPublisher()
+        publisher.publish(Version(0, 1), tiny_model(seed=1).named_parameters())
+        async with workers(tmp_path) as (runtime, group):
+            remote = RemoteEngine(PeerOfRank(group, 0), runtime, "test")
+            await remote.start()
+            for task in remote._tasks[1:]:  # it hears no more of the engine's state
+                task.cancel()
+            await group.call("update", publisher.receiver().offer(), SwapMode.KEEP, rank=0, what="weights")
+            pin = remote.pin()
+            assert pin.version == INITIAL
+            await until(lambda: pin.is_lost)
+            pin.release()
+            await remote.stop()
+
+    asyncio.run(main())
+
+
 def test_an_engine_that_dies_in_its_worker_comes_back_with_the_newest_version(tmp_path: Path) -> None:
     async def main() -> None:
         publisher = MemoryPublisher()

@@ -7,13 +7,13 @@ from typing import Any
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.controller.planning.plan import Plan
+from headrace.controller.threads import threads_of_engine
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine, EngineError, SwapMode
 from headrace.engines.remote import PeerOfRank, RemoteEngine
 from headrace.models.loading import resolve_device
 from headrace.roles.workers.engine import EngineSpec, EngineWorker
 from headrace.runtime.copying import is_copying
-from headrace.runtime.processors import available_processors
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.workers import Placement, WorkerError, WorkerLost, Workers
 from headrace.weights.plane import WeightReceiver
@@ -27,16 +27,6 @@ def are_workers(config: TrainConfig) -> bool:
     """Whether the engines are asked as workers: where they have processes of their own, and where tests have all that
     would cross between processes go through the codec. Else they are objects in this process: it costs less."""
     return config.engine.process or is_copying()
-
-
-def threads_of_engine(config: TrainConfig) -> int | None:
-    """Processors that each engine in a process of its own computes with."""
-    if not config.engine.process:
-        return None
-    total = config.runtime.threads or available_processors()
-    if config.async_.in_order or config.runtime.turns:
-        return total  # engines and trainer compute in turn
-    return max(total // (config.engine.replicas + 1), 1)
 
 
 async def engine_workers(plan: Plan, runtime: Runtime, *, returns: bool) -> EnginePool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headrace.config import TrainConfig
-from headrace.controller.engine_workers import threads_of_engine
-from headrace.controller.threads import available_threads
+from headrace.controller.threads import available_threads, threads_of_engine
 from headrace.runtime.process.processes import Processes
 
 

@@ -50,6 +50,8 @@ class EngineStatus:
     stats: EngineStats
     failure: str | None = None
     """Why it died; the worker may live."""
+    failed_by: str = ""
+    """The name of the error's class."""
 
 
 ENGINE_TYPES = WireTypes(

@@ -19,6 +19,7 @@ from headrace.roles.batch_stats import SPANNED, BatchStats, FreshRule, Staleness
 from headrace.roles.context import RoleContext
 from headrace.roles.critic import CriticRole
 from headrace.roles.gap_sample import Gap, measure
+from headrace.roles.weight_distributor import WeightDistributor
 from headrace.roles.whole_batch import WholeBatch
 from headrace.runtime.refs import Ref
 from headrace.runtime.signal import Signal
@@ -122,13 +123,12 @@ class ActorRole:
         None: one step, from micro-batches as they come. `critic`: steps along with every batch; in the first
         `warm_up_batches` it alone does. `gap_rows`: see `GapSampler.rows`. `trained` is awaited after the steps on a
         batch, with what those of its first epoch report, before the next batch can be sealed: what goes with the
-        weights is as it was then. `after_step` is awaited once the new version is published: the record and the
-        checkpoint are made there."""
+        weights is as it was then. `after_step` is awaited once there is a copy of the new version, which is on its
+        way: the record and the checkpoint are made there."""
         self._context = context
         self._loader = loader
         self._trainer = trainer
-        self._publisher = publisher
-        self._published = published
+        self._weights = WeightDistributor(context, publisher, published, failed=self.stop)
         self._lineage = lineage
         self._rule = rule
         self._fresh = fresh
@@ -163,9 +163,9 @@ class ActorRole:
                     continue
                 version = Version(self._lineage.branch, flow.batch)
                 with self._context.activity.training(spent.PUBLISHES):
-                    await self._compute(self._publisher.publish, version, self._trainer.tensors())
-                self._published.notify()
+                    await self._weights.publish(version, self._trainer.tensors(), self._compute)
                 await self._after_step(step)
+        await self._weights.settled()
 
     async def _train(self, batch: int, kept: ExitStack) -> TrainedStep | None:
         """One batch: accumulate, step, ack. None if it ended without a step. `kept`: until it is closed, the batch's

@@ -34,6 +34,19 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Weights as they were at one moment: nobody changes them any more."""
+
+    manifest: Manifest
+    """Without checksums."""
+    tensors: Mapping[str, torch.Tensor]
+
+    @property
+    def version(self) -> Version:
+        return self.manifest.version
+
+
+@dataclass(frozen=True, slots=True)
 class WeightOffer:
     """A version that can be received, in whatever process: plain data."""
 
@@ -46,14 +59,29 @@ class WeightOffer:
 
 
 class WeightPublisher(Protocol):
-    def publish(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Manifest:
-        """Snapshot `tensors` as `version`; once it returns, the caller may change them.
+    """Publishes in two moves: one copy, for which the trainer rests, and its journey, beside the next batch. The newest
+    whole version can be received until a newer one is whole."""
 
-        Blocking (call it on a compute lane). Raises WeightError unless `version` is newer than the last.
+    def snapshot(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Snapshot:
+        """One copy of `tensors`; once it returns, the caller may change them. To be sent before the next is taken.
+
+        Blocking (on the lane of whoever changes the tensors). Raises WeightError unless `version` is newer than the
+        last.
         """
+        ...
+
+    def send(self, snapshot: Snapshot) -> Manifest:
+        """Have it received from now on, whole. Blocking (on any lane). Raises WeightError; then the version before
+        stays."""
+        ...
+
+    def publish(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Manifest:
+        """Both moves at once. Blocking."""
+        return self.send(self.snapshot(version, tensors))
 
     def receiver(self) -> WeightReceiver:
-        """A new receiving end. In another process, it is built from the transport's address instead."""
+        """A new receiving end. In another process, it is built from its offer instead (`weights.receiving`)."""
+        ...
 
 
 class WeightReceiver(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import ClassVar
 
@@ -191,8 +191,11 @@ class EngineWorker:
 
     def _state(self) -> EngineStatus:
         engine = self._engine
-        failure = None if engine.failure is None else str(engine.failure) or type(engine.failure).__name__
-        return EngineStatus(engine.version, engine.slots, engine.stats(), failure)
+        status = EngineStatus(engine.version, engine.slots, engine.stats())
+        if engine.failure is None:
+            return status
+        kind = type(engine.failure).__name__
+        return replace(status, failure=str(engine.failure) or kind, failed_by=kind)
 
     async def _serve(self, client: _Client, request: GenerateRequest) -> None:
         """Hand on what one request gets. Several that get something at once have it in one item."""
