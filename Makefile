@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 TRACKERS       := .venv-trackers
 TRACKERS_READY := $(TRACKERS)/.ready
 
-.PHONY: quickstart test test-slow trackers-env lint bench gpu-check clean
+.PHONY: quickstart test test-slow soak trackers-env lint bench gpu-check clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -41,6 +41,13 @@ test-slow: $(READY) $(TRACKERS_READY)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 	$(TRACKERS)/bin/python -m pytest -m slow tests/trackers
 	HEADRACE_COPYING=1 $(BIN)/python -m pytest -m "not slow" tests/controller $(SHARED) $(ARGS)
+
+# 5,000 cases of the fault matrix, and how often each fault took effect: in half an hour on a quiet core. A part of them:
+# `make soak SEEDS=500 FIRST=4000`.
+SEEDS ?= 5000
+FIRST ?= 0
+soak: $(READY)
+	$(BIN)/python -m headrace.controller.simulation --seeds $(SEEDS) --first $(FIRST)
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import torch
 from engines_helpers import collect, prompt, request, serving, tiny_model
 
 from headrace.config import EngineConfig
+from headrace.engines.embedded.core import EngineCore
+from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.protocol import EngineError, RequestError, SwapMode, TokenChunk
 from headrace.engines.remote import PeerOfRank, RemoteEngine
 from headrace.roles.workers.engine import EngineSpec, EngineWorker
@@ -92,13 +95,28 @@ def test_it_samples_what_the_engine_itself_does(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_leaving_a_request_aborts_it_and_a_bad_one_is_refused(tmp_path: Path) -> None:
+def test_leaving_a_request_aborts_it_and_a_bad_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    aborted: list[str] = []
+    abort = EmbeddedEngine.abort
+
+    def watched(engine: EmbeddedEngine, request_ids: Iterable[str]) -> None:
+        aborted.extend(request_ids := list(request_ids))
+        abort(engine, request_ids)
+
+    def slow(core: EngineCore) -> object:
+        time.sleep(0.01)
+        return step(core)
+
+    step = EngineCore.step
+    monkeypatch.setattr(EmbeddedEngine, "abort", watched)
+    monkeypatch.setattr(EngineCore, "step", slow)
+
     async def main() -> None:
         async with engine(tmp_path) as remote:
             async with aclosing(remote.generate(request("left", prompt(1, 5), 100, stream=True))) as chunks:
-                await anext(chunks)
-                await until(lambda: remote.stats().running == 1)
-            await until(lambda: remote.stats().running == 0)
+                assert (await anext(chunks)).finish_reason is None
+            await until(lambda: "left" in aborted)
+            await until(lambda: remote.stats().decode_steps > 0 and remote.stats().running == 0)
             with pytest.raises(RequestError, match="vocabulary"):
                 await collect(remote, request("bad", np.array([1000], np.int32), 4))  # type: ignore[arg-type]
 

@@ -229,6 +229,19 @@ def test_a_record_from_before_the_attempt_was_issued_is_not_taken(tmp_path: Path
     again.close()
 
 
+def test_a_record_of_an_attempt_that_was_withdrawn_is_not_taken(tmp_path: Path) -> None:
+    """Its worker counted as lost, and brought it late; then the run ended before it was given out again."""
+    store = create(tmp_path / "run")
+    key = issue(store, 0)
+    store.ledger.withdraw(key)
+    store.writer.append(key, b"late", issue=0)
+    store.close()
+    again = reopen(tmp_path / "run")
+    assert [row.key for row in again.ledger.attempts("running")] == [key]
+    assert again.ledger.reissue(key, start_version=1, deadline=2) == 2
+    again.close()
+
+
 def test_only_a_record_of_the_issue_at_hand_is_taken(tmp_path: Path) -> None:
     """A worker that was given up may still write what it was given before."""
     store = create(tmp_path / "run")

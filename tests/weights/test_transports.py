@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headrace.weights.manifest import build_manifest
-from headrace.weights.plane import WeightError, WeightPublisher
+from headrace.weights.plane import Received, WeightError, WeightPublisher
 from headrace.weights.shm import ShmPublisher
 from headrace.weights.transport import open_transport
 from headrace.weights.version import INITIAL, Version
@@ -151,3 +151,18 @@ def test_checksums_are_left_out_where_the_bytes_stay_in_the_process(tmp_path: Pa
     for transport, expected in (("memory", build_manifest(INITIAL, sent, checksums=False)), ("disk", None)):
         publisher = open_transport(transport, tmp_path)
         assert publisher.publish(INITIAL, sent.items()) == (expected or build_manifest(INITIAL, sent))
+
+
+def test_what_is_made_of_a_version_is_of_that_version(publisher: WeightPublisher) -> None:
+    publisher.publish(INITIAL, weights(1).items())
+    receiver = publisher.receiver()
+
+    def made(received: Received) -> tuple[Version, dict[str, torch.Tensor]]:
+        own = {name: tensor if received.lasts else tensor.clone() for name, tensor in received.tensors.items()}
+        return received.manifest.version, own
+
+    version, own = receiver.receive_as(made)
+    for number in (1, 2, 3):
+        publisher.publish(Version(0, number), weights(9).items())
+    assert version == INITIAL
+    assert all(torch.equal(own[name], tensor) for name, tensor in weights(1).items())

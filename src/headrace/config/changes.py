@@ -33,6 +33,8 @@ class Change:
 def changes(before: str, now: str) -> list[Change] | None:
     """Each key that differs. Both are as `dump_config` makes them; None if one is no such text, as when its file was
     damaged. What a config of `headrace train` did not have yet counts as not given."""
+    if before == now:
+        return []
     old, new = _read(before), _read(now)
     if old is None or new is None:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ SAFE: dict[str, Safe] = {
     "engine.spread": _PLACE,
     "engine.process": _PLACE,
     "engine.return_deadline_s": _PATIENCE,
+    "teacher.placement": _PLACE,
     **{f"{who}.max_tokens_per_microbatch": _SIZE for who in ("trainer", "critic", "reference", "proximal", "teacher")},
     "reward.model.max_tokens_per_microbatch": _SIZE,
     **{
@@ -106,6 +108,7 @@ def why_not(key: str) -> str:
     return next((_NOT_SAFE[name] for name in names if name in _NOT_SAFE), _TRAINED)
 
 
+@lru_cache(maxsize=4096)
 def _found(key: str) -> Safe | None:
     return next((safe for name, safe in SAFE.items() if _is_in(key, name)), None)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.controller.planning.plan import Plan
-from headrace.controller.threads import threads_of_engine
+from headrace.controller.processors import threads_of_worker
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine, EngineError, SwapMode
 from headrace.engines.remote import PeerOfRank, RemoteEngine
@@ -40,7 +40,9 @@ async def engine_workers(plan: Plan, runtime: Runtime, *, returns: bool) -> Engi
         config.engine,
         plan.memory.cache,
     )
-    where = Placement(process=config.engine.process, threads=threads_of_engine(config))
+    where = Placement(
+        process=config.engine.process, threads=threads_of_worker(config) if config.engine.process else None
+    )
     try:
         workers = await runtime.start(EngineWorker, [spec] * config.engine.replicas, where)
     except WorkerError as error:

@@ -30,6 +30,7 @@ from headrace.observe.waits import WaitMeter
 from headrace.roles.context import RoleContext
 from headrace.roles.failures import FailureWatch
 from headrace.roles.filter import FilterRole
+from headrace.roles.reissue import Losses
 from headrace.roles.rollout import GroupRunner, RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
 from headrace.roles.rollout_workers import recording_failed
@@ -45,6 +46,10 @@ _BATCHES_READ_AHEAD = 2
 """Of a record."""
 _LEASE_TERMS_PER_STALL = 1.5
 """A wait of the run ends before a lease that is held through it."""
+
+
+Crew = Callable[[GroupRunner, Losses, GroupJournal, Runtime], GroupRunner]
+"""Who plays groups, as the runner does that it is given. See `Outside.crew`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +152,19 @@ def lay_groundwork(
 
 
 def rollout_role(
-    plan: Plan, base: Groundwork, engines: EnginePool, judges: Mapping[str, EnginePool], rewards: RewardPools
+    plan: Plan,
+    base: Groundwork,
+    engines: EnginePool,
+    judges: Mapping[str, EnginePool],
+    rewards: RewardPools,
+    crew: Crew = lambda runner, *parts: runner,
 ) -> RolloutRole:
     rollout, hands = plan.config.rollout, base.hands
+    losses = Losses() if hands is None else hands.losses
     runner: GroupRunner
     if hands is None:
-        runner = episode_runner(plan, engines, base.context.runtime.clock, rewards.training)
+        own = episode_runner(plan, engines, base.context.runtime.clock, rewards.training)
+        runner = crew(own, losses, base.journal, base.context.runtime)
     else:
         runner = hands.workers
     return RolloutRole(
@@ -167,7 +179,7 @@ def rollout_role(
         group_tokens=rollout.samples_per_prompt * rollout.sampling.max_new_tokens,
         min_samples=least_samples(plan),
         record=base.record.failed if hands is None else recording_failed(hands.workers, base.record.failed),
-        losses=None if hands is None else hands.losses,
+        losses=losses,
     )
 
 

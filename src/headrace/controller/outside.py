@@ -10,14 +10,19 @@ from typing import Protocol
 from headrace.config.track import TrackerSection
 from headrace.controller.models import Models, load_models
 from headrace.controller.planning.plan import Plan
+from headrace.controller.processors import own_threads
 from headrace.controller.reward_pools import RewardPools
 from headrace.controller.supervise import rewards
 from headrace.controller.threads import inline_runtime, takes_turns
 from headrace.controller.tracking import Tell, tracking
 from headrace.controller.watching import watchdog
-from headrace.controller.worker_processes import own_threads, worker_processes
+from headrace.controller.wiring import Parts
+from headrace.controller.worker_processes import worker_processes
 from headrace.engines.pool import EnginePool
+from headrace.experience.group_journal import GroupJournal
 from headrace.models.loading import resolve_device
+from headrace.roles.reissue import Losses
+from headrace.roles.rollout import GroupRunner
 from headrace.runtime.collection import rare_collections
 from headrace.runtime.inline import Span
 from headrace.runtime.process.processes import Processes
@@ -41,6 +46,13 @@ class Outside(Protocol):
         self, plan: Plan, folder: Path, runtime: Runtime, engines: EnginePool, judges: Mapping[str, EnginePool]
     ) -> AbstractAsyncContextManager[RewardPools]:
         """What scores, while it is entered."""
+
+    def crew(self, runner: GroupRunner, losses: Losses, journal: GroupJournal, runtime: Runtime) -> GroupRunner:
+        """Who plays groups, as `runner` does. `losses`: who is to be alone aboard a worker. `journal`: where what
+        comes late from a worker that was lost is written all the same."""
+
+    def began(self, parts: Parts) -> None:
+        """The run is built, and its roles begin."""
 
     def tracking(
         self,
@@ -86,6 +98,12 @@ class ThisMachine:
         self, plan: Plan, folder: Path, runtime: Runtime, engines: EnginePool, judges: Mapping[str, EnginePool]
     ) -> AbstractAsyncContextManager[RewardPools]:
         return rewards(plan, folder, runtime, engines, judges)
+
+    def crew(self, runner: GroupRunner, losses: Losses, journal: GroupJournal, runtime: Runtime) -> GroupRunner:
+        return runner
+
+    def began(self, parts: Parts) -> None:
+        pass
 
     def tracking(
         self,

@@ -32,16 +32,6 @@ def available_threads(configured: int | None) -> int:
     return available_processors() if configured is None else configured
 
 
-def threads_of_engine(config: TrainConfig) -> int | None:
-    """Processors that each engine in a process of its own computes with."""
-    if not config.engine.process:
-        return None
-    total = available_threads(config.runtime.threads)
-    if config.async_.in_order or config.runtime.turns:
-        return total  # engines and trainer compute in turn
-    return max(total // (config.engine.replicas + 1), 1)
-
-
 def check_threads(configured: int | None) -> None:
     """Raises ConfigError for more threads than the processors here can take turns at: OpenMP ends the process without
     a word where the system refuses it one."""

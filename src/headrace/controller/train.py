@@ -266,6 +266,7 @@ async def _train(
                 lineage,
                 begun,
                 listeners,
+                outside.crew,
                 hands,
             )
             started = {
@@ -284,6 +285,7 @@ async def _train(
                         tell_of_damage(parts.recorder, store, restored)
                         models.kl.restore(restored.state)
                         parts.flow.restore(restored.number, restored.ready, restored.running)
+                    outside.began(parts)
                     with outside.at_work():
                         status = await _supervise(parts, runtime, stop)
                     store.set_status(status)
@@ -303,6 +305,8 @@ async def _restore_models(plan: Plan, models: Models, restored: Restored | None,
         await runtime.compute(TRAINER_LANE, models.trainer.load, restored.path)
         for name, other in models.saved.items():
             await runtime.compute(TRAINER_LANE, other.load, restored.path / name)
+        for name, model in models.asked.items():
+            await model.load(restored.path / name)
     elif plan.origin is not None:
         own = (plan.origin, models.trainer, models.critic, plan.config)
         await runtime.compute(TRAINER_LANE, lambda: begin_from(*own))

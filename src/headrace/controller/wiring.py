@@ -11,7 +11,7 @@ from headrace.controller.best import BestCheckpoint
 from headrace.controller.checkpointer import Checkpointer
 from headrace.controller.divergence import Divergence
 from headrace.controller.episode_runners import evaluations, policy_settings
-from headrace.controller.groundwork import filter_role, lay_groundwork, rollout_role
+from headrace.controller.groundwork import Crew, filter_role, lay_groundwork, rollout_role
 from headrace.controller.models import Models
 from headrace.controller.planning.plan import Plan
 from headrace.controller.recorder import Recorder
@@ -45,6 +45,7 @@ from headrace.store import RunStore
 from headrace.training.epochs import Epochs
 from headrace.training.objective import policy_columns, prepare_batch
 from headrace.training.protocol import StepReport
+from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.version import Lineage, Version
 
 
@@ -103,6 +104,7 @@ def connect(
     lineage: Lineage,
     committed: Version,
     listeners: Listeners = NOBODY,
+    crew: Crew = lambda runner, *parts: runner,
     hands: RolloutHands | None = None,
 ) -> Parts:
     """Build roles, table and schedule around the models, whose engines have started. `committed`: the version that the
@@ -139,6 +141,7 @@ def connect(
         runtime,
         context.activity,
         others=models.saved,
+        asked=models.asked,
         state=lambda: dict(kl.state),
         every=config.checkpoint.every,
         committed=committed.number,
@@ -166,7 +169,7 @@ def connect(
             stood_still=pool.outage.seconds,
         )
 
-    refresh = _refresh(plan, models, runtime)
+    refresh = _refresh(plan, models, runtime, lineage.branch)
 
     async def trained(batch: int, reports: Sequence[StepReport], stats: BatchStats) -> None:
         measured = [report.stats["reference_kl"] for report in reports if "reference_kl" in report.stats]
@@ -208,7 +211,7 @@ def connect(
         recorder=recorder,
         checkpointer=checkpointer,
         rollouts=record,
-        rollout=rollout_role(plan, base, models.engines, models.judges, rewards)
+        rollout=rollout_role(plan, base, models.engines, models.judges, rewards, crew)
         if replay is None
         else ReplayRole(context, replay.rollouts, base.journal),
         filter=filter_role(plan, base),
@@ -292,7 +295,7 @@ def _after_step(
     return after_step
 
 
-def _refresh(plan: Plan, models: Models, runtime: Runtime) -> Callable[[int], Awaitable[None]]:
+def _refresh(plan: Plan, models: Models, runtime: Runtime, branch: int) -> Callable[[int], Awaitable[None]]:
     """Called with the number of each version before a row of its batch can be scored: makes every n-th the
     reference."""
     every = plan.config.reference.refresh_every
@@ -304,8 +307,9 @@ def _refresh(plan: Plan, models: Models, runtime: Runtime) -> Callable[[int], Aw
         if own is None:
             await runtime.compute(TRAINER_LANE, models.trainer.keep_reference)
         else:
-            # The trainer rests meanwhile: the actor waits for this.
-            await runtime.compute("reference", lambda: own.take(dict(models.trainer.tensors())))
+            plane = MemoryPublisher()  # this one version, which nobody else is to receive yet
+            await runtime.compute(TRAINER_LANE, plane.publish, Version(branch, number), models.trainer.tensors())
+            await own.take(plane.receiver())
 
     return refresh
 

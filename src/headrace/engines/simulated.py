@@ -66,6 +66,8 @@ class EngineFaults:
     """Seconds that receiving a version takes longer."""
     failing_swaps: frozenset[int] = frozenset()
     """Versions that cannot be received the first time."""
+    lost_swaps: frozenset[int] = frozenset()
+    """Versions that it receives the first time, and loses: nobody is told."""
     slow: tuple[tuple[float, float, float], ...] = ()
     """(from, to, how many times slower)."""
 
@@ -218,7 +220,13 @@ class SimulatedEngine:
             )
             manifest, _ = await self._runtime.compute(_WEIGHTS_LANE, receiver.receive)
             number = manifest.version.number
-            await clock.sleep(self._costs.receive_s + self._faults.late_swaps.get(number, 0.0))
+            if (late := self._faults.late_swaps.get(number, 0.0)) > 0:
+                self._watch("swap late", manifest.version)
+            await clock.sleep(self._costs.receive_s + late)
+            if number in self._faults.lost_swaps - self._failed_once:
+                self._failed_once.add(number)
+                self._watch("swap lost", manifest.version)
+                return None
             if number in self._faults.failing_swaps - self._failed_once:
                 self._failed_once.add(number)
                 self._watch("swap failed", manifest.version)

@@ -145,6 +145,12 @@ class Flow:
     def ready_groups(self) -> int:
         return self._schedule.ready_groups
 
+    def check(self) -> None:
+        """Raises LawBroken, or ScheduleError where groups are due that have no place. Holds at every moment."""
+        self._store.ledger.counts().check()
+        if self._schedule.on_deadline == "wait":
+            self._schedule.check()
+
     def rows_of_batch(self) -> int:
         """Rows of the groups that have entered the batch so far."""
         return self._batch_rows
@@ -228,6 +234,9 @@ class Flow:
         """
         deadline = self._schedule.reissue(key, version)
         if version is None or deadline is None:
+            # Its place is gone: what the lost worker may still bring would come back, at the next start, into a
+            # schedule that has no room for it.
+            self._store.ledger.withdraw(key)
             self._table.remove(key)
             self._issues.pop(key, None)
             self._overdue.pop(key, None)

@@ -221,6 +221,10 @@ class TableIndex:
         if back:
             self._filled[lease.consumer] = None
 
+    def held(self, consumer: str) -> list[Lease]:
+        """Its leases, in the order in which they were granted."""
+        return [lease for lease in self._leases.values() if lease.consumer == consumer]
+
     def expire(self, now: float) -> list[Lease]:
         """Take back what was leased until `now` or earlier."""
         if now < self._no_end_before:

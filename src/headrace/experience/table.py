@@ -195,6 +195,10 @@ class ExperienceTable:
         self._shared.hold(lease.groups)
         return lease
 
+    def held(self, consumer: str) -> list[Lease]:
+        """Its leases that have not ended, the oldest first."""
+        return self._index.held(consumer)
+
     def renew(self, *leases: Lease) -> None:
         """Progress was made: hold them for another full term. Raises StaleLease if one has ended."""
         self._expire()

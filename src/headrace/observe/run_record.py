@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
@@ -144,6 +145,11 @@ class RunRecord:
         return totals.add(self.processes.values())
 
 
+@lru_cache(maxsize=4)
+def _config_of(text: str) -> TrainConfig:
+    return TrainConfig.model_validate(OmegaConf.to_container(OmegaConf.create(text)))
+
+
 class RunWatcher:
     """Reads a run's record again and again, each time only what is new. Words of others in it are as `visible` shows
     them, for every view.
@@ -155,8 +161,7 @@ class RunWatcher:
     def __init__(self, reader: RunReader, live: Callable[[], tuple[int, Totals]] | None = None) -> None:
         self._reader = reader
         self._live = live
-        raw = OmegaConf.to_container(OmegaConf.create(reader.config_yaml))
-        self._config = TrainConfig.model_validate(raw)
+        self._config = _config_of(reader.config_yaml)
         self._config_sha256 = reader.config_sha256
         self._branch = -1
         self._batches: list[MetricRow] = []

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.store.errors import write_failed
 from headrace.store.files import LOCAL, Files
 from headrace.store.segment import HEADER_BYTES, JournalOffset, Receipt, damaged, decode, scan
 
@@ -56,7 +57,7 @@ class Journal:
         self, known: Mapping[SegmentId, Collection[int]], skip: Collection[SegmentId] = ()
     ) -> Iterator[Receipt]:
         """Read every record, and cut what a crash left half written, before any writer goes on. All on disk is fsynced
-        once the last receipt is given.
+        once the last receipt is given. Raises DiskFull, StoreError.
 
         `known`: for each segment, offsets at which the ledger knows that records begin or end. A record that is
         damaged is left out. `skip`: segments of which nothing is needed; never the last one of a writer.
@@ -69,13 +70,22 @@ class Journal:
             for record in records:
                 place = JournalOffset(segment.number, record.offset, record.length, segment.writer)
                 yield Receipt(record.key, record.issue, place)
-            if not records:
+            self._cut(path, records[-1].end if records else 0)
+        try:
+            self._files.sync(self._folder)
+        except OSError as error:
+            raise write_failed(error, self._folder) from error
+
+    def _cut(self, path: Path, end: int) -> None:
+        try:
+            if not end:
                 self._files.remove(path)
-                continue
-            if records[-1].end < self._files.size(path):
-                self._files.truncate(path, records[-1].end)
+                return
+            if end < self._files.size(path):
+                self._files.truncate(path, end)
             self._files.sync(path)
-        self._files.sync(self._folder)
+        except OSError as error:
+            raise write_failed(error, path) from error
 
     def written(self, writer: int) -> Iterator[Receipt]:
         """Of a writer that has ended, and will not go on: receipts of all whole records, made durable."""

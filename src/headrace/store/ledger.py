@@ -102,6 +102,14 @@ class Ledger:
         )
         self._expect(changed, key, "assign", f"running, and issue {issue} of it")
 
+    def withdraw(self, key: AttemptKey) -> None:
+        """A running attempt is to be reissued, later: nothing that comes of the issue that was given out, nor what
+        recovery finds of it, makes it ready any more."""
+        changed = self._database.execute(
+            f"UPDATE attempts SET issue = issue + 1 WHERE {_KEY} AND state = 'running'", key
+        )
+        self._expect(changed, key, "withdraw", "running")
+
     def ready(self, receipt: Receipt, *, pass_rate: float | None = None, composing: int | None = None) -> None:
         """A running attempt's group is in the journal, for good. `composing`: the batch at hand, where it has a
         `pass_rate`."""

@@ -91,6 +91,7 @@ class SimulatedTrainer:
 
     def accumulate(self, micro: MicroBatch) -> Mapping[str, Tensor]:
         self._charge(micro.num_tokens * self._costs.train_s)
+        self._watch("pass", micro.num_samples)
         self._sums.add(micro)
         return {}
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from headrace.weights.manifest import build_manifest, from_json, named_once, require_newer, to_json, verify
-from headrace.weights.plane import Manifest, Snapshot, WeightError, WeightOffer, WeightPublisher
+from headrace.weights.plane import Manifest, Snapshot, WeightError, WeightOffer, WeightPublisher, WeightReceiver
 from headrace.weights.version import Version
 
 _POINTER = "LATEST"
@@ -77,7 +77,7 @@ class DiskPublisher(WeightPublisher):
         _flush(self._folder)
 
 
-class DiskReceiver:
+class DiskReceiver(WeightReceiver):
     """Reads the newest version in the folder of a publisher, perhaps of another process, to the CPU."""
 
     def __init__(self, folder: str | Path) -> None:

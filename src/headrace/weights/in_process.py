@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from headrace.weights.manifest import build_manifest, named_once, require_newer
-from headrace.weights.plane import Manifest, Snapshot, WeightError, WeightOffer, WeightPublisher
+from headrace.weights.plane import Manifest, Snapshot, WeightError, WeightOffer, WeightPublisher, WeightReceiver
 from headrace.weights.version import Version
 
 
@@ -89,7 +89,7 @@ class MemoryPublisher(WeightPublisher):
         return MemoryReceiver(self._newest)
 
 
-class MemoryReceiver:
+class MemoryReceiver(WeightReceiver):
     """Hands out the newest snapshot itself, on the publisher's device, without a copy."""
 
     def __init__(self, newest: _Newest) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from headrace.weights.version import Version
 
 if TYPE_CHECKING:
     import torch
+
+
+T = TypeVar("T")
 
 
 class WeightError(RuntimeError):
@@ -31,6 +34,17 @@ class TensorEntry:
 class Manifest:
     version: Version
     entries: tuple[TensorEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A whole version, while somebody makes theirs of it."""
+
+    manifest: Manifest
+    tensors: Mapping[str, torch.Tensor]
+    """Read-only."""
+    lasts: bool
+    """Whether the tensors may be kept; else they are where the next but one version is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +110,10 @@ class WeightReceiver(Protocol):
 
         Blocking (call it on a compute lane). Raises WeightError if it is damaged or none was published.
         """
+        ...
+
+    def receive_as(self, make: Callable[[Received], T]) -> T:
+        """What `make` makes of the newest whole version: with one copy less than by `receive`, for who copies or
+        converts the tensors anyway. It may be called again, where a version was overtaken. Blocking. Raises as
+        `receive`, and what `make` raises."""
+        return make(Received(*self.receive(), lasts=True))

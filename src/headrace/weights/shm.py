@@ -15,17 +15,29 @@ import mmap
 import os
 import platform
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 import torch
 
 from headrace.weights.manifest import build_manifest, from_json, named_once, require_newer, to_json
-from headrace.weights.plane import Manifest, Snapshot, TensorEntry, WeightError, WeightOffer, WeightPublisher
+from headrace.weights.plane import (
+    Manifest,
+    Received,
+    Snapshot,
+    TensorEntry,
+    WeightError,
+    WeightOffer,
+    WeightPublisher,
+    WeightReceiver,
+)
 from headrace.weights.version import Version
+
+T = TypeVar("T")
 
 SLOTS = 2
 IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
@@ -166,7 +178,7 @@ class _Opened:
     slots: list[_Slot]
 
 
-class ShmReceiver:
+class ShmReceiver(WeightReceiver):
     """Reads what a `ShmPublisher`, perhaps of another process, has published."""
 
     def __init__(self, address: str) -> None:
@@ -188,6 +200,20 @@ class ShmReceiver:
         into = {name: torch.empty_like(tensor) for name, tensor in self._opened.slots[0].tensors.items()}
         return self.receive_into(into), MappingProxyType(into)
 
+    def receive_as(self, make: Callable[[Received], T]) -> T:
+        """See `WeightReceiver.receive_as`: from the slot itself."""
+        if not IN_ORDER:  # what is made of it has no checksum
+            return super().receive_as(make)
+        for _ in range(_TRIES):
+            slot = self._newest()
+            if slot is None or self._opened is None:
+                raise self._nothing()
+            generation, manifest = slot.generation, replace(self._opened.layout, version=slot.version)
+            made = make(Received(manifest, MappingProxyType(slot.tensors), lasts=False))
+            if slot.generation == generation:
+                return made
+        raise self._overtaken()
+
     def receive_into(self, tensors: Mapping[str, torch.Tensor]) -> Manifest:
         """The newest whole version, copied into `tensors`, on whatever device they are. Their contents are those of
         one version only once this returns. Raises WeightError if one is missing or of another shape or dtype."""
@@ -202,9 +228,7 @@ class ShmReceiver:
             arrived = slot.checksum in (_NONE, _checksum(tensors[name] for name in slot.tensors))
             if arrived and slot.generation == generation and slot.is_whole:
                 return replace(self._opened.layout, version=version)
-        raise WeightError(
-            f"weights in {self._folder} were published {_TRIES} times while they were copied; publish less often"
-        )
+        raise self._overtaken()
 
     def _newest(self) -> _Slot | None:
         if self._opened is None:
@@ -221,6 +245,11 @@ class ShmReceiver:
             return None
         except (OSError, ValueError) as error:
             raise WeightError(f"{self._folder} cannot be read: {error}; start the publisher again") from error
+
+    def _overtaken(self) -> WeightError:
+        return WeightError(
+            f"weights in {self._folder} were published {_TRIES} times while they were copied; publish less often"
+        )
 
     def _nothing(self) -> WeightError:
         return WeightError(f"no weights were published in {self._folder} yet; publish the initial version first")

@@ -11,7 +11,8 @@ from headrace.controller.planning.memory_estimate import GIB, MIB
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.prompt_notes import first_prompt
 from headrace.controller.planning.table_size import largest_group, table_bytes
-from headrace.controller.threads import available_threads, takes_turns, threads_of_engine
+from headrace.controller.processors import threads_of_worker
+from headrace.controller.threads import available_threads, takes_turns
 from headrace.experience.schedule import reachable_staleness
 from headrace.rewards.pool import worker_count
 
@@ -208,7 +209,9 @@ def _roles(plan: Plan) -> list[str]:
     for name in names:
         lane = _LANE_OF.get(name)
         placements = {"reference": plan.config.reference.placement, "proximal": plan.config.proximal.placement}
-        if name == "rollout" and engines:
+        if name in plan.config.scorer_processes:
+            place = f"a process of its own: {threads_of_worker(plan.config)} CPU thread(s)"
+        elif name == "rollout" and engines:
             place = f"event loop; engines in {engines}"
         elif placements.get(name) == "hybrid":
             place = "compute lane 'trainer', in turn with the actor"
@@ -239,9 +242,9 @@ def _roles(plan: Plan) -> list[str]:
 
 def _engine_processes(config: TrainConfig) -> str:
     """As `2 processes of their own, 1 CPU thread(s) each`; empty where they have none."""
-    threads = threads_of_engine(config)
-    if threads is None:
+    if not config.engine.process:
         return ""
+    threads = threads_of_worker(config)
     count = config.engine.replicas
     own = "a process of its own" if count == 1 else f"{count} processes of their own"
     return f"{own}, {threads} CPU thread(s) each" if count > 1 else f"{own}, {threads} CPU thread(s)"

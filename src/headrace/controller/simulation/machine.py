@@ -72,9 +72,11 @@ class Machine:
         costs: DiskCosts,
         faults: DiskFaults,
         operations: int | None,
+        took: Callable[[str], None] = lambda fault: None,
     ) -> None:
         """`charge`: see `VirtualRuntime.charge`. It goes off instead of one more than so many `operations` of the
-        store."""
+        store. `took`: told of each fault of the disk that took effect."""
+        self._took = took
         self.off = asyncio.Event()
         self._now = now
         self._trace = trace
@@ -109,12 +111,15 @@ class Machine:
     def _fail(self, operation: str, path: Path, what: object) -> None:
         if self._within(self._faults.full):
             if operation in _TAKES_SPACE:
+                self._took("disk full")
                 raise OSError(errno.ENOSPC, "no space left on device (a fault of the simulation)", str(path))
             if operation == "sql" and not (isinstance(what, tuple) and str(what[0]).startswith(_NEEDS_NONE)):
+                self._took("disk full")
                 error = sqlite3.OperationalError("database or disk is full (a fault of the simulation)")
                 error.sqlite_errorcode = sqlite3.SQLITE_FULL
                 raise error
         if operation == "sync" and self._within(self._faults.failing_syncs):
+            self._took("sync failed")
             raise OSError(errno.EIO, "input/output error (a fault of the simulation)", str(path))
 
     def _charge_for(self, operation: str, what: object) -> None:
@@ -122,7 +127,10 @@ class Machine:
         seconds += self._costs.sync_s if operation == "sync" else 0.0
         if seconds:
             now = self._now()
-            self._charge(seconds * next((t for begin, end, t in self._faults.slow if begin <= now < end), 1.0))
+            slower = next((t for begin, end, t in self._faults.slow if begin <= now < end), 1.0)
+            if slower > 1.0:
+                self._took("disk slow")
+            self._charge(seconds * slower)
 
     def _within(self, times: tuple[tuple[float, float], ...]) -> bool:
         return bool(times) and any(begin <= self._now() < end for begin, end in times)

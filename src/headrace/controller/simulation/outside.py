@@ -15,13 +15,22 @@ from headrace.config.track import TrackerSection
 from headrace.controller.models import Models
 from headrace.controller.planning.plan import Plan
 from headrace.controller.reward_pools import RewardPools
+from headrace.controller.simulation.crew import CrewFaults, SimulatedCrew
+from headrace.controller.simulation.hazards import Hazards
 from headrace.controller.simulation.machine import DiskCosts
 from headrace.controller.tracking import Tell
+from headrace.controller.wiring import Parts
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine
 from headrace.engines.simulated import NO_FAULTS, EngineCosts, EngineFaults, SimulatedEngine
 from headrace.engines.simulated_answers import Answers
+from headrace.experience.flow import Flow
+from headrace.experience.group_journal import GroupJournal
+from headrace.experience.sample import Group
 from headrace.rewards.simulated import RewardCosts, SimulatedRewards
+from headrace.roles.frozen import OnLane
+from headrace.roles.reissue import Losses
+from headrace.roles.rollout import GroupRunner
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Clock, Runtime
 from headrace.runtime.virtual import VirtualRuntime
@@ -54,12 +63,20 @@ class SimulatedOutside:
         runtime: VirtualRuntime,
         files: Files,
         costs: Costs,
-        engine_faults: EngineFaults = NO_FAULTS,
+        engine_faults: Mapping[int, EngineFaults],
+        crew_faults: CrewFaults,
+        hazards: Hazards,
         *,
+        is_on: Callable[[], bool],
         interrupts: bool = False,
         watch: Watch = lambda word, what: None,
     ) -> None:
-        """`interrupts`: see `SimulatedEngine`. `watch` is told what models do."""
+        """`engine_faults`: of the engines of these indices. `is_on`: the machine. `interrupts`: see `SimulatedEngine`.
+        `watch` is told what models do."""
+        self._is_on = is_on
+        self._crew_faults = crew_faults
+        self._hazards = hazards
+        self._flow: Flow | None = None
         self.files = files
         self.built: Models | None = None
         self._runtime = runtime
@@ -75,7 +92,17 @@ class SimulatedOutside:
     async def models(self, plan: Plan, runtime: Runtime, folder: Path) -> Models:
         config, algorithm, costs = plan.config, plan.config.algorithm, self._costs
         charge = self._runtime.charge
-        trainer = SimulatedTrainer(self.files, charge, costs.trainer, lr=config.trainer.optimizer.lr, watch=self._watch)
+        trainer = SimulatedTrainer(
+            self.files,
+            charge,
+            costs.trainer,
+            lr=config.trainer.optimizer.lr,
+            watch=self._hazards.trainer("actor", self._watch),
+        )
+
+        def scorer(name: str, *, follows: bool = False) -> OnLane:
+            return OnLane(SimulatedScorer(self.files, charge, costs.trainer, follows=follows), name, runtime)
+
         models = Models(
             trainer,
             self._engines(config.engine, runtime),
@@ -83,21 +110,22 @@ class SimulatedOutside:
             KLCoefficient(algorithm.kl, plan.pieces.kl_controller),
         )
         if algorithm.needs_critic:
-            critic = SimulatedTrainer(self.files, charge, costs.critic, lr=config.critic.optimizer.lr)
+            told = self._hazards.trainer("critic", lambda word, what: None)
+            critic = SimulatedTrainer(self.files, charge, costs.critic, lr=config.critic.optimizer.lr, watch=told)
             models = replace(models, critic=critic)
-        if algorithm.needs_reference and config.reference.placement == "own":
-            models = replace(models, reference=SimulatedScorer(self.files, charge, costs.trainer))
+        if algorithm.needs_reference and config.reference.placement != "hybrid":
+            models = replace(models, reference=scorer("reference"))
         if algorithm.needs_reference and config.reference.refresh_every is not None:
             models = replace(models, refreshed=models.reference or SimulatedReference(trainer, self.files))
         if config.copies_proximal:
-            models = replace(models, proximal=SimulatedScorer(self.files, charge, costs.trainer, follows=True))
+            models = replace(models, proximal=scorer("proximal", follows=True))
         if algorithm.needs_teacher:
-            models = replace(models, teacher=SimulatedScorer(self.files, charge, costs.trainer))
+            models = replace(models, teacher=scorer("teacher"))
         self.built = models
         return models
 
     def _engines(self, config: PolicyEngineConfig, runtime: Runtime) -> EnginePool:
-        """The first has the faults, those that come in the place of a dead one have none."""
+        """Those that come in the place of a dead one have no faults."""
 
         def made(faults: EngineFaults, version: Version = INITIAL) -> SimulatedEngine:
             costs = self._costs
@@ -107,7 +135,7 @@ class SimulatedOutside:
                 costs.answers,
                 faults,
                 interrupts=self._interrupts,
-                watch=self._watch,
+                watch=self._told,
                 version=version,
             )
 
@@ -118,12 +146,38 @@ class SimulatedOutside:
             return again
 
         return EnginePool(
-            [made(NO_FAULTS if index else self._engine_faults) for index in range(config.replicas)],
+            [made(self._engine_faults.get(index, NO_FAULTS)) for index in range(config.replicas)],
             runtime.clock,
             revive=successor,
             return_deadline_s=config.return_deadline_s,
             spread=config.spread,
         )
+
+    def _told(self, word: str, what: object) -> None:
+        if word.startswith("swap ") or (word == "died" and "simulation" in str(what)):
+            self._hazards.took[word if word != "died" else "engine died"] += 1
+        self._watch(word, what)
+
+    def crew(self, runner: GroupRunner, losses: Losses, journal: GroupJournal, runtime: Runtime) -> GroupRunner:
+        if not self._crew_faults.workers:
+            return runner
+
+        def took(fault: str, what: object) -> None:
+            self._hazards.took[fault] += 1
+            self._watch(fault, what)
+
+        async def late(group: Group) -> None:
+            if len(group.trainable) < len(group.samples):
+                return  # no worker journals what came to nothing
+            finished = await journal.write(group)
+            if self._flow is not None:
+                self._flow.finish(*finished)
+
+        return SimulatedCrew(runner, losses, runtime, self._crew_faults, took, late)
+
+    def began(self, parts: Parts) -> None:
+        self._flow = parts.flow
+        self._hazards.began(parts, self._is_on)
 
     @asynccontextmanager
     async def rewards(

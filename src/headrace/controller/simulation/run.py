@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,14 @@ import numpy as np
 from headrace.config import TrainConfig
 from headrace.controller.begin import Begin
 from headrace.controller.planning.plan import Plan
+from headrace.controller.simulation.crew import CrewFaults
+from headrace.controller.simulation.hazards import Hazards, TrainingFaults
 from headrace.controller.simulation.machine import DiskFaults, Machine, Trace
 from headrace.controller.simulation.outside import Costs, SimulatedOutside
 from headrace.controller.simulation.plan import simulated_plan
 from headrace.controller.stopping import StopRequest
 from headrace.controller.train import Ended, train
-from headrace.engines.simulated import NO_FAULTS, EngineFaults
+from headrace.engines.simulated import EngineFaults
 from headrace.experience.columns import COLUMN_TYPES
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.runtime.virtual import VirtualClock, VirtualRuntime, run_virtually
@@ -34,7 +37,11 @@ class Faults:
     """What goes wrong in a run, and when."""
 
     engine: tuple[EngineFaults, ...] = ()
-    """Of the engine in each life of the run: a run that fails is resumed."""
+    """Of the first engine in each life of the run: a run that fails is resumed."""
+    engines: Mapping[int, EngineFaults] = field(default_factory=dict)
+    """By index, of the others and, where `engine` has none, of the first."""
+    crew: CrewFaults = CrewFaults()  # noqa: RUF009 (frozen)
+    training: TrainingFaults = TrainingFaults()  # noqa: RUF009 (frozen)
     disk: DiskFaults = DiskFaults()  # noqa: RUF009 (frozen)
     power_cuts_at: tuple[float, ...] = ()
     """Seconds of the clock."""
@@ -71,6 +78,12 @@ class Outcome:
     """The run's, in `FOLDER`."""
     refs_left: int
     """That nobody freed, though nobody can ask for them any more."""
+    critic: TrainedState | None
+    """As `state`; None where there is no critic."""
+    took: Mapping[str, int]
+    """Which faults took effect, and how often."""
+    broken: tuple[str, ...]
+    """What of the law and the bound did not hold at some moment."""
 
     @property
     def status(self) -> str:
@@ -85,9 +98,11 @@ def simulate(
     costs: Costs = Costs(),  # noqa: B008 (frozen)
     prompts: int = 1_000,
     keeps_trace: bool = False,
+    limit_s: float | None = None,
 ) -> Outcome:
     """The run of `config`, from its beginning until it finishes, whatever happens on the way. It follows from the
-    arguments alone. Raises Deadlock, Livelock, ConfigError, and the last error of a run that does not get on."""
+    arguments alone. Raises Deadlock, Livelock, ConfigError, the last error of a run that does not get on, and
+    TimeoutError for one that takes more than `limit_s` of virtual time."""
     config = config.model_copy(update={"seed": seed})
     plan = simulated_plan(
         config,
@@ -96,7 +111,12 @@ def simulate(
         max_context=costs.engine.max_context,
         vocab_size=costs.answers.vocab_size,
     )
-    return run_virtually(lambda runtime: _Run(plan, faults, costs, runtime.clock, keeps_trace).to_its_end())
+
+    async def run(runtime: VirtualRuntime) -> Outcome:
+        async with asyncio.timeout_at(limit_s):
+            return await _Run(plan, faults, costs, runtime.clock, keeps_trace).to_its_end()
+
+    return run_virtually(run)
 
 
 class _Run:
@@ -111,6 +131,8 @@ class _Run:
         self._lives: list[Life] = []
         self._refs_left = 0
         self._state = TrainedState(0, 0, 0, 0, 0)
+        self._critic: TrainedState | None = None
+        self._hazards = Hazards(faults.training)
 
     async def to_its_end(self) -> Outcome:
         self._files.make_folder(FOLDER)
@@ -132,27 +154,51 @@ class _Run:
                 self._state,
                 self._files,
                 self._refs_left,
+                self._critic,
+                dict(sorted(self._hazards.took.items())),
+                tuple(self._hazards.broken),
             )
 
     async def _live(self) -> None:
         """One process, from its start to its end."""
         number, began = len(self._lives), self._clock.now()
         runtime = VirtualRuntime(self._clock, types=COLUMN_TYPES)
+        took = self._hazards.took
         life = Machine(
-            self._clock.now, self._trace, runtime.charge, self._costs.disk, self._faults.disk, self._count_of(number)
+            self._clock.now,
+            self._trace,
+            runtime.charge,
+            self._costs.disk,
+            self._faults.disk,
+            self._count_of(number),
+            lambda fault: took.update([fault]),
         )
-        begin: Begin = "resume" if self._files.is_file(FOLDER / "run.db") else "new"
         files = self._files = self._files.after_power_cut(self._lost, life.told)
-        engine_faults = self._faults.engine[number] if number < len(self._faults.engine) else NO_FAULTS
-        outside = SimulatedOutside(runtime, files, self._costs, engine_faults, watch=life.heard)
+        begin: Begin = "resume" if files.is_file(FOLDER / "run.db") else "new"
+        engines = {index: _left(one, began) if number else one for index, one in self._faults.engines.items()}
+        if number < len(self._faults.engine):
+            engines[0] = self._faults.engine[number]
+        outside = SimulatedOutside(
+            runtime,
+            files,
+            self._costs,
+            engines,
+            self._faults.crew,
+            self._hazards,
+            is_on=lambda: not life.off.is_set(),
+            watch=life.heard,
+        )
         self._trace.add("begins", begin)
         running = asyncio.create_task(
             train(self._plan, FOLDER, begin, stop=StopRequest(signals=()), outside=outside), name="run"
         )
         end = await self._see_to_its_end(running, life)
-        trainer = outside.built.trainer if outside.built is not None else None
-        if isinstance(trainer, SimulatedTrainer):
+        self._hazards.ended()
+        if outside.built is not None:
+            trainer, critic = outside.built.trainer, outside.built.critic
+            assert isinstance(trainer, SimulatedTrainer)
             self._state = trainer.state
+            self._critic = critic.state if isinstance(critic, SimulatedTrainer) else None
         self._refs_left = runtime.kept
         self._trace.add("ends", end)
         self._lives.append(Life(began, self._clock.now(), end))
@@ -168,6 +214,7 @@ class _Run:
             error = running.exception()
             return running.result().status if error is None else f"{type(error).__name__}: {error}"
         life.switch_off()
+        self._hazards.took["power cut"] += 1
         running.cancel()
         await asyncio.gather(running, cut, return_exceptions=True)
         return "power cut"
@@ -178,3 +225,9 @@ class _Run:
 
     def _lost(self, count: int) -> int:
         return int(self._draw(count))
+
+
+def _left(faults: EngineFaults, now: float) -> EngineFaults:
+    """Those of a later life: what has come does not come again."""
+    dies_at = None if faults.dies_at is not None and faults.dies_at <= now else faults.dies_at
+    return replace(faults, dies_at=dies_at, failing_swaps=frozenset())

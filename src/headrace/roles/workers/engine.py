@@ -102,12 +102,13 @@ class EngineWorker:
 
     async def statuses(self) -> AsyncGenerator[EngineStatus, None]:
         """Whenever it has changed; of totals alone, once in a while."""
-        clock, last = self._services.clock, None
+        clock = self._services.clock
+        last, told = None, 0.0
         while True:
-            state = self._state()
-            now = clock.now()
-            if last is None or state != last[0] or now - last[1] >= STATUS_BEAT_S:
-                last = state, now
+            state, now = self._state(), clock.now()
+            busy = replace(state, stats=replace(state.stats, idle_s=0.0))
+            if busy != last or now - told >= STATUS_BEAT_S:
+                last, told = busy, now
                 yield state
             self._news.clear()
             try:

@@ -1,0 +1,92 @@
+"""What goes wrong with trainers and leases in a simulated run, what took effect, and a watch over its law."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.controller.wiring import Parts
+from headrace.experience.schedule import ScheduleError
+from headrace.roles import actor, critic
+from headrace.store.errors import LawBroken
+
+CONSUMERS = {"actor": actor.NAME, "critic": critic.NAME}
+
+
+class TrainerDied(RuntimeError):
+    """A fault of the simulation."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingFaults:
+    """Each by the trainer, `actor` or `critic`, and the micro-batch of the run, counted over all its lives, that it
+    comes after."""
+
+    deaths: tuple[tuple[str, int], ...] = ()
+    lost_leases: tuple[tuple[str, int], ...] = ()
+    """One that the role holds ends behind its back; where it has stepped on the batch already, in the next one."""
+
+
+class Hazards:
+    """Of a run, in all of its lives."""
+
+    def __init__(self, faults: TrainingFaults) -> None:
+        self.took: Counter[str] = Counter()
+        """Which faults took effect, and how often."""
+        self.broken: list[str] = []
+        """What did not hold at some moment."""
+        self._deaths = list(faults.deaths)
+        self._leases = list(faults.lost_leases)
+        self._passes: Counter[str] = Counter()
+        self._stepped: dict[str, int] = {}
+        self._parts: Parts | None = None
+        self._is_on: Callable[[], bool] = bool
+
+    def began(self, parts: Parts, is_on: Callable[[], bool]) -> None:
+        """`is_on`: the machine. Where it goes off, what is half done is not looked at."""
+        self._parts, self._stepped, self._is_on = parts, {}, is_on
+        parts.flow.changed.listen(self._look)
+
+    def ended(self) -> None:
+        self._parts = None
+
+    def trainer(self, name: str, watch: Callable[[str, object], None]) -> Callable[[str, object], None]:
+        """What a trainer tells; `watch` is told the rest of it."""
+
+        def told(word: str, what: object) -> None:
+            if word == "step":
+                self._stepped[name] = -1 if self._parts is None else self._parts.flow.batch
+            if word != "pass":
+                watch(word, what)
+                return
+            self._passes[name] += 1
+            self._lose_lease(name)
+            if (death := next((one for one in self._deaths if self._is_due(*one, name)), None)) is not None:
+                self._deaths.remove(death)
+                self.took[f"{name} died"] += 1
+                raise TrainerDied(f"the {name} died (a fault of the simulation)")
+
+        return told
+
+    def _is_due(self, who: str, passes: int, name: str) -> bool:
+        return who == name and self._passes[name] >= passes
+
+    def _lose_lease(self, name: str) -> None:
+        parts = self._parts
+        due = next((one for one in self._leases if self._is_due(*one, name)), None)
+        if parts is None or due is None or self._stepped.get(name) == parts.flow.batch:
+            return
+        table = parts.context.table
+        if held := table.held(CONSUMERS[name]):
+            self._leases.remove(due)
+            self.took[f"{name} lost a lease"] += 1
+            table.give_back(held[0])
+
+    def _look(self) -> None:
+        if self._parts is None or not self._is_on():
+            return
+        try:
+            self._parts.flow.check()
+        except (LawBroken, ScheduleError) as error:
+            self.broken.append(f"{type(error).__name__}: {error}")

@@ -1,0 +1,108 @@
+"""Bugs that look like code, to be planted in a simulated run: the fault matrix must find each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.experience.flow import Flow
+from headrace.experience.schedule import Schedule
+from headrace.roles.critic import CriticRole
+from headrace.rollout.episodes import EpisodeRunner
+from headrace.store.ledger import Ledger
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def earliest_deadline_take(patch: pytest.MonkeyPatch) -> None:
+    """Any ready group enters the batch, the one of earliest deadline first."""
+
+    def first(self: Schedule) -> Any:
+        found = self._candidates.first()
+        return None if found is None else self._live[found.key]
+
+    patch.setattr(Schedule, "_next", first)
+
+
+def no_issue_numbers(patch: pytest.MonkeyPatch) -> None:
+    """An attempt that is given out again has the number that it had: what comes of a lost worker is taken for it."""
+    reissue = Ledger.reissue
+
+    def again(self: Ledger, key: Any, **more: Any) -> int:
+        reissue(self, key, **more)
+        self._database.execute(
+            "UPDATE attempts SET issue = 0 WHERE epoch = ? AND position = ? AND attempt = ?", tuple(key)
+        )
+        return 0
+
+    patch.setattr(Ledger, "reissue", again)
+    patch.setattr(Ledger, "withdraw", lambda self, key: None)
+
+
+def what_waits_is_not_withdrawn(patch: pytest.MonkeyPatch) -> None:
+    """A group that lost its place is not told from one that runs until it is given out again."""
+    patch.setattr(Ledger, "withdraw", lambda self, key: None)
+
+
+def tokens_of_an_earlier_issue(patch: pytest.MonkeyPatch) -> None:
+    """An attempt that is given out again keeps the episodes that had ended aboard the lost worker."""
+    episode = EpisodeRunner._episode
+
+    async def kept(self: EpisodeRunner, key: Any, number: int, *more: Any) -> Any:
+        ended, name = self.__dict__.setdefault("_ended", {}), (key, number)
+        if name not in ended:
+            ended[name] = await episode(self, key, number, *more)
+        return ended[name]
+
+    patch.setattr(EpisodeRunner, "_episode", kept)
+
+
+def critic_steps_on_seal(patch: pytest.MonkeyPatch) -> None:
+    """The critic steps as soon as it has seen all rows of the batch, and does not wait for the actor."""
+    accumulate = CriticRole._accumulate
+
+    async def stepped(self: CriticRole, batch: int) -> bool:
+        there = await accumulate(self, batch)
+        if there and self._whole is None:
+            reports = await self._compute(self._trainer.step)
+            compute = self._compute
+
+            async def once(function: Any, *arguments: Any) -> Any:
+                if function == self._trainer.step:
+                    self._compute = compute  # type: ignore[method-assign]
+                    return reports
+                return await compute(function, *arguments)
+
+            self._compute = once  # type: ignore[method-assign]
+        return there
+
+    patch.setattr(CriticRole, "_accumulate", stepped)
+
+
+def a_lost_group_keeps_its_deadline_on_any_engine(patch: pytest.MonkeyPatch) -> None:
+    """The re-issue rule without its condition: an engine that is older may take the group over."""
+    patch.setattr(Flow, "may_keep_place", lambda self, key, version: True)
+
+    def kept(self: Schedule, key: Any, version: int | None) -> int | None:
+        group = self._of(key)
+        if version is None:
+            self._leave(group)
+            return None
+        return group.deadline
+
+    patch.setattr(Schedule, "reissue", kept)
+
+
+PLANTS: dict[str, Plant] = {
+    plant.__name__: plant
+    for plant in (
+        earliest_deadline_take,
+        no_issue_numbers,
+        what_waits_is_not_withdrawn,
+        tokens_of_an_earlier_issue,
+        critic_steps_on_seal,
+        a_lost_group_keeps_its_deadline_on_any_engine,
+    )
+}
