@@ -11,16 +11,19 @@ from torch import Tensor
 from headrace.config.train import CriticConfig, ProximalConfig, ReferenceConfig, TeacherConfig
 from headrace.controller.models import Models
 from headrace.controller.planning.plan import Plan
+from headrace.experience.restored_refs import RestoredRefs
 from headrace.models.packing import MicroBatch
 from headrace.models.values import values_and_last
 from headrace.roles.actor import TRAINER_LANE
 from headrace.roles.context import RoleContext
 from headrace.roles.critic import CRITIC_LANE
-from headrace.roles.frozen import AskedModel
-from headrace.roles.function_stage import FunctionStageRole
+from headrace.roles.frozen import AskedModel, known_again
+from headrace.roles.function_stage import LANE, FunctionStageRole
 from headrace.roles.reward import RewardRole
 from headrace.roles.scorer import FollowedWeights, Score, ScorerRole
+from headrace.runtime.refs import RefLost
 from headrace.runtime.signal import Signal
+from headrace.training.rows import RowToTrain
 from headrace.training.scoring import Scoring
 from headrace.weights.version import INITIAL, Version
 
@@ -41,7 +44,18 @@ def scorers(
         found.append(ScorerRole(context, score=score, max_tokens=section.max_tokens_per_microbatch, **named))
 
     def asked(model: AskedModel) -> Score:
-        return lambda rows: context.computed(model.name, f"scores of {model.name}", model.scores(rows))
+        what = f"scores of {model.name}"
+
+        async def score(rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
+            try:
+                return await context.computed(model.name, what, model.scores(rows))
+            except RefLost:
+                if not isinstance(context.refs, RestoredRefs):
+                    raise
+                again = await context.compute(LANE, "lost columns", known_again, context.refs, rows)
+                return await context.computed(model.name, what, model.scores(again))
+
+        return score
 
     def on_lane(lane: str, name: str, score: Callable[[MicroBatch], Tensor], reads: Sequence[str] = ()) -> Score:
         """Of a model that a trainer has."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from headrace.experience.restored_refs import RestoredRefs
 from headrace.runtime.protocol import Runtime
+from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.workers import WorkerError, Workers
 from headrace.training.protocol import CheckpointError, FrozenModel
 from headrace.training.rows import RowToTrain
@@ -14,6 +17,7 @@ from headrace.training.scoring import Scoring
 from headrace.weights.plane import WeightError, WeightReceiver
 from headrace.weights.version import Version
 
+_LOST = RefLost.__name__
 _ERRORS: dict[str, type[Exception]] = {each.__name__: each for each in (CheckpointError, OSError, WeightError)}
 
 
@@ -34,6 +38,19 @@ class AskedModel(Protocol):
 
     async def load(self, path: Path) -> None:
         """What `save` wrote. Raises CheckpointError."""
+
+
+def known_again(refs: RestoredRefs, rows: Sequence[RowToTrain]) -> list[RowToTrain]:
+    """The rows with refs to what is there: what was lost with a rollout worker is read from the journal. Blocking.
+    Raises RefLost for a column that is in no journal."""
+
+    def found(value: object) -> object:
+        if not isinstance(value, Ref):
+            return value
+        refs.get(value, ())
+        return refs.current(value)
+
+    return [replace(row, columns={name: found(value) for name, value in row.columns.items()}) for row in rows]
 
 
 class OnLane:
@@ -77,7 +94,14 @@ class InWorker:
 
     async def scores(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
         """See `AskedModel.scores`."""
-        found: Sequence[Sequence[Any]] = await self._call("scores", list(rows), what=f"scores of {self.name}")
+        try:
+            found: Sequence[Sequence[Any]] = await self._call("scores", list(rows), what=f"scores of {self.name}")
+        except WorkerError as error:
+            if error.type == _LOST:
+                raise RefLost(
+                    next(ref for row in rows for ref in row.columns.values() if isinstance(ref, Ref))
+                ) from error
+            raise
         return found
 
     async def take(self, receiver: WeightReceiver) -> Version:
