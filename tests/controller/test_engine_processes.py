@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 from collections import Counter
@@ -45,13 +46,18 @@ def test_a_run_goes_on_when_an_engines_process_is_killed(tmp_path: Path, monkeyp
         engine__replicas=2,
         engine__process="true",
     )
-    before = set(site_parent().glob("headrace-*"))
+    digest = hashlib.sha256(str(tmp_path / "run").encode()).hexdigest()[:8]
+
+    def in_memory() -> list[Path]:
+        return list(site_parent().glob(f"headrace-*-{digest}-*/weights/slot-*"))
+
     generate, asked, came, went_on = RemoteEngine.generate, Counter[int](), Counter[str](), Counter[str]()
 
     async def watched(engine: RemoteEngine, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         asked[engine.rank] += 1
         if engine.rank == 1 and asked[1] == 9:
             (victim,) = (each for each in psutil.Process().children() if "engine/1" in " ".join(each.cmdline()))
+            assert len(in_memory()) == 2
             os.kill(victim.pid, signal.SIGKILL)
         name, _, part = request.request_id.rpartition(".")
         if int(part):
@@ -67,7 +73,15 @@ def test_a_run_goes_on_when_an_engines_process_is_killed(tmp_path: Path, monkeyp
     assert kinds["engine_died"] == 1
     assert went_on, "requests went on elsewhere"
     assert kinds["swap"] >= BATCHES
-    assert set(site_parent().glob("headrace-*")) <= before, "nothing is left in memory"
+    assert not in_memory(), "nothing is left in memory"
+
+
+def test_check_says_where_the_engines_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = make_job(tmp_path / "job", engine__process="true", engine__replicas=2)
+    assert main(["check", str(job)]) == 0
+    said = capsys.readouterr().out
+    assert "weights by shm" in said
+    assert "event loop; engines in 2 processes of their own, 1 CPU thread(s) each" in said
 
 
 def test_what_does_not_reach_a_process_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,7 +144,11 @@ def test_memory_in_bfloat16_and_weights_by_disk(job: Path) -> None:
     assert uses["trainer: bfloat16 weights"] == 2 * numbers
     assert uses["engine: weights"] == 2 * (numbers + model.vocab_size * model.hidden_size)
     assert uses["engine: KV cache"] == 8 * SLOT * 4, "on a CPU the cache is float32"
-    assert not any(use.startswith("weight plane") for use in uses)
+    plane = {use: size for use, size in uses.items() if use.startswith("weight plane")}
+    assert plane == {"weight plane: the copy that leaves": 2 * numbers}
+    config = load_config(TrainConfig, job, ["engine.process=true", "rollouts_only=true"])
+    uses = estimate_memory(config, model, CPU, trainer=False).uses
+    assert not any(use.startswith("weight plane") for use in uses), "an engine's new process reads its model anew"
 
 
 def test_on_a_device_an_engine_alone_takes_half_for_its_cache(job: Path, device: Callable[[int], None]) -> None:

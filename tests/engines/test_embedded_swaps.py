@@ -19,7 +19,7 @@ from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.embedded.sequence import Sequence
 from headrace.engines.protocol import GenerateRequest, SwapMode, SwapReport, TokenChunk
 from headrace.weights.in_process import MemoryPublisher
-from headrace.weights.plane import WeightError
+from headrace.weights.plane import WeightError, WeightReceiver
 from headrace.weights.version import INITIAL, Version
 
 ONE = Version(0, 1)
@@ -279,7 +279,7 @@ def test_a_pin_taken_while_weights_are_received_holds_too() -> None:
     inner = published(new, ONE)
     entered, go_on = threading.Event(), threading.Event()
 
-    class SlowReceiver:
+    class SlowReceiver(WeightReceiver):
         def latest(self) -> Version | None:
             return inner.latest()
 

@@ -183,7 +183,10 @@ def put(table: ExperienceTable, key: GroupKey, batch: int) -> list[RowId]:
 
 
 class Publisher:
-    def publish(self, version: object, tensors: object) -> None:
+    def snapshot(self, version: object, tensors: object) -> None:
+        pass
+
+    def send(self, snapshot: object) -> None:
         pass
 
 
@@ -220,6 +223,32 @@ def test_a_batch_is_gone_over_once_and_then_the_next() -> None:
             await house.settle()
         assert (house.policy.steps, house.values.steps) == ([2, 2], [2, 2])
         assert house.events == []
+
+    virtually(body)
+
+
+def test_a_version_travels_while_the_next_batch_is_trained_on() -> None:
+    async def body(house: House) -> None:
+        sent: list[float] = []
+
+        def slow(snapshot: object) -> None:
+            house.runtime.charge(5.0)
+            sent.append(house.runtime.clock.now())
+
+        house.actor._weights._publisher.send = slow  # type: ignore[assignment, method-assign]
+        house.flow.batches = 2
+        for batch in range(2):
+            house.ids = house.ids if batch == 0 else put(house.table, GroupKey(0, 1, 0), 1)
+            for column in ("advantages", "values", "returns"):
+                house.write(column)
+            await house.settle()
+        assert house.policy.steps == [2, 2], "batch 1 is trained while version 1 is on its way"
+        assert len(house.done) == 1, "version 2 is copied once version 1 has arrived"
+        await house.runtime.clock.sleep(5.0)
+        assert len(house.done) == 2
+        assert not house.tasks[0].done(), "the last version is waited for"
+        await house.runtime.clock.sleep(5.0)
+        assert house.tasks[0].done()
 
     virtually(body)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from headrace.models.packing import MicroBatch
 from headrace.roles.advantages import AdvantagesRole
 from headrace.roles.function_stage import FunctionStageRole
 from headrace.roles.scorer import ScorerRole
+from headrace.training.scoring import Scoring
 
 
 def scorer(house: House) -> ScorerRole:
@@ -22,9 +24,9 @@ def scorer(house: House) -> ScorerRole:
         house.long()
         return micro.tokens.float()
 
-    return ScorerRole(
-        house.context, name="reference", columns=("reference",), lane="reference", score=score, max_tokens=100
-    )
+    scoring = Scoring(house.context.refs, score, "reference")
+    asked = partial(house.context.compute, "reference", "scores", scoring)
+    return ScorerRole(house.context, name="reference", columns=("reference",), score=asked, max_tokens=100)
 
 
 def function_stage(house: House) -> FunctionStageRole:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import torch
 from engines_helpers import collect, prompt, request, serving, tiny_model
 
 from headrace.config import EngineConfig
+from headrace.engines.embedded.core import EngineCore
+from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.protocol import EngineError, RequestError, SwapMode, TokenChunk
 from headrace.engines.remote import PeerOfRank, RemoteEngine
 from headrace.roles.workers.engine import EngineSpec, EngineWorker
@@ -92,13 +95,28 @@ def test_it_samples_what_the_engine_itself_does(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_leaving_a_request_aborts_it_and_a_bad_one_is_refused(tmp_path: Path) -> None:
+def test_leaving_a_request_aborts_it_and_a_bad_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    aborted: list[str] = []
+    abort = EmbeddedEngine.abort
+
+    def watched(engine: EmbeddedEngine, request_ids: Iterable[str]) -> None:
+        aborted.extend(request_ids := list(request_ids))
+        abort(engine, request_ids)
+
+    def slow(core: EngineCore) -> object:
+        time.sleep(0.01)
+        return step(core)
+
+    step = EngineCore.step
+    monkeypatch.setattr(EmbeddedEngine, "abort", watched)
+    monkeypatch.setattr(EngineCore, "step", slow)
+
     async def main() -> None:
         async with engine(tmp_path) as remote:
             async with aclosing(remote.generate(request("left", prompt(1, 5), 100, stream=True))) as chunks:
-                await anext(chunks)
-                await until(lambda: remote.stats().running == 1)
-            await until(lambda: remote.stats().running == 0)
+                assert (await anext(chunks)).finish_reason is None
+            await until(lambda: "left" in aborted)
+            await until(lambda: remote.stats().decode_steps > 0 and remote.stats().running == 0)
             with pytest.raises(RequestError, match="vocabulary"):
                 await collect(remote, request("bad", np.array([1000], np.int32), 4))  # type: ignore[arg-type]
 
@@ -126,6 +144,25 @@ def test_an_update_is_received_by_the_worker_and_a_pin_holds_it_back(tmp_path: P
             got = await collect(remote, one)  # type: ignore[arg-type]
             assert np.array_equal(got.tokens, expected.tokens)
             assert set(got.versions) == {1}
+
+    asyncio.run(main())
+
+
+def test_a_pin_on_a_version_that_the_engine_has_just_left_is_lost(tmp_path: Path) -> None:
+    async def main() -> None:
+        publisher = MemoryPublisher()
+        publisher.publish(Version(0, 1), tiny_model(seed=1).named_parameters())
+        async with workers(tmp_path) as (runtime, group):
+            remote = RemoteEngine(PeerOfRank(group, 0), runtime, "test")
+            await remote.start()
+            for task in remote._tasks[1:]:  # it hears no more of the engine's state
+                task.cancel()
+            await group.call("update", publisher.receiver().offer(), SwapMode.KEEP, rank=0, what="weights")
+            pin = remote.pin()
+            assert pin.version == INITIAL
+            await until(lambda: pin.is_lost)
+            pin.release()
+            await remote.stop()
 
     asyncio.run(main())
 

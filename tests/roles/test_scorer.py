@@ -1,6 +1,7 @@
 """A scorer's passes: as full as they can be, or of one group each, so that what came together does not matter."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from headrace.observe.waits import WaitMeter
 from headrace.roles.context import RoleContext
 from headrace.roles.scorer import ScorerRole
 from headrace.runtime.inline import InlineRuntime
+from headrace.training.scoring import Scoring
 
 
 def passes(*, by_group: bool, max_tokens: int) -> list[list[int]]:
@@ -39,8 +41,7 @@ def passes(*, by_group: bool, max_tokens: int) -> list[list[int]]:
             context,
             name="reference",
             columns=("reference",),
-            lane="reference",
-            score=score,
+            score=partial(context.compute, "reference", "scores", Scoring(context.refs, score, "reference")),
             max_tokens=max_tokens,
             by_group=by_group,
         )

@@ -115,8 +115,8 @@ def test_blocking_methods_are_on_the_worker_s_lane_and_async_ones_in_the_loop(ru
     async def main(runtime: Runtime) -> None:
         probes = await runtime.start(Probe, [A, B], HERE)
         where = await probes.call("where", what="threads")
-        assert [name for _, name in where] == ["headrace-probe/0", "headrace-probe/1"]
-        assert await probes.call("lane", what="own lanes") == ["headrace-probe/0", "headrace-probe/1"]
+        assert [name for _, name in where] == ["headrace-probe", "headrace-probe/1"]
+        assert await probes.call("lane", what="own lanes") == ["headrace-probe", "headrace-probe/1"]
         assert set(await probes.call("loop_thread", what="threads")) == {"MainThread"}
 
     run_in_time(main)

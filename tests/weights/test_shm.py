@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.weights.plane import WeightError
+from headrace.weights import shm
+from headrace.weights.plane import Received, WeightError
 from headrace.weights.shm import ShmPublisher, ShmReceiver
 from headrace.weights.version import Version
 
@@ -104,3 +105,32 @@ def test_a_reader_in_another_process_never_sees_two_versions_and_outlives_the_wr
         writer.wait()
     number = receiver.receive_into(own).version.number
     assert all((tensor == number).all() for tensor in own.values()), "the other slot is whole"
+
+
+def test_what_is_made_of_an_overtaken_version_is_made_again(tmp_path: Path) -> None:
+    publisher = ShmPublisher(tmp_path)
+    publish(publisher, 1)
+    overtaking, seen = iter((2, 3)), []
+
+    def made(received: Received) -> list[float]:
+        seen.append(received.manifest.version.number)
+        for number in overtaking:
+            publish(publisher, number)
+        return received.tensors["a"].tolist()
+
+    assert publisher.receiver().receive_as(made) == [3.0] * 3
+    assert seen == [1, 3]
+
+
+def test_where_writes_may_be_seen_out_of_order_a_checksum_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shm, "IN_ORDER", False)
+    publisher = ShmPublisher(tmp_path)
+    publish(publisher, 1)
+    receiver = publisher.receiver()
+    assert receiver.receive()[1]["a"].tolist() == [1.0] * 3
+    assert receiver.receive_as(lambda received: received.lasts), "a copy, which was checked"
+    publisher._slots[0].tensors["a"][0] = 5.0  # as if the last bytes had not arrived
+    with pytest.raises(WeightError, match="while they were copied"):
+        receiver.receive()

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.config.train import WeightsConfig
 from headrace.weights.manifest import build_manifest
-from headrace.weights.plane import WeightError, WeightPublisher
+from headrace.weights.plane import Received, WeightError, WeightPublisher
 from headrace.weights.shm import ShmPublisher
 from headrace.weights.transport import open_transport
 from headrace.weights.version import INITIAL, Version
@@ -22,7 +21,7 @@ def publisher(request: pytest.FixtureRequest, tmp_path: Path) -> WeightPublisher
     if request.param == "shm":
         (tmp_path / "weights").mkdir()
         return ShmPublisher(tmp_path / "weights")
-    return open_transport(WeightsConfig(transport=request.param), tmp_path / "weights")
+    return open_transport(request.param, tmp_path / "weights")
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:
@@ -128,7 +127,7 @@ def test_publication_that_fails_halfway_leaves_the_last_version(publisher: Weigh
 
 
 def test_memory_snapshot_is_freed_when_its_last_reader_lets_go(tmp_path: Path) -> None:
-    publisher = open_transport(WeightsConfig(transport="memory"), tmp_path)
+    publisher = open_transport("memory", tmp_path)
     publisher.publish(Version(0, 0), weights(0).items())
     _, tensors = publisher.receiver().receive()
     reader = weakref.ref(tensors["scale"])
@@ -139,7 +138,7 @@ def test_memory_snapshot_is_freed_when_its_last_reader_lets_go(tmp_path: Path) -
 
 
 def test_memory_receiver_that_writes_into_a_snapshot_is_found_out(tmp_path: Path) -> None:
-    publisher = open_transport(WeightsConfig(transport="memory"), tmp_path)
+    publisher = open_transport("memory", tmp_path)
     with torch.inference_mode():
         publisher.publish(Version(0, 0), [("weight", torch.zeros(2))])
     publisher.receiver().receive()[1]["weight"].mul_(2)
@@ -150,5 +149,20 @@ def test_memory_receiver_that_writes_into_a_snapshot_is_found_out(tmp_path: Path
 def test_checksums_are_left_out_where_the_bytes_stay_in_the_process(tmp_path: Path) -> None:
     sent = weights(1)
     for transport, expected in (("memory", build_manifest(INITIAL, sent, checksums=False)), ("disk", None)):
-        publisher = open_transport(WeightsConfig(transport=transport), tmp_path)
+        publisher = open_transport(transport, tmp_path)
         assert publisher.publish(INITIAL, sent.items()) == (expected or build_manifest(INITIAL, sent))
+
+
+def test_what_is_made_of_a_version_is_of_that_version(publisher: WeightPublisher) -> None:
+    publisher.publish(INITIAL, weights(1).items())
+    receiver = publisher.receiver()
+
+    def made(received: Received) -> tuple[Version, dict[str, torch.Tensor]]:
+        own = {name: tensor if received.lasts else tensor.clone() for name, tensor in received.tensors.items()}
+        return received.manifest.version, own
+
+    version, own = receiver.receive_as(made)
+    for number in (1, 2, 3):
+        publisher.publish(Version(0, number), weights(9).items())
+    assert version == INITIAL
+    assert all(torch.equal(own[name], tensor) for name, tensor in weights(1).items())

@@ -31,11 +31,13 @@ def is_told(error: BaseException) -> bool:
     from headrace.engines.protocol import EngineError
     from headrace.experience.flow import NothingToTrain
     from headrace.runtime.protocol import WaitTimeout
+    from headrace.runtime.refs import RefLost
+    from headrace.runtime.workers import WorkerLost
     from headrace.store import StoreError
     from headrace.training.protocol import CheckpointError
     from headrace.weights.plane import WeightError
 
-    of_parts = (StoreError, WaitTimeout, EngineError, WeightError, CheckpointError)
+    of_parts = (StoreError, WaitTimeout, EngineError, WeightError, CheckpointError, WorkerLost, RefLost)
     return isinstance(error, (*of_parts, NothingToTrain, OutOfMemory, PieceError, TrainingDiverged))
 
 

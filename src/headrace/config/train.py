@@ -59,8 +59,9 @@ class ReferenceConfig(Section):
 
     model: str | None = None
     """A folder or Hub name; the policy as it was before training unless given."""
-    placement: Literal["own", "hybrid"] = "own"
-    """`own`: a lane of its own. `hybrid`: in turn with the actor, as a frozen copy of its weights."""
+    placement: Literal["own", "hybrid", "process"] = "own"
+    """`own`: a lane of its own. `hybrid`: in turn with the actor, as a frozen copy of its weights. `process`: a process
+    of its own, on this machine."""
     refresh_every: int | None = Field(default=None, ge=1)
     """Batches after which the policy of that time becomes the reference; never unless given."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
@@ -71,6 +72,11 @@ class ReferenceConfig(Section):
             raise ValueError(
                 f"placement is hybrid, which keeps a copy of the policy, but model is {self.model!r}; use own"
             )
+        if self.placement == "process" and self.refresh_every is not None:
+            raise ValueError(
+                f"placement is process, where no newer policy reaches the reference, but refresh_every is "
+                f"{self.refresh_every}; use own"
+            )
         return self
 
 
@@ -78,9 +84,10 @@ class ProximalConfig(Section):
     """Who computes log-probs under the weights that a batch begins with, where several steps are made on it, or
     `algorithm.kl.of` is `proximal`."""
 
-    placement: Literal["hybrid", "own"] = "hybrid"
+    placement: Literal["hybrid", "own", "process"] = "hybrid"
     """`hybrid`: the actor itself, before its first step. `own`: a copy of the policy on a lane of its own, which takes
-    each new version and scores rows as they enter the batch."""
+    each new version and scores rows as they enter the batch. `process`: such a copy in a process of its own, on this
+    machine."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
 
 
@@ -89,6 +96,8 @@ class TeacherConfig(Section):
 
     model: str | None = None
     """A folder or Hub name, with the policy's tokenizer."""
+    placement: Literal["own", "process"] = "own"
+    """`own`: a lane of its own. `process`: a process of its own, on this machine."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
 
 
@@ -220,12 +229,12 @@ class TrainConfig(Section):
     @property
     def own_proximal(self) -> bool:
         """Whether the proximal policy's log-probs come by a stage of their own."""
-        return self.algorithm.kl_of_proximal or (self.algorithm.needs_proximal and self.proximal.placement == "own")
+        return self.algorithm.kl_of_proximal or (self.algorithm.needs_proximal and self.proximal.placement != "hybrid")
 
     @property
     def copies_proximal(self) -> bool:
         """Whether a copy of the policy on a lane of its own computes them."""
-        return self.own_proximal and self.proximal.placement == "own"
+        return self.own_proximal and self.proximal.placement != "hybrid"
 
     @property
     def seals_critic(self) -> bool:
@@ -235,7 +244,27 @@ class TrainConfig(Section):
     @property
     def transport(self) -> Literal["memory", "shm", "disk"]:
         """`weights.transport`, or what it is unless given."""
-        return self.weights.transport or ("shm" if self.engine.process else "memory")
+        return self.weights.transport or ("shm" if self._followers_in_processes else "memory")
+
+    @property
+    def _followers_in_processes(self) -> tuple[str, ...]:
+        """The keys by which something that takes new weights has a process of its own."""
+        keys = {
+            "engine.process is true": self.engine.process,
+            "proximal.placement is process": self.copies_proximal and self.proximal.placement == "process",
+        }
+        return tuple(key for key, holds in keys.items() if holds)
+
+    @property
+    def scorer_processes(self) -> tuple[str, ...]:
+        """Sections of models that score in processes of their own."""
+        algorithm = self.algorithm
+        places = {
+            "reference": algorithm.needs_reference and self.reference.placement == "process",
+            "proximal": self.copies_proximal and self.proximal.placement == "process",
+            "teacher": algorithm.needs_teacher and self.teacher.placement == "process",
+        }
+        return tuple(name for name, holds in places.items() if holds)
 
     def ahead(self, slots: int) -> int:
         """`async.ahead`, or what it is unless given. `slots`: sequences that all engines of the policy decode at once.
@@ -287,12 +316,13 @@ class TrainConfig(Section):
                 f"rollout.oversample is {self.rollout.oversample:g} but async.on_deadline is {self.deadline_rule}: "
                 "what is started beyond a batch can only be dropped; use on_deadline: drop, or oversample: 1"
             )
-        if self.engine.process and self.transport == "memory":
+        apart = self._followers_in_processes
+        if apart and self.transport == "memory":
             raise ValueError(
-                "weights.transport is memory, which reaches no other process, and engine.process is true; use shm or "
-                "disk, or leave weights.transport out"
+                f"weights.transport is memory, which reaches no other process, and {apart[0]}; use shm or disk, or "
+                "leave weights.transport out"
             )
-        if self.transport == "shm" and not self.engine.process:
+        if self.transport == "shm" and not apart:
             raise ValueError(
                 "weights.transport is shm, which is for engines in processes of their own; set engine.process: true, "
                 "or use memory"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 from headrace.controller.best import BestCheckpoint
 from headrace.observe.spent import CHECKPOINTS, Activity
 from headrace.roles.actor import TRAINER_LANE
+from headrace.roles.frozen import AskedModel
 from headrace.runtime.protocol import Runtime
 from headrace.store import RunStore
 from headrace.training.protocol import Trainer
@@ -35,20 +37,22 @@ class Checkpointer:
         activity: Activity | None = None,
         *,
         others: Mapping[str, Saved] = MappingProxyType({}),
+        asked: Mapping[str, AskedModel] = MappingProxyType({}),
         state: Callable[[], dict[str, Any]] = dict,
         every: int,
         committed: int,
         best: BestCheckpoint | None = None,
         listener: Callable[[int, Path], None] = lambda number, folder: None,
     ) -> None:
-        """`others`: models that go with the policy's, by the name of their folder. `state`: small values that go with
-        the weights, taken when a batch is `trained`. `committed`: number of the version that the run could be restored
-        to now. `best`: needs checkpoints of its own. `listener` is told of each commit."""
+        """`others` and `asked`: models that go with the policy's, by the name of their folder. `state`: small values
+        that go with the weights, taken when a batch is `trained`. `committed`: number of the version that the run could
+        be restored to now. `best`: needs checkpoints of its own. `listener` is told of each commit."""
         self._best = best
         self._listener = listener
         self._store = store
         self._trainer = trainer
         self._others = others
+        self._asked = asked
         self._state = state
         self._state_then: dict[str, Any] = {}
         self._runtime = runtime
@@ -75,7 +79,11 @@ class Checkpointer:
             return
         checkpoints = self._store.checkpoints
         with self._activity.training(CHECKPOINTS):
-            prepared = await self._runtime.compute(TRAINER_LANE, checkpoints.prepare, version.number, self._save)
+            parts = {name: checkpoints.part(version.number, name) for name in self._asked}
+            for name, model in self._asked.items():
+                await model.save(parts[name])
+            save = partial(self._save, parts)
+            prepared = await self._runtime.compute(TRAINER_LANE, checkpoints.prepare, version.number, save)
             self._store.ledger.counts().check()
             checkpoints.commit(prepared, branch=version.branch, number=version.number, state=self._state_then)
         self._committed = version.number
@@ -83,7 +91,9 @@ class Checkpointer:
             self._best.committed(version.number)
         self._listener(version.number, prepared.path)
 
-    def _save(self, folder: Path) -> None:
+    def _save(self, parts: Mapping[str, Path], folder: Path) -> None:
         self._trainer.save(folder)
         for name, other in self._others.items():
             other.save(folder / name)
+        for name, part in parts.items():
+            self._store.files.rename(part, folder / name)

@@ -36,7 +36,7 @@ class DeviceLanes:
     @contextmanager
     def around(self, thread: str) -> Iterator[None]:
         # Models are loaded there, which is work for the processor.
-        set_threads(self._threads if thread in (TRAINER, _TURNS) else 1)
+        set_threads(self._threads if kind_of(thread) in (TRAINER, _TURNS) else 1)
         stream = self._streams.get(thread)
         if stream is None:
             stream = self._streams[thread] = torch.cuda.Stream(self._device)

@@ -7,13 +7,13 @@ from typing import Any
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.controller.planning.plan import Plan
+from headrace.controller.processors import threads_of_worker
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine, EngineError, SwapMode
 from headrace.engines.remote import PeerOfRank, RemoteEngine
 from headrace.models.loading import resolve_device
 from headrace.roles.workers.engine import EngineSpec, EngineWorker
 from headrace.runtime.copying import is_copying
-from headrace.runtime.processors import available_processors
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.workers import Placement, WorkerError, WorkerLost, Workers
 from headrace.weights.plane import WeightReceiver
@@ -29,16 +29,6 @@ def are_workers(config: TrainConfig) -> bool:
     return config.engine.process or is_copying()
 
 
-def threads_of_engine(config: TrainConfig) -> int | None:
-    """Processors that each engine in a process of its own computes with."""
-    if not config.engine.process:
-        return None
-    total = config.runtime.threads or available_processors()
-    if config.async_.in_order or config.runtime.turns:
-        return total  # engines and trainer compute in turn
-    return max(total // (config.engine.replicas + 1), 1)
-
-
 async def engine_workers(plan: Plan, runtime: Runtime, *, returns: bool) -> EnginePool:
     """See `load_engines`. Each loads its model itself. Raises ConfigError, EngineError. One in a process of its own
     comes back as version 0 where nothing newer was published; others need that published as well."""
@@ -50,7 +40,9 @@ async def engine_workers(plan: Plan, runtime: Runtime, *, returns: bool) -> Engi
         config.engine,
         plan.memory.cache,
     )
-    where = Placement(process=config.engine.process, threads=threads_of_engine(config))
+    where = Placement(
+        process=config.engine.process, threads=threads_of_worker(config) if config.engine.process else None
+    )
     try:
         workers = await runtime.start(EngineWorker, [spec] * config.engine.replicas, where)
     except WorkerError as error:

@@ -10,10 +10,11 @@ from headrace.controller.episode_runners import evaluations
 from headrace.controller.judge_engines import asker, load_judges, serving
 from headrace.controller.models import load_engines, load_model_reward
 from headrace.controller.planning.plan import Plan
+from headrace.controller.processors import own_threads
 from headrace.controller.reward_pools import reward_pools
 from headrace.controller.threads import inline_runtime
 from headrace.controller.watching import watchdog
-from headrace.controller.worker_processes import own_threads, worker_processes
+from headrace.controller.worker_processes import worker_processes
 from headrace.models.loading import resolve_device
 
 

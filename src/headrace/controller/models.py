@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,6 +13,7 @@ from headrace.algorithms.kl_controllers import KLCoefficient
 from headrace.algorithms.policy_loss import PolicyLoss
 from headrace.controller.checkpointer import Saved
 from headrace.controller.engine_workers import are_workers, engine_workers
+from headrace.controller.frozen_workers import frozen_worker
 from headrace.controller.judge_engines import load_judges
 from headrace.controller.planning.plan import Plan
 from headrace.engines.absent import AbsentEngine
@@ -23,10 +24,12 @@ from headrace.models.loading import load_causal_lm, load_reward_model, load_valu
 from headrace.models.values import token_values
 from headrace.rewards.model import ModelReward
 from headrace.roles.actor import TRAINER_LANE
+from headrace.roles.frozen import AskedModel
+from headrace.roles.workers.frozen import FrozenSpec, FrozenWorker, ProximalWorker, ReferenceWorker, TeacherWorker
 from headrace.runtime.protocol import Runtime
-from headrace.training.frozen import FrozenRewardModel, FrozenScorer, HybridReference
+from headrace.training.frozen import FrozenRewardModel, HybridReference
 from headrace.training.objective import PolicyObjective, PolicyOutputs, ValueObjective, output_columns
-from headrace.training.protocol import FrozenModel, PolicyTrainer, Trainer
+from headrace.training.protocol import PolicyTrainer, Trainer
 from headrace.training.trainer import HFTrainer
 from headrace.weights.plane import WeightPublisher, WeightReceiver
 from headrace.weights.transport import open_transport
@@ -46,12 +49,12 @@ class Models:
     kl: KLCoefficient
     """Shared by whoever applies it."""
     critic: Trainer | None = None
-    reference: FrozenModel | None = None
+    reference: AskedModel | None = None
     """None also where the actor's model is its own reference."""
-    teacher: FrozenModel | None = None
-    proximal: FrozenModel | None = None
+    teacher: AskedModel | None = None
+    proximal: AskedModel | None = None
     """None also where the actor computes the proximal log-probs itself."""
-    refreshed: Saved | None = None
+    refreshed: Saved | AskedModel | None = None
     """The reference as part of a checkpoint, if it changes."""
     reward: ModelReward | None = None
     judges: Mapping[str, EnginePool] = field(default_factory=dict)
@@ -60,8 +63,15 @@ class Models:
     @property
     def saved(self) -> dict[str, Saved]:
         """What a checkpoint holds beside the trainer's state, by the name of its folder."""
-        others: dict[str, Saved | None] = {"critic": self.critic, "reference": self.refreshed}
+        hybrid = None if self.refreshed is self.reference else self.refreshed
+        others: dict[str, Any] = {"critic": self.critic, "reference": hybrid}
         return {name: other for name, other in others.items() if other is not None}
+
+    @property
+    def asked(self) -> dict[str, AskedModel]:
+        """What a checkpoint holds besides of models that are asked, by the name of its folder."""
+        own = self.reference
+        return {"reference": own} if own is not None and self.refreshed is own else {}
 
 
 async def load_models(
@@ -97,8 +107,9 @@ async def load_models(
             made.keep_reference()
         return made
 
-    def frozen(path: str) -> FrozenScorer:
-        return FrozenScorer(load_causal_lm(path, dtype=dtype, device=device), temperature=temperature)
+    async def frozen(kind: type[FrozenWorker], path: str) -> AskedModel:
+        spec = FrozenSpec(path, config.model.dtype, str(device), temperature)
+        return await frozen_worker(kind, spec, runtime, config)
 
     def critic() -> HFTrainer:
         return HFTrainer(
@@ -128,17 +139,16 @@ async def load_models(
     )
     if algorithm.needs_critic:
         models = replace(models, critic=await load(critic))
-    if algorithm.needs_reference and config.reference.placement == "own":
-        path = config.reference.model or plan.weights
-        models = replace(models, reference=await load(lambda: frozen(path)))
+    if algorithm.needs_reference and config.reference.placement != "hybrid":
+        models = replace(models, reference=await frozen(ReferenceWorker, config.reference.model or plan.weights))
     if algorithm.needs_reference and config.reference.refresh_every is not None:
         models = replace(models, refreshed=models.reference or HybridReference(policy))
     if config.copies_proximal:
-        models = replace(models, proximal=await load(lambda: frozen(plan.weights)))
+        models = replace(models, proximal=await frozen(ProximalWorker, plan.weights))
     if algorithm.needs_teacher:
         teacher = config.teacher.model
         assert teacher is not None
-        models = replace(models, teacher=await load(lambda: frozen(teacher)))
+        models = replace(models, teacher=await frozen(TeacherWorker, teacher))
     return models
 
 

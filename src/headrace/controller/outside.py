@@ -10,13 +10,14 @@ from typing import Protocol
 from headrace.config.track import TrackerSection
 from headrace.controller.models import Models, load_models
 from headrace.controller.planning.plan import Plan
+from headrace.controller.processors import own_threads
 from headrace.controller.reward_pools import RewardPools
 from headrace.controller.supervise import rewards
 from headrace.controller.threads import inline_runtime, takes_turns
 from headrace.controller.tracking import Tell, tracking
 from headrace.controller.watching import watchdog
 from headrace.controller.wiring import Parts
-from headrace.controller.worker_processes import own_threads, worker_processes
+from headrace.controller.worker_processes import worker_processes
 from headrace.engines.pool import EnginePool
 from headrace.experience.group_journal import GroupJournal
 from headrace.models.loading import resolve_device

@@ -298,6 +298,8 @@ async def _restore_models(plan: Plan, models: Models, restored: Restored | None,
         await runtime.compute(TRAINER_LANE, models.trainer.load, restored.path)
         for name, other in models.saved.items():
             await runtime.compute(TRAINER_LANE, other.load, restored.path / name)
+        for name, model in models.asked.items():
+            await model.load(restored.path / name)
     elif plan.origin is not None:
         own = (plan.origin, models.trainer, models.critic, plan.config)
         await runtime.compute(TRAINER_LANE, lambda: begin_from(*own))

@@ -44,6 +44,7 @@ from headrace.store import RunStore
 from headrace.training.epochs import Epochs
 from headrace.training.objective import policy_columns, prepare_batch
 from headrace.training.protocol import StepReport
+from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.version import Lineage, Version
 
 
@@ -137,6 +138,7 @@ def connect(
         runtime,
         context.activity,
         others=models.saved,
+        asked=models.asked,
         state=lambda: dict(kl.state),
         every=config.checkpoint.every,
         committed=committed.number,
@@ -164,7 +166,7 @@ def connect(
             stood_still=pool.outage.seconds,
         )
 
-    refresh = _refresh(plan, models, runtime)
+    refresh = _refresh(plan, models, runtime, lineage.branch)
 
     async def trained(batch: int, reports: Sequence[StepReport], stats: BatchStats) -> None:
         measured = [report.stats["reference_kl"] for report in reports if "reference_kl" in report.stats]
@@ -289,7 +291,7 @@ def _after_step(
     return after_step
 
 
-def _refresh(plan: Plan, models: Models, runtime: Runtime) -> Callable[[int], Awaitable[None]]:
+def _refresh(plan: Plan, models: Models, runtime: Runtime, branch: int) -> Callable[[int], Awaitable[None]]:
     """Called with the number of each version before a row of its batch can be scored: makes every n-th the
     reference."""
     every = plan.config.reference.refresh_every
@@ -301,8 +303,9 @@ def _refresh(plan: Plan, models: Models, runtime: Runtime) -> Callable[[int], Aw
         if own is None:
             await runtime.compute(TRAINER_LANE, models.trainer.keep_reference)
         else:
-            # The trainer rests meanwhile: the actor waits for this.
-            await runtime.compute("reference", lambda: own.take(dict(models.trainer.tensors())))
+            plane = MemoryPublisher()  # this one version, which nobody else is to receive yet
+            await runtime.compute(TRAINER_LANE, plane.publish, Version(branch, number), models.trainer.tensors())
+            await own.take(plane.receiver())
 
     return refresh
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
 from headrace.config import ConfigError
@@ -257,15 +258,16 @@ class RemoteEngine:
     def _hear(self, status: EngineStatus) -> None:
         newest = max(status.version, self._status.version)
         is_new = newest != self._status.version
-        self._status = EngineStatus(newest, status.slots, status.stats, status.failure)
+        self._status = replace(status, version=newest)
         if status.failure is not None:
-            self._fail(EngineError(status.failure))
+            died = EngineError(status.failure)
+            died.__cause__ = WorkerError(self.rank, status.failed_by, status.failure)
+            self._fail(died)
         elif is_new:
             self._changed()
 
     def _reached(self, version: Version) -> None:
-        status = self._status
-        self._hear(EngineStatus(version, status.slots, status.stats, status.failure))
+        self._hear(replace(self._status, version=version))
 
     def _fail(self, error: Exception) -> None:
         """It is dead: nobody may wait for it. What came before is handed out."""

@@ -20,10 +20,10 @@ from headrace.weights.version import Version
 
 OUTPUTS_BEAT_S = 20.0
 """A stream of outputs has an item, if an empty one, at least so often."""
-STATUS_BEAT_S = 10.0
-"""As a stream of states."""
 STATUS_PAUSE_S = 0.1
 """Between two states that differ in their totals alone."""
+STATUS_BEAT_S = 0.5
+"""Between two of an engine that does nothing."""
 SILENCE_S = 120.0
 """In which an item of either is waited for."""
 
@@ -50,6 +50,8 @@ class EngineStatus:
     stats: EngineStats
     failure: str | None = None
     """Why it died; the worker may live."""
+    failed_by: str = ""
+    """The name of the error's class."""
 
 
 ENGINE_TYPES = WireTypes(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.experience.header import GroupHeader, SampleHeader
-from headrace.experience.index import Row
 from headrace.experience.sample import Group, Sample
 from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.wire_types import WireTypes
@@ -89,7 +88,17 @@ def rewarded(group: Group, header: GroupHeader) -> Group:
     return replace(group, samples=tuple(samples))
 
 
-def read(refs: Refs, row: Row, names: Collection[str]) -> dict[str, Any]:
+class Columned(Protocol):
+    """A row, or what somebody was told of one."""
+
+    @property
+    def header(self) -> SampleHeader: ...
+
+    @property
+    def columns(self) -> Mapping[str, Any]: ...
+
+
+def read(refs: Refs, row: Columned, names: Collection[str]) -> dict[str, Any]:
     """Columns of a row by name: arrays [T], numbers, or JSON-like values. Not to be changed. Raises RefLost, KeyError.
 
     For where is computed: not in the event loop."""

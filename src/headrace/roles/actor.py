@@ -19,12 +19,13 @@ from headrace.roles.batch_stats import SPANNED, BatchStats, FreshRule, Staleness
 from headrace.roles.context import RoleContext
 from headrace.roles.critic import CriticRole
 from headrace.roles.gap_sample import Gap, measure
+from headrace.roles.weight_distributor import WeightDistributor
 from headrace.roles.whole_batch import WholeBatch
 from headrace.runtime.refs import Ref
 from headrace.runtime.signal import Signal
 from headrace.training.epochs import Epochs
 from headrace.training.protocol import StepReport, Trainer
-from headrace.training.rows import RowToTrain, pack_row, put_each, split
+from headrace.training.rows import RowToTrain, pack_row, put_each, split, to_train
 from headrace.weights.plane import WeightPublisher
 from headrace.weights.version import Lineage, Version
 
@@ -122,13 +123,12 @@ class ActorRole:
         None: one step, from micro-batches as they come. `critic`: steps along with every batch; in the first
         `warm_up_batches` it alone does. `gap_rows`: see `GapSampler.rows`. `trained` is awaited after the steps on a
         batch, with what those of its first epoch report, before the next batch can be sealed: what goes with the
-        weights is as it was then. `after_step` is awaited once the new version is published: the record and the
-        checkpoint are made there."""
+        weights is as it was then. `after_step` is awaited once there is a copy of the new version, which is on its
+        way: the record and the checkpoint are made there."""
         self._context = context
         self._loader = loader
         self._trainer = trainer
-        self._publisher = publisher
-        self._published = published
+        self._weights = WeightDistributor(context, publisher, published, failed=self.stop)
         self._lineage = lineage
         self._rule = rule
         self._fresh = fresh
@@ -163,9 +163,9 @@ class ActorRole:
                     continue
                 version = Version(self._lineage.branch, flow.batch)
                 with self._context.activity.training(spent.PUBLISHES):
-                    await self._compute(self._publisher.publish, version, self._trainer.tensors())
-                self._published.notify()
+                    await self._weights.publish(version, self._trainer.tensors(), self._compute)
                 await self._after_step(step)
+        await self._weights.settled()
 
     async def _train(self, batch: int, kept: ExitStack) -> TrainedStep | None:
         """One batch: accumulate, step, ack. None if it ended without a step. `kept`: until it is closed, the batch's
@@ -176,9 +176,9 @@ class ActorRole:
             async for lease in self._leases(batch):
                 work.leases.append(lease)
                 rows = [self._to_train(row, batch) for row in lease.rows]
-                for row in rows:
-                    work.stats.add(row.row, row.trained, batch, self._rule, self._lineage)
-                work.rows += rows
+                for row, told in zip(lease.rows, rows, strict=True):
+                    work.stats.add(row, told.trained, batch, self._rule, self._lineage)
+                work.rows += zip(lease.rows, rows, strict=True)
                 self._context.table.hold(lease)
                 if not work.warm_up:
                     await self._accumulate(work, rows)
@@ -193,7 +193,7 @@ class ActorRole:
             await self._give_up(work)
             return None
         critic, epochs = await self._critics_steps(batch, self._steps(work))
-        kept.enter_context(self._context.table.keep_refs(dict.fromkeys(row.row.group for row in work.rows)))
+        kept.enter_context(self._context.table.keep_refs(dict.fromkeys(row.group for row, _ in work.rows)))
         kept.callback(self._free, work)
         self._context.table.ack(*work.leases)
         if self._trained is not None:
@@ -283,7 +283,7 @@ class ActorRole:
 
     def _to_train(self, row: Row, batch: int) -> RowToTrain:
         fresh = self._fresh.tokens(batch, row.header.spans)
-        return RowToTrain(row, self._rule.trained(row.header, batch), fresh)
+        return to_train(row, self._rule.trained(row.header, batch), (*SPANNED, *self._columns), fresh)
 
     def _pass(self, rows: Sequence[RowToTrain]) -> list[Ref]:
         """Accumulate one micro-batch. A ref for each row to the log-probs that the batch began with; none if the
@@ -295,7 +295,7 @@ class ActorRole:
         """On the trainer's lane, as is `_known`. Raises StalenessError."""
         refs = self._context.refs
         for row in rows:
-            check_spans(row.row.header, read(refs, row.row, SPANNED))
+            check_spans(row.header, read(refs, row, SPANNED))
         return [pack_row(refs, row, self._columns) for row in rows]
 
     def _known(self, whole: WholeBatch) -> dict[int, Ref]:
@@ -346,13 +346,13 @@ class _Batch:
     stats: BatchStats = field(default_factory=BatchStats)
     gap: Gap | None = None
     warm_up: bool = False
-    rows: list[RowToTrain] = field(default_factory=list)
+    rows: list[tuple[Row, RowToTrain]] = field(default_factory=list)
     began: dict[int, Ref] = field(default_factory=dict)
     """By place in `rows`: log-probs under the weights that the batch begins with."""
 
     def trained_rows(self) -> tuple[TrainedRow, ...]:
         """Each with the trainer's log-probs, if it came to know them."""
         return tuple(
-            TrainedRow(one.row, one.trained, self.began.get(place) or one.row.columns.get("proximal"))
-            for place, one in enumerate(self.rows)
+            TrainedRow(row, told.trained, self.began.get(place) or row.columns.get("proximal"))
+            for place, (row, told) in enumerate(self.rows)
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -40,11 +40,14 @@ class RoleContext:
 
     async def compute(self, lane: str, what: str, function: Callable[..., T], *args: Any) -> T:
         """`runtime.compute`, within the time limit of all waits. Raises WaitTimeout, which names `what`."""
+        return await self.computed(lane, what, self.runtime.compute(lane, function, *args))
+
+    async def computed(self, lane: str, what: str, computing: Awaitable[T]) -> T:
+        """What `computing` gives, which is at work on `lane` or in a worker of that kind. As `compute`."""
         name = f"{what} (lane {lane})"
         self.computing[name] += 1
         try:
             with self.activity.computes(lane):
-                computing = self.runtime.compute(lane, function, *args)
                 return await self.runtime.clock.wait_for(computing, self.stall_timeout_s, name)
         except WaitTimeout as late:
             raise WaitTimeout(f"{late.what}{self.unfinished()}", late.seconds) from late

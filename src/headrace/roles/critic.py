@@ -17,13 +17,14 @@ from headrace.roles.whole_batch import WholeBatch
 from headrace.runtime.signal import Signal
 from headrace.training.epochs import Epochs
 from headrace.training.protocol import StepReport, Trainer
-from headrace.training.rows import RowToTrain, pack_row
+from headrace.training.rows import RowToTrain, pack_row, to_train
 
 T = TypeVar("T")
 
 NAME = "critic.update"
 CRITIC_LANE = "critic"
 _COLUMNS = ("values", "returns")
+_READ = (*SPANNED, *_COLUMNS)
 
 
 class CriticRole:
@@ -117,7 +118,7 @@ class CriticRole:
             async for lease in self._loader.leases(batch):
                 self._leases.append(lease)
                 table.hold(lease)
-                await self._begin(batch, [RowToTrain(row, self._rule.chosen(row.header)) for row in lease.rows])
+                await self._begin(batch, [to_train(row, self._rule.chosen(row.header), _READ) for row in lease.rows])
         except StaleLease as lost:
             await self._forget(str(lost), batch)
             return False
@@ -152,7 +153,7 @@ class CriticRole:
         """On the lane, as is `_pass`. Raises StalenessError."""
         refs = self._context.refs
         for row in rows:
-            check_spans(row.row.header, read(refs, row.row, SPANNED))
+            check_spans(row.header, read(refs, row, SPANNED))
         return [pack_row(refs, row, _COLUMNS) for row in rows]
 
     def _pass(self, rows: Sequence[RowToTrain]) -> None:

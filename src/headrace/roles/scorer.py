@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
-
-from torch import Tensor
 
 from headrace.experience.index import RowId
 from headrace.experience.loader import row_length
 from headrace.experience.samplers import token_budget, whole_groups
-from headrace.models.packing import MicroBatch, pack, plan_microbatches
+from headrace.models.packing import plan_microbatches
 from headrace.roles.context import RoleContext
 from headrace.runtime.signal import Signal
-from headrace.training.rows import RowToTrain, pack_row, put_each, split, whole
+from headrace.training.rows import RowToTrain, to_train
 from headrace.weights.plane import WeightReceiver
+from headrace.weights.version import Version
 
-Score = Callable[[MicroBatch], Tensor]
-"""[N] float32, 0 outside the mask; or [N, 2], whose second column has what is of the whole sample at its last token."""
+Score = Callable[[Sequence[RowToTrain]], Awaitable[Sequence[Sequence[Any]]]]
+"""Scores the rows of one forward pass, wherever the model is: of each the values of the role's columns."""
 
 
 class FollowedWeights:
@@ -28,17 +27,18 @@ class FollowedWeights:
         context: RoleContext,
         receiver: WeightReceiver,
         published: Signal,
-        take: Callable[[Mapping[str, Tensor]], None],
+        take: Callable[[WeightReceiver], Awaitable[Version]],
         *,
-        lane: str,
+        name: str,
         loaded: int | None,
     ) -> None:
-        """`take` loads them, on `lane`. `loaded`: number of the version that the model has, if it is one of the run."""
+        """`take` has the model `name` load the newest version, and returns which that is. `loaded`: number of the
+        version that the model has, if it is one of the run."""
         self._context = context
         self._receiver = receiver
         self._published = published
         self._take = take
-        self._lane = lane
+        self._name = name
         self._loaded = loaded
 
     async def reach(self, number: int) -> None:
@@ -55,18 +55,13 @@ class FollowedWeights:
             is_there,
             context.runtime.clock,
             context.stall_timeout_s,
-            lambda: f"version {number} to be published, for lane {self._lane}",
+            lambda: f"version {number} to be published, for the {self._name} model",
         )
-        await context.compute(self._lane, "new weights", self._receive)
-
-    def _receive(self) -> None:
-        manifest, tensors = self._receiver.receive()
-        self._take(tensors)
-        self._loaded = manifest.version.number
+        self._loaded = (await self._take(self._receiver)).number
 
 
 class ScorerRole:
-    """Reference, proximal, teacher, and the critic's values: each a consumer of its own, on a lane of its own."""
+    """Reference, proximal, teacher, and the critic's values: each a consumer of its own, of a model of its own."""
 
     def __init__(
         self,
@@ -74,24 +69,21 @@ class ScorerRole:
         *,
         name: str,
         columns: Sequence[str],
-        lane: str,
         score: Score,
         max_tokens: int,
         reads: Sequence[str] = (),
         follows: FollowedWeights | None = None,
         by_group: bool = False,
     ) -> None:
-        """`name`: of the stage. `columns`: that it writes, one of the tokens and with [N, 2] one of the sample.
-        `reads`: columns that `score` finds in the micro-batch, beside tokens and mask. `max_tokens`: budget of one
-        forward pass; a longer row is one of its own. `follows`: the weights must be those that the batch begins with.
-        `by_group`: rows of different groups never share a pass, so that no score depends on which groups came
-        together."""
+        """`name`: of the stage. `columns`: that it writes, one of the tokens and where `score` gives it one of the
+        sample. `reads`: columns that the model finds, beside tokens and mask. `max_tokens`: budget of one forward pass;
+        a longer row is one of its own. `follows`: the weights must be those that the batch begins with. `by_group`:
+        rows of different groups never share a pass, so that no score depends on which groups came together."""
         self._reads = tuple(reads)
         self._follows = follows
         self._context = context
         self._name = name
         self._columns = tuple(columns)
-        self._lane = lane
         self._score = score
         self._max_tokens = max_tokens
         self._sampler = whole_groups if by_group else token_budget(max_tokens, row_length)
@@ -99,25 +91,15 @@ class ScorerRole:
     async def run(self) -> None:
         table = self._context.table
         async for lease in self._context.leases(self._name, self._sampler, "kept groups"):
-            rows = [whole(row) for row in lease.rows]
+            rows = list(lease.rows)
             table.hold(lease)
             if self._follows is not None:
                 await self._follows.reach(self._context.flow.batch)
-            of_row: dict[RowId, tuple[Any, ...]] = {}
-            for places in plan_microbatches([len(row) for row in rows], self._max_tokens):
+            of_row: dict[RowId, Sequence[Any]] = {}
+            for places in plan_microbatches([row.header.length for row in rows], self._max_tokens):
                 some = [rows[place] for place in places]
-                found = await self._context.compute(self._lane, f"scores of {self._name}", self._scores, some)
-                of_row |= {row.row.row_id: one for row, one in zip(some, found, strict=True)}
+                found = await self._score([to_train(row, row.header.spans, self._reads) for row in some])
+                of_row |= {row.row_id: one for row, one in zip(some, found, strict=True)}
             for place, column in enumerate(self._columns):
                 table.fill(lease, column, {row_id: found[place] for row_id, found in of_row.items()})
             table.ack(lease)
-
-    def _scores(self, rows: Sequence[RowToTrain]) -> list[tuple[Any, ...]]:
-        """The columns of each, from one forward pass. On the lane."""
-        refs = self._context.refs
-        micro = pack([pack_row(refs, row, self._reads) for row in rows])
-        parts = split(self._score(micro).numpy(), rows)
-        of_tokens = put_each(refs, self._columns[0], [part if part.ndim == 1 else part[:, 0].copy() for part in parts])
-        return [
-            (ref,) if part.ndim == 1 else (ref, float(part[-1, 1])) for ref, part in zip(of_tokens, parts, strict=True)
-        ]

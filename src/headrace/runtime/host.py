@@ -43,7 +43,7 @@ class WorkerHost:
 
     async def compute(self, lane: str, function: Callable[..., T], *args: Any) -> T:
         """See `Services.compute`. The lane of the worker's blocking methods is that of its kind."""
-        return await self._services.compute(f"{lane}/{self.rank}", function, *args)
+        return await self._services.compute(f"{lane}/{self.rank}" if self.rank else lane, function, *args)
 
     def rebalance(self) -> None:
         """See `Services.rebalance`."""

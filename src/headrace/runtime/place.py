@@ -109,8 +109,13 @@ class Place:
         async def make() -> tuple[WorkerHost, Service]:
             refs = KeptHere(name, self._keepers, carrier)
             host = WorkerHost(name, rank, self._services, refs, self.get, self.reach)
-            carried = carrier.carry(spec, f"the spec of {name}")
-            return host, await Service.make(kind, carried, host, name, rank, self._services)
+            try:
+                carried = carrier.carry(spec, f"the spec of {name}")
+                return host, await Service.make(kind, carried, host, name, rank, self._services)
+            except BaseException:
+                host.end()
+                self._keepers.remove(name)
+                raise
 
         return make
 

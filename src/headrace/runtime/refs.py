@@ -16,7 +16,8 @@ class RefLost(RuntimeError):
     """What a ref stood for is gone: it was freed, or whoever kept it has ended."""
 
     def __init__(self, ref: Ref) -> None:
-        super().__init__(f"the columns {', '.join(ref.columns)} ({ref.keeper}/{ref.number}) are not kept (any more)")
+        keeper = ref.keeper or "the controller"
+        super().__init__(f"{keeper} does not keep the columns {', '.join(ref.columns)} (number {ref.number}) any more")
         self.ref = ref
 
 

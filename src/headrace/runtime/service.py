@@ -20,11 +20,17 @@ _MOST_TEXT = 1 << 16
 """Characters of an error."""
 
 
+def lane_of(worker: str) -> str:
+    """Of a worker, by its name: that of its kind, and for the second and later ones with the rank."""
+    return worker.removesuffix("/0")
+
+
 class Service:
     def __init__(self, worker: object, name: str, rank: int, services: Services) -> None:
-        """`services` of the event loop; blocking methods run on the lane `name`."""
+        """`services` of the event loop; blocking methods run on the worker's lane."""
         self._worker = worker
         self._name = name
+        self._lane = lane_of(name)
         self._rank = rank
         self._services = services
 
@@ -34,7 +40,7 @@ class Service:
     ) -> Service:
         """Of a worker that is made on its lane. Raises WorkerError."""
         try:
-            worker = await on_lane(services, name, kind, spec, host)
+            worker = await on_lane(services, lane_of(name), kind, spec, host)
         except (Exception, SystemExit) as error:
             raise as_worker_error(error, name, rank) from error
         return cls(worker, name, rank, services)
@@ -47,7 +53,7 @@ class Service:
                 raise TypeError(f"{method} yields; ask for it as a stream")
             if inspect.iscoroutinefunction(function):
                 return await function(*args)
-            return await on_lane(self._services, self._name, function, *args)
+            return await on_lane(self._services, self._lane, function, *args)
         except (Exception, SystemExit) as error:
             raise as_worker_error(error, self._name, self._rank) from error
 
@@ -73,10 +79,10 @@ class Service:
 
     async def _blocking_stream(self, items: Iterator[Any], emit: Callable[[Any], Awaitable[None]]) -> None:
         try:
-            while (item := await on_lane(self._services, self._name, next, items, _END)) is not _END:
+            while (item := await on_lane(self._services, self._lane, next, items, _END)) is not _END:
                 await emit(item)
         finally:
-            await on_lane(self._services, self._name, items.close)  # type: ignore[attr-defined]
+            await on_lane(self._services, self._lane, items.close)  # type: ignore[attr-defined]
 
     def _method(self, name: str) -> Callable[..., Any]:
         kind = type(self._worker)

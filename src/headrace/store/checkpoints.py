@@ -20,7 +20,7 @@ from headrace.store.recovery import removable_segments
 from headrace.store.segment import AttemptKey
 
 MANIFEST_NAME = "manifest.json"
-_OURS = re.compile(r"step_\d+(\.\d+)?|\.tmp_\d+")
+_OURS = re.compile(r"step_\d+(\.\d+)?|\.tmp_\d+(_\w+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,13 @@ class Checkpoints:
             write_best(self._database, Best(number, branch, folder, metric, value))
         link_best(self._folder, folder, self._files)
         self._remove_unnamed()
+
+    def part(self, number: int, name: str) -> Path:
+        """A folder that is not there, for what is made before `prepare` and moved into a checkpoint by its `write`. The
+        next start removes it, if a crash leaves it."""
+        path = self._folder / f".tmp_{number}_{name}"
+        self._files.remove(path)
+        return path
 
     def prepare(self, number: int, write: Callable[[Path], None]) -> Prepared:
         """Have `write` fill a fresh folder, and make it durable as `step_<number>`. Safe on any thread.

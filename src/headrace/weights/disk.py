@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from headrace.weights.manifest import build_manifest, from_json, named_once, require_newer, to_json, verify
-from headrace.weights.plane import Manifest, WeightError, WeightOffer
+from headrace.weights.plane import Manifest, Snapshot, WeightError, WeightOffer, WeightPublisher, WeightReceiver
 from headrace.weights.version import Version
 
 _POINTER = "LATEST"
@@ -26,7 +26,7 @@ _TENSORS = "weights.safetensors"
 _MANIFEST = "manifest.json"
 
 
-class DiskPublisher:
+class DiskPublisher(WeightPublisher):
     """Writes each version as safetensors, and removes all but the newest `keep`.
 
     With `keep` of 2, a receiver has the time of one whole publication to open what the pointer named.
@@ -38,8 +38,16 @@ class DiskPublisher:
         self._folder = Path(folder)
         self._keep = keep
 
-    def publish(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Manifest:
-        """The last version is read from the folder, so a trainer that a restore left behind is refused."""
+    def snapshot(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Snapshot:
+        """See `WeightPublisher.snapshot`. The last version is read from the folder, so a trainer that a restore left
+        behind is refused."""
+        require_newer(version, _pointed(self._folder))
+        copies = {name: tensor.detach().clone() for name, tensor in named_once(version, tensors)}
+        return Snapshot(build_manifest(version, copies, checksums=False), MappingProxyType(copies))
+
+    def send(self, snapshot: Snapshot) -> Manifest:
+        """See `WeightPublisher.send`."""
+        version = snapshot.version
         require_newer(version, _pointed(self._folder))
         making, made = self._folder / f"making-{_name(version)}", self._folder / _name(version)
         try:
@@ -47,7 +55,7 @@ class DiskPublisher:
             for leftover in (*self._folder.glob("making-*"), made):
                 shutil.rmtree(leftover, ignore_errors=True)
             making.mkdir()
-            manifest = _write(making, version, dict(_storable(named_once(version, tensors))))
+            manifest = _write(making, version, dict(_storable(snapshot.tensors.items())))
             making.rename(made)
             _flush(self._folder)
             self._point_to(version)
@@ -69,7 +77,7 @@ class DiskPublisher:
         _flush(self._folder)
 
 
-class DiskReceiver:
+class DiskReceiver(WeightReceiver):
     """Reads the newest version in the folder of a publisher, perhaps of another process, to the CPU."""
 
     def __init__(self, folder: str | Path) -> None:

@@ -15,12 +15,12 @@ from weakref import WeakValueDictionary
 import torch
 
 from headrace.weights.manifest import build_manifest, named_once, require_newer
-from headrace.weights.plane import Manifest, WeightError, WeightOffer
+from headrace.weights.plane import Manifest, Snapshot, WeightError, WeightOffer, WeightPublisher, WeightReceiver
 from headrace.weights.version import Version
 
 
 @dataclass(frozen=True, slots=True)
-class _Snapshot:
+class _Published:
     manifest: Manifest
     tensors: Mapping[str, torch.Tensor]
     writes: tuple[int, ...]
@@ -31,7 +31,7 @@ class _Snapshot:
 class _Newest:
     """All that both ends share: replaced in one assignment, so a reader sees one snapshot or the other."""
 
-    snapshot: _Snapshot | None = None
+    snapshot: _Published | None = None
     address: str | None = None
 
     @property
@@ -61,13 +61,14 @@ def memory_receiver(address: str) -> MemoryReceiver:
     return MemoryReceiver(newest)
 
 
-class MemoryPublisher:
+class MemoryPublisher(WeightPublisher):
     """Clones the tensors on the device where they are."""
 
     def __init__(self) -> None:
         self._newest = _Newest()
 
-    def publish(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Manifest:
+    def snapshot(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Snapshot:
+        """See `WeightPublisher.snapshot`."""
         require_newer(version, self._newest.version)
         copies: dict[str, torch.Tensor] = {}
         with torch.inference_mode(False):  # a tensor made in inference mode does not count writes
@@ -75,17 +76,20 @@ class MemoryPublisher:
                 copies[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
         for device in dict.fromkeys(tensor.device for tensor in copies.values() if tensor.is_cuda):
             torch.cuda.current_stream(device).synchronize()
-        manifest = build_manifest(version, copies, checksums=False)
-        self._newest.snapshot = _Snapshot(
-            manifest, MappingProxyType(copies), tuple(tensor._version for tensor in copies.values())
-        )
-        return manifest
+        return Snapshot(build_manifest(version, copies, checksums=False), MappingProxyType(copies))
+
+    def send(self, snapshot: Snapshot) -> Manifest:
+        """See `WeightPublisher.send`: the journey is one assignment."""
+        require_newer(snapshot.version, self._newest.version)
+        writes = tuple(tensor._version for tensor in snapshot.tensors.values())
+        self._newest.snapshot = _Published(snapshot.manifest, snapshot.tensors, writes)
+        return snapshot.manifest
 
     def receiver(self) -> MemoryReceiver:
         return MemoryReceiver(self._newest)
 
 
-class MemoryReceiver:
+class MemoryReceiver(WeightReceiver):
     """Hands out the newest snapshot itself, on the publisher's device, without a copy."""
 
     def __init__(self, newest: _Newest) -> None:

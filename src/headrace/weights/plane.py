@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from headrace.weights.version import Version
 
 if TYPE_CHECKING:
     import torch
+
+
+T = TypeVar("T")
 
 
 class WeightError(RuntimeError):
@@ -34,6 +37,30 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
+class Received:
+    """A whole version, while somebody makes theirs of it."""
+
+    manifest: Manifest
+    tensors: Mapping[str, torch.Tensor]
+    """Read-only."""
+    lasts: bool
+    """Whether the tensors may be kept; else they are where the next but one version is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Weights as they were at one moment: nobody changes them any more."""
+
+    manifest: Manifest
+    """Without checksums."""
+    tensors: Mapping[str, torch.Tensor]
+
+    @property
+    def version(self) -> Version:
+        return self.manifest.version
+
+
+@dataclass(frozen=True, slots=True)
 class WeightOffer:
     """A version that can be received, in whatever process: plain data."""
 
@@ -46,14 +73,29 @@ class WeightOffer:
 
 
 class WeightPublisher(Protocol):
-    def publish(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Manifest:
-        """Snapshot `tensors` as `version`; once it returns, the caller may change them.
+    """Publishes in two moves: one copy, for which the trainer rests, and its journey, beside the next batch. The newest
+    whole version can be received until a newer one is whole."""
 
-        Blocking (call it on a compute lane). Raises WeightError unless `version` is newer than the last.
+    def snapshot(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Snapshot:
+        """One copy of `tensors`; once it returns, the caller may change them. To be sent before the next is taken.
+
+        Blocking (on the lane of whoever changes the tensors). Raises WeightError unless `version` is newer than the
+        last.
         """
+        ...
+
+    def send(self, snapshot: Snapshot) -> Manifest:
+        """Have it received from now on, whole. Blocking (on any lane). Raises WeightError; then the version before
+        stays."""
+        ...
+
+    def publish(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Manifest:
+        """Both moves at once. Blocking."""
+        return self.send(self.snapshot(version, tensors))
 
     def receiver(self) -> WeightReceiver:
-        """A new receiving end. In another process, it is built from the transport's address instead."""
+        """A new receiving end. In another process, it is built from its offer instead (`weights.receiving`)."""
+        ...
 
 
 class WeightReceiver(Protocol):
@@ -68,3 +110,10 @@ class WeightReceiver(Protocol):
 
         Blocking (call it on a compute lane). Raises WeightError if it is damaged or none was published.
         """
+        ...
+
+    def receive_as(self, make: Callable[[Received], T]) -> T:
+        """What `make` makes of the newest whole version: with one copy less than by `receive`, for who copies or
+        converts the tensors anyway. It may be called again, where a version was overtaken. Blocking. Raises as
+        `receive`, and what `make` raises."""
+        return make(Received(*self.receive(), lasts=True))

@@ -3,7 +3,8 @@
 Two slots, files in a folder that lies in memory, take turns, so that a reader has the time of a whole publication. A
 slot begins with its generation: odd while it is written, even and larger once it is whole. That is written last, and
 read before and after whatever is taken from the slot: a copy that was overtaken, or whose writer was killed, is not
-taken for a version. There is no checksum, since the bytes leave no machine.
+taken for a version. Where processors see each other's writes in their order (x86) there is no checksum, since the bytes
+leave no machine; elsewhere (ARM) one tells whether all had arrived that the generation says is there.
 
 The layout, which names lie where, is that of the first version, and written once.
 """
@@ -12,22 +13,39 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Mapping
+import platform
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 import torch
 
 from headrace.weights.manifest import build_manifest, from_json, named_once, require_newer, to_json
-from headrace.weights.plane import Manifest, TensorEntry, WeightError, WeightOffer
+from headrace.weights.plane import (
+    Manifest,
+    Received,
+    Snapshot,
+    TensorEntry,
+    WeightError,
+    WeightOffer,
+    WeightPublisher,
+    WeightReceiver,
+)
 from headrace.weights.version import Version
 
+T = TypeVar("T")
+
 SLOTS = 2
+IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
+"""Whether one processor sees another's writes in their order."""
+_NONE = -1
 _LAYOUT = "layout.json"
 _HEADER = 4096
-"""Bytes before the tensors of a slot: generation, branch and number, 8 bytes each."""
+"""Bytes before the tensors of a slot: generation, branch, number and checksum, 8 bytes each."""
 _ALIGNED = 64
 _TRIES = 3
 """Of a reader that was overtaken."""
@@ -46,7 +64,7 @@ class _Slot:
             self._map = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
-        self._numbers = memoryview(self._map)[:24].cast("q")
+        self._numbers = memoryview(self._map)[:32].cast("q")
         self.tensors = {
             entry.name: torch.frombuffer(self._map, dtype=_dtype(entry), count=prod(entry.shape), offset=place).view(
                 entry.shape
@@ -74,11 +92,20 @@ class _Slot:
         self._numbers[1], self._numbers[2] = value
 
     @property
+    def checksum(self) -> int:
+        """Of all tensors; `_NONE` where there is no need of one."""
+        return self._numbers[3]
+
+    @checksum.setter
+    def checksum(self, value: int) -> None:
+        self._numbers[3] = value
+
+    @property
     def is_whole(self) -> bool:
         return self.generation > 0 and self.generation % 2 == 0
 
 
-class ShmPublisher:
+class ShmPublisher(WeightPublisher):
     """Copies each version into the slot that does not have the newest one."""
 
     def __init__(self, folder: Path) -> None:
@@ -93,8 +120,9 @@ class ShmPublisher:
         """What a receiver in any process of this machine is made of."""
         return str(self._folder)
 
-    def publish(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Manifest:
-        """See `WeightPublisher.publish`. Raises WeightError also if names, shapes or dtypes are not those of before."""
+    def snapshot(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Snapshot:
+        """See `WeightPublisher.snapshot`: from the host's memory into the slot at once, from a device there first.
+        Raises WeightError also if names, shapes or dtypes are not those of before."""
         require_newer(version, None if self._manifest is None else self._manifest.version)
         found = dict(named_once(version, tensors))
         manifest = build_manifest(version, found, checksums=False)
@@ -104,13 +132,28 @@ class ShmPublisher:
             raise WeightError(f"cannot publish {version}: its tensors are not those of {self._manifest.version}")
         slot = self._slots[self._published % SLOTS]
         slot.generation = 2 * self._published + 1
+        copies = dict(slot.tensors)
         for name, tensor in found.items():
-            slot.tensors[name].copy_(tensor.detach())
-        slot.version = version
+            if tensor.device.type == "cpu":
+                copies[name].copy_(tensor.detach())
+            else:
+                copies[name] = tensor.detach().clone()
+        for device in dict.fromkeys(tensor.device for tensor in copies.values() if tensor.is_cuda):
+            torch.cuda.current_stream(device).synchronize()
+        return Snapshot(manifest, MappingProxyType(copies))
+
+    def send(self, snapshot: Snapshot) -> Manifest:
+        """See `WeightPublisher.send`."""
+        slot = self._slots[self._published % SLOTS]
+        for name, tensor in snapshot.tensors.items():
+            if tensor is not slot.tensors[name]:
+                slot.tensors[name].copy_(tensor)
+        slot.version = snapshot.version
+        slot.checksum = _NONE if IN_ORDER else _checksum(slot.tensors.values())
         self._published += 1
         slot.generation = 2 * self._published
-        self._manifest = manifest
-        return manifest
+        self._manifest = snapshot.manifest
+        return snapshot.manifest
 
     def receiver(self) -> ShmReceiver:
         return ShmReceiver(self.address)
@@ -135,7 +178,7 @@ class _Opened:
     slots: list[_Slot]
 
 
-class ShmReceiver:
+class ShmReceiver(WeightReceiver):
     """Reads what a `ShmPublisher`, perhaps of another process, has published."""
 
     def __init__(self, address: str) -> None:
@@ -157,6 +200,20 @@ class ShmReceiver:
         into = {name: torch.empty_like(tensor) for name, tensor in self._opened.slots[0].tensors.items()}
         return self.receive_into(into), MappingProxyType(into)
 
+    def receive_as(self, make: Callable[[Received], T]) -> T:
+        """See `WeightReceiver.receive_as`: from the slot itself."""
+        if not IN_ORDER:  # what is made of it has no checksum
+            return super().receive_as(make)
+        for _ in range(_TRIES):
+            slot = self._newest()
+            if slot is None or self._opened is None:
+                raise self._nothing()
+            generation, manifest = slot.generation, replace(self._opened.layout, version=slot.version)
+            made = make(Received(manifest, MappingProxyType(slot.tensors), lasts=False))
+            if slot.generation == generation:
+                return made
+        raise self._overtaken()
+
     def receive_into(self, tensors: Mapping[str, torch.Tensor]) -> Manifest:
         """The newest whole version, copied into `tensors`, on whatever device they are. Their contents are those of
         one version only once this returns. Raises WeightError if one is missing or of another shape or dtype."""
@@ -168,11 +225,10 @@ class ShmReceiver:
             for name, view in slot.tensors.items():
                 _check(name, view, tensors)
                 tensors[name].copy_(view)
-            if slot.generation == generation and slot.is_whole:
+            arrived = slot.checksum in (_NONE, _checksum(tensors[name] for name in slot.tensors))
+            if arrived and slot.generation == generation and slot.is_whole:
                 return replace(self._opened.layout, version=version)
-        raise WeightError(
-            f"weights in {self._folder} were published {_TRIES} times while they were copied; publish less often"
-        )
+        raise self._overtaken()
 
     def _newest(self) -> _Slot | None:
         if self._opened is None:
@@ -190,6 +246,11 @@ class ShmReceiver:
         except (OSError, ValueError) as error:
             raise WeightError(f"{self._folder} cannot be read: {error}; start the publisher again") from error
 
+    def _overtaken(self) -> WeightError:
+        return WeightError(
+            f"weights in {self._folder} were published {_TRIES} times while they were copied; publish less often"
+        )
+
     def _nothing(self) -> WeightError:
         return WeightError(f"no weights were published in {self._folder} yet; publish the initial version first")
 
@@ -199,6 +260,15 @@ def _check(name: str, view: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -
     if own is None or own.shape != view.shape or own.dtype != view.dtype:
         has = "none of that name" if own is None else f"{own.dtype}{list(own.shape)}"
         raise WeightError(f"{name!r} is published as {view.dtype}{list(view.shape)}, and the receiver has {has}")
+
+
+def _checksum(tensors: Iterable[torch.Tensor]) -> int:
+    """CRC-32 of the bytes of all, one after another."""
+    found = 0
+    for tensor in tensors:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        found = zlib.crc32(flat.view(torch.uint8).numpy().data, found)
+    return found
 
 
 def _slot(folder: Path, number: int) -> Path:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from headrace.algorithms.kept_sets import most_bytes
 from headrace.algorithms.recipes import check_dataflow
+from headrace.config import TrainConfig
 from headrace.config.evaluation import PLAIN
 from headrace.controller.planning.memory_estimate import GIB, MIB
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.prompt_notes import first_prompt
 from headrace.controller.planning.table_size import largest_group, table_bytes
+from headrace.controller.processors import threads_of_worker
 from headrace.controller.threads import available_threads, takes_turns
 from headrace.experience.schedule import reachable_staleness
 from headrace.rewards.pool import worker_count
@@ -202,10 +204,15 @@ def _roles(plan: Plan) -> list[str]:
     if plan.held_out:
         names.append("evaluator")
     lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.config.transport}"]
+    engines = _engine_processes(plan.config)
     for name in names:
         lane = _LANE_OF.get(name)
         placements = {"reference": plan.config.reference.placement, "proximal": plan.config.proximal.placement}
-        if placements.get(name) == "hybrid":
+        if name in plan.config.scorer_processes:
+            place = f"a process of its own: {threads_of_worker(plan.config)} CPU thread(s)"
+        elif name == "rollout" and engines:
+            place = f"event loop; engines in {engines}"
+        elif placements.get(name) == "hybrid":
             place = "compute lane 'trainer', in turn with the actor"
         elif turns and (turn := lane or _OWN_LANE.get(name)):
             place = f"compute lane {turn!r}: {share}"
@@ -229,6 +236,16 @@ def _roles(plan: Plan) -> list[str]:
         place = "the policy's engine" if judge.model is None else f"compute lane 'judge': {share}, {judge.model}"
         lines.append(f"  {'judge':<16} {place}")
     return lines
+
+
+def _engine_processes(config: TrainConfig) -> str:
+    """As `2 processes of their own, 1 CPU thread(s) each`; empty where they have none."""
+    if not config.engine.process:
+        return ""
+    threads = threads_of_worker(config)
+    count = config.engine.replicas
+    own = "a process of its own" if count == 1 else f"{count} processes of their own"
+    return f"{own}, {threads} CPU thread(s) each" if count > 1 else f"{own}, {threads} CPU thread(s)"
 
 
 def _memory(plan: Plan) -> list[str]:

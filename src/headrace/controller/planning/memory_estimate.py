@@ -20,6 +20,8 @@ from headrace.models.loading import count_parameters, read_model_config
 
 GIB, MIB = 2**30, 2**20
 _BYTES = {"float32": 4, "bfloat16": 2}
+_PLANE = "weight plane: newest version, and the next"
+_LEAVING = "weight plane: the copy that leaves"
 _KV_CACHE = "engine: KV cache"
 _SPARE = 0.05
 """Of a device's free memory: for what its libraries take, and for what falls between allocated blocks."""
@@ -90,17 +92,18 @@ def estimate_memory(
         cache = plan_kv_cache(model_config, config.engine, _engine_dtype(config), device, replicas)
     else:
         cache = _cache_beside(config, model_config, str(device), free, uses)
-    if engine and not trainer:
+    kept: dict[str, int] = {}
+    if engine and not trainer and not config.engine.process:
         kept = {"weight plane: version 0, on the host": _BYTES[_engine_dtype(config)] * parameters}
         uses |= kept if device.type == "cpu" else {}
     if engine:
         uses[_KV_CACHE] = replicas * cache.bytes_wanted
     table = _table(config, model_config, cache)
-    if engine and not trainer and device.type != "cpu":
-        table |= kept
     if device.type == "cpu":
         return MemoryEstimate(parameters, uses | table, _HOST, free, cache, {}, replicas)
-    return MemoryEstimate(parameters, uses, str(device), free, cache, table, replicas)
+    if config.transport == "shm" and _LEAVING in uses:
+        kept[_PLANE] = 2 * uses[_LEAVING]
+    return MemoryEstimate(parameters, uses, str(device), free, cache, table | kept, replicas)
 
 
 def _table(config: TrainConfig, model_config: Any, cache: CachePlan) -> dict[str, int]:
@@ -132,8 +135,10 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     }
     if config.model.dtype == "bfloat16":
         uses["trainer: bfloat16 weights"] = trainer_bytes * parameters
-    if config.transport != "disk":
-        uses["weight plane: newest version, and the next"] = 2 * trainer_bytes * parameters
+    if config.transport == "memory" or (config.transport == "shm" and device.type == "cpu"):
+        uses[_PLANE] = 2 * trainer_bytes * parameters
+    else:
+        uses[_LEAVING] = trainer_bytes * parameters
     algorithm = config.algorithm
     if algorithm.needs_reference:
         uses["reference: weights"] = trainer_bytes * parameters
@@ -163,7 +168,7 @@ def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
     if algorithm.needs_critic:
         most = max(config.critic.max_tokens_per_microbatch, longest)
         uses["critic: activations"] = trained_bytes(shape, most, itemsize, checkpointing=checkpointing)
-    own_reference = algorithm.needs_reference and config.reference.placement == "own"
+    own_reference = algorithm.needs_reference and config.reference.placement != "hybrid"
     scoring = {
         "reference": (own_reference, config.reference.max_tokens_per_microbatch),
         "proximal": (config.copies_proximal, config.proximal.max_tokens_per_microbatch),

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from headrace.config import DPOConfig, RMConfig, SFTConfig, TrainConfig
+from headrace.runtime.workers import WorkerError
 
 Config = TrainConfig | SFTConfig | RMConfig | DPOConfig
 
 _ASKED = re.compile(r"[Tt]ried to allocate ([0-9.]+ ?[A-Za-z]+)")
+_TYPE = "OutOfMemoryError"
 _OF_THE_CPU = "DefaultCPUAllocator: can't allocate memory"
 
 
@@ -53,7 +55,8 @@ def _cause(error: BaseException) -> BaseException | None:
 
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, torch.OutOfMemoryError) or _OF_THE_CPU in str(seen):
+        of_torch = isinstance(seen, torch.OutOfMemoryError) or (isinstance(seen, WorkerError) and seen.type == _TYPE)
+        if of_torch or _OF_THE_CPU in str(seen):
             return seen
         seen = seen.__cause__ or seen.__context__
     return None

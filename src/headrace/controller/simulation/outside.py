@@ -28,6 +28,7 @@ from headrace.experience.flow import Flow
 from headrace.experience.group_journal import GroupJournal
 from headrace.experience.sample import Group
 from headrace.rewards.simulated import RewardCosts, SimulatedRewards
+from headrace.roles.frozen import OnLane
 from headrace.roles.reissue import Losses
 from headrace.roles.rollout import GroupRunner
 from headrace.runtime.inline import Span
@@ -98,6 +99,10 @@ class SimulatedOutside:
             lr=config.trainer.optimizer.lr,
             watch=self._hazards.trainer("actor", self._watch),
         )
+
+        def scorer(name: str, *, follows: bool = False) -> OnLane:
+            return OnLane(SimulatedScorer(self.files, charge, costs.trainer, follows=follows), name, runtime)
+
         models = Models(
             trainer,
             self._engines(config.engine, runtime),
@@ -108,14 +113,14 @@ class SimulatedOutside:
             told = self._hazards.trainer("critic", lambda word, what: None)
             critic = SimulatedTrainer(self.files, charge, costs.critic, lr=config.critic.optimizer.lr, watch=told)
             models = replace(models, critic=critic)
-        if algorithm.needs_reference and config.reference.placement == "own":
-            models = replace(models, reference=SimulatedScorer(self.files, charge, costs.trainer))
+        if algorithm.needs_reference and config.reference.placement != "hybrid":
+            models = replace(models, reference=scorer("reference"))
         if algorithm.needs_reference and config.reference.refresh_every is not None:
             models = replace(models, refreshed=models.reference or SimulatedReference(trainer, self.files))
         if config.copies_proximal:
-            models = replace(models, proximal=SimulatedScorer(self.files, charge, costs.trainer, follows=True))
+            models = replace(models, proximal=scorer("proximal", follows=True))
         if algorithm.needs_teacher:
-            models = replace(models, teacher=SimulatedScorer(self.files, charge, costs.trainer))
+            models = replace(models, teacher=scorer("teacher"))
         self.built = models
         return models
 

@@ -22,7 +22,7 @@ from headrace.engines.embedded.scheduler import Chunk, Copy, Plan, Scheduler
 from headrace.engines.embedded.schema import WeightSchema
 from headrace.engines.embedded.sequence import Sequence
 from headrace.engines.protocol import EngineError, FinishReason, SwapMode, TokenChunk
-from headrace.weights.plane import WeightReceiver
+from headrace.weights.plane import Received, WeightReceiver
 from headrace.weights.version import Version
 
 _STEPS_BETWEEN_LOOKS = 8
@@ -129,8 +129,12 @@ class EngineCore:
     @torch.no_grad()
     def prepare(self, receiver: WeightReceiver) -> NewWeights:
         """Receive, check and arrange the newest version beside the present one. Raises WeightError."""
-        manifest, tensors = receiver.receive()
-        return NewWeights(manifest.version, self._runner.prepare(self._schema.check(tensors)))
+
+        def made(received: Received) -> NewWeights:
+            tensors = self._schema.check(received.tensors)
+            return NewWeights(received.manifest.version, self._runner.prepare(tensors, lasts=received.lasts))
+
+        return receiver.receive_as(made)
 
     @torch.inference_mode()
     def flip(self, new: NewWeights, mode: SwapMode) -> FlipCost:

@@ -69,7 +69,7 @@ class FusedRunner:
         table = RotaryTable(rotary.inv_freq, rotary.attention_scaling, cache)
         return cls(fuse({name: p.detach() for name, p in parameters.items()}, shape), shape, table, cache)
 
-    def prepare(self, weights: Mapping[str, torch.Tensor]) -> Any:
+    def prepare(self, weights: Mapping[str, torch.Tensor], *, lasts: bool = True) -> Any:
         return fuse(weights, self._shape)
 
     def flip(self, prepared: Any) -> None:

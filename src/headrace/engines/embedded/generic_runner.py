@@ -39,8 +39,8 @@ class GenericRunner:
         logits = self._forward(self._model, tokens[:, None], current).logits
         return logits[:, -1].float()
 
-    def prepare(self, weights: Mapping[str, torch.Tensor]) -> Any:
-        return dict(weights)
+    def prepare(self, weights: Mapping[str, torch.Tensor], *, lasts: bool = True) -> Any:
+        return {name: tensor if lasts else tensor.clone() for name, tensor in weights.items()}
 
     def flip(self, prepared: Any) -> None:
         for name, parameter in self._model.named_parameters():

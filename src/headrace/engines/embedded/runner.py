@@ -35,8 +35,9 @@ class Runner(Protocol):
         `length` is at least 1 + the greatest position.
         """
 
-    def prepare(self, weights: Mapping[str, torch.Tensor]) -> Any:
-        """New weights, by checked parameter name, in the form that `flip` takes. Leaves the present ones alone."""
+    def prepare(self, weights: Mapping[str, torch.Tensor], *, lasts: bool = True) -> Any:
+        """New weights, by checked parameter name, in the form that `flip` takes. Leaves the present ones alone.
+        `lasts`: whether the tensors may be kept."""
 
     def flip(self, prepared: Any) -> None:
         """From now on compute with these. Only between two passes."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from headrace.weights.plane import WeightError, WeightReceiver
+from headrace.weights.plane import Received, WeightError, WeightReceiver
 from headrace.weights.version import Version
 
 
@@ -25,7 +25,10 @@ class Skeleton:
 
     def received(self, receiver: WeightReceiver) -> tuple[Version, Any]:
         """(version, model) of the newest whole version. Blocking. Raises WeightError."""
-        manifest, tensors = receiver.receive()
+        return receiver.receive_as(self._filled)
+
+    def _filled(self, received: Received) -> tuple[Version, Any]:
+        manifest, tensors = received.manifest, received.tensors
         filled: dict[int, Any] = {}
         for name, empty in self._empty.items():
             tensor = tensors.get(name)

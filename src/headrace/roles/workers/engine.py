@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import ClassVar
 
@@ -102,12 +102,13 @@ class EngineWorker:
 
     async def statuses(self) -> AsyncGenerator[EngineStatus, None]:
         """Whenever it has changed; of totals alone, once in a while."""
-        clock, last = self._services.clock, None
+        clock = self._services.clock
+        last, told = None, 0.0
         while True:
-            state = self._state()
-            now = clock.now()
-            if last is None or state != last[0] or now - last[1] >= STATUS_BEAT_S:
-                last = state, now
+            state, now = self._state(), clock.now()
+            busy = replace(state, stats=replace(state.stats, idle_s=0.0))
+            if busy != last or now - told >= STATUS_BEAT_S:
+                last, told = busy, now
                 yield state
             self._news.clear()
             try:
@@ -191,8 +192,11 @@ class EngineWorker:
 
     def _state(self) -> EngineStatus:
         engine = self._engine
-        failure = None if engine.failure is None else str(engine.failure) or type(engine.failure).__name__
-        return EngineStatus(engine.version, engine.slots, engine.stats(), failure)
+        status = EngineStatus(engine.version, engine.slots, engine.stats())
+        if engine.failure is None:
+            return status
+        kind = type(engine.failure).__name__
+        return replace(status, failure=str(engine.failure) or kind, failed_by=kind)
 
     async def _serve(self, client: _Client, request: GenerateRequest) -> None:
         """Hand on what one request gets. Several that get something at once have it in one item."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.runtime.event_loop import on_own_thread
 from headrace.runtime.process.frames import EMPTY, IN_BAND, Frame, Kind, read_frame, to_bytes
-from headrace.runtime.process.shared_memory import Segment, Segments, Sent
+from headrace.runtime.process.shared_memory import Segment, Segments, Sent, remove
 from headrace.runtime.wire import Parcel, pack, unpack
 from headrace.runtime.wire_types import WireTypes
 
@@ -48,12 +48,21 @@ class Channel:
         parcel = pack(value, self._types, what)
         size, segment = sum(map(len, parcel.buffers)), None
         if size > _LONG:
-            segment = await on_own_thread(self._segments.write, parcel.buffers)
+            segment = await self._written(parcel)
         elif size > IN_BAND:
             segment = self._segments.write(parcel.buffers)
         if segment is not None:
             self._sent.add(segment)
         self._write(Frame(kind, call, parcel, worker, method), segment)
+
+    async def _written(self, parcel: Parcel) -> Segment:
+        """Cancelled meanwhile, nothing of it stays once it is written."""
+        writing = asyncio.ensure_future(on_own_thread(self._segments.write, parcel.buffers))
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            writing.add_done_callback(_removed)
+            raise
 
     def tell(self, kind: Kind, call: int = 0) -> None:
         """What has no value. If the other side is gone, nothing happens."""
@@ -72,3 +81,8 @@ class Channel:
         if self._writer.is_closing():
             raise ConnectionResetError("the connection is closed")
         self._writer.writelines(to_bytes(frame, segment, take=take))
+
+
+def _removed(writing: asyncio.Future[Segment]) -> None:
+    if not writing.cancelled() and writing.exception() is None:
+        remove(writing.result().path)

@@ -38,15 +38,15 @@ class Processes:
         self._packages = tuple(packages)
         self._site: Site | None = None
         self._elsewhere: Refs
+        self._server: asyncio.AbstractServer | None = None
 
     async def open(
         self, services: Services, types: Callable[[], WireTypes], keepers: Keepers, find: Callable[[str], Service]
     ) -> Refs:
         """What is kept in processes. `keepers` and `find`: what is kept in this one, and its workers by name."""
-        if self._site is not None:
+        if self._server is not None:
             return self._elsewhere
-        self._site = Site(self._run)
-        folder = self._site.folder
+        folder = self.folder
         self._services = services
         self._segments = Segments(folder / "controller")
         self._links = Links(folder, types, self._segments, services)
@@ -60,12 +60,13 @@ class Processes:
 
     @property
     def folder(self) -> Path:
-        """Of the site, once it is open."""
-        assert self._site is not None
+        """Of the site, which is there from the first time that it is asked for. Raises OSError."""
+        if self._site is None:
+            self._site = Site(self._run)
         return self._site.folder
 
     def make_folder(self, name: str) -> Path:
-        """One in memory that all of the run's processes see, and that goes with the site; the site is open."""
+        """One in memory that all of the run's processes see, and that goes with the site."""
         made = self.folder / name
         made.mkdir(mode=0o700)
         return made
@@ -94,8 +95,9 @@ class Processes:
         """Once all workers have ended: nothing of the site is left."""
         if self._site is None:
             return
-        self._links.close()
-        self._server.close()
-        await asyncio.sleep(0)
+        if self._server is not None:
+            self._links.close()
+            self._server.close()
+            await asyncio.sleep(0)
         self._site.close()
-        self._site = None
+        self._site = self._server = None

@@ -1,0 +1,80 @@
+"""Frozen models as workers: `roles/frozen.py` is how they are spoken to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from headrace.models.loading import load_causal_lm
+from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.workers import Host
+from headrace.training.frozen import FrozenScorer
+from headrace.training.rows import ROW_TYPES, RowToTrain
+from headrace.training.scoring import Scoring
+from headrace.weights.plane import WeightOffer
+from headrace.weights.receiving import receiver_of
+from headrace.weights.version import Version
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenSpec:
+    """From which a model that only scores builds itself."""
+
+    weights: str
+    """Folder of the model, in Hugging Face format."""
+    dtype: str
+    """That it computes in, as `bfloat16`."""
+    device: str
+    temperature: float
+    """Of sampling."""
+
+
+class FrozenWorker:
+    """Writes the column that its kind is called."""
+
+    kind: ClassVar[str]
+    types: ClassVar[WireTypes] = ROW_TYPES.with_types(
+        WireTypes({"frozen_spec": FrozenSpec, "version": Version, "weight_offer": WeightOffer})
+    )
+
+    def __init__(self, spec: FrozenSpec, host: Host) -> None:
+        """Loads the model. Raises ConfigError."""
+        if host.threads is not None:
+            torch.set_num_threads(host.threads)
+        model = load_causal_lm(spec.weights, dtype=getattr(torch, spec.dtype), device=torch.device(spec.device))
+        self._model = FrozenScorer(model, temperature=spec.temperature)
+        self._scoring = Scoring(host.refs, self._model.logprobs, self.kind)
+
+    def scores(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
+        """See `AskedModel.scores`."""
+        return self._scoring(rows)
+
+    def take(self, offer: WeightOffer) -> Version:
+        """See `AskedModel.take`."""
+        manifest, tensors = receiver_of(offer).receive()
+        self._model.take(tensors)
+        return manifest.version
+
+    def save(self, path: str) -> None:
+        """See `AskedModel.save`."""
+        self._model.save(Path(path))
+
+    def load(self, path: str) -> None:
+        """See `AskedModel.load`."""
+        self._model.load(Path(path))
+
+
+class ReferenceWorker(FrozenWorker):
+    kind = "reference"
+
+
+class ProximalWorker(FrozenWorker):
+    kind = "proximal"
+
+
+class TeacherWorker(FrozenWorker):
+    kind = "teacher"

@@ -1,0 +1,37 @@
+"""Scores of rows: what a model gives for their tokens, as columns behind refs. Run where the model is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from headrace.models.packing import MicroBatch, pack
+from headrace.runtime.refs import Ref, Refs
+from headrace.training.rows import RowToTrain, pack_row, put_each, split
+
+Score = Callable[[MicroBatch], Tensor]
+"""[N] float32, 0 outside the mask; or [N, 2], whose second column has what is of the whole sample at its last token."""
+
+
+class Scoring:
+    """Blocking; call it on one compute lane."""
+
+    def __init__(self, refs: Refs, score: Score, column: str, reads: Sequence[str] = ()) -> None:
+        """`column`: of the scores of tokens. `reads`: columns that `score` finds in the micro-batch, beside tokens and
+        mask."""
+        self._refs = refs
+        self._score = score
+        self._column = column
+        self._reads = tuple(reads)
+
+    def __call__(self, rows: Sequence[RowToTrain]) -> list[tuple[Ref] | tuple[Ref, float]]:
+        """Of each row a ref to its scores, and what is of the whole sample, if the model gives that; from one forward
+        pass. Raises RefLost."""
+        refs = self._refs
+        micro = pack([pack_row(refs, row, self._reads) for row in rows])
+        parts = split(self._score(micro).numpy(), rows)
+        of_tokens = put_each(refs, self._column, [part if part.ndim == 1 else part[:, 0].copy() for part in parts])
+        return [
+            (ref,) if part.ndim == 1 else (ref, float(part[-1, 1])) for ref, part in zip(of_tokens, parts, strict=True)
+        ]

@@ -1,0 +1,182 @@
+"""A version's journey goes on beside the trainer, and what arrives is what the trainer had when the copy was taken."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+from training_helpers import make_rows, make_trainer
+
+from headrace.models.packing import pack
+from headrace.observe.spent import Activity
+from headrace.roles.context import RoleContext
+from headrace.roles.weight_distributor import WeightDistributor
+from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.signal import Signal
+from headrace.weights.disk import DiskPublisher
+from headrace.weights.in_process import MemoryPublisher
+from headrace.weights.plane import Manifest, Snapshot, WeightError, WeightPublisher
+from headrace.weights.shm import ShmPublisher
+from headrace.weights.version import Version
+
+
+@pytest.fixture(params=["memory", "disk", "shm"])
+def publisher(request: pytest.FixtureRequest, tmp_path: Path) -> WeightPublisher:
+    (tmp_path / "weights").mkdir()
+    made: dict[str, Callable[[], WeightPublisher]] = {
+        "memory": MemoryPublisher,
+        "disk": lambda: DiskPublisher(tmp_path / "weights"),
+        "shm": lambda: ShmPublisher(tmp_path / "weights"),
+    }
+    return made[request.param]()
+
+
+class House:
+    """A trainer of one tensor, on a lane."""
+
+    def __init__(self, publisher: WeightPublisher) -> None:
+        self.runtime = InlineRuntime()
+        self.published, self.failures = Signal(), 0
+        context = RoleContext(
+            self.runtime, cast(Any, None), cast(Any, None), cast(Any, SimpleNamespace()), lambda *_: None, 20.0,
+            activity=Activity(),
+        )  # fmt: skip
+        self.weight = torch.zeros(4)
+        self.distributor = WeightDistributor(context, publisher, self.published, self._failed)
+
+    def _failed(self) -> None:
+        self.failures += 1
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield "weight", self.weight
+
+    async def compute(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await self.runtime.compute("trainer", function, *args)
+
+    async def publish(self, number: int) -> None:
+        await self.distributor.publish(Version(0, number), self.tensors(), self.compute)
+
+
+def test_the_trainer_steps_while_the_version_travels_and_what_arrives_is_the_copy(publisher: WeightPublisher) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    send = publisher.send
+
+    def slow(snapshot: Snapshot) -> Manifest:
+        begun.set()
+        assert go_on.wait(20)
+        return send(snapshot)
+
+    cast(Any, publisher).send = slow
+
+    async def main() -> None:
+        house = House(publisher)
+        receiver = publisher.receiver()
+        try:
+            go_on.set()
+            await house.publish(0)
+            await house.distributor.settled()
+            go_on.clear()
+            begun.clear()
+            house.weight.fill_(1.0)
+            await house.publish(1)
+            await house.compute(house.weight.fill_, 7.0)  # as a step does, or a hybrid reference
+            assert await asyncio.to_thread(begun.wait, 20), "the version travels meanwhile"
+            assert receiver.latest() == Version(0, 0)
+            assert receiver.receive()[1]["weight"].tolist() == [0.0] * 4, "the one before is there until it is whole"
+            later = asyncio.create_task(house.publish(2))
+            await asyncio.sleep(0.05)
+            assert not later.done(), "one journey at a time"
+            go_on.set()
+            await later
+            await house.distributor.settled()
+            assert receiver.receive()[1]["weight"].tolist() == [7.0] * 4
+        finally:
+            go_on.set()
+            await house.runtime.close()
+
+    asyncio.run(main())
+
+
+def test_each_version_arrives_as_it_was_copied(publisher: WeightPublisher) -> None:
+    async def main() -> None:
+        house = House(publisher)
+        try:
+            for number in range(5):
+                house.weight.fill_(float(number))
+                await house.publish(number)
+                house.weight.fill_(-1.0)
+                await house.distributor.settled()
+                manifest, tensors = publisher.receiver().receive()
+                assert manifest.version == Version(0, number)
+                assert tensors["weight"].tolist() == [float(number)] * 4
+        finally:
+            await house.runtime.close()
+
+    asyncio.run(main())
+
+
+def test_a_hybrid_reference_and_a_step_meanwhile_change_nothing_of_what_arrives(publisher: WeightPublisher) -> None:
+    trainer = make_trainer()
+    trainer.keep_reference()
+    micro = pack(make_rows([5, 7]))
+    trainer.accumulate(micro)
+    trainer.step()
+    go_on, send = threading.Event(), publisher.send
+
+    def slow(snapshot: Snapshot) -> Manifest:
+        assert go_on.wait(20)
+        return send(snapshot)
+
+    cast(Any, publisher).send = slow
+
+    async def main() -> None:
+        house = House(publisher)
+        try:
+            wanted = {name: tensor.clone() for name, tensor in trainer.tensors()}
+            await house.distributor.publish(Version(0, 1), trainer.tensors(), house.compute)
+            await house.compute(trainer.reference_logprobs, micro)
+            await house.compute(trainer.accumulate, micro)
+            await house.compute(trainer.step)
+            go_on.set()
+            await house.distributor.settled()
+            _, tensors = publisher.receiver().receive()
+            assert tensors.keys() == wanted.keys()
+            assert all(torch.equal(tensors[name], tensor) for name, tensor in wanted.items())
+            now = dict(trainer.tensors())
+            assert not all(torch.equal(now[name], tensor) for name, tensor in wanted.items()), "the step was one"
+        finally:
+            go_on.set()
+            await house.runtime.close()
+
+    asyncio.run(main())
+
+
+def test_a_journey_that_fails_is_told_at_once_and_raised_by_the_next(tmp_path: Path) -> None:
+    class Full(MemoryPublisher):
+        def send(self, snapshot: Snapshot) -> Manifest:
+            raise WeightError("the disk is full")
+
+    async def main() -> None:
+        house = House(Full())
+        try:
+            await house.publish(0)
+            for _ in range(200):
+                if house.failures:
+                    break
+                await asyncio.sleep(0.01)
+            assert house.failures == 1
+            with pytest.raises(WeightError, match="the disk is full"):
+                await house.publish(1)
+            with pytest.raises(WeightError, match="the disk is full"):
+                await house.distributor.settled()
+        finally:
+            await house.runtime.close()
+
+    asyncio.run(main())
