@@ -53,6 +53,8 @@ SAFE: dict[str, Safe] = {
     "reward.workers": _PLACE,
     "reward.timeout_s": _PATIENCE,
     "rollout.max_drops_per_batch": _PATIENCE,
+    "rollout.workers": _PLACE,
+    "rollout.block_timeout_s": _PATIENCE,
     "rollout.episode_timeout_s": Safe(_PATIENCE.why, decides=True),
     "async.table_gib": Safe("it only holds starts back; groups that are live keep their deadlines"),
     "async.ahead": Safe("it only holds starts back; groups that are live keep their deadlines", decides=True),

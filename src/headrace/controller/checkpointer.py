@@ -79,11 +79,12 @@ class Checkpointer:
             return
         checkpoints = self._store.checkpoints
         with self._activity.training(CHECKPOINTS):
-            parts = {name: checkpoints.part(version.number, name) for name in self._asked}
-            for name, model in self._asked.items():
-                await model.save(parts[name])
-            save = partial(self._save, parts)
-            prepared = await self._runtime.compute(TRAINER_LANE, checkpoints.prepare, version.number, save)
+            prepare = partial(checkpoints.prepare, begun=bool(self._asked))
+            if self._asked:
+                folder = checkpoints.begin(version.number)
+                for name, model in self._asked.items():
+                    await model.save(folder / name)
+            prepared = await self._runtime.compute(TRAINER_LANE, prepare, version.number, self._save)
             self._store.ledger.counts().check()
             checkpoints.commit(prepared, branch=version.branch, number=version.number, state=self._state_then)
         self._committed = version.number
@@ -91,9 +92,7 @@ class Checkpointer:
             self._best.committed(version.number)
         self._listener(version.number, prepared.path)
 
-    def _save(self, parts: Mapping[str, Path], folder: Path) -> None:
+    def _save(self, folder: Path) -> None:
         self._trainer.save(folder)
         for name, other in self._others.items():
             other.save(folder / name)
-        for name, part in parts.items():
-            self._store.files.rename(part, folder / name)

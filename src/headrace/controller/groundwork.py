@@ -12,6 +12,7 @@ from headrace.controller.planning.table_size import column_bytes, largest_group,
 from headrace.controller.prompt_source import make_prompt_source
 from headrace.controller.recorder import Recorder
 from headrace.controller.reward_pools import RewardPools
+from headrace.controller.rollout_workers import RolloutHands, least_samples
 from headrace.controller.time_spent import TimeSpent
 from headrace.engines.pool import EnginePool
 from headrace.experience.flow import Flow
@@ -28,9 +29,12 @@ from headrace.observe.tally import Tally
 from headrace.observe.waits import WaitMeter
 from headrace.roles.context import RoleContext
 from headrace.roles.failures import FailureWatch
+from headrace.roles.filter import FilterRole
 from headrace.roles.reissue import Losses
 from headrace.roles.rollout import GroupRunner, RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
+from headrace.roles.rollout_workers import recording_failed
+from headrace.rollout.filters import Repetition, UserFilter
 from headrace.runtime.protocol import Runtime
 from headrace.store import RunStore
 from headrace.store.rollouts import Rollouts
@@ -60,6 +64,7 @@ class Groundwork:
     journal: GroupJournal
     tally: Tally
     failures: FailureWatch
+    hands: RolloutHands | None = None
 
     async def answered(self, held_out: str, group: Group) -> None:
         """A prompt of a held-out set is answered: what failed is kept, and looked at as any other failure is."""
@@ -78,8 +83,10 @@ def lay_groundwork(
     *,
     kl_coefficient: Callable[[int], float | None] = lambda batch: None,
     listeners: Listeners = NOBODY,
+    hands: RolloutHands | None = None,
 ) -> Groundwork:
-    """`engines` have started. `committed`: the version that the run begins from."""
+    """`engines` have started. `committed`: the version that the run begins from. `hands`: who plays the episodes, if
+    not this process."""
     config, clock = plan.config, runtime.clock
     rollout = config.rollout
     decode = partial(plan.codec().decode, keep_special_tokens=True)
@@ -97,7 +104,7 @@ def lay_groundwork(
         group_bytes=largest_group(plan),
         lease_s=_LEASE_TERMS_PER_STALL * config.runtime.stall_timeout_s,
         clock=clock,
-        refs=runtime.refs,
+        refs=runtime.refs if hands is None else hands.refs,
     )
     source, pass_rates = make_prompt_source(plan, store)
     flow = Flow(
@@ -137,9 +144,11 @@ def lay_groundwork(
         seed=config.seed,
         listener=listeners.rollouts,
     )
+    if hands is not None:
+        hands.workers.tell = recorder.event
     failures = FailureWatch(recorder.event, worth=rollout.prompts_per_batch * rollout.samples_per_prompt)
     journal = GroupJournal(store.writer, runtime, table.refs)
-    return Groundwork(ahead, table, flow, context, recorder, record, journal, tally, failures)
+    return Groundwork(ahead, table, flow, context, recorder, record, journal, tally, failures, hands)
 
 
 def rollout_role(
@@ -150,22 +159,35 @@ def rollout_role(
     rewards: RewardPools,
     crew: Crew = lambda runner, *parts: runner,
 ) -> RolloutRole:
-    rollout, losses = plan.config.rollout, Losses()
-    runner = episode_runner(plan, engines, base.context.runtime.clock, rewards.training)
+    rollout, hands = plan.config.rollout, base.hands
+    losses = Losses() if hands is None else hands.losses
+    runner: GroupRunner
+    if hands is None:
+        own = episode_runner(plan, engines, base.context.runtime.clock, rewards.training)
+        runner = crew(own, losses, base.journal, base.context.runtime)
+    else:
+        runner = hands.workers
     return RolloutRole(
         base.context,
         engines,
-        crew(runner, losses, base.journal, base.context.runtime),
-        base.journal,
+        runner,
+        base.journal if hands is None else hands.workers,
         base.tally,
         base.failures,
         judges=tuple(judges.values()),
         counted=base.recorder.progress,
         group_tokens=rollout.samples_per_prompt * rollout.sampling.max_new_tokens,
-        min_samples=rollout.min_samples or min(2, rollout.samples_per_prompt),
-        record=base.record.failed,
+        min_samples=least_samples(plan),
+        record=base.record.failed if hands is None else recording_failed(hands.workers, base.record.failed),
         losses=losses,
     )
+
+
+def filter_role(plan: Plan, base: Groundwork) -> FilterRole:
+    """Filters that look at more than a header are where the columns are."""
+    looks_inside = any(isinstance(rule, UserFilter | Repetition) for rule in plan.filters)
+    judge = base.hands.workers.judge if base.hands is not None and looks_inside else None
+    return FilterRole(base.context, plan.filters, base.record.dropped, judge)
 
 
 def _schedule(plan: Plan, ahead: int) -> Schedule:

@@ -81,7 +81,7 @@ class ThisMachine:
 
     def runtime(self, plan: Plan, folder: Path, trace: Callable[[Span], None] | None) -> Runtime:
         config = plan.config
-        self._processes = worker_processes(config, folder)
+        self._processes = worker_processes(config, folder, plan.rollout_workers)
         return inline_runtime(
             own_threads(config),
             device=resolve_device(config.model.device),

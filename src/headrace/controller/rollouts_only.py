@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from headrace.controller.groundwork import Groundwork, lay_groundwork, rollout_role
+from headrace.controller.groundwork import Groundwork, filter_role, lay_groundwork, rollout_role
 from headrace.controller.judge_engines import load_judges, serving, stop_engine
 from headrace.controller.models import load_engines, load_model_reward
 from headrace.controller.planning.plan import Plan
+from headrace.controller.rollout_workers import end_rollout_workers, start_rollout_workers
 from headrace.controller.stopping import StopRequest
 from headrace.controller.supervise import end, rewards, see_through, tell_of_damage, watching
 from headrace.engines.pool import EnginePool
@@ -24,7 +25,6 @@ from headrace.observe.listeners import Listeners
 from headrace.rewards.model import ModelReward
 from headrace.roles.actor import TrainedStep
 from headrace.roles.engine_watch import EngineWatchRole
-from headrace.roles.filter import FilterRole
 from headrace.roles.recording import NAME, RecordingRole
 from headrace.roles.reward import RewardRole
 from headrace.roles.rollout import RolloutRole
@@ -55,8 +55,10 @@ async def record_rollouts(
     lineage = Lineage(begun.branch, store.checkpoints.lineage())
     async with rewards(plan, folder, runtime, engines, judges) as pool:
         await engines.start(lineage, plane.receiver())
+        hands = None
         try:
-            base = lay_groundwork(plan, store, runtime, engines, pool, lineage, begun, listeners=listeners)
+            hands = await start_rollout_workers(plan, folder, runtime, store, engines, judges, pool, lineage)
+            base = lay_groundwork(plan, store, runtime, engines, pool, lineage, begun, listeners=listeners, hands=hands)
             recording = _recording(plan, store, base, lineage)
             base.recorder.event("started", _started(plan, base, begun))
             try:
@@ -76,6 +78,7 @@ async def record_rollouts(
                 base.recorder.progress()
                 await base.record.close()
         finally:
+            await end_rollout_workers(hands, runtime.clock)
             await stop_engine(engines, runtime.clock)
 
 
@@ -135,7 +138,7 @@ async def _run_roles(
     recorded = runtime.spawn(recording.run(), "recording")
     others = [
         runtime.spawn(rollout.run(), "rollout"),
-        runtime.spawn(FilterRole(base.context, plan.filters, base.record.dropped).run(), "filter"),
+        runtime.spawn(filter_role(plan, base).run(), "filter"),
     ]
     others += [runtime.spawn(keeper.run(), "engines") for keeper in keepers]
     if scores is not None:

@@ -70,9 +70,9 @@ async def end(tasks: list[asyncio.Task[Any]]) -> None:
 async def rewards(
     plan: Plan, folder: Path, runtime: Runtime, engines: EnginePool, judges: Mapping[str, EnginePool]
 ) -> AsyncGenerator[RewardPools]:
-    """Not started where nothing is scored."""
+    """Not started where nothing is scored, or rollout workers have their own."""
     config, clock = plan.config, runtime.clock
-    if not plan.needs_engine:
+    if not plan.needs_engine or plan.rollout_workers:
         yield RewardPools(RewardPool(config.reward, clock=clock), {})
         return
     ask = asker(plan, engines, judges, clock)

@@ -23,6 +23,7 @@ from headrace.controller.planning.out_of_memory import told
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.replay import note_replay
 from headrace.controller.planning.resumed import resumed_plan
+from headrace.controller.rollout_workers import end_rollout_workers, start_rollout_workers
 from headrace.controller.rollouts_only import record_rollouts
 from headrace.controller.stopping import StopRequest
 from headrace.controller.supervise import end, see_through, tell_of_damage, unless, watching
@@ -251,7 +252,11 @@ async def _train(
         # First, since only now it is known how many sequences it decodes together.
         lineage = Lineage(begun.branch, store.checkpoints.lineage())
         await models.engines.start(lineage, models.publisher.receiver())
+        hands = None
         try:
+            hands = await start_rollout_workers(
+                plan, folder, runtime, store, models.engines, models.judges, pool, lineage
+            )
             parts = connect(
                 plan,
                 models,
@@ -262,6 +267,7 @@ async def _train(
                 begun,
                 listeners,
                 outside.crew,
+                hands,
             )
             started = {
                 "version": str(begun),
@@ -288,6 +294,7 @@ async def _train(
                 parts.recorder.progress()
                 await parts.rollouts.close()
         finally:
+            await end_rollout_workers(hands, runtime.clock)
             await stop_engine(models.engines, runtime.clock)
 
 

@@ -11,11 +11,12 @@ from headrace.controller.best import BestCheckpoint
 from headrace.controller.checkpointer import Checkpointer
 from headrace.controller.divergence import Divergence
 from headrace.controller.episode_runners import evaluations, policy_settings
-from headrace.controller.groundwork import Crew, lay_groundwork, rollout_role
+from headrace.controller.groundwork import Crew, filter_role, lay_groundwork, rollout_role
 from headrace.controller.models import Models
 from headrace.controller.planning.plan import Plan
 from headrace.controller.recorder import Recorder
 from headrace.controller.reward_pools import RewardPools
+from headrace.controller.rollout_workers import RolloutHands
 from headrace.controller.stages import own_stages, scorers
 from headrace.engines.protocol import SwapMode
 from headrace.experience.flow import Flow
@@ -104,6 +105,7 @@ def connect(
     committed: Version,
     listeners: Listeners = NOBODY,
     crew: Crew = lambda runner, *parts: runner,
+    hands: RolloutHands | None = None,
 ) -> Parts:
     """Build roles, table and schedule around the models, whose engines have started. `committed`: the version that the
     run begins from."""
@@ -123,6 +125,7 @@ def connect(
         committed,
         kl_coefficient=lambda batch: kl.of(batch) if algorithm.kl.moves else None,
         listeners=listeners,
+        hands=hands,
     )
     flow, table, context, recorder, record = base.flow, base.table, base.context, base.recorder, base.record
     eta = config.async_.staleness_bound
@@ -196,6 +199,7 @@ def connect(
         warms_up = plan.warm_up_batches > committed.number
         first = plan.warm_up_batches if warms_up else due_after(committed.number)
         gap = GapSampler(context, pool, policy, plan.prompts, fresh, first=first)
+    answers = None if hands is None else hands.workers.answers
     return Parts(
         branch=lineage.branch,
         begun=committed,
@@ -210,7 +214,7 @@ def connect(
         rollout=rollout_role(plan, base, models.engines, models.judges, rewards, crew)
         if replay is None
         else ReplayRole(context, replay.rollouts, base.journal),
-        filter=FilterRole(context, plan.filters, record.dropped),
+        filter=filter_role(plan, base),
         scorers=scorers(context, plan, models, published, committed),
         stages=own_stages(context, plan),
         advantages=AdvantagesRole(
@@ -258,7 +262,7 @@ def connect(
         evaluator=EvaluatorRole(
             context,
             models.engines,
-            evaluations(plan, models.engines, clock, rewards, models.reward, base.answered),
+            evaluations(plan, models.engines, clock, rewards, models.reward, base.answered, answers),
             recorder.evaluation,
             recorded=_evaluated(store),
             count=config.evaluation.engines,

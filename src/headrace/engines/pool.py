@@ -262,6 +262,10 @@ class EnginePool:
         self._count_outage()
         self.changed.notify()
 
+    def recount(self) -> None:
+        """Whoever runs a member's engine has put another there."""
+        self._count_outage()
+
     def is_lost(self, member: Member, engine: Engine) -> bool:
         """Whether `engine` served there and has died since."""
         self.look()

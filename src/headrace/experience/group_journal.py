@@ -6,7 +6,7 @@ from headrace.experience.codec import encode_group
 from headrace.experience.columns import FinishedGroup, put_samples
 from headrace.experience.header import GroupHeader, header_of
 from headrace.experience.sample import Group
-from headrace.runtime.protocol import Runtime
+from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Refs
 from headrace.store import JournalOffset, JournalWriter, Receipt
 
@@ -15,7 +15,7 @@ ENCODE_LANE, SYNC_LANE = "journal.encode", "journal"
 
 
 class GroupJournal:
-    def __init__(self, writer: JournalWriter, runtime: Runtime, refs: Refs) -> None:
+    def __init__(self, writer: JournalWriter, runtime: Services, refs: Refs) -> None:
         self._writer = writer
         self._runtime = runtime
         self._refs = refs

@@ -118,8 +118,10 @@ class JudgeModel:
         max_context: int,
         seed: int,
         clock: Clock,
+        asker: str = "",
     ) -> None:
-        """`tokenizer`: a Hugging Face one; with a chat template, questions are asked as a user's message."""
+        """`tokenizer`: a Hugging Face one; with a chat template, questions are asked as a user's message. `asker`: who
+        else asks these engines has another name."""
         self._engines = engines
         self._text = TextCodec(tokenizer)
         self._is_chat = bool(tokenizer.chat_template)
@@ -128,6 +130,7 @@ class JudgeModel:
         self._max_context = max_context
         self._seed = seed
         self._clock = clock
+        self._name = f"judge/{asker}/" if asker else "judge/"
         self._asked = count()
 
     async def answer(self, config: JudgeConfig, values: Mapping[str, str], still: StandStill) -> str:
@@ -144,7 +147,7 @@ class JudgeModel:
         sampling = SamplingParams(
             min(config.max_new_tokens, room), temperature=config.temperature, stop_token_ids=self._stops
         )
-        name = f"judge/{next(self._asked)}"
+        name = f"{self._name}{next(self._asked)}"
         key_of = int.from_bytes(key, "little")
         completion = await complete(self._engines, Asked(name, tokens, sampling, key_of, still=(still,)))
         return self._text.decode(completion.tokens)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from headrace.experience.failures import failure_kind
 from headrace.experience.flow import NothingToTrain
+from headrace.experience.header import GroupHeader
 from headrace.experience.sample import Group
 from headrace.roles.context import Report
 
@@ -27,7 +28,7 @@ class FailureWatch:
         self._is_over = False
         """A sample went well, or they fail in several ways: the run is worth going on with."""
 
-    def look_at(self, group: Group) -> None:
+    def look_at(self, group: Group | GroupHeader) -> None:
         """The first failure of each kind is an event, in words. Raises NothingToTrain once as many samples as a batch
         has, and so all since the process began, have failed in one way."""
         failures = [sample.failure for sample in group.samples]

@@ -21,11 +21,23 @@ Record = Callable[[GroupHeader, Sequence[Ref], str], Awaitable[None]]
 """Given a group that was dropped, the refs of its samples, and the reason."""
 
 
+Judge = Callable[[GroupHeader, Sequence[Ref], int], Awaitable[tuple[str | None, Sequence[str]]]]
+"""Given a group, the refs of its samples, and the batch at hand: why it is dropped, and what filters failed with."""
+
+
 class FilterRole:
-    def __init__(self, context: RoleContext, filters: Sequence[Filter], record: Record | None = None) -> None:
-        """`record`: awaited with each group that was dropped."""
+    def __init__(
+        self,
+        context: RoleContext,
+        filters: Sequence[Filter],
+        record: Record | None = None,
+        judge: Judge | None = None,
+    ) -> None:
+        """`record`: awaited with each group that was dropped. `judge`: who goes by `filters`, where they are elsewhere:
+        on a worker."""
         self._context = context
         self._record = record
+        self._elsewhere = judge
         self._filters = filters
         self._told: set[str] = set()
         """What filters failed with."""
@@ -36,8 +48,10 @@ class FilterRole:
         async for lease in self._context.leases(NAME, whole_groups, "finished groups"):
             finished = table.group(lease.rows[0].group)
             header, samples = _judged(finished.header, lease.rows), finished.refs
-            faults: list[str] = []
-            reason = drop_reason(self._filters, header, self._loader(header, samples), flow.batch, faults.append)
+            reason, faults = await self._reason(header, samples)
+            if not lease.rows:  # it was handed back meanwhile
+                table.ack(lease)
+                continue
             with table.keep_refs([header.key]):
                 table.ack(lease)
                 if reason is None:
@@ -47,6 +61,14 @@ class FilterRole:
                 flow.drop(header.key, reason, next(iter(faults), None), header)
                 if self._record is not None:
                     await self._record(header, samples, reason)
+
+    async def _reason(self, header: GroupHeader, samples: Sequence[Ref]) -> tuple[str | None, Sequence[str]]:
+        batch = self._context.flow.batch
+        if self._elsewhere is not None:
+            with self._context.table.keep_refs([header.key]):
+                return await self._elsewhere(header, samples, batch)
+        faults: list[str] = []
+        return drop_reason(self._filters, header, self._loader(header, samples), batch, faults.append), faults
 
     def _loader(self, header: GroupHeader, samples: Sequence[Ref]) -> Callable[[], Group]:
         """Loads the group once."""

@@ -5,25 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.engines.completions import NotServed
 from headrace.engines.pool import EnginePool, Place
 from headrace.engines.protocol import EngineError
+from headrace.experience.columns import FinishedGroup
 from headrace.experience.dataset import Prompt
 from headrace.experience.failures import FailureKind, describe
 from headrace.experience.flow import Admission, Flow
-from headrace.experience.group_journal import GroupJournal
+from headrace.experience.header import GroupHeader
 from headrace.experience.sample import Group, GroupKey
 from headrace.observe.tally import Tally
 from headrace.roles.context import RoleContext
 from headrace.roles.failures import FailureWatch
 from headrace.roles.reissue import Losses
 from headrace.runtime.workers import WorkerLost
+from headrace.store import Receipt
 from headrace.weights.version import Version
 
 NAME = "rollout"
-Record = Callable[[Group], Awaitable[None]]
+Ended = Group | GroupHeader
+"""A group whose episodes have ended: whole, or what is known of it where others hold the rest."""
+Record = Callable[[Any], Awaitable[None]]
+"""Given a group that has ended, as its runner gives it."""
 
 
 class GroupRunner(Protocol):
@@ -31,8 +36,15 @@ class GroupRunner(Protocol):
 
     async def run_group(
         self, key: GroupKey, prompt: Prompt, start_version: Version, deadline: int, issue: int, place: Place | None
-    ) -> Group:
+    ) -> Ended:
         """See `EpisodeRunner.run_group`. Raises WorkerLost too, where its worker ended with the group unfinished."""
+
+
+class Journaling(Protocol):
+    """Where groups are journaled that have ended; of those of a worker, where it has written them."""
+
+    async def write(self, group: Any) -> tuple[FinishedGroup, Receipt]:
+        """See `GroupJournal.write`. `group` as its runner gave it."""
 
 
 class RolloutRole:
@@ -41,7 +53,7 @@ class RolloutRole:
         context: RoleContext,
         engines: EnginePool,
         runner: GroupRunner,
-        journal: GroupJournal,
+        journal: Journaling,
         tally: Tally,
         failures: FailureWatch,
         *,
@@ -183,6 +195,6 @@ class RolloutRole:
                 task.result()
 
 
-def _commonest_failure(group: Group) -> str:
+def _commonest_failure(group: Ended) -> str:
     kinds = Counter((sample.failure or sample.status.value).partition(":")[0] for sample in group.samples)
     return kinds.most_common(1)[0][0]

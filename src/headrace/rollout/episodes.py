@@ -118,17 +118,17 @@ class EpisodeRunner:
             trajectories = await patience.wait_for(self._play(policy, prompt), f"episode {key}/{episode}")
             _check(trajectories)
         except GenerationAborted:
-            return [_empty(key, episode, SampleStatus.ABORTED, None)]
+            return [empty_sample(key, episode, SampleStatus.ABORTED, None)]
         except NotServed:
             raise
         except Exception as error:
-            return [_empty(key, episode, SampleStatus.FAILED, _failure_of(error))]
+            return [empty_sample(key, episode, SampleStatus.FAILED, _failure_of(error))]
         if any(trajectory.status is SampleStatus.ABORTED for trajectory in trajectories):
-            return [_empty(key, episode, SampleStatus.ABORTED, None)]
+            return [empty_sample(key, episode, SampleStatus.ABORTED, None)]
         try:
             return await self._score(trajectories, prompt)
         except Exception as error:  # tokens that do not decode
-            return [_empty(key, episode, SampleStatus.FAILED, _failure_of(error))]
+            return [empty_sample(key, episode, SampleStatus.FAILED, _failure_of(error))]
 
     async def _play(self, policy: Policy, prompt: Prompt) -> Sequence[Trajectory]:
         try:
@@ -223,7 +223,7 @@ def _samples(key: GroupKey, episode: int, played: _Played | list[Sample], policy
                 _check_kept(sample)
         return samples
     except Exception as error:  # arrays that do not fit each other
-        return [_empty(key, episode, SampleStatus.FAILED, _failure_of(error))]
+        return [empty_sample(key, episode, SampleStatus.FAILED, _failure_of(error))]
 
 
 def _check_kept(sample: Sample) -> None:
@@ -278,7 +278,7 @@ def _failure_of(error: Exception) -> str:
             return describe(FailureKind.WORKFLOW, describe_exception(error))
 
 
-def _empty(key: GroupKey, episode: int, status: SampleStatus, failure: str | None) -> Sample:
+def empty_sample(key: GroupKey, episode: int, status: SampleStatus, failure: str | None) -> Sample:
     """A sample of an episode that left nothing to train on."""
     return Sample(
         group=key,

@@ -7,7 +7,7 @@ import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from headrace.experience.sample import EVALUATION_EPOCH, Group, GroupKey, Sample
 from headrace.rewards.model import ModelReward
 from headrace.rewards.votes import Answer, answer_of
 from headrace.rollout import estimates
-from headrace.rollout.episodes import EpisodeRunner
 from headrace.rollout.estimates import Estimate, Scored
 from headrace.runtime.protocol import Clock
 from headrace.runtime.together import together
@@ -34,6 +33,21 @@ REWARDS = "reward."
 Ended = Callable[[str, Group], Awaitable[None]]
 
 
+class PromptRunner(Protocol):
+    """Draws the episodes of a prompt: in this process, or on workers."""
+
+    async def run_group(
+        self,
+        key: GroupKey,
+        prompt: Prompt,
+        start_version: Version,
+        deadline: int,
+        issue: int = 0,
+        place: Place | None = None,
+    ) -> Group:
+        """See `EpisodeRunner.run_group`."""
+
+
 class Evaluation:
     """One held-out set. Its noise is that of the set, the prompt and the sample, whatever the version: what two
     versions answer differs by their weights alone."""
@@ -41,7 +55,7 @@ class Evaluation:
     def __init__(
         self,
         held_out: HeldOut,
-        runner: EpisodeRunner,
+        runner: PromptRunner,
         prompts: Sequence[Prompt],
         decode: Callable[[NDArray[np.int32]], str],
         clock: Clock,

@@ -20,7 +20,7 @@ from headrace.store.recovery import removable_segments
 from headrace.store.segment import AttemptKey
 
 MANIFEST_NAME = "manifest.json"
-_OURS = re.compile(r"step_\d+(\.\d+)?|\.tmp_\d+(_\w+)?")
+_OURS = re.compile(r"step_\d+(\.\d+)?|\.tmp_\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,24 +113,26 @@ class Checkpoints:
         link_best(self._folder, folder, self._files)
         self._remove_unnamed()
 
-    def part(self, number: int, name: str) -> Path:
-        """A folder that is not there, for what is made before `prepare` and moved into a checkpoint by its `write`. The
-        next start removes it, if a crash leaves it."""
-        path = self._folder / f".tmp_{number}_{name}"
-        self._files.remove(path)
-        return path
+    def begin(self, number: int) -> Path:
+        """The fresh folder of `prepare`, for who fills a part of it before. Raises DiskFull."""
+        temporary = self._folder / f".tmp_{number}"
+        try:
+            self._files.remove(temporary)
+            self._files.make_folder(temporary)
+        except OSError as error:
+            raise write_failed(error, temporary) from error
+        return temporary
 
-    def prepare(self, number: int, write: Callable[[Path], None]) -> Prepared:
-        """Have `write` fill a fresh folder, and make it durable as `step_<number>`. Safe on any thread.
+    def prepare(self, number: int, write: Callable[[Path], None], *, begun: bool = False) -> Prepared:
+        """Have `write` fill a fresh folder (that of `begin`, if it is `begun`), and make it durable as `step_<number>`.
+        Safe on any thread.
 
         Raises DiskFull; then the folder is gone again.
         """
         with self._prepare_lock:
             final = self._free_name(number)
-            temporary = self._folder / f".tmp_{number}"
-            self._files.remove(temporary)
+            temporary = self._folder / f".tmp_{number}" if begun else self.begin(number)
             try:
-                self._files.make_folder(temporary)
                 write(temporary)
                 files = _seal(temporary, number, self._files)
                 self._files.remove(final)

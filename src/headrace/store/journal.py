@@ -87,6 +87,17 @@ class Journal:
         except OSError as error:
             raise write_failed(error, path) from error
 
+    def written(self, writer: int) -> Iterator[Receipt]:
+        """Of a writer that has ended, and will not go on: receipts of all whole records, made durable."""
+        for segment in self.segments():
+            if segment.writer == writer:
+                path = self.path(segment.number, writer)
+                self._files.sync(path)
+                for record in scan(path, (), self._files):
+                    place = JournalOffset(segment.number, record.offset, record.length, writer)
+                    yield Receipt(record.key, record.issue, place)
+        self._files.sync(self._folder)
+
     def read(self, place: JournalOffset) -> bytes:
         """The payload of a record. Raises RunDamaged, naming the file and the byte, if it is not what was written."""
         path = self.path(place.segment, place.writer)

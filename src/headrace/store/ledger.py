@@ -93,6 +93,15 @@ class Ledger:
         ((issue,),) = self._database.rows(f"SELECT issue FROM attempts WHERE {_KEY}", key)
         return int(issue)
 
+    def assign(self, key: AttemptKey, *, issue: int, writer: int) -> None:
+        """This issue of a running attempt is played by who journals as `writer`."""
+        changed = self._database.execute(
+            f"UPDATE attempts SET writer = ?, since_segment = ?, since_offset = ? WHERE {_KEY} AND state = 'running' "
+            "AND issue = ?",
+            (writer, *self._end(writer), *key, issue),
+        )
+        self._expect(changed, key, "assign", f"running, and issue {issue} of it")
+
     def withdraw(self, key: AttemptKey) -> None:
         """A running attempt is to be reissued, later: nothing that comes of the issue that was given out, nor what
         recovery finds of it, makes it ready any more."""

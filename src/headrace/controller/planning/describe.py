@@ -6,6 +6,7 @@ from headrace.algorithms.kept_sets import most_bytes
 from headrace.algorithms.recipes import check_dataflow
 from headrace.config import TrainConfig
 from headrace.config.evaluation import PLAIN
+from headrace.controller.planning import rollout_workers
 from headrace.controller.planning.memory_estimate import GIB, MIB
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.prompt_notes import first_prompt
@@ -227,6 +228,7 @@ def _roles(plan: Plan) -> list[str]:
         lines.append(f"  {name:<16} {place}")
     if not plan.needs_engine:
         return lines
+    lines += rollout_workers.describe(plan.config, plan.rollout_workers, plan.tokenizer)
     reward = plan.config.reward
     apart = reward.group or any(term.function not in ("remote", "judge") for term in reward.all_terms)
     if reward.description:

@@ -21,6 +21,7 @@ from headrace.controller.planning.given_inputs import check_inputs
 from headrace.controller.planning.origin import check_origin, with_origin
 from headrace.controller.planning.prompt_notes import check_template, length_notes, template_notes, told_of
 from headrace.controller.planning.replay import Replay, find_record, open_replay
+from headrace.controller.planning.rollout_workers import rollout_workers
 from headrace.controller.threads import check_threads
 from headrace.experience.dataset import Prompt, PromptDataset, open_prompts
 from headrace.experience.text.chat_template import ChatTemplate
@@ -87,6 +88,8 @@ class Plan:
 
     replay: Replay | None = None
     """The recorded rollouts that it trains on, if it generates none."""
+    rollout_workers: int = 0
+    """Processes that play the episodes; 0: this one does."""
 
     @property
     def needs_engine(self) -> bool:
@@ -127,6 +130,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     check_inputs(config)
     check_packages(config.trackers)
     recipe = compose_recipe(config)
+    workers = rollout_workers(config, given)
     prompts = PromptDataset()
     if recorded is None:
         prompts = _dataset(config, config.data.sources, config.data.prompt_column, config.reward, orders=True)
@@ -210,6 +214,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
             for stage in config.algorithm.stages
         ),
         given=given,
+        rollout_workers=workers,
     )
 
 

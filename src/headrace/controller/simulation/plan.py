@@ -93,6 +93,8 @@ def _check(config: TrainConfig) -> None:
         raise ConfigError("only runs that generate and train, from the model, are simulated; see docs/design.md")
     if config.reward.model.path is not None or any(reward.judges for reward in config.rewards):
         raise ConfigError("reward models and judges are not simulated; leave reward.model and judges out")
+    if config.rollout.workers not in ("auto", 0):
+        raise ConfigError("processes are not simulated; set rollout.workers to 0")
     if config.rollout.sampling.truncates:
         raise ConfigError("kept sets are not simulated; set rollout.sampling.top_p to 1 and top_k to 0")
 

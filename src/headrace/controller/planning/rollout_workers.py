@@ -1,0 +1,71 @@
+"""How many processes play the episodes, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.config import ConfigError, TrainConfig
+from headrace.config.filters import FunctionFilter
+from headrace.config.named import is_own
+from headrace.experience.text.fast_tokenizer import TokenizerSpec
+from headrace.plugins.named import IN_MEMORY, Given
+
+
+def rollout_workers(config: TrainConfig, given: Given) -> int:
+    """`rollout.workers`, or what `auto` comes to; 0 where nothing is generated. Raises ConfigError for workers that
+    could not have what was given in Python."""
+    wanted = config.rollout.workers
+    if config.data.rollouts is not None or wanted == 0:
+        return 0
+    objects = [(key, spec) for key, spec in _asked(config) if spec in given or spec.startswith(f"{IN_MEMORY}:")]
+    if wanted == "auto":
+        return int(bool(own(config)) and not objects)
+    if objects:
+        key, spec = objects[0]
+        raise ConfigError(
+            f"rollout.workers is {wanted}, but {key} is {spec!r}, an object of this process, which no other has; name "
+            "it by path.py:name, or set rollout.workers=0"
+        )
+    return wanted
+
+
+def own(config: TrainConfig) -> list[str]:
+    """Of what plays and filters groups, what is the user's: each `key: name`."""
+    return [f"{key} {spec}" for key, spec in _played(config) if is_own(spec)]
+
+
+def describe(config: TrainConfig, workers: int, tokenizer: Any) -> list[str]:
+    """Lines for `headrace check`; none where no process plays."""
+    if not workers:
+        return []
+    why = f" (auto: {own(config)[0]} is yours)" if config.rollout.workers == "auto" else ""
+    processes = "1 process of its own" if workers == 1 else f"{workers} processes of their own"
+    lines = [
+        f"  {'rollouts':<16} {processes}{why}; modules are imported there anew, so that nothing global in them is "
+        "shared with this process; rollout.workers=0 plays here"
+    ]
+    if TokenizerSpec.of(tokenizer) is None:
+        lines.append(f"  {'rollouts':<16} the tokenizer is Python's alone: each process imports transformers for it")
+    return lines
+
+
+def _played(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    rollout = config.rollout
+    yield "rollout.workflow", rollout.workflow
+    if rollout.environment is not None:
+        yield "rollout.environment", rollout.environment
+    for each in config.filters:
+        if isinstance(each, FunctionFilter):
+            yield "rollout.filters", each.function
+        elif isinstance(each, str):
+            yield "rollout.filters", each
+
+
+def _asked(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    yield from _played(config)
+    for reward in config.rewards:
+        for term in reward.all_terms:
+            yield "reward.function", term.function
+        if reward.group is not None:
+            yield "reward.group", reward.group

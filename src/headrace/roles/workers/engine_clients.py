@@ -1,0 +1,105 @@
+"""The engines as a worker sees them: a pool of its own of engines that are elsewhere, and that come back by
+themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from headrace.engines.member import Member
+from headrace.engines.pool import EnginePool, Spread
+from headrace.engines.pool_state import EngineState
+from headrace.engines.protocol import Engine, EngineError
+from headrace.engines.remote import RemoteEngine
+from headrace.runtime.protocol import WaitTimeout
+from headrace.runtime.supervision import pause_after
+from headrace.runtime.workers import Handle, Host
+from headrace.weights.plane import WeightReceiver
+from headrace.weights.version import Lineage
+
+_LONGEST_PAUSE_S = 2.0
+
+
+class EngineClients:
+    """Requests are routed by the pool, with what is known here: whoever assigned a group chose its engine, and is asked
+    for nothing more. An engine that died is gone back to once it serves again; who brings it back is not here."""
+
+    def __init__(
+        self, handles: Sequence[Handle], host: Host, *, line: Lineage | None, return_deadline_s: float, spread: Spread
+    ) -> None:
+        self._host = host
+        self._handles = tuple(handles)
+        self.pool = EnginePool(
+            [self._remote(place) for place in range(len(handles))],
+            host.clock,
+            revive=self._back,
+            return_deadline_s=return_deadline_s,
+            spread=spread,
+        )
+        if line is not None:
+            self.pool.line = line
+        self._returns: dict[int, asyncio.Task[None]] = {}
+
+    async def open(self, *, wait: bool) -> None:
+        """Attach to all; one that is not there now is gone back to later. `wait` for those that are."""
+        self.pool.changed.listen(self._look)
+        for member in self.pool.members:
+            member.state = EngineState.EJECTED
+            self._return_later(member, 0.0)
+        if not wait:
+            return
+        await asyncio.wait([self._returns[member.index] for member in self.pool.members], timeout=_LONGEST_PAUSE_S)
+
+    async def close(self) -> None:
+        """Ask nothing more."""
+        for task in list(self._returns.values()):
+            task.cancel()
+        for member in self.pool.members:
+            if isinstance(member.engine, RemoteEngine):
+                await member.engine.detach()
+
+    def _remote(self, place: int) -> RemoteEngine:
+        return RemoteEngine(
+            self._host.reach(self._handles[place]), self._host, self._host.name, rank=place, changed=self._changed
+        )
+
+    def _changed(self) -> None:
+        self.pool.look()
+        self.pool.changed.notify()
+
+    def _look(self) -> None:
+        for member in self.pool.members:
+            if member.state in (EngineState.EJECTED, EngineState.GONE) and member.index not in self._returns:
+                self._return_later(member, pause_after(1))
+
+    def _return_later(self, member: Member, pause_s: float) -> None:
+        self._returns[member.index] = self._host.spawn(self._return(member, pause_s), f"return to {member.name}")
+
+    async def _return(self, member: Member, pause_s: float) -> None:
+        failures = 0
+        try:
+            while not member.view.serves:
+                await self._host.clock.sleep(min(pause_s, _LONGEST_PAUSE_S))
+                try:
+                    engine = await self._back(member.engine, None)
+                except (EngineError, WaitTimeout, OSError):
+                    failures += 1
+                    pause_s = pause_after(failures)
+                    continue
+                member.replace(engine)
+                member.deaths = 0
+        finally:
+            self._returns.pop(member.index, None)
+        self.pool.recount()
+        self.pool.changed.notify()
+
+    async def _back(self, dead: Engine, receiver: WeightReceiver | None) -> Engine:
+        assert isinstance(dead, RemoteEngine)
+        await dead.detach()
+        engine = self._remote(dead.rank)
+        try:
+            await engine.attach()
+        except BaseException:
+            await engine.detach()
+            raise
+        return engine

@@ -1,0 +1,87 @@
+"""Runners of episodes from the config's words: the same wherever they are to play."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.config.errors import ConfigError
+from headrace.config.evaluation import HeldOut
+from headrace.config.train import TrainConfig
+from headrace.engines.pool import EnginePool
+from headrace.engines.protocol import SamplingParams
+from headrace.experience.text.tokens import TextCodec
+from headrace.rewards.pool import Rewards
+from headrace.rollout.episodes import EpisodeRunner
+from headrace.rollout.policy import PolicySettings
+from headrace.rollout.workflow import Workflow
+from headrace.runtime.protocol import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is known of the policy's texts."""
+
+    text: TextCodec
+    stop_token_ids: tuple[int, ...]
+    """That end a response."""
+    max_context: int
+    """Tokens of prompt and response."""
+    longest: int
+    """Prompt in tokens, where longer ones are cut."""
+
+
+def policy_settings(
+    config: TrainConfig, reading: Reading, engines: EnginePool, clock: Clock, held_out: HeldOut | None = None
+) -> PolicySettings:
+    """Of the policy that is trained, or of the evaluation of a set. Raises ConfigError if the engine cannot give what
+    training needs."""
+    sampling = config.rollout.sampling
+    if sampling.truncates and held_out is None and not engines.gives_kept_sets:
+        raise ConfigError(
+            f"rollout.sampling has top_p {sampling.top_p:g} and top_k {sampling.top_k}, but the engine cannot say "
+            "which tokens they keep, and without that nothing is trained as it was sampled; use top_p 1, top_k 0, or "
+            "another engine"
+        )
+    if held_out is not None:
+        params = SamplingParams(
+            max_new_tokens=held_out.max_new_tokens,
+            temperature=held_out.temperature,
+            stop_token_ids=reading.stop_token_ids,
+        )
+    else:
+        params = SamplingParams(
+            max_new_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            stop_token_ids=reading.stop_token_ids,
+        )
+    return PolicySettings(
+        engines=engines,
+        text=reading.text,
+        sampling=params,
+        seed=config.seed,
+        clock=clock,
+        request_timeout_s=config.rollout.episode_timeout_s,
+        max_context=reading.max_context,
+        return_kept=held_out is None,
+        stop=sampling.stop,
+        observation_role=config.rollout.observation_role,
+        truncate_to=reading.longest if config.data.too_long == "truncate_left" else None,
+    )
+
+
+def episode_runner(
+    config: TrainConfig, workflow: Workflow, policy: PolicySettings, rewards: Rewards, held_out: HeldOut | None = None
+) -> EpisodeRunner:
+    """The runner of training episodes, or that of the evaluation of a set."""
+    reward = config.reward if held_out is None else held_out.reward
+    return EpisodeRunner(
+        workflow=workflow,
+        policy=policy,
+        rewards=rewards,
+        group_rewards=rewards if reward.group else None,
+        clock=policy.clock,
+        samples_per_prompt=config.rollout.samples_per_prompt if held_out is None else held_out.samples,
+        episode_timeout_s=config.rollout.episode_timeout_s,
+    )

@@ -1,0 +1,140 @@
+"""A rollout worker in a process of its own, asking an engine of this one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from controller_jobs import make_job
+from rollout_helpers import EOS, ScriptedEngine, char_tokenizer, chunk, ids
+from rollout_worker_code import SOURCE
+
+from headrace.config import load_config
+from headrace.config.train import TrainConfig
+from headrace.engines.pool import EnginePool
+from headrace.engines.protocol import EngineStats, GenerateRequest
+from headrace.experience.codec import decode_group
+from headrace.experience.columns import COLUMN_TYPES, group_of
+from headrace.experience.dataset import Prompt
+from headrace.experience.sample import GroupKey
+from headrace.experience.text.fast_tokenizer import TokenizerSpec
+from headrace.roles.workers.engine_desk import DeskSpec, desks_of
+from headrace.roles.workers.rollout import RolloutWorker
+from headrace.roles.workers.rollout_types import Assignment, ModelSpec, RolloutSpec
+from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.process.processes import Processes
+from headrace.runtime.workers import Handle, Placement, WorkerError
+from headrace.store import JournalWriter
+from headrace.store.journal import Journal
+from headrace.weights.version import INITIAL
+
+
+class Engine(ScriptedEngine):
+    slots = 4
+
+    def stats(self) -> EngineStats:
+        return EngineStats(0, 0, 0, 0, 0, 0.0, 0.0)
+
+
+def spec_of(folder: Path, engines: tuple[Handle, ...]) -> RolloutSpec:
+    job = make_job(folder / "job", data__eval=None)
+    (folder / "job" / "own.py").write_text(SOURCE)
+    (folder / "job" / "reward.py").write_text("def score(response, row):\n    return float(len(response))\n")
+    own = {"workflow": f"{folder}/job/own.py:Mine", "filters": (f"{folder}/job/own.py:keep",)}
+    config = load_config(TrainConfig, job)
+    config = config.model_copy(update={"rollout": config.rollout.model_copy(update=own)})
+    tokenizer = TokenizerSpec.of(char_tokenizer())
+    journal = folder / "journal"
+    journal.mkdir()
+    return RolloutSpec(
+        config=config,
+        policy=ModelSpec("nowhere", tokenizer, (EOS,), 64, engines),
+        judges={},
+        longest={"": 32},
+        branch=0,
+        last_kept={},
+        journal=str(journal),
+        reward_log=str(folder / "reward.log"),
+        workers=1,
+        min_samples=2,
+        keeps_failed=True,
+    )
+
+
+def answers(request: GenerateRequest) -> Any:
+    """Longer ones for later episodes."""
+    return chunk([*ids("ab" * (1 + int(request.request_id.split("/")[-1].partition(".")[0]))), EOS])
+
+
+def test_a_group_is_played_scored_journaled_and_judged_without_torch(tmp_path: Path) -> None:
+    async def main() -> None:
+        runtime = InlineRuntime(processes=Processes("rollouts", logs=tmp_path), types=COLUMN_TYPES, copying=True)
+        pool = EnginePool.of([Engine(answers)], runtime.clock)
+        try:
+            desks = await runtime.start(desks_of([(pool.members[0], pool.changed)]), [DeskSpec(0)], Placement())
+            spec = spec_of(tmp_path, tuple(desks.handles))
+            workers = await runtime.start(RolloutWorker, [spec], Placement(process=True, threads=1))
+            await workers.call("begin", 7, rank=0, what="a worker")
+            prompt = Prompt("p", "1+1=", {"prompt": "1+1=", "answer": "2"})
+            given = Assignment(GroupKey(0, 3, 0), prompt, INITIAL, 2, 1, 0, ())
+            items = [item async for item in workers.stream("play", given, rank=0, what="a group")]
+            played = items[-1]
+            header = played.header
+            assert (header.key, header.issue, header.deadline) == (given.key, 1, 2)
+            assert [sample.reward for sample in header.samples] == [2.0, 4.0, 6.0]
+            assert sum(played.reward_calls.values()) == 3
+            assert played.receipt.place.writer == 7
+            assert all(ref.keeper == "rollout/0" for ref in played.refs)
+            there = await runtime.compute("lane", group_of, runtime.refs, header, played.refs)
+            written = decode_group(Journal(tmp_path / "journal").read(played.receipt.place))
+            assert [sample.tokens.tolist() for sample in there.samples] == [
+                sample.tokens.tolist() for sample in written.samples
+            ]
+            metadata = there.samples[0].metadata
+            assert metadata["imported"] == []
+            assert metadata["pid"] != os.getpid()
+            answer = await workers.call("judge", header, played.refs, 0, rank=0, what="filters")
+            assert tuple(answer[0]) == (None, [])
+        finally:
+            await runtime.close()
+
+    asyncio.run(main())
+
+
+def test_a_journal_of_a_writer_that_has_ended_is_read_up_to_its_torn_end(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path, 4)
+    places = [writer.append((0, number, 0), b"group" * 9, issue=number) for number in range(3)]
+    writer.close()
+    JournalWriter(tmp_path, 5).append((0, 9, 0), b"other")
+    path = Journal(tmp_path).path(1, 4)
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 1)
+    found = list(Journal(tmp_path).written(4))
+    assert [(each.key, each.issue, each.place) for each in found] == [
+        ((0, number, 0), number, places[number]) for number in range(2)
+    ]
+
+
+@pytest.mark.parametrize("missing", ["reward.py:score", "own.py:Mine"])
+def test_code_that_does_not_load_is_told(tmp_path: Path, missing: str) -> None:
+    async def main() -> None:
+        runtime = InlineRuntime(processes=Processes("rollouts", logs=tmp_path), types=COLUMN_TYPES)
+        try:
+            pool = EnginePool.of([Engine(answers)], runtime.clock)
+            desks = await runtime.start(desks_of([(pool.members[0], pool.changed)]), [DeskSpec(0)], Placement())
+            spec = spec_of(tmp_path, tuple(desks.handles))
+            (tmp_path / "job" / missing.partition(":")[0]).unlink()
+
+            async def begin() -> None:
+                workers = await runtime.start(RolloutWorker, [spec], Placement(process=True, threads=1))
+                await workers.call("begin", 1, rank=0, what="a worker")
+
+            with pytest.raises(WorkerError, match=f"there is no file .*{missing.partition(':')[0]}"):
+                await begin()
+        finally:
+            await runtime.close()
+
+    asyncio.run(main())

@@ -1,0 +1,193 @@
+"""Who plays which group, and what becomes of it when a worker is lost: in virtual time, on scripted workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from headrace.engines.completions import NotServed
+from headrace.experience.dataset import Prompt
+from headrace.experience.flow import NothingToTrain
+from headrace.experience.header import GroupHeader
+from headrace.experience.restored_refs import RestoredRefs
+from headrace.experience.sample import GroupKey
+from headrace.observe.durations import Durations
+from headrace.roles.reissue import Losses
+from headrace.roles.rollout_workers import RolloutWorkers
+from headrace.roles.workers.rollout_types import Assignment, Played
+from headrace.runtime.signal import Signal
+from headrace.runtime.together import together
+from headrace.runtime.virtual import VirtualRuntime, run_virtually
+from headrace.runtime.workers import WorkerError, WorkerLost
+from headrace.weights.version import INITIAL
+
+PROMPT = Prompt("p", "1+1=", {"prompt": "1+1="})
+
+
+@dataclass
+class Workers:
+    """Each group takes a second; `kills` says which ones end the worker under them."""
+
+    runtime: VirtualRuntime
+    kills: Callable[[GroupKey], bool] = lambda key: False
+    raises: WorkerError | None = None
+    changed: Signal = field(default_factory=Signal)
+    lost: dict[int, str] = field(default_factory=dict)
+    aboard: dict[int, list[GroupKey]] = field(default_factory=lambda: {0: [], 1: []})
+    seen: list[tuple[int, tuple[GroupKey, ...]]] = field(default_factory=list)
+    """Each time that a group came aboard: who was."""
+    begun: list[tuple[int, int]] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+
+    async def call(self, method: str, *args: Any, rank: int, what: str, seconds: float | None = None) -> list[Any]:
+        if method == "begin":
+            self.begun.append((rank, args[0]))
+        return [None]
+
+    async def stream(
+        self, method: str, *args: Any, rank: int, what: str, seconds: float | None = None
+    ) -> AsyncGenerator[Any, None]:
+        given: Assignment = args[0]
+        if self.raises is not None:
+            raise self.raises
+        if rank in self.lost:
+            raise WorkerLost(rank, self.lost[rank])
+        self.aboard[rank].append(given.key)
+        self.seen.append((rank, tuple(self.aboard[rank])))
+        try:
+            for _ in range(10):
+                await self.runtime.clock.sleep(0.1)
+                if rank in self.lost:
+                    raise WorkerLost(rank, self.lost[rank])
+                if self.kills(given.key):
+                    self.lost[rank] = "exit code 3"
+                    self.changed.notify()
+                    raise WorkerLost(rank, "exit code 3")
+            yield None
+            yield Played(GroupHeader(given.key, "p", 0, 2, (), given.issue), (), None, None, {"1": 2})
+        finally:
+            self.aboard[rank].remove(given.key)
+
+    async def restart(self, rank: int) -> None:
+        self.calls.append(f"restart {rank}")
+        self.lost.pop(rank, None)
+        self.changed.notify()
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self.assigned: list[tuple[GroupKey, int, int]] = []
+
+    def assign(self, key: GroupKey, *, issue: int, writer: int) -> None:
+        self.assigned.append((key, issue, writer))
+
+
+class Journal:
+    def segments(self) -> list[Any]:
+        return []
+
+    def written(self, writer: int) -> list[Any]:
+        return []
+
+
+class Store:
+    def __init__(self) -> None:
+        self.ledger, self.journal = Ledger(), Journal()
+
+
+def key(position: int) -> GroupKey:
+    return GroupKey(0, position, 0)
+
+
+def played_by(
+    test: Callable[[RolloutWorkers, Workers, Losses, Store], Coroutine[Any, Any, None]], **of_workers: Any
+) -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        workers, losses, store = Workers(runtime, **of_workers), Losses(), Store()
+        refs = RestoredRefs(runtime.refs, lambda place: b"")
+        runner = RolloutWorkers(workers, 2, runtime, store, refs, losses, times=Durations())  # type: ignore[arg-type]
+        await runner.begin()
+        await test(runner, workers, losses, store)
+
+    run_virtually(main)
+
+
+async def group(runner: RolloutWorkers, position: int, issue: int = 0) -> GroupHeader:
+    return await runner.run_group(key(position), PROMPT, INITIAL, 2, issue)
+
+
+def test_a_group_goes_where_least_is_aboard_and_is_journaled_by_that_worker() -> None:
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        headers = await together(group(runner, each) for each in range(4))
+        assert [header.key for header in headers] == [key(each) for each in range(4)]
+        assert workers.begun == [(0, 1), (1, 2)]
+        assert [(each, writer) for each, _, writer in store.ledger.assigned] == [
+            (key(0), 1),
+            (key(1), 2),
+            (key(2), 1),
+            (key(3), 2),
+        ]
+
+    played_by(test)
+
+
+def test_all_that_was_aboard_is_lost_and_the_worker_comes_back_as_another_writer() -> None:
+    dead: list[GroupKey] = []
+
+    def kills(at: GroupKey) -> bool:
+        if at == key(0) and not dead:
+            dead.append(at)
+            return True
+        return False
+
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        ended = await asyncio.gather(*(group(runner, each) for each in range(4)), return_exceptions=True)
+        assert [isinstance(each, WorkerLost) for each in ended] == [True, False, True, False]
+        assert workers.calls == ["restart 0"]
+        assert workers.begun == [(0, 1), (1, 2), (0, 3)]
+        assert (await group(runner, 0, 1)).issue == 1
+        assert store.ledger.assigned[-1] == (key(0), 1, 3)
+
+    played_by(test, kills=kills)
+
+
+def test_a_group_that_was_aboard_twice_is_played_alone() -> None:
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        losses.lost(key(7))
+        losses.lost(key(7))
+        await together([*(group(runner, each) for each in range(4)), group(runner, 7), group(runner, 8)])
+        with_it = [aboard for _, aboard in workers.seen if key(7) in aboard]
+        assert with_it == [(key(7),)]
+        assert (1, (key(1), key(3), key(8))) in workers.seen, "others go on elsewhere, and do not wait"
+
+    played_by(test)
+
+
+def test_a_worker_that_is_lost_too_often_in_a_row_ends_the_run() -> None:
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        told: list[str] = []
+        runner.tell = lambda kind, data: told.append(kind)
+
+        async def again_and_again() -> None:
+            for issue in range(40):
+                with contextlib.suppress(WorkerLost):
+                    await group(runner, 0, issue)
+
+        with pytest.raises(NothingToTrain, match=r"lost 8 times in a row, the last time so: exit code 3; mend that"):
+            await again_and_again()
+        assert set(told) == {"worker_lost"}
+
+    played_by(test, kills=lambda at: True)
+
+
+def test_what_a_worker_raises_is_told_as_what_it_is() -> None:
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        with pytest.raises(NotServed, match="no engine came"):
+            await group(runner, 0)
+
+    played_by(test, raises=WorkerError(0, "NotServed", "no engine came"))
