@@ -41,11 +41,6 @@ def no_issue_numbers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "withdraw", lambda self, key: None)
 
 
-def what_waits_is_not_withdrawn(patch: pytest.MonkeyPatch) -> None:
-    """A group that lost its place is not told from one that runs until it is given out again."""
-    patch.setattr(Ledger, "withdraw", lambda self, key: None)
-
-
 def tokens_of_an_earlier_issue(patch: pytest.MonkeyPatch) -> None:
     """An attempt that is given out again keeps the episodes that had ended aboard the lost worker."""
     episode = EpisodeRunner._episode
@@ -100,7 +95,6 @@ PLANTS: dict[str, Plant] = {
     for plant in (
         earliest_deadline_take,
         no_issue_numbers,
-        what_waits_is_not_withdrawn,
         tokens_of_an_earlier_issue,
         critic_steps_on_seal,
         a_lost_group_keeps_its_deadline_on_any_engine,

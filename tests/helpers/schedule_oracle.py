@@ -212,10 +212,15 @@ class PlainSchedule:
         for key, deadline in again.items():
             self._add(Live(key, deadline))
         order = list(self._live)
+        every = dict(self._live)
         for group in newer:
             del self._live[group.key]
-        if self.on_deadline == "wait":
-            self.check()
+        try:
+            if self.on_deadline == "wait":
+                self.check()
+        except ScheduleError:
+            self._live = every
+            raise
         earlier, ended = {}, []
         for group in newer:
             self._live[group.key] = Live(group.key, batch + self.max_staleness)

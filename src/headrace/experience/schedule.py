@@ -358,8 +358,13 @@ class Schedule:
         newer.sort(key=lambda group: (group.deadline, group.start))
         for group in newer:
             self._due.remove(group.deadline)
-        if self.on_deadline == "wait":
-            self.check()
+        try:
+            if self.on_deadline == "wait":
+                self.check()
+        except ScheduleError:
+            for group in newer:
+                self._due.add(group.deadline)
+            raise
         earlier: dict[GroupKey, int] = {}
         ended = []
         for group in newer:

@@ -134,11 +134,12 @@ def _wrong_counts(case: Case, outcome: Outcome, trained: list[tuple[int, Group]]
 
 
 def _wrong_states(outcome: Outcome, trained: list[tuple[int, Group]]) -> Iterator[str]:
-    """Each sample was trained once, by both."""
-    samples = [sample for _, group in trained for sample in group.trainable]
+    """Each sample was trained once, by both; but for the actor's in batches of which all is masked."""
+    masked = {batch.batch for batch in outcome.record.batches if batch.skipped}
     starts = np.zeros(1, np.intp)
-    tally = sum(int(identities(one.tokens, np.arange(len(one)), starts)[0]) for one in samples) % 2**64
-    for name, state in (("actor", outcome.state), ("critic", outcome.critic)):
+    for name, state, left_out in (("actor", outcome.state, masked), ("critic", outcome.critic, set[int]())):
+        samples = [sample for batch, group in trained if batch not in left_out for sample in group.trainable]
+        tally = sum(int(identities(one.tokens, np.arange(len(one)), starts)[0]) for one in samples) % 2**64
         if state is not None and (state.tally, state.passes) != (tally, len(samples)):
             yield f"the {name} was trained on {state.passes} samples, not once on each of {len(samples)}"
 
