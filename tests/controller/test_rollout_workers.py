@@ -109,8 +109,13 @@ def test_ppo_with_two_workers_and_engines_in_processes_evaluates_and_resumes(tmp
 
 @pytest.mark.slow
 @pytest.mark.cpu
-def test_a_worker_that_is_killed_in_mid_run_costs_no_finished_group(tmp_path: Path) -> None:
-    job, folder = job_of(tmp_path / "job", trainer__batches=40, data__eval=None), tmp_path / "run"
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"algorithm__kl__coefficient": 0.1, "reference__placement": "process"}],
+    ids=["alone", "with a reference in a process"],
+)
+def test_a_worker_that_is_killed_in_mid_run_costs_no_finished_group(tmp_path: Path, changes: dict[str, object]) -> None:
+    job, folder = job_of(tmp_path / "job", trainer__batches=40, data__eval=None, **changes), tmp_path / "run"
     killed: list[int] = []
 
     def kill() -> None:
