@@ -97,6 +97,11 @@ class RemoteEngine:
         return self._failure
 
     @property
+    def is_gone(self) -> bool:
+        """It died, and nobody will bring it back."""
+        return self._status.is_gone
+
+    @property
     def slots(self) -> int:
         """Raises EngineError before `start` or `attach`."""
         if not self._tasks:

@@ -52,6 +52,8 @@ class EngineStatus:
     """Why it died; the worker may live."""
     failed_by: str = ""
     """The name of the error's class."""
+    is_gone: bool = False
+    """It died, and nobody will bring it back."""
 
 
 ENGINE_TYPES = WireTypes(

@@ -39,6 +39,8 @@ class EngineClients:
         if line is not None:
             self.pool.line = line
         self._returns: dict[int, asyncio.Task[None]] = {}
+        self._gone: set[int] = set()
+        """Those that nobody brings back: requests fail at once when all are."""
 
     async def open(self, *, wait: bool) -> None:
         """Attach to all; one that is not there now is gone back to later. `wait` for those that are."""
@@ -69,7 +71,8 @@ class EngineClients:
 
     def _look(self) -> None:
         for member in self.pool.members:
-            if member.state in (EngineState.EJECTED, EngineState.GONE) and member.index not in self._returns:
+            away = member.state in (EngineState.EJECTED, EngineState.GONE)
+            if away and member.index not in self._returns and member.index not in self._gone:
                 self._return_later(member, pause_after(1))
 
     def _return_later(self, member: Member, pause_s: float) -> None:
@@ -82,6 +85,10 @@ class EngineClients:
                 await self._host.clock.sleep(min(pause_s, _LONGEST_PAUSE_S))
                 try:
                     engine = await self._back(member.engine, None)
+                except _Gone as error:
+                    self._gone.add(member.index)
+                    member.state, member.failure = EngineState.GONE, error
+                    return
                 except (EngineError, WaitTimeout, OSError):
                     failures += 1
                     pause_s = pause_after(failures)
@@ -90,8 +97,8 @@ class EngineClients:
                 member.deaths = 0
         finally:
             self._returns.pop(member.index, None)
-        self.pool.recount()
-        self.pool.changed.notify()
+            self.pool.recount()
+            self.pool.changed.notify()
 
     async def _back(self, dead: Engine, receiver: WeightReceiver | None) -> Engine:
         assert isinstance(dead, RemoteEngine)
@@ -99,7 +106,13 @@ class EngineClients:
         engine = self._remote(dead.rank)
         try:
             await engine.attach()
-        except BaseException:
+        except BaseException as error:
             await engine.detach()
+            if engine.is_gone:
+                raise _Gone(str(error)) from error
             raise
         return engine
+
+
+class _Gone(EngineError):
+    """An engine died, and nobody will bring it back."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from headrace.engines.member import Member
+from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import EngineError, GenerateRequest, RequestError
 from headrace.engines.remote_types import ENGINE_TYPES, STATUS_BEAT_S, EngineStatus, Output, RequestFailed
 from headrace.roles.workers.engine import _Client
@@ -92,8 +93,9 @@ class EngineDesk:
         if why is None and not member.view.serves:
             why = member.failure or EngineError("it does not serve")
         failure = None if why is None else str(why) or type(why).__name__
+        gone = member.state is EngineState.GONE or (engine.failure is not None and member.revive is None)
         slots = engine.slots if member.view.serves else 0  # known once it has started
-        return EngineStatus(engine.version, slots, engine.stats(), failure)
+        return EngineStatus(engine.version, slots, engine.stats(), failure, is_gone=gone)
 
     async def _serve(self, client: _Client, request: GenerateRequest) -> None:
         name = request.request_id

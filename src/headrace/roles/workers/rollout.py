@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -111,13 +111,15 @@ class RolloutWorker:
     async def play(self, given: Assignment) -> AsyncGenerator[Played | None, None]:
         """Play a group: None now and then, and once it is scored and durable, what came of it. Raises NotServed,
         DiskFull, StoreError, CodecError."""
-        async for item in self._beating(self._played(given), f"group {given.key}"):
-            yield item
+        async with aclosing(self._beating(self._played(given), f"group {given.key}")) as items:
+            async for item in items:
+                yield item
 
     async def answer(self, given: Assignment, held_out: str) -> AsyncGenerator[bytes | None, None]:
         """Play a prompt of a held-out set: None now and then, then the group, encoded. Raises NotServed, CodecError."""
-        async for item in self._beating(self._answered(given, held_out), f"{held_out} {given.key}"):
-            yield item
+        async with aclosing(self._beating(self._answered(given, held_out), f"{held_out} {given.key}")) as items:
+            async for item in items:
+                yield item
 
     async def judge(self, header: GroupHeader, samples: Sequence[Ref], batch: int) -> tuple[str | None, list[str]]:
         """Why the finished group is dropped, None if it is kept; and what filters failed with. Raises RefLost."""
