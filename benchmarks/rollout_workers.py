@@ -5,7 +5,7 @@
 GRPO as in `benchmarks.end_to_end`, with its own batches; samples a second over the timed ones. `plain`: one completion
 a sample. `busy`: `benchmarks/busy_workflow.py`, 4 turns of 16 tokens with 2 ms of pure Python before each. Sides, in
 turn: `rollout.workers` 0 and 1 of this tree, and with `--old` the tree at PATH. `bound`: what a second process could
-bring at best, if no core ever rested: a whole run's seconds, by the processor seconds of all its threads over the cores.
+bring at best, if no core ever rested: the seconds of a run, by the processor seconds of all its threads per core.
 """
 
 from __future__ import annotations
