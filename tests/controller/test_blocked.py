@@ -28,7 +28,8 @@ IN_C = "sum(itertools.repeat(0, 10**13))"
 
 
 def blocking_job(tmp_path: Path, block: str) -> Path:
-    job = make_job(tmp_path / "job", rollout__workflow=f"{tmp_path}/job/think.py:Think", data__eval=None)
+    own = f"{tmp_path}/job/think.py:Think"
+    job = make_job(tmp_path / "job", rollout__workflow=own, rollout__workers=0, data__eval=None)
     (tmp_path / "job" / "think.py").write_text(THINK.replace("BLOCK", block))
     return job
 
