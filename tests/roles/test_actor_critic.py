@@ -32,7 +32,8 @@ from headrace.training.rank import Task, TrainerRank
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.version import Lineage
 
-LEASE_S, STALL_S = 10.0, 100.0
+LEASE_S, STALL_S, LONG_S = 10.0, 100.0, 25.0
+"""A lease that nobody holds ends after the first; computing takes longer than that."""
 KEY = GroupKey(0, 0, 0)
 COLUMNS = ("logprobs", "advantages", "versions")
 RULE = StalenessRule(bound=1, masks=False, allows_late=False)
@@ -313,5 +314,67 @@ def test_a_critic_that_lost_a_row_begins_the_batch_again_before_anybody_steps() 
         await house.settle()
         assert house.events == ["restarted_batch"]
         assert (house.policy.steps, house.values.steps) == ([2], [2])
+
+    virtually(body)
+
+
+@pytest.mark.parametrize("who", ["policy", "values"])
+def test_leases_are_held_while_a_pass_takes_longer_than_they_last(who: str) -> None:
+    async def body(house: House) -> None:
+        trainer: Trainer = getattr(house, who)
+        accumulate = trainer.accumulate
+
+        def slow(micro: MicroBatch) -> dict[str, Any]:
+            house.runtime.charge(LONG_S)
+            return accumulate(micro)
+
+        trainer.accumulate = slow  # type: ignore[method-assign]
+        for column in ("advantages", "values", "returns"):
+            house.write(column)
+        await house.runtime.clock.sleep(STALL_S)
+        assert house.events == []
+        assert (house.policy.steps, house.values.steps) == ([2], [2])
+
+    virtually(body)
+
+
+@pytest.mark.parametrize("who", ["actor", "critic.update"])
+def test_who_lost_a_row_gives_the_others_back_and_has_all_of_them_again(who: str) -> None:
+    """Rows come one at a time, each in a lease of its own; the second is lost, and the first is held."""
+
+    async def body(house: House) -> None:
+        own, others = ["advantages"], ["values", "returns"]
+        if who == "critic.update":
+            own, others = others, own
+        for row in range(2):
+            for column in own:
+                house.write(column, slice(row, row + 1))
+            await house.settle()
+        first, second = house.held(who)
+        assert [len(lease.rows) for lease in (first, second)] == [1, 1]
+        house.table.give_back(second)
+        for column in others:
+            house.write(column)
+        await house.settle()
+        assert house.events == ["restarted_batch"]
+        assert (house.policy.steps, house.values.steps) == ([2], [2])
+
+    virtually(body)
+
+
+def test_an_actor_that_is_told_to_stop_keeps_no_row() -> None:
+    async def body(house: House) -> None:
+        lease = house.table.lease
+
+        async def stopped(*args: Any, **options: Any) -> Any:
+            found = await lease(*args, **options)
+            house.actor.stop()
+            return found
+
+        house.table.lease = stopped  # type: ignore[method-assign]
+        house.write("advantages")
+        await house.settle()
+        assert house.held("actor") == []
+        assert house.policy.accumulated == 0
 
     virtually(body)
