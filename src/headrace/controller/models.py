@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from headrace.algorithms.kl_controllers import KLCoefficient
+from headrace.config import TrainConfig
 from headrace.controller.checkpointer import Part
 from headrace.controller.engine_workers import are_workers, engine_workers
 from headrace.controller.frozen_workers import frozen_worker
@@ -25,6 +27,7 @@ from headrace.roles.actor import TRAINER_LANE
 from headrace.roles.frozen import AskedModel
 from headrace.roles.workers.frozen import FrozenSpec, FrozenWorker, ProximalWorker, ReferenceWorker, TeacherWorker
 from headrace.runtime.protocol import Runtime
+from headrace.runtime.together import together
 from headrace.training.frozen import FrozenRewardModel
 from headrace.training.group import TrainerGroup
 from headrace.weights.plane import WeightPublisher, WeightReceiver
@@ -70,27 +73,51 @@ async def load_models(
         device, temperature = str(resolve_device(config.model.device)), config.rollout.sampling.temperature
         return await frozen_worker(kind, FrozenSpec(path, config.model.dtype, device, temperature), runtime, config)
 
-    policy = await policy_group(plan, runtime, folder, in_memory)
-    models = Models(
-        policy,
-        await load_engines(plan, runtime) if plan.needs_engine else EnginePool([AbsentEngine()], runtime.clock),
-        KLCoefficient(algorithm.kl, plan.pieces.kl_controller),
-        reward=await load_model_reward(plan, runtime),
-        judges=await load_judges(plan, runtime) if plan.needs_engine else {},
-    )
+    makes: dict[str, Callable[[], Awaitable[Any]]] = {"trainer": lambda: policy_group(plan, runtime, folder, in_memory)}
+    if plan.needs_engine:
+        makes["engine"] = lambda: load_engines(plan, runtime)
+    makes["reward"] = lambda: load_model_reward(plan, runtime)
+    if plan.needs_engine:
+        makes["judges"] = lambda: load_judges(plan, runtime)
     if algorithm.needs_critic:
-        models = replace(models, critic=await value_group(plan, runtime, _critic_path(plan), folder))
+        makes["critic"] = lambda: value_group(plan, runtime, _critic_path(plan), folder)
     if algorithm.needs_reference and config.reference.placement != "hybrid":
-        models = replace(models, reference=await frozen(ReferenceWorker, config.reference.model or plan.weights))
-    if algorithm.needs_reference and config.reference.refresh_every is not None:
-        models = replace(models, refreshed=models.reference or policy.kept_reference)
+        makes["reference"] = lambda: frozen(ReferenceWorker, config.reference.model or plan.weights)
     if config.copies_proximal:
-        models = replace(models, proximal=await frozen(ProximalWorker, plan.weights))
+        makes["proximal"] = lambda: frozen(ProximalWorker, plan.weights)
     if algorithm.needs_teacher:
-        teacher = config.teacher.model
-        assert teacher is not None
-        models = replace(models, teacher=await frozen(TeacherWorker, teacher))
+        makes["teacher"] = lambda: frozen(TeacherWorker, config.teacher.model or plan.weights)
+    made = await _made(makes, config)
+    models = Models(
+        made["trainer"],
+        made.get("engine") or EnginePool([AbsentEngine()], runtime.clock),
+        KLCoefficient(algorithm.kl, plan.pieces.kl_controller),
+        critic=made.get("critic"),
+        reference=made.get("reference"),
+        teacher=made.get("teacher"),
+        proximal=made.get("proximal"),
+        reward=made["reward"],
+        judges=made.get("judges") or {},
+    )
+    if algorithm.needs_reference and config.reference.refresh_every is not None:
+        models = replace(models, refreshed=models.reference or models.trainer.kept_reference)
     return models
+
+
+async def _made(makes: Mapping[str, Callable[[], Awaitable[Any]]], config: TrainConfig) -> dict[str, Any]:
+    """What each gives. Those that are in processes of their own begin side by side; those of this process after one
+    another, in their order: they share its processors, and draw from one generator."""
+    apart = {*config.trainer_processes, *config.scorer_processes, *(("engine",) if config.engine.process else ())}
+    found: dict[str, Any] = {}
+
+    async def of(names: Sequence[str]) -> None:
+        for name in names:
+            found[name] = await makes[name]()
+
+    await together(
+        [of([name for name in makes if name not in apart]), *(of([name]) for name in makes if name in apart)]
+    )
+    return found
 
 
 def _critic_path(plan: Plan) -> str:
