@@ -126,12 +126,14 @@ def test_a_scorer_that_follows_the_policy_loads_in_buckets_and_is_held_to_the_sa
 
 
 def test_no_number_is_no_agreement() -> None:
-    check = check_of(tiny_model("qwen3", 0))
+    check = check_of(tiny_model("qwen3", 0), temperature=1.0)
     assert check.fault(check.logprobs, "float32") is None
     assert check.fault(check.logprobs * float("nan"), "float32") is not None
     assert check.fault(check.logprobs + 2e-4, "float32") is not None
     assert check.fault(check.logprobs + 2e-4, "bfloat16") is None
     assert check.fault(check.logprobs + 4e-2, "bfloat16") is not None
+    cold = check_of(tiny_model("qwen3", 0), temperature=0.01)
+    assert cold.fault(cold.logprobs + 5e-3, "float32") is None, "a rounding of logits weighs a hundred times as much"
 
 
 def test_an_offer_says_what_will_arrive(publisher: WeightPublisher) -> None:

@@ -33,8 +33,9 @@ class SwapCheck:
 
     def fault(self, found: NDArray[np.float32], dtype: str) -> str | None:
         """What is wrong with log-probs [S, T - 1] that somebody else computed in `dtype`: None if their mean absolute
-        difference is within the bound of the coarser of the two."""
-        bound = max(_BOUNDS.get(self.dtype, _COARSE), _BOUNDS.get(dtype, _COARSE))
+        difference is within the bound of the coarser of the two. A rounding of logits weighs more where they are
+        divided by a temperature below 1."""
+        bound = max(_BOUNDS.get(self.dtype, _COARSE), _BOUNDS.get(dtype, _COARSE)) / min(self.temperature, 1.0)
         apart = float(np.abs(found.astype(np.float64) - self.logprobs).mean())
         if apart <= bound:
             return None
