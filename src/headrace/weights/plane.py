@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from headrace.errors import HeadraceError
 from headrace.weights.version import Version
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class WeightError(RuntimeError):
+class WeightError(HeadraceError, RuntimeError):
     """A publication could not be made, or what was received is not whole, not newer, or of a left branch."""
 
 
