@@ -271,14 +271,13 @@ class TrainConfig(Section):
 
     @property
     def scorer_processes(self) -> tuple[str, ...]:
-        """Sections of models that score in processes of their own."""
-        algorithm = self.algorithm
-        if self.rollouts_only:
-            return ()  # nothing is scored, and no processor is set aside for it
+        """Stages of models that score in processes of their own."""
+        algorithm, reward, trains = self.algorithm, self.reward.model, not self.rollouts_only
         places = {
-            "reference": algorithm.needs_reference and self.reference.placement == "process",
-            "proximal": self.copies_proximal and self.proximal.placement == "process",
-            "teacher": algorithm.needs_teacher and self.teacher.placement == "process",
+            "reward": reward.path is not None and reward.placement == "process",
+            "reference": trains and algorithm.needs_reference and self.reference.placement == "process",
+            "proximal": trains and self.copies_proximal and self.proximal.placement == "process",
+            "teacher": trains and algorithm.needs_teacher and self.teacher.placement == "process",
         }
         return tuple(name for name, holds in places.items() if holds)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from headrace.errors import HeadraceError
 from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import Version
 
@@ -21,7 +22,7 @@ BUCKET_BYTES = 64 * 2**20
 _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 
 
-class WeightError(RuntimeError):
+class WeightError(HeadraceError, RuntimeError):
     """A publication could not be made, or what was received is not whole, not newer, or of a left branch."""
 
 
