@@ -38,6 +38,7 @@ SAFE: dict[str, Safe] = {
     "engine.process": _PLACE,
     "engine.return_deadline_s": _PATIENCE,
     "teacher.placement": _PLACE,
+    "functions.placement": _PLACE,
     **{f"{who}.max_tokens_per_microbatch": _SIZE for who in ("trainer", "critic", "reference", "proximal", "teacher")},
     "reward.model.max_tokens_per_microbatch": _SIZE,
     **{

@@ -18,7 +18,8 @@ from headrace.roles.actor import TRAINER_LANE
 from headrace.roles.context import RoleContext
 from headrace.roles.critic import CRITIC_LANE
 from headrace.roles.frozen import AskedModel, known_again
-from headrace.roles.function_stage import LANE, FunctionStageRole
+from headrace.roles.function_stage import FunctionStageRole
+from headrace.roles.functions import LANE, AskedFunctions
 from headrace.roles.reward import RewardRole
 from headrace.roles.scorer import FollowedWeights, Score, ScorerRole
 from headrace.runtime.refs import RefLost
@@ -94,15 +95,8 @@ def scorers(
     return tuple(found)
 
 
-def own_stages(context: RoleContext, plan: Plan) -> tuple[FunctionStageRole, ...]:
+def own_stages(context: RoleContext, plan: Plan, functions: AskedFunctions) -> tuple[FunctionStageRole, ...]:
     return tuple(
-        FunctionStageRole(
-            context,
-            function,
-            name=stage.name,
-            reads=stage.reads,
-            writes=stage.writes,
-            unit=stage.unit,
-        )
-        for stage, function in zip(plan.config.algorithm.stages, plan.stages, strict=True)
+        FunctionStageRole(context, functions, name=stage.name, reads=stage.reads, unit=stage.unit)
+        for stage in plan.config.algorithm.stages
     )

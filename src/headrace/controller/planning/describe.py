@@ -220,7 +220,7 @@ def _roles(plan: Plan) -> list[str]:
         elif name in _OWN_LANE:
             place = f"compute lane {_OWN_LANE[name]!r}: {share}"
         elif any(name == stage.name for stage in plan.config.algorithm.stages):
-            place = "compute lane 'stages'"
+            place = "compute lane 'functions'"
         elif lane:
             place = f"compute lane {lane!r}: {threads} CPU thread(s), shared while the other computes"
         else:
