@@ -16,7 +16,10 @@ import torch
 from controller_jobs import make_job, make_model
 from safetensors.torch import load_file
 
-from headrace.config import TrainConfig, load_config
+from headrace.algorithms.pieces import PieceError
+from headrace.config import ConfigError, TrainConfig, load_config
+from headrace.config.unused_keys import ineffective
+from headrace.controller.planning.describe import describe_plan
 from headrace.controller.planning.plan import make_plan
 from headrace.controller.train import Ended, train
 from headrace.store import RunReader
@@ -176,3 +179,59 @@ def test_a_worker_that_is_killed_in_mid_run_costs_no_group(tmp_path: Path, chang
         assert not counts.dropped
         assert [row.number for row in reader.metrics.read("batch")] == list(range(1, BATCHES + 1))
     assert len(pids(tmp_path)) > KILLS, "the worker came back each time"
+
+
+def test_check_says_where_functions_are_and_what_it_means(tmp_path: Path) -> None:
+    said = {
+        placement: describe_plan(make_plan(load_config(TrainConfig, job(tmp_path / placement, placement))))
+        for placement in ("own", "process")
+    }
+    for stage in ("bonus", "place", "advantages"):
+        assert f"  {stage:<16} compute lane 'functions'\n" in said["own"]
+        assert f"  {stage:<16} the functions' process: 1 CPU thread\n" in said["process"]
+    assert "nothing global in them is shared" in said["process"]
+    assert "nothing global" not in said["own"]
+
+
+@pytest.mark.slow
+def test_what_a_function_raises_there_is_one_clear_line_here(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(SOURCE)
+    stages = [{"name": "raises", "function": f"{tmp_path}/own.py:raises", "reads": ["tokens"], "writes": ["x"]}]
+    changes = {"algorithm__stages": stages, "functions__placement": "process", "rollout__filters": []}
+    said = rf"^stage raises raised KeyError: 'my fault' \(at {tmp_path}/own\.py:\d+\)$"
+    with pytest.raises(PieceError, match=said):
+        run(make_job(tmp_path, trainer__batches=2, data__eval=None, **changes))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "calls"),
+    [
+        ({}, False),
+        ({"advantage": "opo"}, False),
+        ({"recipe": "ppo"}, True),
+        ({"advantage": "reinforce_plus_plus_baseline"}, True),
+        ({"kl": {"coefficient": 0.1}}, False),
+        ({"kl": {"coefficient": 0.1, "place": "reward"}}, True),
+        ({"kl": {"coefficient": 0.1, "controller": "own.py:controller"}}, True),
+        ({"shaping": {"function": "own.py:shaping"}}, True),
+        ({"advantage": "distillation"}, False),
+        ({"stages": [{"name": "x", "function": "own.py:x", "reads": ["reward"], "writes": ["x"]}]}, True),
+    ],
+)
+def test_a_process_that_would_compute_nothing_is_not_started(algorithm: dict[str, object], calls: bool) -> None:
+    teacher = {"teacher": {"model": "a"}} if algorithm.get("advantage") == "distillation" else {}
+    given = {"model": {"path": "m"}, "data": {"train": "d"}, "reward": {"function": "exact_match"}, **teacher}
+    config = TrainConfig.model_validate({**given, "algorithm": algorithm, "functions": {"placement": "process"}})
+    assert config.functions_process is calls
+    told = [line for line in ineffective(config) if line.startswith("functions.placement has no effect")]
+    assert len(told) == (not calls)
+
+
+@pytest.mark.parametrize("key", ["stages", "advantage"])
+def test_a_function_that_is_an_object_of_this_process_is_refused(tmp_path: Path, key: str) -> None:
+    object_ = "<memory>:mine"
+    stage = {"name": "mine", "function": object_, "reads": ["tokens"], "writes": ["x"]}
+    changes = {"algorithm": {"stages": [stage]} if key == "stages" else {"advantage": object_}}
+    path = make_job(tmp_path, functions__placement="process", **changes)
+    with pytest.raises(ConfigError, match=r"mine was given in Python, and no file defines it"):
+        make_plan(load_config(TrainConfig, path))
