@@ -15,6 +15,7 @@ from typing import Any, Literal
 from headrace.config import ConfigError, config_sha256, dump_config
 from headrace.config.paths import path_of
 from headrace.controller.begin import Begin
+from headrace.controller.functions_worker import start_functions
 from headrace.controller.judge_engines import serving, stop_engine
 from headrace.controller.models import Models
 from headrace.controller.outside import Outside, ThisMachine
@@ -35,6 +36,7 @@ from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.observe.summary import build_summary, write_summary
 from headrace.observe.trace import write_trace
 from headrace.roles.engine_watch import EnginesLost
+from headrace.roles.functions import FunctionsLost
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunReader, RunStore, StoreError
@@ -256,6 +258,7 @@ async def _train(
             hands = await start_rollout_workers(
                 plan, folder, runtime, store, models.engines, models.judges, pool, lineage
             )
+            functions = await start_functions(plan, runtime)
             parts = connect(
                 plan,
                 models,
@@ -267,6 +270,7 @@ async def _train(
                 listeners,
                 outside.crew,
                 hands,
+                functions,
             )
             started = {
                 "version": str(begun),
@@ -316,12 +320,13 @@ async def _supervise(parts: Parts, runtime: Runtime, stop: StopRequest) -> Statu
     stopping = runtime.spawn(stop.wait(), "stop request")
     followers = [runtime.spawn(follower.run(), "weight follower") for follower in parts.followers]
     watch = None if parts.watch is None else runtime.spawn(parts.watch.run(), "engine watch")
+    functions = [] if parts.functions is None else [runtime.spawn(parts.functions.run(), "functions worker")]
     try:
         if parts.evaluator is not None:
             await unless(stopping, runtime.spawn(parts.evaluator.before(), "evaluation before"), watch)
         lost = None
         if not stopping.done():
-            lost = await _run_roles(parts, runtime, stopping, [*followers, *([watch] if watch else [])])
+            lost = await _run_roles(parts, runtime, stopping, [*followers, *functions, *([watch] if watch else [])])
         version = Version(parts.branch, parts.flow.batch)
         await parts.checkpointer.commit(version)
         if lost is not None:
@@ -334,7 +339,7 @@ async def _supervise(parts: Parts, runtime: Runtime, stop: StopRequest) -> Statu
         parts.recorder.event("finished", {"version": str(version)})
         return "finished"
     finally:
-        await end([stopping, *followers, *([watch] if watch else [])])
+        await end([stopping, *followers, *functions, *([watch] if watch else [])])
 
 
 async def _evaluate_last(parts: Parts) -> None:
@@ -345,9 +350,10 @@ async def _evaluate_last(parts: Parts) -> None:
 
 async def _run_roles(
     parts: Parts, runtime: Runtime, stopping: asyncio.Task[Any], keepers: Sequence[asyncio.Task[Any]]
-) -> EnginesLost | None:
+) -> EnginesLost | FunctionsLost | None:
     """All roles, until the actor has ended; the first that fails ends them all, and its error is raised. Where no
-    engine is left the actor ends in order, as when the run is told to stop, and why is returned."""
+    engine is left, or no functions worker comes back, the actor ends in order, as when the run is told to stop, and why
+    is returned."""
     actor = runtime.spawn(parts.actor.run(), "actor")
     others = [
         runtime.spawn(parts.rollout.run(), "rollout"),
@@ -367,7 +373,9 @@ async def _run_roles(
     try:
         try:
             await see_through(actor, [*others, *keepers], stopping, parts.stop)
-        except EnginesLost as lost:
+        except (EnginesLost, FunctionsLost) as lost:
+            if actor.done() and actor.exception() is not None:
+                raise  # in the midst of a batch: there is nothing to commit
             parts.stop()
             await see_through(actor, [task for task in others if task is not evaluator], stopping, parts.stop)
             return lost

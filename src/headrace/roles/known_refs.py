@@ -13,7 +13,7 @@ from headrace.training.rows import RowToTrain
 
 T = TypeVar("T")
 
-_LANE = "stages"
+_LANE = "functions"
 
 
 def there(refs: RestoredRefs, ref: Ref) -> Ref:
