@@ -126,8 +126,8 @@ class TableIndex:
             raise TableError(f"row {row_id} is not in the table (any more)")
         return self._rows[row_id]
 
-    def put(self, key: GroupKey, rows: Sequence[NewRow]) -> list[RowId]:
-        """Add a group's rows, all or none."""
+    def put(self, key: GroupKey, rows: Sequence[NewRow], seen_by: Collection[str] = ()) -> list[RowId]:
+        """Add a group's rows, all or none. `seen_by`: consumers that are done with them."""
         if key in self._groups:
             raise TableError(f"group {key} is in the table already")
         if not rows:
@@ -136,11 +136,11 @@ class TableIndex:
         self._next_row += len(rows)
         self._groups[key] = dict.fromkeys(ids)
         added = [Row(row_id, header, columns) for row_id, (header, columns) in zip(ids, rows, strict=True)]
-        consumers = len(self._queues)
+        queues = [queue for name, queue in self._queues.items() if name not in seen_by]
         for row in added:
             self._rows[row.row_id] = row
-            self._unacked[row.row_id] = consumers
-        for queue in self._queues.values():
+            self._unacked[row.row_id] = len(queues)
+        for queue in queues:
             reads = queue.consumer.reads
             if queue.consumer.unit == "group":
                 queue.group_missing[key] = len(added)
@@ -224,6 +224,10 @@ class TableIndex:
     def held(self, consumer: str) -> list[Lease]:
         """Its leases, in the order in which they were granted."""
         return [lease for lease in self._leases.values() if lease.consumer == consumer]
+
+    def leases(self) -> list[Lease]:
+        """Those of all consumers, in the order in which they were granted."""
+        return [*self._leases.values()]
 
     def expire(self, now: float) -> list[Lease]:
         """Take back what was leased until `now` or earlier."""

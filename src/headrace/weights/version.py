@@ -35,10 +35,34 @@ class Lineage:
         """`branch`: the present one. `last_kept`: for each branch of its line, the last number that was kept."""
         self.branch = branch
         self._last_kept = dict(last_kept)
+        self._forks: list[Version] = []
+        """Where the run went on from each time that it went back since this was made: the first version of the branch
+        that it was on from then on."""
+        self._left: list[int] = []
+        """The branches that it was on before."""
+
+    def go_back(self, begun: Version, last_kept: Mapping[int, int]) -> None:
+        """The run goes on from `begun`, the first version of a new branch; whoever holds this knows. `last_kept`: as at
+        the beginning, of the new branch's line."""
+        self._left.append(self.branch)
+        self.branch = begun.branch
+        self._last_kept = dict(last_kept)
+        self._forks.append(begun)
+
+    def floor(self, version: Version) -> int:
+        """The number of the oldest version of this line that may serve what asks for `version` or newer. Where the run
+        went back behind `version` since, that is where it went on from: what is generated from there on has to be."""
+        later = [fork.number for fork in self._forks if fork.branch > version.branch]
+        return min([version.number, *later])
 
     def holds(self, version: Version) -> bool:
         """Whether it is a version of this line."""
         return version.branch == self.branch or not self.lost(*version)
+
+    def held(self, version: Version) -> bool:
+        """Whether it is a version of this line, or was one until the run went back: what was in flight then may have
+        been served by it."""
+        return version.branch in self._left or self.holds(version)
 
     def lost(self, branch: int, number: int) -> bool:
         """Whether (branch, number) is no version of this line."""
