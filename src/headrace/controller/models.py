@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,6 +59,9 @@ class Models:
     reward: ModelReward | None = None
     judges: Mapping[str, EnginePool] = field(default_factory=dict)
     """See `load_judges`."""
+    renew: Callable[[str], Awaitable[None]] | None = None
+    """Makes the trainer or the critic, by the name of its worker, anew as it was at the beginning; None where neither
+    can be: then its loss ends the run."""
 
     @property
     def saved(self) -> dict[str, Saved]:

@@ -53,8 +53,8 @@ from headrace.weights.version import Lineage, Version
 class Parts:
     """A run, ready to start."""
 
-    branch: int
-    """Of the versions that this process makes."""
+    lineage: Lineage
+    """Of the versions that are made: where the run goes back, it knows."""
     begun: Version
     """Where this process began."""
     ahead: int
@@ -83,6 +83,11 @@ class Parts:
     """None on-policy, where every token shows the gap."""
     best: BestCheckpoint | None
     """Keeps the checkpoint that is best on a held-out set; None if none is to be kept."""
+
+    @property
+    def branch(self) -> int:
+        """Of the versions that are made now."""
+        return self.lineage.branch
 
     async def taken_up(self) -> None:
         """Until an engine serves the newest version."""
@@ -169,7 +174,7 @@ def connect(
             stood_still=pool.outage.seconds,
         )
 
-    refresh = _refresh(plan, models, runtime, lineage.branch)
+    refresh = _refresh(plan, models, runtime, lineage)
 
     async def trained(batch: int, reports: Sequence[StepReport], stats: BatchStats) -> None:
         measured = [report.stats["reference_kl"] for report in reports if "reference_kl" in report.stats]
@@ -201,7 +206,7 @@ def connect(
         gap = GapSampler(context, pool, policy, plan.prompts, fresh, first=first)
     answers = None if hands is None else hands.workers.answers
     return Parts(
-        branch=lineage.branch,
+        lineage=lineage,
         begun=committed,
         ahead=base.ahead,
         models=models,
@@ -264,7 +269,7 @@ def connect(
             models.engines,
             evaluations(plan, models.engines, clock, rewards, models.reward, base.answered, answers),
             recorder.evaluation,
-            recorded=_evaluated(store),
+            recorded=evaluated(store),
             count=config.evaluation.engines,
             begins=None if best is None else best.begins,
             ended=None if best is None else best.ended,
@@ -295,7 +300,7 @@ def _after_step(
     return after_step
 
 
-def _refresh(plan: Plan, models: Models, runtime: Runtime, branch: int) -> Callable[[int], Awaitable[None]]:
+def _refresh(plan: Plan, models: Models, runtime: Runtime, lineage: Lineage) -> Callable[[int], Awaitable[None]]:
     """Called with the number of each version before a row of its batch can be scored: makes every n-th the
     reference."""
     every = plan.config.reference.refresh_every
@@ -308,12 +313,14 @@ def _refresh(plan: Plan, models: Models, runtime: Runtime, branch: int) -> Calla
             await runtime.compute(TRAINER_LANE, models.trainer.keep_reference)
         else:
             plane = MemoryPublisher()  # this one version, which nobody else is to receive yet
-            await runtime.compute(TRAINER_LANE, plane.publish, Version(branch, number), models.trainer.tensors())
+            await runtime.compute(
+                TRAINER_LANE, plane.publish, Version(lineage.branch, number), models.trainer.tensors()
+            )
             await own.take(plane.receiver())
 
     return refresh
 
 
-def _evaluated(store: RunStore) -> dict[str, int]:
+def evaluated(store: RunStore) -> dict[str, int]:
     """Of each held-out set the newest version whose evaluation stands in the record."""
     return {str(row.record.get("set", PLAIN)): row.number for row in store.metrics.read("eval")}

@@ -38,6 +38,8 @@ class WorkerLost(RuntimeError):
         super().__init__(f"{worker or f'worker {rank}'} is lost: {reason}")
         self.rank = rank
         self.reason = reason
+        self.worker = worker
+        """Its name, as rollout/0; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,10 @@ class Checkpoints:
     def release(self, number: int) -> None:
         self._held.discard(number)
 
+    def release_after(self, number: int) -> None:
+        """As `release`, those of all later versions."""
+        self._held = {held for held in self._held if held <= number}
+
     def keep_as_best(self, number: int, *, metric: str, value: float) -> None:
         """Name the checkpoint of version `number` as the best, durably; `checkpoints/best` leads to it.
 

@@ -23,6 +23,12 @@ class Version(NamedTuple):
         number as great. As tuples (1, 0) would come after (0, 7), whose successor it is not."""
         return self.branch >= floor.branch and self.number >= floor.number
 
+    def serves(self, floor: Version) -> bool:
+        """Whether an engine that holds this, and knows no line, may serve a request that was made with `floor`: if it
+        reaches it, or if the run went back since. Whatever ran then has been given a deadline that every version of the
+        later branch meets (`Lineage.floor`)."""
+        return self.branch > floor.branch or self.reaches(floor)
+
 
 INITIAL = Version(0, 0)
 

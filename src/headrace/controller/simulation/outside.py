@@ -41,6 +41,8 @@ from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import INITIAL, Version
 
 Watch = Callable[[str, object], None]
+_RENEW_S = 5.0
+"""In which a trainer is made anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,15 @@ class SimulatedOutside:
             models = replace(models, proximal=scorer("proximal", follows=True))
         if algorithm.needs_teacher:
             models = replace(models, teacher=scorer("teacher"))
-        self.built = models
+        trainers = {"trainer": models.trainer, "critic": models.critic}
+
+        async def renew(name: str) -> None:
+            made = trainers[name]
+            assert isinstance(made, SimulatedTrainer)
+            await runtime.clock.sleep(_RENEW_S)
+            made.renew()
+
+        self.built = models = replace(models, renew=renew)
         return models
 
     def _engines(self, config: PolicyEngineConfig, runtime: Runtime) -> EnginePool:
