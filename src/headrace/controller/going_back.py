@@ -26,7 +26,11 @@ Load = Callable[[Path | None], Awaitable[None]]
 
 def is_of_trainer(error: BaseException) -> bool:
     """Whether the trainer or the critic was lost."""
-    return isinstance(error, WorkerLost) and error.worker.partition("/")[0] in TRAINERS
+    return isinstance(error, WorkerLost) and _kind(error) in TRAINERS
+
+
+def _kind(lost: WorkerLost) -> str:
+    return lost.worker.partition("/")[0]
 
 
 class GoingBack:
@@ -65,7 +69,7 @@ class GoingBack:
         self._failures += 1
         then = after_failure(TRAINER, self._failures)
         commit = self._store.checkpoints.newest()
-        if then.measure is not Measure.FROM_COMMIT or not self._may_go_back_to(commit):
+        if then.measure is not Measure.FROM_COMMIT or not self._may_go_back(lost, commit):
             raise lost
         left = Version(parts.branch, parts.flow.batch)
         parts.recorder.event("trainer_lost", {"message": str(lost), "version": str(left)})
@@ -89,19 +93,22 @@ class GoingBack:
                 scorer.begin_again()
         parts.recorder.event("went_back", {"version": str(version), "from": str(left)})
 
-    def _may_go_back_to(self, commit: Commit) -> bool:
+    def _may_go_back(self, lost: WorkerLost, commit: Commit) -> bool:
         """Nothing is known of a reference that was refreshed since version 0, which has no files."""
         models, every = self._parts.models, self._plan.config.reference.refresh_every
         refreshed = models.refreshed is not None and every is not None and self._parts.flow.batch >= every
-        return models.renew is not None and self._plan.replay is None and not (commit.path is None and refreshed)
+        names = self._names() if commit.path is None else [_kind(lost)]
+        can = all(name in models.renew for name in names)
+        return can and self._plan.replay is None and not (commit.path is None and refreshed)
+
+    def _names(self) -> tuple[str, ...]:
+        return TRAINERS if self._parts.models.critic is not None else TRAINERS[:1]
 
     async def _renew(self, lost: WorkerLost, commit: Commit) -> None:
         models = self._parts.models
-        assert models.renew is not None
-        names = TRAINERS if models.critic is not None else TRAINERS[:1]
-        for name in names:
-            if commit.path is None or lost.worker.startswith(f"{name}/"):
-                await models.renew(name)
+        for name in self._names():
+            if commit.path is None or name == _kind(lost):
+                await models.renew[name]()
         await self._runtime.compute(LANE, commit.verify, self._store.files)
         await self._load(commit.path)
 

@@ -35,7 +35,6 @@ from headrace.observe.listeners import NOBODY, Listeners
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.observe.summary import build_summary, write_summary
 from headrace.observe.trace import write_trace
-from headrace.roles.actor import TRAINER_LANE
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunReader, RunStore, StoreError
@@ -251,7 +250,7 @@ async def _train(
     async with outside.rewards(plan, folder, runtime, models.engines, models.judges) as pool:
         # First, since only now it is known how many sequences it decodes together.
         lineage = Lineage(begun.branch, store.checkpoints.lineage())
-        await models.engines.start(lineage, models.publisher.receiver())
+        await models.engines.start(lineage, models.trainer.receiver())
         hands = None
         try:
             hands = await start_rollout_workers(
@@ -286,7 +285,7 @@ async def _train(
                         models.kl.restore(restored.state)
                         parts.flow.restore(restored.number, restored.ready, restored.running)
                     outside.began(parts)
-                    load = partial(_load_models, plan, models, runtime)
+                    load = partial(_load_models, plan, models)
                     back = GoingBack(plan, parts, store, runtime, load, hands)
                     with outside.at_work():
                         status = await _supervise(parts, RoleTasks(parts, runtime, back), runtime, stop)
@@ -303,23 +302,20 @@ async def _train(
 async def _restore_models(plan: Plan, models: Models, restored: Restored | None, runtime: Runtime) -> Version:
     """Bring the trainer to the commit, and publish the version that the run begins from."""
     version = INITIAL if restored is None else Version(restored.branch, restored.number)
-    await _load_models(plan, models, runtime, None if restored is None else restored.path)
+    await _load_models(plan, models, None if restored is None else restored.path)
     if not models.engines.is_absent or version > INITIAL:  # version 0 too: an engine that dies comes back with it
-        await runtime.compute(TRAINER_LANE, models.publisher.publish, version, models.trainer.tensors())
+        await models.trainer.publish(version)
     return version
 
 
-async def _load_models(plan: Plan, models: Models, runtime: Runtime, path: Path | None) -> None:
+async def _load_models(plan: Plan, models: Models, path: Path | None) -> None:
     """Bring models that are as they were made to what the checkpoint in `path` holds; None: to version 0."""
     if path is not None:
-        await runtime.compute(TRAINER_LANE, models.trainer.load, path)
-        for name, other in models.saved.items():
-            await runtime.compute(TRAINER_LANE, other.load, path / name)
-        for name, model in models.asked.items():
-            await model.load(path / name)
+        await models.trainer.load(path)
+        for name, other in models.parts.items():
+            await other.load(path / name)
     elif plan.origin is not None:
-        own = (plan.origin, models.trainer, models.critic, plan.config)
-        await runtime.compute(TRAINER_LANE, lambda: begin_from(*own))
+        await begin_from(plan.origin, models.trainer, models.critic, plan.config)
 
 
 async def _supervise(parts: Parts, roles: RoleTasks, runtime: Runtime, stop: StopRequest) -> Status:

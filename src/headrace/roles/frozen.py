@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from headrace.experience.restored_refs import RestoredRefs
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.workers import WorkerError, Workers
@@ -38,19 +36,6 @@ class AskedModel(Protocol):
 
     async def load(self, path: Path) -> None:
         """What `save` wrote. Raises CheckpointError."""
-
-
-def known_again(refs: RestoredRefs, rows: Sequence[RowToTrain]) -> list[RowToTrain]:
-    """The rows with refs to what is there: what was lost with a rollout worker is read from the journal. Blocking.
-    Raises RefLost for a column that is in no journal."""
-
-    def found(value: object) -> object:
-        if not isinstance(value, Ref):
-            return value
-        refs.get(value, ())
-        return refs.current(value)
-
-    return [replace(row, columns={name: found(value) for name, value in row.columns.items()}) for row in rows]
 
 
 class OnLane:

@@ -32,6 +32,8 @@ class DiskPublisher(WeightPublisher):
     With `keep` of 2, a receiver has the time of one whole publication to open what the pointer named.
     """
 
+    transport = "disk"
+
     def __init__(self, folder: str | Path, keep: int = 2) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}; the newest version at least must be kept")
@@ -65,6 +67,10 @@ class DiskPublisher(WeightPublisher):
         for _, stale in sorted(_versions(self._folder))[: -self._keep]:
             shutil.rmtree(stale, ignore_errors=True)
         return manifest
+
+    @property
+    def address(self) -> str:
+        return str(self._folder)
 
     def receiver(self) -> DiskReceiver:
         return DiskReceiver(self._folder)

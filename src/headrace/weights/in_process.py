@@ -64,6 +64,8 @@ def memory_receiver(address: str) -> MemoryReceiver:
 class MemoryPublisher(WeightPublisher):
     """Clones the tensors on the device where they are."""
 
+    transport = "memory"
+
     def __init__(self) -> None:
         self._newest = _Newest()
 
@@ -84,6 +86,10 @@ class MemoryPublisher(WeightPublisher):
         writes = tuple(tensor._version for tensor in snapshot.tensors.values())
         self._newest.snapshot = _Published(snapshot.manifest, snapshot.tensors, writes)
         return snapshot.manifest
+
+    @property
+    def address(self) -> str:
+        return _address(self._newest)
 
     def receiver(self) -> MemoryReceiver:
         return MemoryReceiver(self._newest)

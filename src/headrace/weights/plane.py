@@ -76,6 +76,14 @@ class WeightPublisher(Protocol):
     """Publishes in two moves: one copy, for which the trainer rests, and its journey, beside the next batch. The newest
     whole version can be received until a newer one is whole."""
 
+    transport: str
+    """As `disk`."""
+
+    @property
+    def address(self) -> str:
+        """With the transport, what a receiver is made of, in whatever process it reaches."""
+        ...
+
     def snapshot(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Snapshot:
         """One copy of `tensors`; once it returns, the caller may change them. To be sent before the next is taken.
 

@@ -108,6 +108,8 @@ class _Slot:
 class ShmPublisher(WeightPublisher):
     """Copies each version into the slot that does not have the newest one."""
 
+    transport = "shm"
+
     def __init__(self, folder: Path) -> None:
         """`folder`: empty, of this publisher alone, in memory; whoever made it removes it."""
         self._folder = folder

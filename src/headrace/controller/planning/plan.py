@@ -147,8 +147,8 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     # From here on torch is needed, which takes seconds to import: faults in the data are told before.
     from headrace.controller.planning.judges import check_judges
     from headrace.controller.planning.memory_estimate import estimate_memory
-    from headrace.controller.planning.own_functions import load_pieces
     from headrace.engines.embedded.cache_plan import context_limit
+    from headrace.training.own_functions import load_pieces
 
     device = resolve_device(config.model.device)
     check_model(config.model.path)
