@@ -91,7 +91,8 @@ class GoingBack:
         for scorer in parts.scorers:
             if isinstance(scorer, ScorerRole):
                 scorer.begin_again()
-        parts.recorder.event("went_back", {"version": str(version), "from": str(left)})
+        message = f"trained again from {version}; {left} and what it grew from since are taken back"
+        parts.recorder.event("went_back", {"version": str(version), "from": str(left), "message": message})
 
     def _may_go_back(self, lost: WorkerLost, commit: Commit) -> bool:
         """Nothing is known of a reference that was refreshed since version 0, which has no files."""
