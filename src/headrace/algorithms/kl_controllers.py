@@ -96,14 +96,24 @@ class KLCoefficient:
     def follow(self, batch: int, kl: float, samples: int) -> None:
         """`batch`, of `samples`, had this KL, summed over all of them. Said again of a batch, it changes nothing. See
         `AdaptiveKL.after` for errors."""
-        if batch in self._used or not samples:
+        if batch not in self._used and samples:
+            self.take(batch, self.after(kl, samples))
+
+    def after(self, kl: float, samples: int) -> float:
+        """The value that follows on this one after a batch of `samples` with this KL, summed over all of them. Changes
+        nothing; see `AdaptiveKL.after` for errors."""
+        if self._own is None:
+            return self._controller.after(kl / samples, samples).beta
+        return float(self._own(self.value, kl / samples, samples))
+
+    def take(self, batch: int, value: float) -> None:
+        """`value` follows on `batch`, which was penalised with that of now. Said again of a batch, it changes
+        nothing."""
+        if batch in self._used:
             return
         self._used = {number: beta for number, beta in self._used.items() if number > batch - _REMEMBERED}
         self._used[batch] = self.value
-        if self._own is None:
-            self._controller = self._controller.after(kl / samples, samples)
-        else:
-            self._controller = replace(self._controller, beta=float(self._own(self.value, kl / samples, samples)))
+        self._controller = replace(self._controller, beta=value)
 
     @property
     def state(self) -> dict[str, float]:

@@ -80,6 +80,17 @@ class ReferenceConfig(Section):
         return self
 
 
+class FunctionsConfig(Section):
+    """What computes columns and is no model: your stages, advantage, shaping and KL controller, and advantages that
+    look at tokens (`gae`, `reinforce_plus_plus`, a KL in the reward). Advantages of one number a sample are computed
+    where the run is."""
+
+    placement: Literal["own", "process"] = "own"
+    """`own`: a lane of its own. `process`: a process of its own, on this machine, which imports your modules anew, so
+    that nothing global in them is shared with the run's process; if it dies, it comes back, and what it had computed
+    is computed again."""
+
+
 class ProximalConfig(Section):
     """Who computes log-probs under the weights that a batch begins with, where several steps are made on it, or
     `algorithm.kl.of` is `proximal`."""
@@ -147,6 +158,7 @@ class TrainConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
     reference: ReferenceConfig = ReferenceConfig()
+    functions: FunctionsConfig = FunctionsConfig()
     proximal: ProximalConfig = ProximalConfig()
     teacher: TeacherConfig = TeacherConfig()
     critic: CriticConfig = CriticConfig()
@@ -271,16 +283,20 @@ class TrainConfig(Section):
 
     @property
     def scorer_processes(self) -> tuple[str, ...]:
-        """Sections of models that score in processes of their own."""
-        algorithm = self.algorithm
-        if self.rollouts_only:
-            return ()  # nothing is scored, and no processor is set aside for it
+        """Stages of models that score in processes of their own."""
+        algorithm, reward, trains = self.algorithm, self.reward.model, not self.rollouts_only
         places = {
-            "reference": algorithm.needs_reference and self.reference.placement == "process",
-            "proximal": self.copies_proximal and self.proximal.placement == "process",
-            "teacher": algorithm.needs_teacher and self.teacher.placement == "process",
+            "reward": reward.path is not None and reward.placement == "process",
+            "reference": trains and algorithm.needs_reference and self.reference.placement == "process",
+            "proximal": trains and self.copies_proximal and self.proximal.placement == "process",
+            "teacher": trains and algorithm.needs_teacher and self.teacher.placement == "process",
         }
         return tuple(name for name, holds in places.items() if holds)
+
+    @property
+    def functions_process(self) -> bool:
+        """Whether the user's functions and advantages of tokens have a process of their own."""
+        return self.functions.placement == "process" and self.algorithm.calls_functions and not self.rollouts_only
 
     def ahead(self, slots: int) -> int:
         """`async.ahead`, or what it is unless given. `slots`: sequences that all engines of the policy decode at once.

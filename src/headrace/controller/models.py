@@ -16,19 +16,19 @@ from headrace.controller.engine_workers import are_workers, engine_workers
 from headrace.controller.frozen_workers import frozen_worker
 from headrace.controller.judge_engines import load_judges
 from headrace.controller.planning.plan import Plan
+from headrace.controller.reward_model import load_model_reward
 from headrace.controller.trainer_workers import policy_group, value_group
 from headrace.engines.absent import AbsentEngine
 from headrace.engines.embedded.engine import LANE, EmbeddedEngine
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine, EngineError
-from headrace.models.loading import load_causal_lm, load_reward_model, resolve_device
+from headrace.models.loading import load_causal_lm, resolve_device
 from headrace.rewards.model import ModelReward
 from headrace.roles.actor import TRAINER_LANE
 from headrace.roles.frozen import AskedModel
 from headrace.roles.workers.frozen import FrozenSpec, FrozenWorker, ProximalWorker, ReferenceWorker, TeacherWorker
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.together import together
-from headrace.training.frozen import FrozenRewardModel
 from headrace.training.group import TrainerGroup
 from headrace.weights.plane import WeightPublisher, WeightReceiver
 from headrace.weights.version import INITIAL
@@ -169,16 +169,3 @@ async def _successor(dead: Engine, receiver: WeightReceiver) -> Engine:
     if not isinstance(dead, EmbeddedEngine):
         raise EngineError(f"{type(dead).__name__} cannot be built again")
     return await dead.successor(receiver)
-
-
-async def load_model_reward(plan: Plan, runtime: Runtime) -> ModelReward | None:
-    """The reward model, if there is one."""
-    config, model = plan.config.reward.model, plan.config.model
-    path = config.path
-    if path is None:
-        return None
-    dtype, device = getattr(torch, model.dtype), resolve_device(model.device)
-    frozen = await runtime.compute(
-        TRAINER_LANE, lambda: FrozenRewardModel(load_reward_model(path, dtype=dtype, device=device))
-    )
-    return ModelReward(frozen.scores, config.weight, config.max_tokens_per_microbatch, runtime)

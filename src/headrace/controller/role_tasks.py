@@ -10,6 +10,7 @@ from headrace.controller.going_back import GoingBack, is_of_trainer
 from headrace.controller.supervise import end, see_through, unless
 from headrace.controller.wiring import Parts
 from headrace.roles.engine_watch import EnginesLost
+from headrace.roles.functions import FunctionsLost
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.workers import WorkerLost
 
@@ -24,9 +25,12 @@ class RoleTasks:
         self._back = back
         self._going_on: dict[str, asyncio.Task[Any]] = {}
 
-    async def run(self, stopping: asyncio.Task[Any], keepers: Sequence[asyncio.Task[Any]]) -> EnginesLost | None:
+    async def run(
+        self, stopping: asyncio.Task[Any], keepers: Sequence[asyncio.Task[Any]]
+    ) -> EnginesLost | FunctionsLost | None:
         """Until the actor has ended; the first role, or keeper, that fails ends them all, and its error is raised.
-        Where no engine is left the actor ends in order, as when the run is told to stop, and why is returned."""
+        Where no engine is left, or no functions worker comes back, the actor ends in order, as when the run is told to
+        stop, and why is returned."""
         parts = self._parts
         actor, columns = self._begin()
         try:
@@ -34,7 +38,9 @@ class RoleTasks:
                 others = [*columns, *self._going_on.values()]
                 try:
                     await see_through(actor, [*others, *keepers], stopping, parts.stop)
-                except EnginesLost as lost:
+                except (EnginesLost, FunctionsLost) as lost:
+                    if actor.done() and actor.exception() is not None:
+                        raise  # in the midst of a batch: there is nothing to commit
                     parts.stop()
                     evaluator = self._going_on.get("evaluator")
                     await see_through(actor, [task for task in others if task is not evaluator], stopping, parts.stop)

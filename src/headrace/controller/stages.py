@@ -12,6 +12,7 @@ from headrace.controller.planning.plan import Plan
 from headrace.roles.context import RoleContext
 from headrace.roles.frozen import AskedModel
 from headrace.roles.function_stage import FunctionStageRole
+from headrace.roles.functions import AskedFunctions
 from headrace.roles.known_refs import with_known_refs
 from headrace.roles.reward import RewardRole
 from headrace.roles.scorer import FollowedWeights, Score, ScorerRole
@@ -80,15 +81,8 @@ def scorers(
     return tuple(found)
 
 
-def own_stages(context: RoleContext, plan: Plan) -> tuple[FunctionStageRole, ...]:
+def own_stages(context: RoleContext, plan: Plan, functions: AskedFunctions) -> tuple[FunctionStageRole, ...]:
     return tuple(
-        FunctionStageRole(
-            context,
-            function,
-            name=stage.name,
-            reads=stage.reads,
-            writes=stage.writes,
-            unit=stage.unit,
-        )
-        for stage, function in zip(plan.config.algorithm.stages, plan.stages, strict=True)
+        FunctionStageRole(context, functions, name=stage.name, reads=stage.reads, unit=stage.unit)
+        for stage in plan.config.algorithm.stages
     )

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from headrace.config import ConfigError, config_sha256, dump_config
 from headrace.config.paths import path_of
 from headrace.controller.begin import Begin
+from headrace.controller.functions_worker import start_functions
 from headrace.controller.going_back import GoingBack
 from headrace.controller.judge_engines import serving, stop_engine
 from headrace.controller.models import Models
@@ -256,6 +257,7 @@ async def _train(
             hands = await start_rollout_workers(
                 plan, folder, runtime, store, models.engines, models.judges, pool, lineage
             )
+            functions = await start_functions(plan, runtime)
             parts = connect(
                 plan,
                 models,
@@ -267,6 +269,7 @@ async def _train(
                 listeners,
                 outside.crew,
                 hands,
+                functions,
             )
             started = {
                 "version": str(begun),
@@ -323,12 +326,13 @@ async def _supervise(parts: Parts, roles: RoleTasks, runtime: Runtime, stop: Sto
     stopping = runtime.spawn(stop.wait(), "stop request")
     followers = [runtime.spawn(follower.run(), "weight follower") for follower in parts.followers]
     watch = None if parts.watch is None else runtime.spawn(parts.watch.run(), "engine watch")
+    functions = [] if parts.functions is None else [runtime.spawn(parts.functions.run(), "functions worker")]
     try:
         if parts.evaluator is not None:
             await unless(stopping, runtime.spawn(parts.evaluator.before(), "evaluation before"), watch)
         lost = None
         if not stopping.done():
-            lost = await roles.run(stopping, [*followers, *([watch] if watch else [])])
+            lost = await roles.run(stopping, [*followers, *functions, *([watch] if watch else [])])
         version = Version(parts.branch, parts.flow.batch)
         await parts.checkpointer.commit(version)
         if lost is not None:
@@ -341,7 +345,7 @@ async def _supervise(parts: Parts, roles: RoleTasks, runtime: Runtime, stop: Sto
         parts.recorder.event("finished", {"version": str(version)})
         return "finished"
     finally:
-        await end([stopping, *followers, *([watch] if watch else [])])
+        await end([stopping, *followers, *functions, *([watch] if watch else [])])
 
 
 async def _evaluate_last(parts: Parts) -> None:

@@ -11,6 +11,7 @@ from headrace.controller.best import BestCheckpoint
 from headrace.controller.checkpointer import Checkpointer
 from headrace.controller.divergence import Divergence
 from headrace.controller.episode_runners import evaluations, policy_settings
+from headrace.controller.functions_worker import asked_functions
 from headrace.controller.groundwork import Crew, filter_role, lay_groundwork, rollout_role
 from headrace.controller.models import Models
 from headrace.controller.planning.plan import Plan
@@ -31,7 +32,8 @@ from headrace.roles.critic import CriticRole
 from headrace.roles.engine_watch import EngineWatchRole
 from headrace.roles.evaluator import EvaluatorRole
 from headrace.roles.filter import FilterRole
-from headrace.roles.function_stage import LANE, FunctionStageRole
+from headrace.roles.function_stage import FunctionStageRole
+from headrace.roles.functions_worker import InWorker
 from headrace.roles.gap_sample import GapSampler, due_after
 from headrace.roles.replay import NeverFresh, RecordedLineage, ReplayRole
 from headrace.roles.reward import RewardRole
@@ -39,8 +41,10 @@ from headrace.roles.rollout import RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
 from headrace.roles.scorer import ScorerRole
 from headrace.roles.weight_follower import WeightFollowerRole, taken_up
+from headrace.roles.workers.functions import FunctionsWorker
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
+from headrace.runtime.workers import Workers
 from headrace.store import RunStore
 from headrace.training.epochs import Epochs
 from headrace.training.objective import policy_columns, prepare_batch
@@ -69,6 +73,8 @@ class Parts:
     filter: FilterRole
     scorers: tuple[ScorerRole | RewardRole, ...]
     stages: tuple[FunctionStageRole, ...]
+    functions: InWorker | None
+    """What calls the user's functions, where that is a worker."""
     advantages: AdvantagesRole | None
     """None where the loss reads a teacher instead."""
     critic: CriticRole | None
@@ -110,6 +116,7 @@ def connect(
     listeners: Listeners = NOBODY,
     crew: Crew = lambda runner, *parts: runner,
     hands: RolloutHands | None = None,
+    functions: Workers[FunctionsWorker] | None = None,
 ) -> Parts:
     """Build roles, table and schedule around the models, whose engines have started. `committed`: the version that the
     run begins from."""
@@ -136,6 +143,7 @@ def connect(
     estimator = AdvantageEstimator(
         algorithm, max_length=rollout.sampling.max_new_tokens, pieces=plan.pieces, coefficient=kl
     )
+    asked = asked_functions(plan, context, functions)
     best = None
     if (by := config.best_by) is not None:
         best = BestCheckpoint(store.checkpoints, by, context, recorder.event)
@@ -178,7 +186,7 @@ def connect(
         measured = [report.stats["reference_kl"] for report in reports if "reference_kl" in report.stats]
         if algorithm.kl.place == "loss" and algorithm.kl.moves and measured and stats.trained_samples:
             samples = stats.trained_samples
-            await context.compute(LANE, "the KL's controller", kl.follow, batch, sum(measured), samples)
+            kl.take(batch, await asked.coefficient(kl.value, sum(measured), samples))
         await refresh(batch + 1)
         checkpointer.trained()
 
@@ -219,13 +227,15 @@ def connect(
         else ReplayRole(context, replay.rollouts, base.journal),
         filter=filter_role(plan, base),
         scorers=scorers(context, plan, models, published, committed),
-        stages=own_stages(context, plan),
+        stages=own_stages(context, plan, asked),
+        functions=asked if isinstance(asked, InWorker) else None,
         advantages=AdvantagesRole(
             context,
             estimator,
-            reads=plan.recipe.stage("advantages").reads,
+            asked,
+            kl,
+            moves=algorithm.kl.moves,
             whole_batch=algorithm.needs_whole_batch,
-            extra=algorithm.advantage_reads,
         )
         if plan.recipe.has("advantages")
         else None,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from headrace.errors import HeadraceError
 from headrace.experience.codec import CodecError, decode_group
 from headrace.experience.columns import SAMPLE_COLUMNS, FinishedGroup, put_samples, rewarded
 from headrace.experience.dataset import Prompt, PromptSource
@@ -69,7 +70,7 @@ class _Finished(NamedTuple):
     """It was judged, and may be trained on."""
 
 
-class NothingToTrain(RuntimeError):
+class NothingToTrain(HeadraceError, RuntimeError):
     """So many groups were dropped while one batch was composed that more of the same would come to nothing."""
 
 

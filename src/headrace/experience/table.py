@@ -238,6 +238,30 @@ class ExperienceTable:
                     self._left(key)
             self._shared.let_go(lease.groups)
 
+    def settle(self, *leases: Lease) -> None:
+        """All that the rows were leased for is read, and is about to be trained on: nothing of their groups is computed
+        again from now on. All leases or (StaleLease) none. Who gives one back takes that back."""
+        self._expire()
+        self._index.settle(leases)
+
+    def lose(self, keeper: str, computing: Collection[str] = ()) -> int:
+        """`keeper` has ended: columns of rows that it kept, and that a consumer writes, are there no more. Whoever
+        writes them leases those rows again, though it has acked them. Leases end in which they are read, and all
+        leases of `computing`, the consumers whose work was on its hands. Gives the rows that are computed again.
+
+        What was computed *from* such a column, and is kept elsewhere, stays: it was computed from the whole value, and
+        if the function is one, from the very value that comes again. A group that is settled leaves the table: it is
+        trained, and for those that nobody waits for it is over.
+        """
+        self._expire()
+        lost = self._index.lose(lambda value: isinstance(value, Ref) and value.keeper == keeper, computing)
+        for lease in lost.leases:
+            self._shared.let_go(lease.groups)
+        for key in lost.groups:
+            self._left(key)
+        self._wake_filled()
+        return lost.rows
+
     def give_back(self, lease: Lease) -> None:
         """Let others have these rows."""
         self._index.give_back(lease)

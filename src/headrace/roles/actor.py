@@ -20,7 +20,7 @@ from headrace.roles.critic import CriticRole
 from headrace.roles.known_refs import with_known_refs
 from headrace.roles.weight_distributor import WeightDistributor
 from headrace.roles.whole_batch import WholeBatch
-from headrace.runtime.refs import Ref
+from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.signal import Signal
 from headrace.training.epochs import Epochs
 from headrace.training.gap import Gap
@@ -195,8 +195,8 @@ class ActorRole:
                     await self._accumulate(work, rows)
             if work.leases and not self._stopping:
                 await self._critic_ready(batch)
-                self._context.table.hold(*work.leases)
-        except StaleLease as lost:
+                self._context.table.settle(*work.leases, *(self._critic.leases if self._critic else ()))
+        except (StaleLease, RefLost) as lost:
             self._context.report("restarted_batch", {"batch": batch, "message": str(lost)})
             await self._give_up(work)
             return None

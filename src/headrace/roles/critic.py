@@ -14,6 +14,7 @@ from headrace.roles.batch_stats import StalenessRule
 from headrace.roles.context import RoleContext
 from headrace.roles.known_refs import with_known_refs
 from headrace.roles.whole_batch import WholeBatch
+from headrace.runtime.refs import RefLost
 from headrace.runtime.signal import Signal
 from headrace.training.epochs import Epochs
 from headrace.training.group import TrainerGroup
@@ -86,6 +87,11 @@ class CriticRole:
             lambda: f"the critic to see all rows of batch {batch}",
         )
 
+    @property
+    def leases(self) -> Sequence[Lease]:
+        """Of the batch that is `ready`."""
+        return tuple(self._leases)
+
     def wake(self) -> None:
         """Have `ready` look at its condition again."""
         self._changed.notify()
@@ -125,7 +131,7 @@ class CriticRole:
                 self._leases.append(lease)
                 table.hold(lease)
                 await self._begin(batch, [to_train(row, self._rule.chosen(row.header), _READ) for row in lease.rows])
-        except StaleLease as lost:
+        except (StaleLease, RefLost) as lost:
             await self._forget(str(lost), batch)
             return False
         return bool(self._leases)

@@ -12,6 +12,7 @@ from headrace.runtime.workers import WorkerError, Workers
 from headrace.training.protocol import CheckpointError, FrozenModel
 from headrace.training.rows import RowToTrain
 from headrace.training.scoring import Scoring
+from headrace.training.taking import taken
 from headrace.weights.plane import WeightError, WeightReceiver
 from headrace.weights.version import Version
 
@@ -54,12 +55,7 @@ class OnLane:
     async def take(self, receiver: WeightReceiver) -> Version:
         """See `AskedModel.take`."""
 
-        def take() -> Version:
-            manifest, tensors = receiver.receive()
-            self._model.take(tensors)
-            return manifest.version
-
-        return await self._runtime.compute(self.name, take)
+        return await self._runtime.compute(self.name, taken, self._model, receiver)
 
     async def save(self, path: Path) -> None:
         """See `AskedModel.save`."""

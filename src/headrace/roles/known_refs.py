@@ -13,7 +13,14 @@ from headrace.training.rows import RowToTrain
 
 T = TypeVar("T")
 
-_LANE = "stages"
+_LANE = "functions"
+
+
+def there(refs: RestoredRefs, ref: Ref) -> Ref:
+    """The ref by which its columns are known now: of those that were lost, once they are read from the journal.
+    Blocking. Raises RefLost."""
+    refs.get(ref, ())
+    return refs.current(ref)
 
 
 def known_again(refs: RestoredRefs, rows: Sequence[RowToTrain]) -> list[RowToTrain]:
@@ -21,10 +28,7 @@ def known_again(refs: RestoredRefs, rows: Sequence[RowToTrain]) -> list[RowToTra
     Raises RefLost for a column that is in no journal."""
 
     def found(value: object) -> object:
-        if not isinstance(value, Ref):
-            return value
-        refs.get(value, ())
-        return refs.current(value)
+        return there(refs, value) if isinstance(value, Ref) else value
 
     return [replace(row, columns={name: found(value) for name, value in row.columns.items()}) for row in rows]
 

@@ -13,7 +13,7 @@ from headrace.experience.rollouts import Decode, kept_of, rollout_of
 from headrace.experience.sample import Group, SampleStatus
 from headrace.roles.actor import TrainedRow, TrainedStep
 from headrace.roles.context import RoleContext
-from headrace.runtime.refs import Ref
+from headrace.runtime.refs import Ref, RefLost
 from headrace.store.rollouts import Rollout
 
 LANE = "record"
@@ -117,7 +117,10 @@ class RolloutRecord:
     def _of_row(self, trained: TrainedRow, batch: int, at: float) -> Rollout:
         refs, row = self._context.refs, trained.row
         names = [*SAMPLE_COLUMNS, *(("advantages",) if "advantages" in row.columns else ())]
-        columns = read(refs, row, names)
+        try:
+            columns = read(refs, row, names)
+        except RefLost:  # who computed the advantages has died since
+            columns = read(refs, row, SAMPLE_COLUMNS)
         logprobs = trained.logprobs
         return rollout_of(
             row.header.prompt_id,

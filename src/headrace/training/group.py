@@ -234,6 +234,10 @@ class Following(WeightReceiver):
         """See `WeightReceiver.receive_as`."""
         return self._now().receive_as(make)
 
+    def received(self) -> Received:
+        """See `WeightReceiver.received`."""
+        return self._now().received()
+
     def _now(self) -> WeightReceiver:
         plane, receiver = self._plane(), self._receiver
         if receiver is None or self._of != plane:

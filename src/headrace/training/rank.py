@@ -25,6 +25,7 @@ from headrace.training.scoring import Scoring
 from headrace.training.spans import SPANNED, check_spans
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.plane import Snapshot, WeightPublisher
+from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import Version
 
 BEGAN = "began"
@@ -94,10 +95,12 @@ class TrainerRank:
         aside: Callable[[], WeightPublisher] = MemoryPublisher,
         coefficient: TakenCoefficient | None = None,
         reference: Kept | None = None,
+        check: Callable[[], SwapCheck] | None = None,
     ) -> None:
         """`plane`: by which its weights leave; in this process's memory unless given. `aside`: makes one for a version
         that one receiver alone takes. `coefficient`: of a KL in the loss, which is told with the rows. `reference`: the
-        copy that it keeps of its own weights, if that goes with a checkpoint."""
+        copy that it keeps of its own weights, if that goes with a checkpoint. `check`: makes the swap check of the
+        present weights, where they are converted or copied on their way."""
         self._trainer = trainer
         self._services = services
         self._task = task
@@ -106,6 +109,7 @@ class TrainerRank:
         self._aside: WeightPublisher | None = None
         self._coefficient = coefficient
         self._reference = reference
+        self._check = check
         self._held: HeldRows | None = None
         self._snapshot: Snapshot | None = None
 
@@ -168,7 +172,8 @@ class TrainerRank:
 
     def snapshot(self, version: Version) -> None:
         """Copy the weights as they are. Raises WeightError."""
-        self._snapshot = self._plane.snapshot(version, self._trainer.tensors())
+        check = None if self._check is None else self._check()
+        self._snapshot = self._plane.snapshot(version, self._trainer.tensors(), check)
 
     async def send(self) -> None:
         """Have the last snapshot received from now on, whole, while the trainer goes on. Raises WeightError."""

@@ -207,7 +207,7 @@ def _roles(plan: Plan) -> list[str]:
     if plan.held_out:
         names.append("evaluator")
     lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.config.transport}"]
-    engines = _engine_processes(plan.config)
+    engines, functions = _engine_processes(plan.config), _places_of_functions(plan.config)
     for name in names:
         lane = _LANE_OF.get(name)
         placements = {"reference": plan.config.reference.placement, "proximal": plan.config.proximal.placement}
@@ -223,13 +223,18 @@ def _roles(plan: Plan) -> list[str]:
             place = f"compute lane {turn!r}: {share}"
         elif name in _OWN_LANE:
             place = f"compute lane {_OWN_LANE[name]!r}: {share}"
-        elif any(name == stage.name for stage in plan.config.algorithm.stages):
-            place = "compute lane 'stages'"
+        elif name in functions:
+            place = functions[name]
         elif lane:
             place = f"compute lane {lane!r}: {threads} CPU thread(s), shared while the other computes"
         else:
             place = "event loop"
         lines.append(f"  {name:<16} {place}")
+    if plan.config.functions_process:
+        lines.append(
+            f"  {'functions':<16} modules are imported in their process anew, so that nothing global in them is "
+            "shared with this one; functions.placement=own computes here"
+        )
     if not plan.needs_engine:
         return lines
     lines += rollout_workers.describe(plan.config, plan.rollout_workers, plan.tokenizer)
@@ -242,6 +247,14 @@ def _roles(plan: Plan) -> list[str]:
         place = "the policy's engine" if judge.model is None else f"compute lane 'judge': {share}, {judge.model}"
         lines.append(f"  {'judge':<16} {place}")
     return lines
+
+
+def _places_of_functions(config: TrainConfig) -> dict[str, str]:
+    """By stage."""
+    algorithm = config.algorithm
+    names = [stage.name for stage in algorithm.stages] + (["advantages"] if algorithm.looks_at_tokens else [])
+    place = "the functions' process: 1 CPU thread" if config.functions_process else "compute lane 'functions'"
+    return dict.fromkeys(names, place)
 
 
 def _engine_processes(config: TrainConfig) -> str:

@@ -22,9 +22,11 @@ from headrace.training.frozen import HybridReference
 from headrace.training.objective import PolicyObjective, PolicyOutputs, ValueObjective, output_columns
 from headrace.training.own_functions import load_pieces
 from headrace.training.rank import TRAINER_TYPES, TrainerRank, policy_task, value_task
+from headrace.training.taking import scored
 from headrace.training.trainer import HFTrainer
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.plane import WeightPublisher
+from headrace.weights.swap_check import SwapCheck, check_tokens, make_check
 from headrace.weights.transport import Transport, open_transport
 
 
@@ -86,6 +88,7 @@ class TrainerWorker(TrainerRank):
             aside=_aside(spec),
             coefficient=coefficient,
             reference=HybridReference(trainer),
+            check=_check(spec, trainer),
         )
 
 
@@ -117,6 +120,18 @@ class CriticWorker(TrainerRank):
 def _use_threads(host: Host) -> None:
     if host.threads is not None:
         torch.set_num_threads(host.threads)
+
+
+def _check(spec: TrainerSpec, trainer: HFTrainer) -> Callable[[], SwapCheck] | None:
+    """Makes the swap check of the present weights; None where engines take them as they are."""
+    config = spec.config
+    dtype = config.model.dtype
+    if spec.transport == "memory" and (config.engine.dtype or dtype) == dtype:
+        return None
+    tokens = check_tokens(int(trainer.model.config.get_text_config().vocab_size))
+    temperature = config.rollout.sampling.temperature
+    score = partial(scored, trainer.logprobs)
+    return lambda: make_check(tokens, score, temperature=temperature, dtype=dtype)
 
 
 def _aside(spec: TrainerSpec) -> Callable[[], WeightPublisher]:
