@@ -91,7 +91,7 @@ class GoingBack:
         for scorer in parts.scorers:
             if isinstance(scorer, ScorerRole):
                 scorer.begin_again()
-        message = f"trained again from {version}; {left} and what it grew from since are taken back"
+        message = f"the run goes on from {version}: what was trained since is trained again"
         parts.recorder.event("went_back", {"version": str(version), "from": str(left), "message": message})
 
     def _may_go_back(self, lost: WorkerLost, commit: Commit) -> bool:
