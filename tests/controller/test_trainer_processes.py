@@ -16,8 +16,11 @@ from controller_jobs import make_job
 from safetensors.torch import load_file
 
 from headrace.cli.main import main
+from headrace.roles.workers.trainer import of_this_life
 from headrace.store import RunReader
-from headrace.training.group import TrainerGroup
+from headrace.training.group import Following, TrainerGroup
+from headrace.weights.transport import open_transport
+from headrace.weights.version import Version
 
 KL = {"algorithm__kl__coefficient": 0.1}
 OWN_LOSS = """
@@ -144,6 +147,23 @@ def test_one_that_is_lost_again_and_again_ends_the_run_with_its_name_and_the_run
     with RunReader(tmp_path / "run") as reader:
         assert reader.status().name == "finished"
         reader.counts().check()
+
+
+def test_weights_leave_from_a_new_place_in_each_life_and_receivers_follow(tmp_path: Path) -> None:
+    def publish(version: Version, value: float) -> tuple[str, str]:
+        publisher = open_transport("shm", of_this_life("shm", tmp_path))
+        publisher.publish(version, [("w", torch.full((3,), value))])
+        return publisher.transport, publisher.address
+
+    places = [publish(Version(0, 7), 7.0)]
+    receiver = Following(lambda: places[-1])
+    assert receiver.latest() == Version(0, 7)
+    places.append(publish(Version(1, 5), 5.0))
+    assert receiver.latest() == Version(1, 5)
+    manifest, tensors = receiver.receive()
+    assert manifest.version == Version(1, 5)
+    assert tensors["w"].tolist() == [5.0, 5.0, 5.0]
+    assert [path.name for path in tmp_path.iterdir()] == ["1"], "what the life before left is gone"
 
 
 def test_check_tells_who_has_a_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
