@@ -107,14 +107,22 @@ def test_a_loss_of_the_users_own_is_called_where_the_trainer_is(
 
 @pytest.mark.slow
 @pytest.mark.cpu
-@pytest.mark.parametrize(("who", "committed"), [("trainer", 0), ("critic", 2)])
+@pytest.mark.parametrize(
+    ("who", "committed", "more"),
+    [
+        ("trainer", 0, {}),
+        ("trainer", 2, {"engine__process": True, "rollout__workers": 1, "functions__placement": "process"}),
+        ("critic", 2, {}),
+    ],
+    ids=["trainer", "trainer beside others", "critic"],
+)
 def test_one_that_is_killed_goes_back_to_the_commit_and_the_run_goes_on(
-    who: str, committed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    who: str, committed: int, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the midst of its third step, once."""
     apart = {"trainer__placement": "process", "critic__placement": "process"}
     every = {"checkpoint__every": committed or 9}
-    job = make_job(tmp_path / "job", trainer__batches=4, algorithm__recipe="ppo", **apart, **every)
+    job = make_job(tmp_path / "job", trainer__batches=4, algorithm__recipe="ppo", **apart, **every, **more)
     kill_at_step(monkeypatch, who, [3])
     assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 0
     with RunReader(tmp_path / "run") as reader:
