@@ -228,8 +228,8 @@ def _roles(plan: Plan) -> list[str]:
         lines.append(f"  {name:<16} {place}")
     if plan.config.functions_process:
         lines.append(
-            f"  {'functions':<16} modules are imported in their process anew, so that nothing global in them is shared with "
-            "this one; functions.placement=own computes here"
+            f"  {'functions':<16} modules are imported in their process anew, so that nothing global in them is shared "
+            "with this one; functions.placement=own computes here"
         )
     if not plan.needs_engine:
         return lines
