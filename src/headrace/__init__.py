@@ -38,6 +38,7 @@ _PUBLIC = {
     "Policy": "headrace.rollout.policy",
     "StepResult": "headrace.rollout.environment",
     "Trajectory": "headrace.rollout.trajectory",
+    "HeadraceError": "headrace.errors",
     "ConfigError": "headrace.config.errors",
     "Interrupted": "headrace.api.interrupted",
     "StoreError": "headrace.store",

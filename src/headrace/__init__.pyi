@@ -78,6 +78,9 @@ from headrace.controller.planning.out_of_memory import (
 from headrace.engines.protocol import (
     EngineError as EngineError,
 )
+from headrace.errors import (
+    HeadraceError as HeadraceError,
+)
 from headrace.experience.dataset import (
     Prompt as Prompt,
 )

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from controller_jobs import make_job, make_model, run, start
@@ -23,6 +24,8 @@ from headrace.controller.planning.plan import make_plan
 from headrace.controller.train import Ended, train
 from headrace.models.packing import MicroBatch
 from headrace.offline.pairs import run_rm
+from headrace.roles.reward_model import AskedRewardModel
+from headrace.runtime.workers import WorkerLost
 from headrace.store import RunReader
 from headrace.training.frozen import FrozenRewardModel
 
@@ -157,6 +160,62 @@ def test_evaluation_apart_from_a_run_scores_with_it_too(tmp_path: Path, reward_m
     assert math.isfinite(result["reward_mean"])
 
 
+@pytest.mark.slow
+@pytest.mark.cpu
+def test_a_run_is_the_same_wherever_the_model_is(tmp_path: Path, reward_model: Path) -> None:
+    alike = {"rollout__workers": 0, "data__shuffle": False}  # requests of a worker come in any order
+    records: dict[str, list[Any]] = {}
+    for place in ("own", "process"):
+        job = job_with(tmp_path / place, {"model": {"path": str(reward_model), "placement": place}}, **alike)
+        ended = go(job)
+        assert ended.status == "finished"
+        records[place] = [
+            [(batch.loss, batch.grad_norm, batch.reward_mean) for batch in ended.record.batches],
+            [(evaluation.number, evaluation.score) for evaluation in ended.record.evaluations],
+            [[sample["reward"] for sample in group["samples"]] for group in seen(job)],
+            asyncio.run(evaluate(make_plan(load_config(TrainConfig, job))))["eval"]["reward_mean"],
+        ]
+    assert len(records["own"][0]) == 3
+    assert records["own"] == records["process"]
+
+
+@pytest.mark.slow
+@pytest.mark.cpu
+def test_the_end_of_its_process_is_told_and_the_run_goes_on_when_resumed(
+    tmp_path: Path, reward_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_with(tmp_path, {"model": {"path": str(reward_model), "placement": "process"}})
+    scores, calls = AskedRewardModel.scores, []
+
+    async def watched(model: AskedRewardModel, samples: Any) -> list[float]:
+        calls.append(samples)
+        if len(calls) == 5:
+            (victim,) = (each for each in psutil.Process().children() if "reward/0" in " ".join(each.cmdline()))
+            os.kill(victim.pid, signal.SIGKILL)
+        return await scores(model, samples)
+
+    monkeypatch.setattr(AskedRewardModel, "scores", watched)
+    with pytest.raises(WorkerLost, match="reward/0 is lost"):
+        go(job)
+    plan = make_plan(load_config(TrainConfig, job))
+    ended = asyncio.run(train(plan, tmp_path / "run", "resume"))
+    assert ended.status == "finished"
+    ended.record.counts.check()
+
+
+@pytest.mark.slow
+@pytest.mark.cpu
+def test_in_a_process_it_scores_what_a_worker_played_and_what_is_only_recorded(
+    tmp_path: Path, reward_model: Path
+) -> None:
+    reward = {"model": {"path": str(reward_model), "placement": "process"}}
+    played = go(job_with(tmp_path / "a", reward, rollout__workers=1, async__mode="async"))
+    recorded = go(job_with(tmp_path / "b", reward, rollouts_only=True))
+    assert (played.status, recorded.status) == ("finished", "finished")
+    samples = [sample for group in seen(tmp_path / "b" / "job.yaml") for sample in group["samples"]]
+    assert [sample["reward"] for sample in samples] == pytest.approx(own_scores(reward_model, samples), abs=1e-4)
+
+
 def test_a_score_that_is_no_number_costs_its_group_and_not_the_run(
     tmp_path: Path, reward_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +279,8 @@ def test_check_shows_the_stage_and_its_lane(
     assert "reward           compute lane 'reward': 1 CPU thread" in out
     assert "reward model: weights" in out
     assert "child process" not in out, "no rule is scored"
+    assert main(["check", str(job), "reward.model.placement=process", "rollouts_only=true"]) == 0
+    assert "reward           a process of its own" in capsys.readouterr().out
 
 
 def test_a_model_that_cannot_score_is_refused(tmp_path: Path, reward_model: Path) -> None:

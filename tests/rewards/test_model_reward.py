@@ -2,16 +2,13 @@
 
 import asyncio
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
-from headrace.models.packing import MicroBatch
-from headrace.rewards.model import ModelReward
-from headrace.runtime.inline import InlineRuntime
+from headrace.rewards.model import Answered, ModelReward
 
 KEY = GroupKey(0, 0, 0)
 
@@ -37,40 +34,27 @@ def sample(
 class Sums:
     """Scores a sample by the sum of its tokens, and keeps the sizes of what it was given."""
 
+    max_tokens = 100
+
     def __init__(self) -> None:
         self.sizes: list[int] = []
 
-    def __call__(self, micro: MicroBatch) -> Tensor:
-        self.sizes.append(micro.num_tokens)
-        parts = micro.tokens.split(micro.lengths)
-        sums = torch.stack([part.sum() for part in parts]).float()
-        return torch.where(sums == 13, torch.nan, sums)
+    async def scores(self, samples: Sequence[Answered]) -> list[float]:
+        self.sizes += [each.length for each in samples]
+        assert all(isinstance(each.tokens, np.ndarray) for each in samples)
+        sums = [float(each.tokens[: each.length].sum()) for each in samples]  # type: ignore[index]
+        return [math.nan if each == 13 else each for each in sums]
 
 
-def scored(*samples: Sample, weight: float = 1.0, max_tokens: int = 100) -> tuple[list[float | None], list[int]]:
-    async def play() -> list[Group]:
-        runtime = InlineRuntime()
-        try:
-            model = ModelReward(sums, weight, max_tokens, runtime)
-            return await model.scored([Group(KEY, "p", 0, 0, samples)])
-        finally:
-            await runtime.close()
-
+def scored(*samples: Sample, weight: float = 1.0) -> tuple[list[float | None], list[int]]:
     sums = Sums()
-    (group,) = asyncio.run(play())
+    (group,) = asyncio.run(ModelReward(sums, weight).scored([Group(KEY, "p", 0, 0, samples)]))
     return [one.reward for one in group.samples], sums.sizes
 
 
 def test_the_score_is_weighted_and_added() -> None:
     rewards, _ = scored(sample([1, 2]), sample([4], 1, reward=10.0), weight=0.5)
     assert rewards == [1.5, 12.0]
-
-
-def test_a_micro_batch_keeps_to_its_budget_and_a_longer_sample_is_one_of_its_own() -> None:
-    samples = [sample([1] * length, episode) for episode, length in enumerate((3, 2, 7, 1))]
-    rewards, sizes = scored(*samples, max_tokens=5)
-    assert rewards == [3.0, 2.0, 7.0, 1.0]
-    assert sorted(sizes) == [1, 5, 7]
 
 
 def test_the_samples_of_an_episode_share_the_score_of_its_last() -> None:
@@ -90,7 +74,7 @@ def test_what_failed_is_not_scored_and_a_score_that_is_no_number_is_no_reward() 
 
 
 def test_a_total_that_is_no_reward_is_none() -> None:
-    model = ModelReward(Sums(), 0.5, 10, InlineRuntime())
+    model = ModelReward(Sums(), 0.5)
     assert model.total(None, 3.0) == 1.5
     assert model.total(2.0, -3.0) == 0.5
     assert model.total(None, math.inf) is None

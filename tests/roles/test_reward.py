@@ -1,22 +1,20 @@
 """The reward model's passes: with `by_group` what came together does not matter."""
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from headrace.experience.columns import FinishedGroup, put_samples
 from headrace.experience.header import header_of
 from headrace.experience.index import Consumer
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.experience.table import ExperienceTable
-from headrace.models.packing import MicroBatch
 from headrace.observe.waits import WaitMeter
-from headrace.rewards.model import ModelReward
+from headrace.rewards.model import Answered, ModelReward
 from headrace.roles.context import RoleContext
 from headrace.roles.reward import RewardRole
 from headrace.runtime.inline import InlineRuntime
@@ -48,9 +46,12 @@ def group(position: int) -> Group:
 def test_rows_that_share_a_pass(by_group: bool, expected: list[list[int]]) -> None:
     passes: list[list[int]] = []
 
-    def score(micro: MicroBatch) -> Tensor:
-        passes.append(micro.lengths)
-        return torch.tensor(micro.lengths, dtype=torch.float32)
+    class Lengths:
+        max_tokens = 100
+
+        async def scores(self, samples: Sequence[Answered]) -> list[float]:
+            passes.append([each.length for each in samples])
+            return [float(each.length) for each in samples]
 
     async def main() -> None:
         runtime = InlineRuntime()
@@ -58,7 +59,7 @@ def test_rows_that_share_a_pass(by_group: bool, expected: list[list[int]]) -> No
         table = ExperienceTable(consumers, capacity=4, lease_s=60.0, clock=runtime.clock)
         flow: Any = SimpleNamespace(is_finished=False)
         context = RoleContext(runtime, flow, table, WaitMeter(runtime.clock.now), lambda *_: None, 60.0)
-        role = RewardRole(context, ModelReward(score, 10.0, 100, runtime), by_group=by_group)
+        role = RewardRole(context, ModelReward(Lengths(), 10.0), by_group=by_group)
         for one in (group(1), group(0)):
             table.reserve(one.key)
             finished = FinishedGroup(header_of(one), put_samples(table.refs, one))

@@ -125,7 +125,7 @@ def test_blocking_methods_are_on_the_worker_s_lane_and_async_ones_in_the_loop(ru
 def test_a_worker_s_own_error_says_who_raised_what_and_where(run: Run) -> None:
     async def main(runtime: Runtime) -> None:
         probes = await runtime.start(Probe, [A, B], HERE)
-        with pytest.raises(WorkerError, match=r"^probe/1: KeyError: 'words'$") as raised:
+        with pytest.raises(WorkerError, match=r"^probe/1: KeyError: 'words'\nRaised in probe/1:") as raised:
             await probes.call("fail", "words", rank=1, what="a failure")
         assert (raised.value.rank, raised.value.type, raised.value.text) == (1, "KeyError", "'words'")
         assert "raise KeyError(words)" in raised.value.trace

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from headrace.config.algorithm import KLConfig
 
@@ -47,6 +48,21 @@ class AdaptiveKL:
             raise ValueError(f"samples is {samples}, with a horizon of {self.horizon}; use a longer horizon")
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         return replace(self, beta=self.beta * (1 + error * samples / self.horizon))
+
+
+class Coefficient(Protocol):
+    """What a penalty is multiplied by."""
+
+    @property
+    def value(self) -> float:
+        """Now."""
+
+
+@dataclass(slots=True)
+class TakenCoefficient:
+    """One that another process decides on."""
+
+    value: float
 
 
 _REMEMBERED = 16

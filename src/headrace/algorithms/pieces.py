@@ -14,9 +14,10 @@ from torch import Tensor
 
 from headrace.algorithms.corrections import Weights
 from headrace.algorithms.losses import Loss, PairLoss
+from headrace.errors import HeadraceError
 
 
-class PieceError(RuntimeError):
+class PieceError(HeadraceError, RuntimeError):
     """A function of the user's own raised, or returned something else than it should."""
 
 

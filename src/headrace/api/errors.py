@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.config.errors import ConfigError
+from headrace.errors import HeadraceError
 
 _IN_PYTHON = {
     "--resume": "resume=True",
@@ -23,22 +23,7 @@ _IN_PYTHON = {
 
 def is_told(error: BaseException) -> bool:
     """Whether its message is meant for the user; anything else is a fault, and shows its traceback."""
-    if isinstance(error, ConfigError):
-        return True
-    from headrace.algorithms.pieces import PieceError
-    from headrace.controller.divergence import TrainingDiverged
-    from headrace.controller.planning.out_of_memory import OutOfMemory
-    from headrace.engines.protocol import EngineError
-    from headrace.experience.flow import NothingToTrain
-    from headrace.runtime.protocol import WaitTimeout
-    from headrace.runtime.refs import RefLost
-    from headrace.runtime.workers import WorkerLost
-    from headrace.store import StoreError
-    from headrace.training.protocol import CheckpointError
-    from headrace.weights.plane import WeightError
-
-    of_parts = (StoreError, WaitTimeout, EngineError, WeightError, CheckpointError, WorkerLost, RefLost)
-    return isinstance(error, (*of_parts, NothingToTrain, OutOfMemory, PieceError, TrainingDiverged))
+    return isinstance(error, HeadraceError) and not error.is_fault
 
 
 def for_caller(error: BaseException) -> BaseException:

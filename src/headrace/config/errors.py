@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from headrace.errors import HeadraceError
 
-class ConfigError(ValueError):
+
+class ConfigError(HeadraceError, ValueError):
     """What the user gave cannot be run. The message names the value and the mend."""

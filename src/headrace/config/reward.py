@@ -96,6 +96,8 @@ class RewardModelConfig(Section):
     """A folder or Hub name of a sequence classifier of one class with the policy's tokenizer, as `headrace rm` leaves
     it. It alone is the reward, unless reward functions are given too; then its score is added to what they give."""
     weight: float = 1.0
+    placement: Literal["own", "process"] = "own"
+    """`own`: a lane of its own. `process`: a process of its own, on this machine."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
 
 

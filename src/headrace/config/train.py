@@ -129,6 +129,8 @@ class CriticConfig(Section):
     batch is sealed first."""
     warmup_batches: int = Field(default=0, ge=0)
     """First batches in which only the critic learns."""
+    placement: Literal["own", "process"] = "own"
+    """`own`: a lane of its own. `process`: a process of its own, on this machine."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
 
 
@@ -260,23 +262,34 @@ class TrainConfig(Section):
 
     @property
     def _followers_in_processes(self) -> tuple[str, ...]:
-        """The keys by which something that takes new weights has a process of its own."""
+        """The keys by which somebody who takes new weights is in another process than who makes them."""
         keys = {
             "engine.process is true": self.engine.process,
             "proximal.placement is process": self.copies_proximal and self.proximal.placement == "process",
+            "trainer.placement is process": "trainer" in self.trainer_processes,
         }
         return tuple(key for key, holds in keys.items() if holds)
 
     @property
-    def scorer_processes(self) -> tuple[str, ...]:
-        """Sections of models that score in processes of their own."""
-        algorithm = self.algorithm
+    def trainer_processes(self) -> tuple[str, ...]:
+        """Sections of models that are trained in processes of their own."""
         if self.rollouts_only:
-            return ()  # nothing is scored, and no processor is set aside for it
+            return ()
         places = {
-            "reference": algorithm.needs_reference and self.reference.placement == "process",
-            "proximal": self.copies_proximal and self.proximal.placement == "process",
-            "teacher": algorithm.needs_teacher and self.teacher.placement == "process",
+            "trainer": self.trainer.placement == "process",
+            "critic": self.algorithm.needs_critic and self.critic.placement == "process",
+        }
+        return tuple(name for name, holds in places.items() if holds)
+
+    @property
+    def scorer_processes(self) -> tuple[str, ...]:
+        """Stages of models that score in processes of their own."""
+        algorithm, reward, trains = self.algorithm, self.reward.model, not self.rollouts_only
+        places = {
+            "reward": reward.path is not None and reward.placement == "process",
+            "reference": trains and algorithm.needs_reference and self.reference.placement == "process",
+            "proximal": trains and self.copies_proximal and self.proximal.placement == "process",
+            "teacher": trains and algorithm.needs_teacher and self.teacher.placement == "process",
         }
         return tuple(name for name, holds in places.items() if holds)
 
@@ -343,8 +356,8 @@ class TrainConfig(Section):
             )
         if self.transport == "shm" and not apart:
             raise ValueError(
-                "weights.transport is shm, which is for models in processes of their own; set engine.process: true or "
-                "proximal.placement: process, or use memory"
+                "weights.transport is shm, which is for models in processes of their own; set engine.process: true, "
+                "trainer.placement: process or proximal.placement: process, or use memory"
             )
         ahead, batch = self.async_.ahead, self.rollout.prompts_per_batch
         if ahead is not None and ahead < batch:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from headrace.errors import HeadraceError
 from headrace.roles.actor import TrainedStep
 
 _PATIENCE = 10
 """Batches. One may be skipped for an outlier; so many in a row are no outliers."""
 
 
-class TrainingDiverged(RuntimeError):
+class TrainingDiverged(HeadraceError, RuntimeError):
     """Batch after batch had no gradient to step on."""
 
 

@@ -8,9 +8,10 @@ from typing import Any
 from headrace.config import ConfigError
 from headrace.controller.episode_runners import evaluations
 from headrace.controller.judge_engines import asker, load_judges, serving
-from headrace.controller.models import load_engines, load_model_reward
+from headrace.controller.models import load_engines
 from headrace.controller.planning.plan import Plan
 from headrace.controller.processors import own_threads
+from headrace.controller.reward_model import load_model_reward
 from headrace.controller.reward_pools import reward_pools
 from headrace.controller.threads import inline_runtime
 from headrace.controller.watching import watchdog

@@ -19,9 +19,9 @@ from headrace.observe.tally import Tally
 from headrace.observe.totals import since
 from headrace.observe.waits import WaitMeter
 from headrace.roles.actor import TrainedStep
-from headrace.roles.gap_sample import Gap
 from headrace.runtime.protocol import Clock
 from headrace.store import MetricRow, RunStore
+from headrace.training.gap import Gap
 from headrace.training.protocol import StepReport
 from headrace.weights.version import Version
 

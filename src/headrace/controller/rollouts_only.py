@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from headrace.controller.groundwork import Groundwork, filter_role, lay_groundwork, rollout_role
 from headrace.controller.judge_engines import load_judges, serving, stop_engine
-from headrace.controller.models import load_engines, load_model_reward
+from headrace.controller.models import load_engines
 from headrace.controller.planning.plan import Plan
+from headrace.controller.reward_model import load_model_reward
 from headrace.controller.rollout_workers import end_rollout_workers, start_rollout_workers
 from headrace.controller.stopping import StopRequest
 from headrace.controller.supervise import end, rewards, see_through, tell_of_damage, watching

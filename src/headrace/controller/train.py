@@ -34,7 +34,6 @@ from headrace.observe.listeners import NOBODY, Listeners
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.observe.summary import build_summary, write_summary
 from headrace.observe.trace import write_trace
-from headrace.roles.actor import TRAINER_LANE
 from headrace.roles.engine_watch import EnginesLost
 from headrace.roles.functions import FunctionsLost
 from headrace.runtime.inline import Span
@@ -252,7 +251,7 @@ async def _train(
     async with outside.rewards(plan, folder, runtime, models.engines, models.judges) as pool:
         # First, since only now it is known how many sequences it decodes together.
         lineage = Lineage(begun.branch, store.checkpoints.lineage())
-        await models.engines.start(lineage, models.publisher.receiver())
+        await models.engines.start(lineage, models.trainer.receiver())
         hands = None
         try:
             hands = await start_rollout_workers(
@@ -305,16 +304,13 @@ async def _restore_models(plan: Plan, models: Models, restored: Restored | None,
     """Bring the trainer to the commit, and publish the version that the run begins from."""
     version = INITIAL if restored is None else Version(restored.branch, restored.number)
     if restored is not None and restored.path is not None:
-        await runtime.compute(TRAINER_LANE, models.trainer.load, restored.path)
-        for name, other in models.saved.items():
-            await runtime.compute(TRAINER_LANE, other.load, restored.path / name)
-        for name, model in models.asked.items():
-            await model.load(restored.path / name)
+        await models.trainer.load(restored.path)
+        for name, other in models.parts.items():
+            await other.load(restored.path / name)
     elif plan.origin is not None:
-        own = (plan.origin, models.trainer, models.critic, plan.config)
-        await runtime.compute(TRAINER_LANE, lambda: begin_from(*own))
+        await begin_from(plan.origin, models.trainer, models.critic, plan.config)
     if not models.engines.is_absent or version > INITIAL:  # version 0 too: an engine that dies comes back with it
-        await runtime.compute(TRAINER_LANE, models.publisher.publish, version, models.trainer.tensors())
+        await models.trainer.publish(version)
     return version
 
 

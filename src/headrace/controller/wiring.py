@@ -24,7 +24,7 @@ from headrace.experience.flow import Flow
 from headrace.experience.loader import StreamingLoader
 from headrace.observe.listeners import NOBODY, Listeners
 from headrace.roles import actor
-from headrace.roles.actor import TRAINER_LANE, ActorRole, TrainedStep, WholeBatches
+from headrace.roles.actor import ActorRole, TrainedStep, WholeBatches
 from headrace.roles.advantages import AdvantagesRole
 from headrace.roles.batch_stats import BatchStats, FreshRule, StalenessRule
 from headrace.roles.context import RoleContext
@@ -49,7 +49,6 @@ from headrace.store import RunStore
 from headrace.training.epochs import Epochs
 from headrace.training.objective import policy_columns, prepare_batch
 from headrace.training.protocol import StepReport
-from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.version import Lineage, Version
 
 
@@ -92,7 +91,7 @@ class Parts:
 
     async def taken_up(self) -> None:
         """Until an engine serves the newest version."""
-        await taken_up(self.context, self.models.engines, self.models.publisher.receiver())
+        await taken_up(self.context, self.models.engines, self.models.trainer.receiver())
 
     def stop(self) -> None:
         """Have the actor end before the batch that it is at."""
@@ -148,8 +147,7 @@ def connect(
         models.trainer,
         runtime,
         context.activity,
-        others=models.saved,
-        asked=models.asked,
+        others=models.parts,
         state=lambda: dict(kl.state),
         every=config.checkpoint.every,
         committed=committed.number,
@@ -177,7 +175,7 @@ def connect(
             stood_still=pool.outage.seconds,
         )
 
-    refresh = _refresh(plan, models, runtime, lineage.branch)
+    refresh = _refresh(plan, models, lineage.branch)
 
     async def trained(batch: int, reports: Sequence[StepReport], stats: BatchStats) -> None:
         measured = [report.stats["reference_kl"] for report in reports if "reference_kl" in report.stats]
@@ -241,7 +239,6 @@ def connect(
             context,
             loader(actor.NAME, config.trainer.max_tokens_per_microbatch, over),
             models.trainer,
-            models.publisher,
             published,
             lineage,
             rule,
@@ -251,7 +248,7 @@ def connect(
             whole=WholeBatches(
                 over,
                 recompute=algorithm.needs_proximal and not config.own_proximal,
-                prepare=prepare_batch(algorithm),
+                prepares=prepare_batch(algorithm) is not None,
                 stop_kl=algorithm.stop_kl,
             )
             if over is not None
@@ -259,16 +256,17 @@ def connect(
             critic=critic,
             warm_up_batches=plan.warm_up_batches,
             gap_rows=gap.rows if gap is not None else lambda batch: (),
+            coefficient=lambda: kl.value if algorithm.kl.place == "loss" and algorithm.kl.moves else None,
             trained=trained,
             after_step=_after_step(
                 recorder, record, Divergence(masks_truncated=rule.masks_truncated), checkpointer, best, lineage
             ),
         ),
         followers=tuple(
-            WeightFollowerRole(context, pool, member, models.publisher.receiver(), SwapMode(config.async_.swap))
+            WeightFollowerRole(context, pool, member, models.trainer.receiver(), SwapMode(config.async_.swap))
             for member in pool.members
         ),
-        watch=None if pool.is_absent else EngineWatchRole(context, pool, models.publisher.receiver()),
+        watch=None if pool.is_absent else EngineWatchRole(context, pool, models.trainer.receiver()),
         evaluator=EvaluatorRole(
             context,
             models.engines,
@@ -305,7 +303,7 @@ def _after_step(
     return after_step
 
 
-def _refresh(plan: Plan, models: Models, runtime: Runtime, branch: int) -> Callable[[int], Awaitable[None]]:
+def _refresh(plan: Plan, models: Models, branch: int) -> Callable[[int], Awaitable[None]]:
     """Called with the number of each version before a row of its batch can be scored: makes every n-th the
     reference."""
     every = plan.config.reference.refresh_every
@@ -315,11 +313,10 @@ def _refresh(plan: Plan, models: Models, runtime: Runtime, branch: int) -> Calla
         if models.refreshed is None or every is None or number % every:
             return
         if own is None:
-            await runtime.compute(TRAINER_LANE, models.trainer.keep_reference)
-        else:
-            plane = MemoryPublisher()  # this one version, which nobody else is to receive yet
-            await runtime.compute(TRAINER_LANE, plane.publish, Version(branch, number), models.trainer.tensors())
-            await own.take(plane.receiver())
+            await models.trainer.keep_reference()
+        else:  # nobody else is to receive this version yet
+            await own.take(await models.trainer.show_aside(Version(branch, number)))
+            await models.trainer.end_aside()
 
     return refresh
 

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.algorithms.kept_sets import KeptSets
+from headrace.errors import HeadraceError
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import Version
 
 
-class EngineError(RuntimeError):
+class EngineError(HeadraceError, RuntimeError):
     """An engine could not serve a request, or died. Costs the request, never the run."""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from headrace.errors import HeadraceError
 from headrace.experience.codec import CodecError, decode_group
 from headrace.experience.columns import SAMPLE_COLUMNS, FinishedGroup, put_samples, rewarded
 from headrace.experience.dataset import Prompt, PromptSource
@@ -65,7 +66,7 @@ class _Finished(NamedTuple):
     rows: int
 
 
-class NothingToTrain(RuntimeError):
+class NothingToTrain(HeadraceError, RuntimeError):
     """So many groups were dropped while one batch was composed that more of the same would come to nothing."""
 
 

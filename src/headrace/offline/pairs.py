@@ -72,7 +72,7 @@ def run_dpo(
             total_steps=steps,
             dtype=getattr(torch, config.model.dtype),
             gradient_checkpointing=config.model.gradient_checkpointing,
-            tokenizer=source.tokenizer,
+            tokenizer=lambda: source.tokenizer,
             seed=config.seed,
         )
 
@@ -136,7 +136,7 @@ def run_rm(
             total_steps=steps,
             dtype=getattr(torch, config.model.dtype),
             gradient_checkpointing=config.model.gradient_checkpointing,
-            tokenizer=source.tokenizer,
+            tokenizer=lambda: source.tokenizer,
             seed=config.seed,
             outputs=sample_scores,
         )

@@ -62,7 +62,7 @@ def run_sft(
             total_steps=steps,
             dtype=getattr(torch, config.model.dtype),
             gradient_checkpointing=config.model.gradient_checkpointing,
-            tokenizer=source.tokenizer,
+            tokenizer=lambda: source.tokenizer,
             seed=config.seed,
         )
 

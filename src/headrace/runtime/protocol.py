@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from headrace.errors import HeadraceError
 from headrace.runtime.refs import Ref, Refs
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ T = TypeVar("T")
 W = TypeVar("W", bound="Worker")
 
 
-class WaitTimeout(TimeoutError):
+class WaitTimeout(HeadraceError, TimeoutError):
     """A wait reached its deadline. The message says what was waited for, and how long."""
 
     def __init__(self, what: str, seconds: float) -> None:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
 
+from headrace.errors import HeadraceError
 
-class RefLost(RuntimeError):
+
+class RefLost(HeadraceError, RuntimeError):
     """What a ref stood for is gone: it was freed, or whoever kept it has ended."""
 
     def __init__(self, ref: Ref) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar, cast
 
+from headrace.errors import HeadraceError
 from headrace.runtime.protocol import Services
 from headrace.runtime.workers import WorkerError
 
@@ -126,7 +127,7 @@ async def on_lane(services: Services, lane: str, function: Callable[..., T], *ar
 
 
 def as_worker_error(error: BaseException, worker: str, rank: int) -> WorkerError:
-    trace = "".join(traceback.format_exception(error))
+    trace = "" if isinstance(error, HeadraceError) else "".join(traceback.format_exception(error))
     return WorkerError(rank, type(error).__name__, _text_of(error), worker=worker, trace=trace[-_MOST_TEXT:])
 
 

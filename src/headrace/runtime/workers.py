@@ -12,13 +12,14 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from headrace.errors import HeadraceError
 from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Ref
 from headrace.runtime.signal import Signal
 from headrace.runtime.wire_types import WireTypes
 
 
-class WorkerError(RuntimeError):
+class WorkerError(HeadraceError, RuntimeError):
     """What a worker raised. It is there still."""
 
     def __init__(self, rank: int, type: str, text: str, *, worker: str = "", trace: str = "") -> None:
@@ -28,10 +29,13 @@ class WorkerError(RuntimeError):
         """The name of the error's class."""
         self.text = text
         self.trace = trace
-        """Where in the worker it was raised, as Python prints it."""
+        """Where in the worker it was raised, as Python prints it; empty for an error whose words are for the user."""
+        self.is_fault = bool(trace)
+        if trace:
+            self.add_note(f"Raised in {worker or f'worker {rank}'}:\n{trace}")
 
 
-class WorkerLost(RuntimeError):
+class WorkerLost(HeadraceError, RuntimeError):
     """A worker has ended, or had to be ended. `Workers.restart` makes it anew."""
 
     def __init__(self, rank: int, reason: str, *, worker: str = "") -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ class Checkpoints:
         self._remove_unnamed()
 
     def begin(self, number: int) -> Path:
-        """The fresh folder of `prepare`, for who fills a part of it before. Raises DiskFull."""
+        """A fresh folder for the files of version `number`, which `prepare` makes durable. Raises DiskFull."""
         temporary = self._folder / f".tmp_{number}"
         try:
             self._files.remove(temporary)
@@ -123,27 +124,34 @@ class Checkpoints:
             raise write_failed(error, temporary) from error
         return temporary
 
-    def prepare(self, number: int, write: Callable[[Path], None], *, begun: bool = False) -> Prepared:
-        """Have `write` fill a fresh folder (that of `begin`, if it is `begun`), and make it durable as `step_<number>`.
+    @contextmanager
+    def filling(self, folder: Path) -> Iterator[None]:
+        """Around what fills the folder of `begin`: where that fails, it is gone again. Raises DiskFull."""
+        try:
+            yield
+        except Exception as error:
+            self._files.remove(folder)
+            failure = write_failed(error, folder)
+            if isinstance(error, OSError) or type(failure) is not StoreError:
+                raise failure from error
+            raise
+
+    def prepare(self, number: int, write: Callable[[Path], None] | None = None) -> Prepared:
+        """Make a folder that `write` fills durable as `step_<number>`; that of `begin`, which is filled, unless given.
         Safe on any thread.
 
         Raises DiskFull; then the folder is gone again.
         """
         with self._prepare_lock:
             final = self._free_name(number)
-            temporary = self._folder / f".tmp_{number}" if begun else self.begin(number)
-            try:
-                write(temporary)
+            temporary = self._folder / f".tmp_{number}" if write is None else self.begin(number)
+            with self.filling(temporary):
+                if write is not None:
+                    write(temporary)
                 files = _seal(temporary, number, self._files)
                 self._files.remove(final)
                 self._files.rename(temporary, final)
                 self._files.sync(self._folder)
-            except Exception as error:
-                self._files.remove(temporary)
-                failure = write_failed(error, final)
-                if isinstance(error, OSError) or type(failure) is not StoreError:
-                    raise failure from error
-                raise
             return Prepared(number, final, files)
 
     def commit_recorded(self, *, branch: int, number: int) -> None:

@@ -6,11 +6,13 @@ import errno
 import shutil
 from pathlib import Path
 
+from headrace.errors import HeadraceError
+
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NEARLY_FULL_BYTES = 1 << 16
 
 
-class StoreError(RuntimeError):
+class StoreError(HeadraceError, RuntimeError):
     """The run's record cannot be read or written."""
 
 

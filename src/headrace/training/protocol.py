@@ -9,13 +9,14 @@ from typing import Protocol
 
 from torch import Tensor
 
+from headrace.errors import HeadraceError
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
 
 Scalar = Tensor | float
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(HeadraceError, RuntimeError):
     """A checkpoint of the trainer cannot be read, or is not of this model."""
 
 

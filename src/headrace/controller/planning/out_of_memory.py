@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from headrace.config import DPOConfig, RMConfig, SFTConfig, TrainConfig
+from headrace.errors import HeadraceError
 from headrace.runtime.workers import WorkerError
 
 Config = TrainConfig | SFTConfig | RMConfig | DPOConfig
@@ -16,7 +17,7 @@ _TYPE = "OutOfMemoryError"
 _OF_THE_CPU = "DefaultCPUAllocator: can't allocate memory"
 
 
-class OutOfMemory(RuntimeError):
+class OutOfMemory(HeadraceError, RuntimeError):
     """Memory ran out while a run was on its way. The message says what to lower."""
 
 

@@ -1,0 +1,55 @@
+"""The reward model as a worker: `roles/reward_model.py` is how it is spoken to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from headrace.experience.columns import COLUMN_TYPES
+from headrace.models.loading import load_reward_model
+from headrace.models.packing import PackRow, pack
+from headrace.rewards.model import Answered
+from headrace.runtime.refs import Ref
+from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.workers import Host
+from headrace.training.frozen import FrozenRewardModel
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSpec:
+    """From which a reward model builds itself."""
+
+    weights: str
+    """Folder or Hub name of a sequence classifier of one class."""
+    dtype: str
+    """That it computes in, as `bfloat16`."""
+    device: str
+
+
+class RewardWorker:
+    """Named, as its lane is, for the stage that it scores for."""
+
+    kind: ClassVar[str] = "reward"
+    types: ClassVar[WireTypes] = COLUMN_TYPES.with_types(WireTypes({"answered": Answered, "reward_spec": RewardSpec}))
+
+    def __init__(self, spec: RewardSpec, host: Host) -> None:
+        """Loads the model. Raises ConfigError."""
+        if host.threads is not None:
+            torch.set_num_threads(host.threads)
+        dtype, device = getattr(torch, spec.dtype), torch.device(spec.device)
+        self._model = FrozenRewardModel(load_reward_model(spec.weights, dtype=dtype, device=device))
+        self._refs = host.refs
+
+    def scores(self, samples: Sequence[Answered]) -> list[float]:
+        """See `AnswerScorer.scores`; in one forward pass."""
+        return [float(score) for score in self._model.scores(pack([self._row(sample) for sample in samples]))]
+
+    def _row(self, sample: Answered) -> PackRow:
+        tokens = sample.tokens
+        if isinstance(tokens, Ref):
+            tokens = self._refs.get(tokens, ("tokens",))["tokens"]
+        return PackRow(tokens[: sample.length], np.zeros(sample.length, np.bool_))
