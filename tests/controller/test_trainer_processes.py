@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,20 @@ def states(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+def kill_at_step(patch: pytest.MonkeyPatch, who: str, steps: Sequence[int]) -> None:
+    """The process of `who` is killed as it is asked for these steps of its own, counted over all its lives."""
+    step, calls = TrainerGroup.step, []
+
+    async def watched(group: TrainerGroup) -> Any:
+        calls.append(group.name)
+        if group.name == who and calls.count(who) in steps:
+            (victim,) = (each for each in psutil.Process().children() if f"{who}/0" in " ".join(each.cmdline()))
+            os.kill(victim.pid, signal.SIGKILL)
+        return await step(group)
+
+    patch.setattr(TrainerGroup, "step", watched)
+
+
 @pytest.mark.slow
 @pytest.mark.cpu
 @pytest.mark.parametrize(
@@ -88,24 +104,42 @@ def test_a_loss_of_the_users_own_is_called_where_the_trainer_is(
 
 @pytest.mark.slow
 @pytest.mark.cpu
-@pytest.mark.parametrize("who", ["trainer", "critic"])
-def test_one_that_is_killed_ends_the_run_with_its_name_and_the_run_goes_on_when_resumed(
-    who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("who", "committed"), [("trainer", 0), ("critic", 2)])
+def test_one_that_is_killed_goes_back_to_the_commit_and_the_run_goes_on(
+    who: str, committed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In the midst of its third step, once."""
     apart = {"trainer__placement": "process", "critic__placement": "process"}
-    job = make_job(tmp_path / "job", trainer__batches=4, algorithm__recipe="ppo", **apart)
-    step, calls = TrainerGroup.step, []
+    every = {"checkpoint__every": committed or 9}
+    job = make_job(tmp_path / "job", trainer__batches=4, algorithm__recipe="ppo", **apart, **every)
+    kill_at_step(monkeypatch, who, [3])
+    assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 0
+    with RunReader(tmp_path / "run") as reader:
+        assert reader.status().name == "finished"
+        reader.counts().check()
+        (back,) = [event for event in reader.events.read() if event.kind == "went_back"]
+        assert back.data["version"] == f"v{committed}~1"
+        assert f"{who}/0" in next(e for e in reader.events.read() if e.kind == "trainer_lost").data["message"]
+        assert [row.record["batch"] for row in reader.metrics.read("batch")] == [0, 1, 2, 3]
+        assert [row.branch for row in reader.metrics.read("batch")] == [0] * committed + [1] * (4 - committed)
+        trained = reader.counts().trained
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["groups"]["trained"] == trained
+    assert summary["staleness"]["max"] <= 2
 
-    async def watched(group: TrainerGroup) -> Any:
-        calls.append(group.name)
-        if group.name == who and calls.count(who) == 3:
-            (victim,) = (each for each in psutil.Process().children() if f"{who}/0" in " ".join(each.cmdline()))
-            os.kill(victim.pid, signal.SIGKILL)
-        return await step(group)
 
-    monkeypatch.setattr(TrainerGroup, "step", watched)
-    assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 1
-    assert f"{who}/0" in capsys.readouterr().err
+@pytest.mark.slow
+@pytest.mark.cpu
+def test_one_that_is_lost_again_and_again_ends_the_run_with_its_name_and_the_run_goes_on_when_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job(tmp_path / "job", trainer__batches=3, trainer__placement="process")
+    with monkeypatch.context() as patch:
+        kill_at_step(patch, "trainer", [1, 2, 3, 4])
+        assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 1
+    assert "trainer/0" in capsys.readouterr().err
+    with RunReader(tmp_path / "run") as reader:
+        assert len([event for event in reader.events.read() if event.kind == "went_back"]) == 3
     assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain", "--resume"]) == 0
     with RunReader(tmp_path / "run") as reader:
         assert reader.status().name == "finished"

@@ -80,6 +80,7 @@ class KLCoefficient:
             if config.target is None
             else AdaptiveKL(config.coefficient, config.target, config.horizon)
         )
+        self._first = self._controller
         self._used: dict[int, float] = {}
         """What batches that were followed were penalised with; of the last ones."""
 
@@ -118,6 +119,12 @@ class KLCoefficient:
     def state(self) -> dict[str, float]:
         """What a checkpoint must hold."""
         return {"kl_coefficient": self.value}
+
+    def go_back(self, state: Mapping[str, float]) -> None:
+        """The run went back to a commit with this state, or none: batches since will be followed again."""
+        self._used.clear()
+        self._controller = self._first
+        self.restore(state)
 
     def restore(self, state: Mapping[str, float]) -> None:
         if "kl_coefficient" in state:

@@ -11,7 +11,7 @@ from headrace.controller.best import BestCheckpoint
 from headrace.observe.spent import CHECKPOINTS, Activity
 from headrace.roles.actor import TRAINER_LANE
 from headrace.runtime.protocol import Runtime
-from headrace.store import RunStore
+from headrace.store import Restored, RunStore
 from headrace.weights.version import Version
 
 
@@ -58,6 +58,16 @@ class Checkpointer:
     def trained(self) -> None:
         """A batch is trained, and nothing of the next one has begun that could change the state."""
         self._state_then = self._state()
+
+    def go_back(self, restored: Restored) -> None:
+        """The run goes on from this commit."""
+        self._committed = restored.number
+        self._state_then = dict(restored.state)
+
+    @property
+    def committed(self) -> int:
+        """Number of the version that the run could be restored to now."""
+        return self._committed
 
     async def after(self, version: Version) -> None:
         """Checkpoint if it is time."""

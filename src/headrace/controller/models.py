@@ -54,6 +54,9 @@ class Models:
     reward: ModelReward | None = None
     judges: Mapping[str, EnginePool] = field(default_factory=dict)
     """See `load_judges`."""
+    renew: Mapping[str, Callable[[], Awaitable[None]]] = field(default_factory=dict)
+    """How the trainer and the critic, by the name of their kind of worker, are made anew as they were at the beginning:
+    those that can be."""
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -101,7 +104,10 @@ async def load_models(
     )
     if algorithm.needs_reference and config.reference.refresh_every is not None:
         models = replace(models, refreshed=models.reference or models.trainer.kept_reference)
-    return models
+    # In this process nothing is loaded while anything computes.
+    groups = {"trainer": models.trainer, "critic": models.critic}
+    renew = {name: group.restart for name, group in groups.items() if group and name in config.trainer_processes}
+    return replace(models, renew=renew)
 
 
 async def _made(makes: Mapping[str, Callable[[], Awaitable[Any]]], config: TrainConfig) -> dict[str, Any]:

@@ -56,8 +56,8 @@ from headrace.weights.version import Lineage, Version
 class Parts:
     """A run, ready to start."""
 
-    branch: int
-    """Of the versions that this process makes."""
+    lineage: Lineage
+    """Of the versions that are made: where the run goes back, it knows."""
     begun: Version
     """Where this process began."""
     ahead: int
@@ -88,6 +88,11 @@ class Parts:
     """None on-policy, where every token shows the gap."""
     best: BestCheckpoint | None
     """Keeps the checkpoint that is best on a held-out set; None if none is to be kept."""
+
+    @property
+    def branch(self) -> int:
+        """Of the versions that are made now."""
+        return self.lineage.branch
 
     async def taken_up(self) -> None:
         """Until an engine serves the newest version."""
@@ -175,7 +180,7 @@ def connect(
             stood_still=pool.outage.seconds,
         )
 
-    refresh = _refresh(plan, models, lineage.branch)
+    refresh = _refresh(plan, models, lineage)
 
     async def trained(batch: int, reports: Sequence[StepReport], stats: BatchStats) -> None:
         measured = [report.stats["reference_kl"] for report in reports if "reference_kl" in report.stats]
@@ -207,7 +212,7 @@ def connect(
         gap = GapSampler(context, pool, policy, plan.prompts, fresh, first=first)
     answers = None if hands is None else hands.workers.answers
     return Parts(
-        branch=lineage.branch,
+        lineage=lineage,
         begun=committed,
         ahead=base.ahead,
         models=models,
@@ -272,7 +277,7 @@ def connect(
             models.engines,
             evaluations(plan, models.engines, clock, rewards, models.reward, base.answered, answers),
             recorder.evaluation,
-            recorded=_evaluated(store),
+            recorded=evaluated(store),
             count=config.evaluation.engines,
             begins=None if best is None else best.begins,
             ended=None if best is None else best.ended,
@@ -303,7 +308,7 @@ def _after_step(
     return after_step
 
 
-def _refresh(plan: Plan, models: Models, branch: int) -> Callable[[int], Awaitable[None]]:
+def _refresh(plan: Plan, models: Models, lineage: Lineage) -> Callable[[int], Awaitable[None]]:
     """Called with the number of each version before a row of its batch can be scored: makes every n-th the
     reference."""
     every = plan.config.reference.refresh_every
@@ -315,12 +320,12 @@ def _refresh(plan: Plan, models: Models, branch: int) -> Callable[[int], Awaitab
         if own is None:
             await models.trainer.keep_reference()
         else:  # nobody else is to receive this version yet
-            await own.take(await models.trainer.show_aside(Version(branch, number)))
+            await own.take(await models.trainer.show_aside(Version(lineage.branch, number)))
             await models.trainer.end_aside()
 
     return refresh
 
 
-def _evaluated(store: RunStore) -> dict[str, int]:
+def evaluated(store: RunStore) -> dict[str, int]:
     """Of each held-out set the newest version whose evaluation stands in the record."""
     return {str(row.record.get("set", PLAIN)): row.number for row in store.metrics.read("eval")}

@@ -149,8 +149,8 @@ class TableIndex:
             raise TableError(f"row {row_id} is not in the table (any more)")
         return self._rows[row_id]
 
-    def put(self, key: GroupKey, rows: Sequence[NewRow]) -> list[RowId]:
-        """Add a group's rows, all or none."""
+    def put(self, key: GroupKey, rows: Sequence[NewRow], seen_by: Collection[str] = ()) -> list[RowId]:
+        """Add a group's rows, all or none. `seen_by`: consumers that are done with them."""
         if key in self._groups:
             raise TableError(f"group {key} is in the table already")
         if not rows:
@@ -159,12 +159,15 @@ class TableIndex:
         self._next_row += len(rows)
         self._groups[key] = dict.fromkeys(ids)
         added = [Row(row_id, header, columns) for row_id, (header, columns) in zip(ids, rows, strict=True)]
-        consumers = len(self._queues)
+        unseen = sum(name not in seen_by for name in self._queues)
         for row in added:
             self._rows[row.row_id] = row
-            self._unacked[row.row_id] = consumers
-        for queue in self._queues.values():
-            self._enter(queue, key, added)
+            self._unacked[row.row_id] = unseen
+        for name, queue in self._queues.items():
+            if name in seen_by:
+                queue.acked.update(dict.fromkeys(ids))
+            else:
+                self._enter(queue, key, added)
         return ids
 
     def write(self, row_ids: Sequence[RowId], column: str, values: Sequence[Any], lease: Lease | None = None) -> None:
@@ -245,6 +248,10 @@ class TableIndex:
     def held(self, consumer: str) -> list[Lease]:
         """Its leases, in the order in which they were granted."""
         return [lease for lease in self._leases.values() if lease.consumer == consumer]
+
+    def leases(self) -> list[Lease]:
+        """Those of all consumers, in the order in which they were granted."""
+        return [*self._leases.values()]
 
     def expire(self, now: float) -> list[Lease]:
         """Take back what was leased until `now` or earlier."""

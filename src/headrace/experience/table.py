@@ -105,13 +105,20 @@ class ExperienceTable:
         self._reserved.pop(key, None)
 
     def put(
-        self, key: GroupKey, rows: Sequence[NewRow], *, group: FinishedGroup | None = None, nbytes: int = 0
+        self,
+        key: GroupKey,
+        rows: Sequence[NewRow],
+        *,
+        group: FinishedGroup | None = None,
+        nbytes: int = 0,
+        seen_by: Collection[str] = (),
     ) -> list[RowId]:
         """Add all rows of a group at once, in the place that was reserved for it. `group`: what else there is of it,
-        whose refs are the table's from now on. `nbytes`: that the group takes, with what will be written later."""
+        whose refs are the table's from now on. `nbytes`: that the group takes, with what will be written later.
+        `seen_by`: consumers that are done with it."""
         if key not in self._reserved:
             raise TableError(f"group {key} has no place reserved")
-        ids = self._index.put(key, rows)
+        ids = self._index.put(key, rows, seen_by)
         self._shared.enter(key, () if group is None else group.refs)
         if group is not None:
             self._finished[key] = group
@@ -120,6 +127,14 @@ class ExperienceTable:
         self._held_bytes += nbytes
         self._wake_filled()
         return ids
+
+    def reopen(self, key: GroupKey, rows: Sequence[NewRow], seen_by: Collection[str] = ()) -> None:
+        """The group's rows as they were put: what was computed of them since is forgotten, its refs are freed, and all
+        consumers find them new, but those that they were `seen_by`. Nobody may hold a lease on them."""
+        self._index.remove(key)
+        self._shared.keep(key, self._finished[key].refs)
+        self._index.put(key, rows, seen_by)
+        self._wake_filled()
 
     def group(self, key: GroupKey) -> FinishedGroup:
         """Of which rows are in the table. Raises KeyError."""
@@ -252,6 +267,11 @@ class ExperienceTable:
         self._index.give_back(lease)
         self._shared.let_go(lease.groups)
         self._wake_filled()
+
+    def end_leases(self) -> None:
+        """Those of all consumers: they have ended, and what they computed is nobody's."""
+        for lease in self._index.leases():
+            self.give_back(lease)
 
     def remove(self, key: GroupKey) -> None:
         """Take a dropped group out, or give back its place if it was not put yet."""

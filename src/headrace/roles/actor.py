@@ -152,6 +152,13 @@ class ActorRole:
         if self._critic is not None:
             self._critic.wake()
 
+    async def begin_again(self) -> None:
+        """It has ended, and the trainer is back at a commit, which is published: `run` goes on from there."""
+        await self._weights.forget()
+        await self._publish()
+        await self._weights.settled()
+        self._stopping = False
+
     async def run(self) -> None:
         """Train batch after batch until the run is finished or stopped. Never cancelled between a step and its
         record: `stop` is how it ends early."""
@@ -162,11 +169,14 @@ class ActorRole:
                     step = await self._train(flow.batch, kept)
                 if step is None:
                     continue
-                version = Version(self._lineage.branch, flow.batch)
                 with self._context.activity.training(spent.PUBLISHES):
-                    await self._weights.publish(version, self._ask)
+                    await self._publish()
                 await self._after_step(step)
         await self._weights.settled()
+
+    async def _publish(self) -> None:
+        version = Version(self._lineage.branch, self._context.flow.batch)
+        await self._weights.publish(version, self._ask)
 
     async def _train(self, batch: int, kept: ExitStack) -> TrainedStep | None:
         """One batch: accumulate, step, ack. None if it ended without a step. `kept`: until it is closed, the batch's

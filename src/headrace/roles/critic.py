@@ -60,6 +60,10 @@ class CriticRole:
         self._has_lost_rows = False
         """After all of them were there."""
 
+    def begin_again(self) -> None:
+        """It has ended, and the trainer is back at a commit: `run` goes on from there."""
+        self._begun, self._whole, self._leases, self._has_lost_rows = None, None, [], False
+
     async def run(self) -> None:
         """Batch after batch until the run is finished."""
         flow = self._context.flow

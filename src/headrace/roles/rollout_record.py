@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from headrace.experience.columns import SAMPLE_COLUMNS, read, sample_of
@@ -22,6 +23,8 @@ Kept = Callable[[], Sequence[Rollout]]
 
 class Writer(Protocol):
     def write(self, rollouts: Sequence[Rollout]) -> None: ...
+
+    def forget(self, first_batch: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -98,6 +101,12 @@ class RolloutRecord:
                     for sample, ref in those
                 ]
             )
+
+    async def go_back(self, batch: int) -> None:
+        """The run went back: what was kept of `batch` and later ones is forgotten."""
+        if self._writer is not None and not self._has_ended:
+            self._dropped.clear()
+            await self._compute(partial(self._writer.forget, batch))
 
     async def close(self) -> None:
         """Nothing is kept from now on."""

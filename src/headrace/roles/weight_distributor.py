@@ -45,6 +45,12 @@ class WeightDistributor:
         if self._journey is not None:
             await asyncio.shield(self._journey)
 
+    async def forget(self) -> None:
+        """The version that is on its way was taken back: returns once it has arrived, or could not."""
+        journey, self._journey = self._journey, None
+        if journey is not None:
+            await asyncio.gather(journey, return_exceptions=True)
+
     async def _send(self) -> None:
         try:
             await self._context.computed(_LANE, "weights on their way", self._source.send())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
 
 from headrace.algorithms.pieces import PieceError
 from headrace.models.packing import PackRow
@@ -17,9 +19,11 @@ from headrace.training.protocol import CheckpointError, StepReport
 from headrace.training.rank import TrainerRank
 from headrace.training.rows import RowToTrain
 from headrace.training.spans import StalenessError
-from headrace.weights.plane import WeightError, WeightReceiver
+from headrace.weights.plane import Manifest, Received, WeightError, WeightOffer, WeightReceiver
 from headrace.weights.receiving import receiver_at
 from headrace.weights.version import Version
+
+T = TypeVar("T")
 
 _ERRORS: dict[str, type[Exception]] = {
     each.__name__: each for each in (CheckpointError, OSError, PieceError, StalenessError, WeightError)
@@ -57,6 +61,10 @@ class RankWorkers:
     def __init__(self, workers: Workers[Any]) -> None:
         self._workers = workers
 
+    async def restart(self) -> None:
+        """Make it anew from its spec. Raises WorkerLost."""
+        await self._workers.restart(0)
+
     async def call(self, method: str, *args: Any, what: str) -> Any:
         """See `Ranks.call`. Raises WorkerLost."""
         try:
@@ -83,6 +91,12 @@ class TrainerGroup:
         """With ranks that are there."""
         transport, address = await ranks.call("plane", what="where its weights are")
         return cls(name, ranks, (transport, address))
+
+    async def restart(self) -> None:
+        """Make its rank anew from its spec, whether or not it was lost. Its receivers follow. Raises WorkerLost."""
+        assert isinstance(self._ranks, RankWorkers), f"the {self.name} is no worker"
+        await self._ranks.restart()
+        self._receiver = await self._call("plane", what="where its weights are")
 
     async def accumulate(self, rows: Sequence[RowToTrain], coefficient: float | None = None) -> Sequence[Ref]:
         """See `TrainerRank.accumulate`."""
@@ -146,8 +160,12 @@ class TrainerGroup:
 
     def receiver(self) -> WeightReceiver:
         """A new receiving end of its weights."""
+        return Following(self.plane)
+
+    def plane(self) -> tuple[str, str]:
+        """Transport and address of its weights, as it is now."""
         assert self._receiver is not None, f"nobody receives the weights of the {self.name}"
-        return receiver_at(*self._receiver)
+        return self._receiver
 
     async def show_aside(self, version: Version) -> WeightReceiver:
         """The weights as they are, for one receiver alone, until `end_aside`."""
@@ -189,6 +207,43 @@ class TrainerGroup:
 
     async def _call(self, method: str, *args: Any, what: str) -> Any:
         return await self._ranks.call(method, *args, what=what)
+
+
+class Following(WeightReceiver):
+    """Receives from where the weights are now: a trainer that was made anew publishes in another place."""
+
+    def __init__(self, plane: Callable[[], tuple[str, str]]) -> None:
+        """`plane`: transport and address."""
+        self._plane = plane
+        self._of: tuple[str, str] | None = None
+        self._receiver: WeightReceiver | None = None
+
+    def latest(self) -> Version | None:
+        """See `WeightReceiver.latest`."""
+        return self._now().latest()
+
+    def offer(self) -> WeightOffer | None:
+        """See `WeightReceiver.offer`."""
+        return self._now().offer()
+
+    def receive(self) -> tuple[Manifest, Mapping[str, Tensor]]:
+        """See `WeightReceiver.receive`."""
+        return self._now().receive()
+
+    def receive_as(self, make: Callable[[Received], T]) -> T:
+        """See `WeightReceiver.receive_as`."""
+        return self._now().receive_as(make)
+
+    def received(self) -> Received:
+        """See `WeightReceiver.received`."""
+        return self._now().received()
+
+    def _now(self) -> WeightReceiver:
+        plane, receiver = self._plane(), self._receiver
+        if receiver is None or self._of != plane:
+            receiver = self._receiver = receiver_at(*plane)
+            self._of = plane
+        return receiver
 
 
 class KeptReference:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -46,6 +47,8 @@ from headrace.weights.version import INITIAL, Version
 
 NO_FUNCTIONS_FAULTS = FunctionsFaults()
 Watch = Callable[[str, object], None]
+_RENEW_S = 5.0
+"""In which a trainer is made anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,12 @@ class SimulatedOutside:
             models = replace(models, proximal=scorer("proximal", follows=True))
         if algorithm.needs_teacher:
             models = replace(models, teacher=scorer("teacher"))
-        return models
+        renew = {name: partial(self._renewed, each, runtime) for name, each in self.trained.items()}
+        return replace(models, renew=renew)
+
+    async def _renewed(self, trainer: SimulatedTrainer, runtime: Runtime) -> None:
+        await runtime.clock.sleep(_RENEW_S)
+        trainer.renew()
 
     def _engines(self, config: PolicyEngineConfig, runtime: Runtime) -> EnginePool:
         """Those that come in the place of a dead one have no faults."""

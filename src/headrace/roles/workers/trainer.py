@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -83,7 +84,7 @@ class TrainerWorker(TrainerRank):
             trainer,
             host,
             policy_task(trainer, host.refs, algorithm, own_proximal=config.own_proximal),
-            plane=open_transport(spec.transport, Path(spec.folder)),
+            plane=open_transport(spec.transport, _of_this_life(spec.transport, Path(spec.folder))),
             aside=_aside(spec),
             coefficient=coefficient,
             reference=HybridReference(trainer),
@@ -136,5 +137,18 @@ def _check(spec: TrainerSpec, trainer: HFTrainer) -> Callable[[], SwapCheck] | N
 def _aside(spec: TrainerSpec) -> Callable[[], WeightPublisher]:
     if spec.aside is None:
         return MemoryPublisher
-    publisher = open_transport("shm", Path(spec.aside))
+    publisher = open_transport("shm", _of_this_life("shm", Path(spec.aside)))
     return lambda: publisher
+
+
+def _of_this_life(transport: Transport, folder: Path) -> Path:
+    """Where weights leave from. Where that is memory, an empty folder: what a worker left that was lost is removed, and
+    whoever has it mapped keeps it."""
+    if transport != "shm":
+        return folder
+    lives = [path for path in folder.iterdir() if path.name.isdigit()]
+    for path in lives:
+        shutil.rmtree(path, ignore_errors=True)
+    own = folder / str(1 + max((int(path.name) for path in lives), default=-1))
+    own.mkdir(mode=0o700)
+    return own
