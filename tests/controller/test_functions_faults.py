@@ -75,7 +75,10 @@ def run(folder: Path, seed: int) -> tuple[TrainConfig, Outcome]:
     config = config_of(folder, seed)
     faults = Faults(
         crew=CrewFaults(workers=2, deaths=((chance.uniform(1.0, 10.0), chance.randrange(2)),)),
-        training=TrainingFaults(lost_leases=((chance.choice(("actor", "critic")), chance.randint(1, 8)),)),
+        training=TrainingFaults(
+            deaths=((chance.choice(("actor", "critic")), chance.randint(1, 12)),),
+            lost_leases=((chance.choice(("actor", "critic")), chance.randint(1, 8)),),
+        ),
         functions=FunctionsFaults(tuple(sorted(chance.uniform(0.5, 30.0) for _ in range(6)))),
     )
     return config, simulate(config, seed, faults, prompts=200, limit_s=3_000.0)
