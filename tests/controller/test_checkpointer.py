@@ -2,18 +2,19 @@
 
 import asyncio
 from pathlib import Path
-from typing import cast
 
 from headrace.controller.checkpointer import Checkpointer
 from headrace.runtime.inline import InlineRuntime
 from headrace.store import RunStore
-from headrace.training.protocol import Trainer
 from headrace.weights.version import Version
 
 
 class Saves:
-    def save(self, path: Path) -> None:
+    async def save(self, path: Path) -> None:
         (path / "weights").write_text("weights")
+
+    async def load(self, path: Path) -> None:
+        raise AssertionError("nothing is restored")
 
 
 def test_the_state_is_that_of_the_trained_batch_and_not_of_the_one_that_has_begun(tmp_path: Path) -> None:
@@ -22,9 +23,7 @@ def test_the_state_is_that_of_the_trained_batch_and_not_of_the_one_that_has_begu
     async def commit() -> None:
         store = RunStore.create(tmp_path / "run", config_yaml="", config_sha256="x", now=0.0)
         runtime = InlineRuntime()
-        checkpointer = Checkpointer(
-            store, cast(Trainer, Saves()), runtime, state=lambda: dict(state), every=1, committed=0
-        )
+        checkpointer = Checkpointer(store, Saves(), runtime, state=lambda: dict(state), every=1, committed=0)
         state["kl_coefficient"] = 2.0
         checkpointer.trained()
         state["kl_coefficient"] = 3.0  # advantages of the next batch

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from controller_jobs import CHARACTERS, make_job, make_model
-from safetensors.torch import load_file, save_file
+from controller_jobs import make_job
+from judge_models import make_judge
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headrace.cli.main import main
@@ -20,7 +20,6 @@ from headrace.engines.embedded.core import EngineCore
 from headrace.engines.protocol import EngineError
 from headrace.experience.flow import NothingToTrain
 
-DIGITS = [CHARACTERS.index(digit) + 2 for digit in "0123456789"]
 PROMPT = "{prompt} {answer} {response}? "
 FILTER = """
 import json
@@ -31,18 +30,6 @@ def keep(group):
             file.write(json.dumps([group.prompt_id, chosen, sample.reward, sample.failure]) + "\\n")
     return True
 """
-
-
-def make_judge(folder: Path, *, says_digits: bool) -> Path:
-    """A model that says digits alone, or none at all: logits of 0 lose against ten random ones."""
-    make_model(folder, "llama")
-    weights = load_file(folder / "model.safetensors")
-    silent = torch.ones(weights["lm_head.weight"].shape[0], dtype=torch.bool)
-    silent[DIGITS] = False
-    weights["lm_head.weight"] *= 20
-    weights["lm_head.weight"][silent if says_digits else ~silent] = 0.0
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 def job_with(folder: Path, judge: dict[str, Any], **changes: object) -> Path:

@@ -148,8 +148,8 @@ def test_a_stage_that_never_returns_ends_the_run_by_name(tmp_path: Path) -> None
     code, out = command("train", job, "--dir", tmp_path / "run", timeout=90)
     assert code == 1, out
     assert "waited 3.0 s for" in out
-    assert "stage hangs to return (lane stages)" in out
-    assert "the last call on lane 'stages' did not return; it is left behind" in out
+    assert "stage hangs to return (lane functions)" in out
+    assert "the last call on lane 'functions' did not return; it is left behind" in out
 
 
 @pytest.mark.slow

@@ -136,7 +136,8 @@ def drive(seed: int, seen: Counter[str]) -> None:
             back = max(0, view.batch - chance.randint(0, 3))
             back += chance.random() < 0.02
             trained = [(one, due) for one, (batch, due) in entered.items() if back <= batch < view.batch]
-            went = pair.same("go_back", back, trained)
+            unjudged = [one for one in view._live if chance.random() < 0.1]
+            went = pair.same("go_back", back, trained, unjudged)
             if isinstance(went, str):
                 break
             pair.seen["due earlier"] += len(went.due_earlier)

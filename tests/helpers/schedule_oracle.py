@@ -5,7 +5,7 @@ docstring says what is decided, and why.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from headrace.experience.recorded import RecordedRollouts
@@ -196,14 +196,16 @@ class PlainSchedule:
         if self.on_deadline == "wait":
             self.check()
 
-    def go_back(self, batch: int, trained: Iterable[tuple[GroupKey, int]]) -> WentBack:
+    def go_back(
+        self, batch: int, trained: Iterable[tuple[GroupKey, int]], finished: Container[GroupKey] = ()
+    ) -> WentBack:
         """Compose `batch` again, from its commit; `trained`: the groups of the batches since."""
         if batch > self.batch:
             raise ScheduleError(f"batch {batch} is not behind batch {self.batch}: nobody can go back to it")
         newer = [
             group
             for group in self._live.values()
-            if group.arrival is None and group.deadline > batch + self.max_staleness
+            if group.arrival is None and group.key not in finished and group.deadline > batch + self.max_staleness
         ]
         newer.sort(key=lambda group: group.deadline)
         again = dict(trained) | self._taken

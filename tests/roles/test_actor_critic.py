@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from table_rows import header
 
 from headrace.experience.flow import TrainedBatch
@@ -25,11 +26,16 @@ from headrace.roles.context import RoleContext
 from headrace.roles.critic import CriticRole
 from headrace.runtime.signal import Signal
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
+from headrace.training.group import RankHere, TrainerGroup
 from headrace.training.protocol import StepReport
+from headrace.training.rank import Task, TrainerRank
+from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.version import Lineage
 
-LEASE_S, STALL_S = 10.0, 100.0
+LEASE_S, STALL_S, LONG_S = 10.0, 100.0, 25.0
+"""A lease that nobody holds ends after the first; computing takes longer than that."""
 KEY = GroupKey(0, 0, 0)
+COLUMNS = ("logprobs", "advantages", "versions")
 RULE = StalenessRule(bound=1, masks=False, allows_late=False)
 REPORT = StepReport(0.0, 0.0, 0.0, False, 1.0, {}, {}, 2, 2, 0)
 
@@ -55,7 +61,7 @@ class Trainer:
         self.accumulated = 0
 
     def tensors(self) -> list[Any]:
-        return []
+        return [("weight", torch.zeros(1))]
 
 
 @dataclass
@@ -90,6 +96,7 @@ class House:
     critic: CriticRole
     policy: Trainer
     values: Trainer
+    plane: MemoryPublisher
     events: list[str]
     done: list[TrainedStep]
     ids: list[RowId]
@@ -123,7 +130,11 @@ async def house(runtime: VirtualRuntime) -> AsyncIterator[House]:
     context = RoleContext(
         runtime, own, table, WaitMeter(runtime.clock.now), lambda kind, data: events.append(kind), STALL_S
     )
-    policy, values = Trainer(), Trainer()
+    policy, values, plane = Trainer(), Trainer(), MemoryPublisher()
+
+    def group(name: str, trainer: Any, columns: tuple[str, ...]) -> TrainerGroup:
+        rank = TrainerRank(trainer, runtime, Task(columns, {}), plane=plane)
+        return TrainerGroup(name, RankHere(rank, runtime, name))
 
     def loader(consumer: str) -> StreamingLoader:
         return StreamingLoader(table, own, consumer=consumer, max_tokens=3, streaming=True, timeout_s=STALL_S)
@@ -136,18 +147,18 @@ async def house(runtime: VirtualRuntime) -> AsyncIterator[House]:
         done.append(step)
 
     lineage = Lineage(0, {0: 2**62})
-    critic = CriticRole(context, loader("critic.update"), values, RULE, max_tokens=3)  # type: ignore[arg-type]
-    publisher: Any = Publisher()
+    critic = CriticRole(
+        context, loader("critic.update"), group("critic", values, ("values", "returns")), RULE, max_tokens=3
+    )
     actor = ActorRole(
         context,
         loader("actor"),
-        policy,  # type: ignore[arg-type]
-        publisher,
+        group("trainer", policy, COLUMNS),
         Signal(),
         lineage,
         RULE,
         FreshRule(lineage),
-        columns=("logprobs", "advantages", "versions"),
+        columns=COLUMNS,
         max_tokens_per_microbatch=3,
         whole=None,
         critic=critic,
@@ -156,7 +167,7 @@ async def house(runtime: VirtualRuntime) -> AsyncIterator[House]:
     )
     ids = put(table, KEY, 0)
     tasks = [runtime.spawn(actor.run(), "actor"), runtime.spawn(critic.run(), "critic")]
-    made = House(runtime, table, flow, actor, critic, policy, values, events, done, ids, tasks)
+    made = House(runtime, table, flow, actor, critic, policy, values, plane, events, done, ids, tasks)
     try:
         yield made
     finally:
@@ -180,14 +191,6 @@ def put(table: ExperienceTable, key: GroupKey, batch: int) -> list[RowId]:
     }
     table.reserve(key)
     return table.put(key, [(header(key, episode=episode), dict(arrays)) for episode in range(2)])
-
-
-class Publisher:
-    def snapshot(self, version: object, tensors: object) -> None:
-        pass
-
-    def send(self, snapshot: object) -> None:
-        pass
 
 
 def virtually(body: Callable[[House], Awaitable[None]]) -> None:
@@ -235,7 +238,7 @@ def test_a_version_travels_while_the_next_batch_is_trained_on() -> None:
             house.runtime.charge(5.0)
             sent.append(house.runtime.clock.now())
 
-        house.actor._weights._publisher.send = slow  # type: ignore[assignment, method-assign]
+        house.plane.send = slow  # type: ignore[assignment, method-assign]
         house.flow.batches = 2
         for batch in range(2):
             house.ids = house.ids if batch == 0 else put(house.table, GroupKey(0, 1, 0), 1)
@@ -311,5 +314,67 @@ def test_a_critic_that_lost_a_row_begins_the_batch_again_before_anybody_steps() 
         await house.settle()
         assert house.events == ["restarted_batch"]
         assert (house.policy.steps, house.values.steps) == ([2], [2])
+
+    virtually(body)
+
+
+@pytest.mark.parametrize("who", ["policy", "values"])
+def test_leases_are_held_while_a_pass_takes_longer_than_they_last(who: str) -> None:
+    async def body(house: House) -> None:
+        trainer: Trainer = getattr(house, who)
+        accumulate = trainer.accumulate
+
+        def slow(micro: MicroBatch) -> dict[str, Any]:
+            house.runtime.charge(LONG_S)
+            return accumulate(micro)
+
+        trainer.accumulate = slow  # type: ignore[method-assign]
+        for column in ("advantages", "values", "returns"):
+            house.write(column)
+        await house.runtime.clock.sleep(STALL_S)
+        assert house.events == []
+        assert (house.policy.steps, house.values.steps) == ([2], [2])
+
+    virtually(body)
+
+
+@pytest.mark.parametrize("who", ["actor", "critic.update"])
+def test_who_lost_a_row_gives_the_others_back_and_has_all_of_them_again(who: str) -> None:
+    """Rows come one at a time, each in a lease of its own; the second is lost, and the first is held."""
+
+    async def body(house: House) -> None:
+        own, others = ["advantages"], ["values", "returns"]
+        if who == "critic.update":
+            own, others = others, own
+        for row in range(2):
+            for column in own:
+                house.write(column, slice(row, row + 1))
+            await house.settle()
+        first, second = house.held(who)
+        assert [len(lease.rows) for lease in (first, second)] == [1, 1]
+        house.table.give_back(second)
+        for column in others:
+            house.write(column)
+        await house.settle()
+        assert house.events == ["restarted_batch"]
+        assert (house.policy.steps, house.values.steps) == ([2], [2])
+
+    virtually(body)
+
+
+def test_an_actor_that_is_told_to_stop_keeps_no_row() -> None:
+    async def body(house: House) -> None:
+        lease = house.table.lease
+
+        async def stopped(*args: Any, **options: Any) -> Any:
+            found = await lease(*args, **options)
+            house.actor.stop()
+            return found
+
+        house.table.lease = stopped  # type: ignore[method-assign]
+        house.write("advantages")
+        await house.settle()
+        assert house.held("actor") == []
+        assert house.policy.accumulated == 0
 
     virtually(body)

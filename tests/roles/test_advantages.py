@@ -7,7 +7,7 @@ from table_rows import row as table_row
 
 from headrace.algorithms.estimate import Compared
 from headrace.experience.index import Row
-from headrace.roles import advantages
+from headrace.roles import token_advantages
 
 READS = ("reward", "keep", "tokens", "loss_mask", "logprobs")
 
@@ -23,7 +23,7 @@ def row(row_id: int, tokens: int, episode: int | None = None, **columns: object)
 
 
 def compared(rows: Sequence[Row], reads: Collection[str]) -> Compared:
-    return advantages.compared(rows, [row.columns for row in rows], reads)
+    return token_advantages.compared(rows, [row.columns for row in rows], reads)
 
 
 def test_what_is_of_samples_stays_of_samples() -> None:

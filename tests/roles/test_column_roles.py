@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,11 +12,15 @@ from role_house import House, all_is_gone, try_role
 from torch import Tensor
 
 from headrace.algorithms.estimate import AdvantageEstimator, Compared
-from headrace.config.algorithm import AlgorithmConfig
+from headrace.algorithms.kl_controllers import KLCoefficient
+from headrace.config.algorithm import AlgorithmConfig, KLConfig
 from headrace.models.packing import MicroBatch
 from headrace.roles.advantages import AdvantagesRole
 from headrace.roles.function_stage import FunctionStageRole
+from headrace.roles.functions import Functions, OnLane
+from headrace.roles.own_stage import OwnStage
 from headrace.roles.scorer import ScorerRole
+from headrace.roles.token_advantages import TokenAdvantages
 from headrace.training.scoring import Scoring
 
 
@@ -34,9 +39,11 @@ def function_stage(house: House) -> FunctionStageRole:
         house.long()
         return {"doubled": [2.0 * one for one in tokens]}
 
-    return FunctionStageRole(
-        house.context, doubled, name="doubles", reads=("tokens",), writes=("doubled",), unit="group"
-    )
+    refs = house.context.refs
+    stage = OwnStage(refs, doubled, name="doubles", reads=("tokens",), writes=("doubled",), by_row=False)
+    estimator = AdvantageEstimator(AlgorithmConfig(advantage="mean_only"), max_length=8)
+    functions = Functions({"doubles": stage}, TokenAdvantages(refs, estimator, ()), KLConfig())
+    return FunctionStageRole(house.context, OnLane(house.context, functions), name="doubles", reads=(), unit="group")
 
 
 class PlaceInGroup:
@@ -47,19 +54,23 @@ class PlaceInGroup:
     def __init__(self, house: House) -> None:
         self._house = house
 
-    def __call__(self, data: Compared, batch: int | None = None) -> dict[str, Tensor]:
+    def at(self, data: Compared, beta: float) -> tuple[dict[str, Tensor], float | None]:
         self._house.long()
-        return {"advantages": torch.arange(len(data.behavior), dtype=torch.float64)}
+        return {"advantages": torch.arange(len(data.behavior), dtype=torch.float64)}, None
 
 
 def by_token(house: House) -> AdvantagesRole:
-    estimator: Any = PlaceInGroup(house)
-    return AdvantagesRole(house.context, estimator, reads=("reward", "tokens", "loss_mask", "logprobs"))
+    return advantages_role(house, PlaceInGroup(house), ("reward", "tokens", "loss_mask", "logprobs"))
 
 
 def by_episode(house: House) -> AdvantagesRole:
-    config = AlgorithmConfig(advantage="mean_only")
-    return AdvantagesRole(house.context, AdvantageEstimator(config, max_length=8), reads=("reward",))
+    estimator = AdvantageEstimator(AlgorithmConfig(advantage="mean_only"), max_length=8)
+    return advantages_role(house, estimator, ("reward",))
+
+
+def advantages_role(house: House, estimator: Any, reads: Sequence[str]) -> AdvantagesRole:
+    functions = Functions({}, TokenAdvantages(house.context.refs, estimator, reads), KLConfig())
+    return AdvantagesRole(house.context, estimator, OnLane(house.context, functions), KLCoefficient(KLConfig()))
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,11 @@ from headrace.models.packing import MicroBatch, PackRow
 from headrace.observe.waits import WaitMeter
 from headrace.roles.batch_stats import FreshRule
 from headrace.roles.context import RoleContext
-from headrace.roles.gap_sample import GapSampler, measure
+from headrace.roles.gap_sample import GapSampler
 from headrace.rollout.policy import noise_key
 from headrace.runtime.inline import SystemClock
 from headrace.runtime.signal import Signal
+from headrace.training.gap import measure
 from headrace.weights.version import Lineage, Version
 
 FRESH = FreshRule(Lineage(0, {0: 2**62}))
@@ -235,19 +236,19 @@ def test_the_gap_by_hand(max_tokens: int, passes: int) -> None:
     """The trainer says -id / 10: apart from -0.5 by 0.3 at id 2, 0.1 at 4, 0.2 at 3, and 0.4 at 1."""
     scored = []
 
-    async def score(micro: MicroBatch) -> torch.Tensor:
+    def score(micro: MicroBatch) -> torch.Tensor:
         scored.append(micro)
         return -micro.tokens.float() / 10
 
     rows = [row(5, [2, 4]), row(4, [3]), row(2, [1])]
-    gap = asyncio.run(measure(rows, max_tokens, score))
+    gap = measure(rows, max_tokens, score)
     assert gap is not None
     assert (gap.tokens, gap.sum_abs, gap.max_abs) == (4, pytest.approx(1.0), pytest.approx(0.4))
     assert len(scored) == passes
 
 
 def test_no_rows_have_no_gap() -> None:
-    async def score(micro: MicroBatch) -> torch.Tensor:
+    def score(micro: MicroBatch) -> torch.Tensor:
         raise AssertionError("nothing to score")
 
-    assert asyncio.run(measure([], 10, score)) is None
+    assert measure([], 10, score) is None

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from held import ask
 from torch import Tensor
 from training_helpers import make_rows, make_trainer
 
@@ -20,6 +21,8 @@ from headrace.roles.context import RoleContext
 from headrace.roles.weight_distributor import WeightDistributor
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.signal import Signal
+from headrace.training.group import RankHere, TrainerGroup
+from headrace.training.rank import Task, TrainerRank
 from headrace.weights.disk import DiskPublisher
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.plane import Manifest, Snapshot, WeightError, WeightPublisher
@@ -38,30 +41,38 @@ def publisher(request: pytest.FixtureRequest, tmp_path: Path) -> WeightPublisher
     return made[request.param]()
 
 
-class House:
-    """A trainer of one tensor, on a lane."""
+class OneTensor:
+    def __init__(self) -> None:
+        self.weight = torch.zeros(4)
 
-    def __init__(self, publisher: WeightPublisher) -> None:
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield "weight", self.weight
+
+
+class House:
+    """A trainer, of one tensor unless given, on a lane."""
+
+    def __init__(self, publisher: WeightPublisher, trainer: Any = None) -> None:
         self.runtime = InlineRuntime()
         self.published, self.failures = Signal(), 0
         context = RoleContext(
             self.runtime, cast(Any, None), cast(Any, None), cast(Any, SimpleNamespace()), lambda *_: None, 20.0,
             activity=Activity(),
         )  # fmt: skip
-        self.weight = torch.zeros(4)
-        self.distributor = WeightDistributor(context, publisher, self.published, self._failed)
+        trainer = trainer or OneTensor()
+        self.weight: Any = getattr(trainer, "weight", None)
+        rank = TrainerRank(trainer, self.runtime, Task((), {}), plane=publisher)
+        group = TrainerGroup("trainer", RankHere(rank, self.runtime, "trainer"))
+        self.distributor = WeightDistributor(context, group, self.published, self._failed)
 
     def _failed(self) -> None:
         self.failures += 1
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        yield "weight", self.weight
 
     async def compute(self, function: Callable[..., Any], *args: Any) -> Any:
         return await self.runtime.compute("trainer", function, *args)
 
     async def publish(self, number: int) -> None:
-        await self.distributor.publish(Version(0, number), self.tensors(), self.compute)
+        await self.distributor.publish(Version(0, number), ask)
 
 
 def test_the_trainer_steps_while_the_version_travels_and_what_arrives_is_the_copy(publisher: WeightPublisher) -> None:
@@ -137,10 +148,10 @@ def test_a_hybrid_reference_and_a_step_meanwhile_change_nothing_of_what_arrives(
     cast(Any, publisher).send = slow
 
     async def main() -> None:
-        house = House(publisher)
+        house = House(publisher, trainer)
         try:
             wanted = {name: tensor.clone() for name, tensor in trainer.tensors()}
-            await house.distributor.publish(Version(0, 1), trainer.tensors(), house.compute)
+            await house.distributor.publish(Version(0, 1), ask)
             await house.compute(trainer.reference_logprobs, micro)
             await house.compute(trainer.accumulate, micro)
             await house.compute(trainer.step)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from held import Held, ask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -58,17 +59,16 @@ class Recording:
         return report(stats={"place": float(len(self.steps) - 1)})
 
 
-async def compute(function: Callable[..., Any], *args: Any) -> Any:
-    return function(*args)
-
-
 def rows(lengths: Sequence[int]) -> list[PackRow]:
     """Row i's tokens are all i."""
     return [PackRow(np.full(n, i), np.arange(n) > 0, {"advantages": float(i)}) for i, n in enumerate(lengths)]
 
 
-def made(trainer: Any, lengths: Sequence[int], epochs: Epochs, **options: Any) -> WholeBatch:
-    return WholeBatch(rows(lengths), BATCH, trainer, compute, epochs, **{"max_tokens": 12, **options})
+def made(
+    trainer: Any, lengths: Sequence[int], epochs: Epochs, given_up: Callable[[], bool] = lambda: False, **options: Any
+) -> WholeBatch:
+    held = Held(rows(lengths), BATCH, trainer, **options)
+    return WholeBatch(lengths, BATCH, held, ask, epochs, max_tokens=12, given_up=given_up)
 
 
 def of_step(micros: list[MicroBatch]) -> list[int]:
@@ -113,9 +113,9 @@ def test_columns_of_the_batchs_start_are_those_of_every_epoch() -> None:
         micro.columns["kept"] = micro.columns["proximal"] * 2
 
     async def train() -> None:
-        whole = made(trainer, [3, 9, 5, 4, 8], Epochs(3, 2))
-        await whole.score("proximal", score)
-        await whole.prepare(prepare)
+        whole = made(trainer, [3, 9, 5, 4, 8], Epochs(3, 2), score=score, prepare=prepare)
+        await whole.score()
+        await whole.prepare()
         await whole.begin()
         await whole.finish()
 
@@ -221,8 +221,8 @@ def test_the_steps_are_those_of_plain_decoupled_ppo(updates: int) -> None:
     trainer = HFTrainer(tiny(), config=config, loss=objective, total_steps=total)
 
     async def train() -> tuple[tuple[StepReport, ...], ...]:
-        whole = WholeBatch(data, BATCH, trainer, compute, epochs, max_tokens=25)
-        await whole.score("proximal", trainer.logprobs)
+        whole = WholeBatch([len(row) for row in data], BATCH, Held(data, BATCH, trainer), ask, epochs, max_tokens=25)
+        await whole.score()
         await whole.begin()
         return await whole.finish()
 
@@ -277,8 +277,10 @@ def test_interpolated_log_probs_of_the_first_epoch_are_those_of_all() -> None:
     start = trainer.logprobs
 
     async def train() -> Tensor:
-        whole = WholeBatch(sampled(), BATCH, trainer, compute, Epochs(2), max_tokens=1000)
-        await whole.score("own", start)
+        data = sampled()
+        held = Held(data, BATCH, trainer, score=start, column="own")
+        whole = WholeBatch([len(row) for row in data], BATCH, held, ask, Epochs(2), max_tokens=1000)
+        await whole.score()
         await whole.begin()
         await whole.finish()
         return seen[1]["own"]

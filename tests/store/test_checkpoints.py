@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,21 @@ def test_restore_takes_back_what_was_trained_after_the_commit(tmp_path: Path) ->
     assert [again.journal.read(row.offset) for row in restored.ready] == [payload(key) for key in keys[2:]]
     again.ledger.train([keys[4]], batch=2)
     again.close()
+
+
+def test_what_is_written_within_a_fork_is_undone_with_it(tmp_path: Path) -> None:
+    with closing(create(tmp_path / "run")) as store:
+        key = issue(store, 0)
+        with pytest.raises(KeyError), store.checkpoints.fork(store.checkpoints.newest()) as restored:  # noqa: PT012
+            assert (restored.number, restored.branch) == (0, 1)
+            store.ledger.due(key, deadline=9)
+            raise KeyError
+        assert [row.deadline for row in store.ledger.attempts("running")] != [9]
+        with store.checkpoints.fork(store.checkpoints.newest()) as restored:
+            store.ledger.due(key, deadline=9)
+        assert restored.branch == 1
+        assert store.checkpoints.lineage().keys() == {0, 1}
+        assert [row.deadline for row in store.ledger.attempts("running")] == [9]
 
 
 def test_a_prepared_checkpoint_that_was_not_committed_is_swept(tmp_path: Path) -> None:

@@ -142,6 +142,27 @@ def test_only_what_was_last_issued_makes_an_attempt_ready(store: RunStore) -> No
     assert (row.issue, row.start_version, row.deadline, row.offset) == (1, 1, 3, places[1])
 
 
+def test_a_running_attempt_may_be_due_at_another_batch(store: RunStore) -> None:
+    key = issue(store, 0)
+    store.ledger.due(key, deadline=7)
+    assert [row.deadline for row in store.ledger.attempts("running")] == [7]
+    finish(store, key)
+    with pytest.raises(IllegalTransition, match="0/0#0: it is ready, and must be running"):
+        store.ledger.due(key, deadline=8)
+
+
+def test_what_was_trained_since_a_batch_comes_batch_after_batch(store: RunStore) -> None:
+    keys = [issue(store, position) for position in range(4)]
+    for batch, key in zip((2, 0, 1, 1), keys, strict=True):
+        finish(store, key)
+        store.ledger.train([key], batch=batch)
+    assert [(row.key, row.batch) for row in store.ledger.trained_since(1)] == [
+        (keys[2], 1),
+        (keys[3], 1),
+        (keys[0], 2),
+    ]
+
+
 def test_a_transaction_of_several_writes_is_undone_together(store: RunStore) -> None:
     with pytest.raises(KeyError), store.transaction():  # noqa: PT012
         key = issue(store, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -166,3 +166,34 @@ def test_what_is_made_of_a_version_is_of_that_version(publisher: WeightPublisher
         publisher.publish(Version(0, number), weights(9).items())
     assert version == INITIAL
     assert all(torch.equal(own[name], tensor) for name, tensor in weights(1).items())
+
+
+@pytest.mark.parametrize("limit", [1, 100, 2**20])
+def test_buckets_bring_every_tensor_once_and_stay_below_their_limit(publisher: WeightPublisher, limit: int) -> None:
+    sent = weights(1.5)
+    publisher.publish(INITIAL, sent.items())
+    buckets: list[dict[str, torch.Tensor]] = []
+    received = publisher.receiver().receive_buckets(
+        lambda bucket: buckets.append({name: tensor.clone() for name, tensor in bucket.items()}), limit
+    )
+    assert received.manifest.version == INITIAL
+    assert [name for bucket in buckets for name in bucket] == list(sent)
+    for bucket in buckets:
+        assert len(bucket) == 1 or sum(tensor.nbytes for tensor in bucket.values()) <= limit
+        assert all(torch.equal(tensor, sent[name]) for name, tensor in bucket.items())
+    assert len(buckets) == (1 if limit == 2**20 else len(buckets))
+
+
+def test_a_version_that_is_overtaken_in_the_midst_of_its_buckets_begins_again(tmp_path: Path) -> None:
+    publisher = ShmPublisher(tmp_path)
+    publisher.publish(Version(0, 0), weights(0).items())
+    receiver, loaded, numbers = publisher.receiver(), dict[str, float](), [1, 2]
+
+    def take(bucket: Mapping[str, torch.Tensor]) -> None:
+        loaded.update({name: float(tensor.float().sum()) for name, tensor in bucket.items()})
+        if numbers:  # twice: the second writes into the slot that is read
+            publisher.publish(Version(0, number := numbers.pop(0)), weights(number).items())
+
+    received = receiver.receive_buckets(take, limit=1)
+    assert received.manifest.version == Version(0, 2)
+    assert loaded == {name: float(tensor.float().sum()) for name, tensor in weights(2).items()}

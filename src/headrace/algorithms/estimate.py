@@ -105,11 +105,19 @@ class AdvantageEstimator:
     def __call__(self, data: Compared, batch: int | None = None) -> dict[str, Tensor]:
         """Columns by name, [N] each: `advantages`; `returns` with a critic. `batch`: its number, where `data` is all of
         it; then a coefficient that moves follows its KL."""
+        beta = self._coefficient.value if batch is None else self._coefficient.of(batch)
+        columns, paid = self.at(data, beta)
+        if paid is not None and batch is not None and self._config.kl.moves:
+            self._coefficient.follow(batch, paid, len(data.rewards))
+        return columns
+
+    def at(self, data: Compared, beta: float) -> tuple[dict[str, Tensor], float | None]:
+        """The columns with this coefficient of the KL, and the KL that the reward pays for, summed over all of `data`;
+        None if it pays for none."""
         config = self._config
         rewards = self._shaped(data)
         trained = data.ended if config.truncated == "mask" else data.mask
         penalty = self._penalty(data)
-        beta = self._coefficient.value if batch is None else self._coefficient.of(batch)
         columns = {}
         if config.advantage == "gae":
             if data.values is None:
@@ -151,9 +159,7 @@ class AdvantageEstimator:
                 if config.advantage == "reinforce_plus_plus_baseline":
                     values = advantages.whiten(values, trained)
         columns["advantages"] = values
-        if penalty is not None and batch is not None and config.kl.moves:
-            self._coefficient.follow(batch, float(penalty.sum()), len(data.rewards))
-        return columns
+        return columns, None if penalty is None else float(penalty.sum())
 
     def _shaped(self, data: Compared | Episodes) -> Tensor:
         settings, rewards = self._config.shaping, data.rewards

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from headrace.config.algorithm import KLConfig
 
@@ -49,6 +50,21 @@ class AdaptiveKL:
         return replace(self, beta=self.beta * (1 + error * samples / self.horizon))
 
 
+class Coefficient(Protocol):
+    """What a penalty is multiplied by."""
+
+    @property
+    def value(self) -> float:
+        """Now."""
+
+
+@dataclass(slots=True)
+class TakenCoefficient:
+    """One that another process decides on."""
+
+    value: float
+
+
 _REMEMBERED = 16
 """Batches: more than advantages are ever ahead of the record."""
 
@@ -64,6 +80,7 @@ class KLCoefficient:
             if config.target is None
             else AdaptiveKL(config.coefficient, config.target, config.horizon)
         )
+        self._first = self._controller
         self._used: dict[int, float] = {}
         """What batches that were followed were penalised with; of the last ones."""
 
@@ -79,19 +96,35 @@ class KLCoefficient:
     def follow(self, batch: int, kl: float, samples: int) -> None:
         """`batch`, of `samples`, had this KL, summed over all of them. Said again of a batch, it changes nothing. See
         `AdaptiveKL.after` for errors."""
-        if batch in self._used or not samples:
+        if batch not in self._used and samples:
+            self.take(batch, self.after(kl, samples))
+
+    def after(self, kl: float, samples: int) -> float:
+        """The value that follows on this one after a batch of `samples` with this KL, summed over all of them. Changes
+        nothing; see `AdaptiveKL.after` for errors."""
+        if self._own is None:
+            return self._controller.after(kl / samples, samples).beta
+        return float(self._own(self.value, kl / samples, samples))
+
+    def take(self, batch: int, value: float) -> None:
+        """`value` follows on `batch`, which was penalised with that of now. Said again of a batch, it changes
+        nothing."""
+        if batch in self._used:
             return
         self._used = {number: beta for number, beta in self._used.items() if number > batch - _REMEMBERED}
         self._used[batch] = self.value
-        if self._own is None:
-            self._controller = self._controller.after(kl / samples, samples)
-        else:
-            self._controller = replace(self._controller, beta=float(self._own(self.value, kl / samples, samples)))
+        self._controller = replace(self._controller, beta=value)
 
     @property
     def state(self) -> dict[str, float]:
         """What a checkpoint must hold."""
         return {"kl_coefficient": self.value}
+
+    def go_back(self, state: Mapping[str, float]) -> None:
+        """The run went back to a commit with this state, or none: batches since will be followed again."""
+        self._used.clear()
+        self._controller = self._first
+        self.restore(state)
 
     def restore(self, state: Mapping[str, float]) -> None:
         if "kl_coefficient" in state:

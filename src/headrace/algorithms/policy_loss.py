@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace.algorithms import aggregation, corrections, kl, losses, proximal
-from headrace.algorithms.kl_controllers import KLCoefficient
+from headrace.algorithms.kl_controllers import Coefficient, KLCoefficient
 from headrace.algorithms.losses import Loss, Stats
 from headrace.algorithms.losses.regularizers import KLTerm
 from headrace.algorithms.pieces import Pieces
@@ -81,12 +81,12 @@ class PolicyLoss:
     """
 
     def __init__(
-        self, config: AlgorithmConfig, pieces: Pieces | None = None, coefficient: KLCoefficient | None = None
+        self, config: AlgorithmConfig, pieces: Pieces | None = None, coefficient: Coefficient | None = None
     ) -> None:
         """`coefficient`: of a KL in the loss; that of `config` unless given."""
         self._config = config
         self._pieces = pieces or Pieces()
-        self._coefficient = coefficient or KLCoefficient(config.kl)
+        self._coefficient: Coefficient = coefficient or KLCoefficient(config.kl)
 
     def __call__(self, logprobs: Tensor, data: PolicyTokens) -> LossTerms:
         config, mask = self._config, data.mask

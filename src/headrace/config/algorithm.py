@@ -315,6 +315,21 @@ class AlgorithmConfig(Section):
         return self.advantage in by_batch or self.whiten or (self.kl.moves and self.kl.place == "reward")
 
     @property
+    def looks_at_tokens(self) -> bool:
+        """Whether advantages are more than a number an episode that follows from rewards and lengths."""
+        if self.distils:
+            return False  # there are none
+        by_token = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+        own = (self.advantage, self.kl.estimator, self.kl.controller or "", self.shaping.function or "")
+        in_reward = self.kl.place == "reward" and self.kl.coefficient > 0
+        return self.advantage in by_token or in_reward or any(map(is_own, own))
+
+    @property
+    def calls_functions(self) -> bool:
+        """Whether columns are computed by stages of the user's, or by advantages that look at tokens."""
+        return bool(self.stages) or self.looks_at_tokens
+
+    @property
     def kl_of_proximal(self) -> bool:
         """Whether the reward pays for the KL of the policy that a batch begins with."""
         return self.kl.coefficient > 0 and self.kl.place == "reward" and self.kl.of == "proximal"

@@ -37,8 +37,7 @@ SAFE: dict[str, Safe] = {
     "engine.spread": _PLACE,
     "engine.process": _PLACE,
     "engine.return_deadline_s": _PATIENCE,
-    "teacher.placement": _PLACE,
-    "reward.model.placement": _PLACE,
+    **{f"{who}.placement": _PLACE for who in ("trainer", "critic", "teacher", "reward.model", "functions")},
     **{f"{who}.max_tokens_per_microbatch": _SIZE for who in ("trainer", "critic", "reference", "proximal", "teacher")},
     "reward.model.max_tokens_per_microbatch": _SIZE,
     **{

@@ -80,6 +80,17 @@ class ReferenceConfig(Section):
         return self
 
 
+class FunctionsConfig(Section):
+    """What computes columns and is no model: your stages, advantage, shaping and KL controller, and advantages that
+    look at tokens (`gae`, `reinforce_plus_plus`, a KL in the reward). Advantages of one number a sample are computed
+    where the run is."""
+
+    placement: Literal["own", "process"] = "own"
+    """`own`: a lane of its own. `process`: a process of its own, on this machine, which imports your modules anew, so
+    that nothing global in them is shared with the run's process; if it dies, it comes back, and what it had computed
+    is computed again."""
+
+
 class ProximalConfig(Section):
     """Who computes log-probs under the weights that a batch begins with, where several steps are made on it, or
     `algorithm.kl.of` is `proximal`."""
@@ -118,6 +129,8 @@ class CriticConfig(Section):
     batch is sealed first."""
     warmup_batches: int = Field(default=0, ge=0)
     """First batches in which only the critic learns."""
+    placement: Literal["own", "process"] = "own"
+    """`own`: a lane of its own. `process`: a process of its own, on this machine."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
 
 
@@ -145,6 +158,7 @@ class TrainConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
     reference: ReferenceConfig = ReferenceConfig()
+    functions: FunctionsConfig = FunctionsConfig()
     proximal: ProximalConfig = ProximalConfig()
     teacher: TeacherConfig = TeacherConfig()
     critic: CriticConfig = CriticConfig()
@@ -248,12 +262,24 @@ class TrainConfig(Section):
 
     @property
     def _followers_in_processes(self) -> tuple[str, ...]:
-        """The keys by which something that takes new weights has a process of its own."""
+        """The keys by which somebody who takes new weights is in another process than who makes them."""
         keys = {
             "engine.process is true": self.engine.process,
             "proximal.placement is process": self.copies_proximal and self.proximal.placement == "process",
+            "trainer.placement is process": "trainer" in self.trainer_processes,
         }
         return tuple(key for key, holds in keys.items() if holds)
+
+    @property
+    def trainer_processes(self) -> tuple[str, ...]:
+        """Sections of models that are trained in processes of their own."""
+        if self.rollouts_only:
+            return ()
+        places = {
+            "trainer": self.trainer.placement == "process",
+            "critic": self.algorithm.needs_critic and self.critic.placement == "process",
+        }
+        return tuple(name for name, holds in places.items() if holds)
 
     @property
     def scorer_processes(self) -> tuple[str, ...]:
@@ -266,6 +292,11 @@ class TrainConfig(Section):
             "teacher": trains and algorithm.needs_teacher and self.teacher.placement == "process",
         }
         return tuple(name for name, holds in places.items() if holds)
+
+    @property
+    def functions_process(self) -> bool:
+        """Whether the user's functions and advantages of tokens have a process of their own."""
+        return self.functions.placement == "process" and self.algorithm.calls_functions and not self.rollouts_only
 
     def ahead(self, slots: int) -> int:
         """`async.ahead`, or what it is unless given. `slots`: sequences that all engines of the policy decode at once.
@@ -325,8 +356,8 @@ class TrainConfig(Section):
             )
         if self.transport == "shm" and not apart:
             raise ValueError(
-                "weights.transport is shm, which is for models in processes of their own; set engine.process: true or "
-                "proximal.placement: process, or use memory"
+                "weights.transport is shm, which is for models in processes of their own; set engine.process: true, "
+                "trainer.placement: process or proximal.placement: process, or use memory"
             )
         ahead, batch = self.async_.ahead, self.rollout.prompts_per_batch
         if ahead is not None and ahead < batch:

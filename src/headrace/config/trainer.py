@@ -39,6 +39,9 @@ class TrainerConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     lr_schedule: LRScheduleConfig = LRScheduleConfig()
     max_grad_norm: float = Field(default=1.0, gt=0)
+    placement: Literal["own", "process"] = "own"
+    """`own`: a lane of the run's own process. `process`: a process of its own, on this machine; its weights reach
+    others by `weights.transport`, `shm` unless given. Your own loss functions run there."""
     record_entropy: bool | None = None
     """Whether the record has the policy's entropy, over the whole vocabulary; unless given, where that has 65,536
     tokens or fewer, since it takes one more look at all logits: 2 % of a step's processor time at 32,000 tokens,

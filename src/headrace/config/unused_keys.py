@@ -105,6 +105,8 @@ def _of_models(config: TrainConfig) -> Iterator[_Rule]:
     yield rule(algorithm.needs_reference, "reference", config.reference, "algorithm.kl.coefficient is 0")
     used = algorithm.needs_proximal or algorithm.kl_of_proximal
     yield rule(used, "proximal", config.proximal, "no batch needs its log-probs")
+    no_functions = f"{advantage}, one number a sample, and no function of yours computes columns"
+    yield rule(algorithm.calls_functions, "functions", config.functions, no_functions)
     yield rule(algorithm.needs_critic, "critic", critic, advantage)
     yield rule(algorithm.needs_teacher, "teacher", config.teacher, advantage)
     own = algorithm.needs_critic and is_own(critic.loss)

@@ -48,6 +48,13 @@ class BestCheckpoint:
         self._is_let_go = True
         self.context.flow.changed.notify()
 
+    def go_back(self, number: int) -> None:
+        """The run went back to version `number`: later ones will be made, and evaluated, again."""
+        self._is_let_go = False
+        self._begun = min(self._begun, number)
+        self._values = {one: value for one, value in self._values.items() if one <= number}
+        self.checkpoints.release_after(number)
+
     def begins(self, version: Version, name: str) -> None:
         """The set `name` is being evaluated with `version`."""
         if name == self.by.name:

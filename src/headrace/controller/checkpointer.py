@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -11,20 +10,18 @@ from typing import Any, Protocol
 from headrace.controller.best import BestCheckpoint
 from headrace.observe.spent import CHECKPOINTS, Activity
 from headrace.roles.actor import TRAINER_LANE
-from headrace.roles.frozen import AskedModel
 from headrace.runtime.protocol import Runtime
-from headrace.store import RunStore
-from headrace.training.protocol import Trainer
+from headrace.store import Restored, RunStore
 from headrace.weights.version import Version
 
 
-class Saved(Protocol):
-    """Part of a checkpoint. Blocking."""
+class Part(Protocol):
+    """Part of a checkpoint."""
 
-    def save(self, path: Path) -> None:
-        """Into the folder `path`."""
+    async def save(self, path: Path) -> None:
+        """Into the folder `path`. Raises OSError."""
 
-    def load(self, path: Path) -> None:
+    async def load(self, path: Path) -> None:
         """What `save` wrote. Raises CheckpointError."""
 
 
@@ -32,19 +29,18 @@ class Checkpointer:
     def __init__(
         self,
         store: RunStore,
-        trainer: Trainer,
+        trainer: Part,
         runtime: Runtime,
         activity: Activity | None = None,
         *,
-        others: Mapping[str, Saved] = MappingProxyType({}),
-        asked: Mapping[str, AskedModel] = MappingProxyType({}),
+        others: Mapping[str, Part] = MappingProxyType({}),
         state: Callable[[], dict[str, Any]] = dict,
         every: int,
         committed: int,
         best: BestCheckpoint | None = None,
         listener: Callable[[int, Path], None] = lambda number, folder: None,
     ) -> None:
-        """`others` and `asked`: models that go with the policy's, by the name of their folder. `state`: small values
+        """`others`: models that go with the policy's, by the name of their folder. `state`: small values
         that go with the weights, taken when a batch is `trained`. `committed`: number of the version that the run could
         be restored to now. `best`: needs checkpoints of its own. `listener` is told of each commit."""
         self._best = best
@@ -52,7 +48,6 @@ class Checkpointer:
         self._store = store
         self._trainer = trainer
         self._others = others
-        self._asked = asked
         self._state = state
         self._state_then: dict[str, Any] = {}
         self._runtime = runtime
@@ -63,6 +58,16 @@ class Checkpointer:
     def trained(self) -> None:
         """A batch is trained, and nothing of the next one has begun that could change the state."""
         self._state_then = self._state()
+
+    def go_back(self, restored: Restored) -> None:
+        """The run goes on from this commit."""
+        self._committed = restored.number
+        self._state_then = dict(restored.state)
+
+    @property
+    def committed(self) -> int:
+        """Number of the version that the run could be restored to now."""
+        return self._committed
 
     async def after(self, version: Version) -> None:
         """Checkpoint if it is time."""
@@ -79,20 +84,15 @@ class Checkpointer:
             return
         checkpoints = self._store.checkpoints
         with self._activity.training(CHECKPOINTS):
-            prepare = partial(checkpoints.prepare, begun=bool(self._asked))
-            if self._asked:
-                folder = checkpoints.begin(version.number)
-                for name, model in self._asked.items():
-                    await model.save(folder / name)
-            prepared = await self._runtime.compute(TRAINER_LANE, prepare, version.number, self._save)
+            folder = checkpoints.begin(version.number)
+            with checkpoints.filling(folder):
+                await self._trainer.save(folder)
+                for name, other in self._others.items():
+                    await other.save(folder / name)
+            prepared = await self._runtime.compute(TRAINER_LANE, checkpoints.prepare, version.number)
             self._store.ledger.counts().check()
             checkpoints.commit(prepared, branch=version.branch, number=version.number, state=self._state_then)
         self._committed = version.number
         if self._best is not None:
             self._best.committed(version.number)
         self._listener(version.number, prepared.path)
-
-    def _save(self, folder: Path) -> None:
-        self._trainer.save(folder)
-        for name, other in self._others.items():
-            other.save(folder / name)

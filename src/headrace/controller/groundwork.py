@@ -95,7 +95,12 @@ def lay_groundwork(
         ahead = _BATCHES_READ_AHEAD * max(plan.replay.rollouts.sizes)
     table = ExperienceTable(
         [
-            Consumer(stage.name, frozenset(stage.reads), "group" if stage.unit == "group" else "row")
+            Consumer(
+                stage.name,
+                frozenset(stage.reads),
+                "group" if stage.unit == "group" else "row",
+                frozenset(stage.writes),
+            )
             for stage in plan.recipe.stages
             if stage.name not in _LEASED_BY_NOBODY
         ],

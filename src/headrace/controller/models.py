@@ -2,77 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from headrace.algorithms.kl_controllers import KLCoefficient
-from headrace.algorithms.policy_loss import PolicyLoss
-from headrace.controller.checkpointer import Saved
+from headrace.config import TrainConfig
+from headrace.controller.checkpointer import Part
 from headrace.controller.engine_workers import are_workers, engine_workers
 from headrace.controller.frozen_workers import frozen_worker
 from headrace.controller.judge_engines import load_judges
 from headrace.controller.planning.plan import Plan
 from headrace.controller.reward_model import load_model_reward
+from headrace.controller.trainer_workers import policy_group, value_group
 from headrace.engines.absent import AbsentEngine
 from headrace.engines.embedded.engine import LANE, EmbeddedEngine
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine, EngineError
-from headrace.models.loading import load_causal_lm, load_value_model, resolve_device
-from headrace.models.values import token_values
+from headrace.models.loading import load_causal_lm, resolve_device
 from headrace.rewards.model import ModelReward
 from headrace.roles.actor import TRAINER_LANE
 from headrace.roles.frozen import AskedModel
 from headrace.roles.workers.frozen import FrozenSpec, FrozenWorker, ProximalWorker, ReferenceWorker, TeacherWorker
 from headrace.runtime.protocol import Runtime
-from headrace.training.frozen import HybridReference
-from headrace.training.objective import PolicyObjective, PolicyOutputs, ValueObjective, output_columns
-from headrace.training.protocol import PolicyTrainer, Trainer
-from headrace.training.trainer import HFTrainer
+from headrace.runtime.together import together
+from headrace.training.group import TrainerGroup
 from headrace.weights.plane import WeightPublisher, WeightReceiver
-from headrace.weights.transport import open_transport
 from headrace.weights.version import INITIAL
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
     """The two ends of the weight plane, each with weights of its own."""
 
-    trainer: PolicyTrainer
+    trainer: TrainerGroup
     engines: EnginePool
     """Of one that is absent where nothing is generated."""
-    publisher: WeightPublisher
     kl: KLCoefficient
     """Shared by whoever applies it."""
-    critic: Trainer | None = None
+    critic: TrainerGroup | None = None
     reference: AskedModel | None = None
     """None also where the actor's model is its own reference."""
     teacher: AskedModel | None = None
     proximal: AskedModel | None = None
     """None also where the actor computes the proximal log-probs itself."""
-    refreshed: Saved | AskedModel | None = None
+    refreshed: Part | None = None
     """The reference as part of a checkpoint, if it changes."""
     reward: ModelReward | None = None
     judges: Mapping[str, EnginePool] = field(default_factory=dict)
     """See `load_judges`."""
+    renew: Mapping[str, Callable[[], Awaitable[None]]] = field(default_factory=dict)
+    """How the trainer and the critic, by the name of their kind of worker, are made anew as they were at the beginning:
+    those that can be."""
 
     @property
-    def saved(self) -> dict[str, Saved]:
+    def parts(self) -> dict[str, Part]:
         """What a checkpoint holds beside the trainer's state, by the name of its folder."""
-        hybrid = None if self.refreshed is self.reference else self.refreshed
-        others: dict[str, Any] = {"critic": self.critic, "reference": hybrid}
+        others: dict[str, Part | None] = {"critic": self.critic, "reference": self.refreshed}
         return {name: other for name, other in others.items() if other is not None}
-
-    @property
-    def asked(self) -> dict[str, AskedModel]:
-        """What a checkpoint holds besides of models that are asked, by the name of its folder."""
-        own = self.reference
-        return {"reference": own} if own is not None and self.refreshed is own else {}
 
 
 async def load_models(
@@ -80,77 +70,60 @@ async def load_models(
 ) -> Models:
     """Load the model for both sides. The engine serves version 0 until it is updated. `in_memory` makes a folder that
     the run's processes share, of the name that it is given."""
-    config = plan.config
-    device = resolve_device(config.model.device)
-
-    algorithm, dtype = config.algorithm, getattr(torch, config.model.dtype)
-    coefficient = KLCoefficient(algorithm.kl, plan.pieces.kl_controller)
-    sampling = config.rollout.sampling
-    temperature = sampling.temperature
-    columns = output_columns(algorithm, truncated=sampling.truncates, record_entropy=plan.records_entropy)
-
-    def trainer() -> HFTrainer:
-        made = HFTrainer(
-            load_causal_lm(plan.weights, dtype=torch.float32, device=device),
-            config=config.trainer,
-            loss=PolicyObjective(algorithm, PolicyLoss(algorithm, plan.pieces, coefficient), plan.pieces, columns),
-            total_steps=max(plan.total_batches - plan.warm_up_batches, 1) * algorithm.steps_per_batch,
-            temperature=temperature,
-            dtype=dtype,
-            gradient_checkpointing=config.model.gradient_checkpointing,
-            tokenizer=plan.tokenizer,
-            seed=config.seed,
-            between_layers=runtime.rebalance,
-            outputs=PolicyOutputs(columns, temperature),
-            in_order=config.async_.in_order,
-        )
-        if algorithm.needs_reference and config.reference.placement == "hybrid":
-            made.keep_reference()
-        return made
+    config, algorithm = plan.config, plan.config.algorithm
 
     async def frozen(kind: type[FrozenWorker], path: str) -> AskedModel:
-        spec = FrozenSpec(path, config.model.dtype, str(device), temperature)
-        return await frozen_worker(kind, spec, runtime, config)
+        device, temperature = str(resolve_device(config.model.device)), config.rollout.sampling.temperature
+        return await frozen_worker(kind, FrozenSpec(path, config.model.dtype, device, temperature), runtime, config)
 
-    def critic() -> HFTrainer:
-        return HFTrainer(
-            load_value_model(_critic_path(plan), dtype=torch.float32, device=device),
-            config=config.critic,
-            loss=ValueObjective(config.critic.clip, plan.pieces.value_loss),
-            total_steps=plan.total_batches * algorithm.epochs_per_batch * config.critic.updates_per_batch,
-            dtype=dtype,
-            gradient_checkpointing=config.model.gradient_checkpointing,
-            tokenizer=plan.tokenizer,
-            seed=config.seed,
-            outputs=token_values,
-            in_order=config.async_.in_order,
-        )
-
-    async def load(make: Callable[[], T]) -> T:
-        return await runtime.compute(TRAINER_LANE, make)
-
-    policy = await load(trainer)
-    models = Models(
-        policy,
-        await load_engines(plan, runtime) if plan.needs_engine else EnginePool([AbsentEngine()], runtime.clock),
-        open_transport(config.transport if plan.needs_engine else "memory", folder / "weights", in_memory),
-        coefficient,
-        reward=await load_model_reward(plan, runtime),
-        judges=await load_judges(plan, runtime) if plan.needs_engine else {},
-    )
+    makes: dict[str, Callable[[], Awaitable[Any]]] = {"trainer": lambda: policy_group(plan, runtime, folder, in_memory)}
+    if plan.needs_engine:
+        makes["engine"] = lambda: load_engines(plan, runtime)
+    makes["reward"] = lambda: load_model_reward(plan, runtime)
+    if plan.needs_engine:
+        makes["judges"] = lambda: load_judges(plan, runtime)
     if algorithm.needs_critic:
-        models = replace(models, critic=await load(critic))
+        makes["critic"] = lambda: value_group(plan, runtime, _critic_path(plan), folder)
     if algorithm.needs_reference and config.reference.placement != "hybrid":
-        models = replace(models, reference=await frozen(ReferenceWorker, config.reference.model or plan.weights))
-    if algorithm.needs_reference and config.reference.refresh_every is not None:
-        models = replace(models, refreshed=models.reference or HybridReference(policy))
+        makes["reference"] = lambda: frozen(ReferenceWorker, config.reference.model or plan.weights)
     if config.copies_proximal:
-        models = replace(models, proximal=await frozen(ProximalWorker, plan.weights))
+        makes["proximal"] = lambda: frozen(ProximalWorker, plan.weights)
     if algorithm.needs_teacher:
-        teacher = config.teacher.model
-        assert teacher is not None
-        models = replace(models, teacher=await frozen(TeacherWorker, teacher))
-    return models
+        makes["teacher"] = lambda: frozen(TeacherWorker, config.teacher.model or plan.weights)
+    made = await _made(makes, config)
+    models = Models(
+        made["trainer"],
+        made.get("engine") or EnginePool([AbsentEngine()], runtime.clock),
+        KLCoefficient(algorithm.kl, plan.pieces.kl_controller),
+        critic=made.get("critic"),
+        reference=made.get("reference"),
+        teacher=made.get("teacher"),
+        proximal=made.get("proximal"),
+        reward=made["reward"],
+        judges=made.get("judges") or {},
+    )
+    if algorithm.needs_reference and config.reference.refresh_every is not None:
+        models = replace(models, refreshed=models.reference or models.trainer.kept_reference)
+    # In this process nothing is loaded while anything computes.
+    groups = {"trainer": models.trainer, "critic": models.critic}
+    renew = {name: group.restart for name, group in groups.items() if group and name in config.trainer_processes}
+    return replace(models, renew=renew)
+
+
+async def _made(makes: Mapping[str, Callable[[], Awaitable[Any]]], config: TrainConfig) -> dict[str, Any]:
+    """What each gives. Those that are in processes of their own begin side by side; those of this process after one
+    another, in their order: they share its processors, and draw from one generator."""
+    apart = {*config.trainer_processes, *config.scorer_processes, *(("engine",) if config.engine.process else ())}
+    found: dict[str, Any] = {}
+
+    async def of(names: Sequence[str]) -> None:
+        for name in names:
+            found[name] = await makes[name]()
+
+    await together(
+        [of([name for name in makes if name not in apart]), *(of([name]) for name in makes if name in apart)]
+    )
+    return found
 
 
 def _critic_path(plan: Plan) -> str:

@@ -8,7 +8,7 @@ from headrace.controller.threads import available_threads
 
 def worker_count(config: TrainConfig) -> int:
     """Worker processes that compute with models."""
-    return config.engine.replicas * config.engine.process + len(config.scorer_processes)
+    return config.engine.replicas * config.engine.process + len(config.scorer_processes) + len(config.trainer_processes)
 
 
 def threads_of_worker(config: TrainConfig) -> int:
@@ -16,7 +16,8 @@ def threads_of_worker(config: TrainConfig) -> int:
     total = available_threads(config.runtime.threads)
     if config.async_.in_order or config.runtime.turns:
         return total  # they and the trainer compute in turn
-    return max(total // (worker_count(config) + 1), 1)
+    computes_here = not (config.engine.process and "trainer" in config.trainer_processes)
+    return max(total // (worker_count(config) + computes_here), 1)
 
 
 def own_threads(config: TrainConfig) -> int:

@@ -16,12 +16,12 @@ from headrace.observe.listeners import NOBODY, Listeners
 from headrace.observe.record import BatchRecord, EpochRecord, Totals
 from headrace.observe.run_record import Evaluation
 from headrace.observe.tally import Tally
-from headrace.observe.totals import since
+from headrace.observe.totals import add, since
 from headrace.observe.waits import WaitMeter
 from headrace.roles.actor import TrainedStep
-from headrace.roles.gap_sample import Gap
 from headrace.runtime.protocol import Clock
 from headrace.store import MetricRow, RunStore
+from headrace.training.gap import Gap
 from headrace.training.protocol import StepReport
 from headrace.weights.version import Version
 
@@ -58,10 +58,24 @@ class Recorder:
         self._reward_times = reward_times
         self._before = Totals()
         """At the batch before."""
+        self._at_fork: Totals | None = None
+        """When this process went on on its present branch, if it went back."""
         self._branch = branch
         self._began = clock.now()
         self._last_step = self._began
         self._train_s = 0.0
+
+    @property
+    def branch(self) -> int:
+        """Of the versions that are made now: the totals are of its time."""
+        return self._branch
+
+    def go_back(self, branch: int) -> None:
+        """The run goes on on a new branch: what was done before stays in the totals of the one that it leaves."""
+        self.progress()
+        before = self.totals()
+        self._at_fork = before if self._at_fork is None else add((self._at_fork, before))
+        self._branch, self._before, self._last_step = branch, Totals(), self._clock.now()
 
     def event(self, kind: str, data: dict[str, Any]) -> None:
         self._store.events.write(self._clock.wall(), kind, data)
@@ -86,7 +100,11 @@ class Recorder:
         )
 
     def totals(self) -> Totals:
-        """Of this process, up to now."""
+        """Of this process on its present branch, up to now."""
+        now = self._totals()
+        return now if self._at_fork is None else since(now, self._at_fork)
+
+    def _totals(self) -> Totals:
         engine = self._engines.stats()
         return Totals(
             elapsed_s=self._clock.now() - self._began,

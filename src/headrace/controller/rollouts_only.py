@@ -63,7 +63,7 @@ async def record_rollouts(
             recording = _recording(plan, store, base, lineage)
             base.recorder.event("started", _started(plan, base, begun))
             try:
-                async with serving(judges, runtime.clock), watching(view, folder, begun.branch, base.recorder, runtime):
+                async with serving(judges, runtime.clock), watching(view, folder, base.recorder, runtime):
                     if restored is not None:
                         tell_of_damage(base.recorder, store, restored)
                         base.flow.restore(restored.number, restored.ready, restored.running)

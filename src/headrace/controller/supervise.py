@@ -81,14 +81,12 @@ async def rewards(
 
 
 @asynccontextmanager
-async def watching(
-    view: View | None, folder: Path, branch: int, recorder: Recorder, runtime: Runtime
-) -> AsyncGenerator[None]:
+async def watching(view: View | None, folder: Path, recorder: Recorder, runtime: Runtime) -> AsyncGenerator[None]:
     if view is None:
         yield
         return
     with RunReader(folder) as reader:
-        watcher = RunWatcher(reader, live=lambda: (branch, recorder.totals()))
+        watcher = RunWatcher(reader, live=lambda: (recorder.branch, recorder.totals()))
         rollouts = LatestRollouts(folder)
 
         def take() -> Snapshot:

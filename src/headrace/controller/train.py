@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +14,8 @@ from typing import Any, Literal
 from headrace.config import ConfigError, config_sha256, dump_config
 from headrace.config.paths import path_of
 from headrace.controller.begin import Begin
+from headrace.controller.functions_worker import start_functions
+from headrace.controller.going_back import GoingBack
 from headrace.controller.judge_engines import serving, stop_engine
 from headrace.controller.models import Models
 from headrace.controller.outside import Outside, ThisMachine
@@ -23,10 +24,11 @@ from headrace.controller.planning.out_of_memory import told
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.replay import note_replay
 from headrace.controller.planning.resumed import resumed_plan
+from headrace.controller.role_tasks import RoleTasks
 from headrace.controller.rollout_workers import end_rollout_workers, start_rollout_workers
 from headrace.controller.rollouts_only import record_rollouts
 from headrace.controller.stopping import StopRequest
-from headrace.controller.supervise import end, see_through, tell_of_damage, unless, watching
+from headrace.controller.supervise import end, tell_of_damage, unless, watching
 from headrace.controller.wiring import Parts, connect
 from headrace.models.loading import resolve_device
 from headrace.observe.failure import FAILED, words_of
@@ -34,8 +36,6 @@ from headrace.observe.listeners import NOBODY, Listeners
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.observe.summary import build_summary, write_summary
 from headrace.observe.trace import write_trace
-from headrace.roles.actor import TRAINER_LANE
-from headrace.roles.engine_watch import EnginesLost
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunReader, RunStore, StoreError
@@ -251,12 +251,13 @@ async def _train(
     async with outside.rewards(plan, folder, runtime, models.engines, models.judges) as pool:
         # First, since only now it is known how many sequences it decodes together.
         lineage = Lineage(begun.branch, store.checkpoints.lineage())
-        await models.engines.start(lineage, models.publisher.receiver())
+        await models.engines.start(lineage, models.trainer.receiver())
         hands = None
         try:
             hands = await start_rollout_workers(
                 plan, folder, runtime, store, models.engines, models.judges, pool, lineage
             )
+            functions = await start_functions(plan, runtime)
             parts = connect(
                 plan,
                 models,
@@ -268,6 +269,7 @@ async def _train(
                 listeners,
                 outside.crew,
                 hands,
+                functions,
             )
             started = {
                 "version": str(begun),
@@ -279,15 +281,17 @@ async def _train(
             try:
                 async with (
                     serving(models.judges, runtime.clock),
-                    watching(view, folder, parts.branch, parts.recorder, runtime),
+                    watching(view, folder, parts.recorder, runtime),
                 ):
                     if restored is not None:
                         tell_of_damage(parts.recorder, store, restored)
                         models.kl.restore(restored.state)
                         parts.flow.restore(restored.number, restored.ready, restored.running)
                     outside.began(parts)
+                    load = partial(_load_models, plan, models)
+                    back = GoingBack(plan, parts, store, runtime, load, hands)
                     with outside.at_work():
-                        status = await _supervise(parts, runtime, stop)
+                        status = await _supervise(parts, RoleTasks(parts, runtime, back), runtime, stop)
                     store.set_status(status)
                     return status
             finally:
@@ -301,31 +305,34 @@ async def _train(
 async def _restore_models(plan: Plan, models: Models, restored: Restored | None, runtime: Runtime) -> Version:
     """Bring the trainer to the commit, and publish the version that the run begins from."""
     version = INITIAL if restored is None else Version(restored.branch, restored.number)
-    if restored is not None and restored.path is not None:
-        await runtime.compute(TRAINER_LANE, models.trainer.load, restored.path)
-        for name, other in models.saved.items():
-            await runtime.compute(TRAINER_LANE, other.load, restored.path / name)
-        for name, model in models.asked.items():
-            await model.load(restored.path / name)
-    elif plan.origin is not None:
-        own = (plan.origin, models.trainer, models.critic, plan.config)
-        await runtime.compute(TRAINER_LANE, lambda: begin_from(*own))
+    await _load_models(plan, models, None if restored is None else restored.path)
     if not models.engines.is_absent or version > INITIAL:  # version 0 too: an engine that dies comes back with it
-        await runtime.compute(TRAINER_LANE, models.publisher.publish, version, models.trainer.tensors())
+        await models.trainer.publish(version)
     return version
 
 
-async def _supervise(parts: Parts, runtime: Runtime, stop: StopRequest) -> Status:
+async def _load_models(plan: Plan, models: Models, path: Path | None) -> None:
+    """Bring models that are as they were made to what the checkpoint in `path` holds; None: to version 0."""
+    if path is not None:
+        await models.trainer.load(path)
+        for name, other in models.parts.items():
+            await other.load(path / name)
+    elif plan.origin is not None:
+        await begin_from(plan.origin, models.trainer, models.critic, plan.config)
+
+
+async def _supervise(parts: Parts, roles: RoleTasks, runtime: Runtime, stop: StopRequest) -> Status:
     """Evaluate, run the roles until the actor is done, evaluate again, checkpoint."""
     stopping = runtime.spawn(stop.wait(), "stop request")
     followers = [runtime.spawn(follower.run(), "weight follower") for follower in parts.followers]
     watch = None if parts.watch is None else runtime.spawn(parts.watch.run(), "engine watch")
+    functions = [] if parts.functions is None else [runtime.spawn(parts.functions.run(), "functions worker")]
     try:
         if parts.evaluator is not None:
             await unless(stopping, runtime.spawn(parts.evaluator.before(), "evaluation before"), watch)
         lost = None
         if not stopping.done():
-            lost = await _run_roles(parts, runtime, stopping, [*followers, *([watch] if watch else [])])
+            lost = await roles.run(stopping, [*followers, *functions, *([watch] if watch else [])])
         version = Version(parts.branch, parts.flow.batch)
         await parts.checkpointer.commit(version)
         if lost is not None:
@@ -338,45 +345,10 @@ async def _supervise(parts: Parts, runtime: Runtime, stop: StopRequest) -> Statu
         parts.recorder.event("finished", {"version": str(version)})
         return "finished"
     finally:
-        await end([stopping, *followers, *([watch] if watch else [])])
+        await end([stopping, *followers, *functions, *([watch] if watch else [])])
 
 
 async def _evaluate_last(parts: Parts) -> None:
     assert parts.evaluator is not None
     await parts.taken_up()
     await parts.evaluator.after()
-
-
-async def _run_roles(
-    parts: Parts, runtime: Runtime, stopping: asyncio.Task[Any], keepers: Sequence[asyncio.Task[Any]]
-) -> EnginesLost | None:
-    """All roles, until the actor has ended; the first that fails ends them all, and its error is raised. Where no
-    engine is left the actor ends in order, as when the run is told to stop, and why is returned."""
-    actor = runtime.spawn(parts.actor.run(), "actor")
-    others = [
-        runtime.spawn(parts.rollout.run(), "rollout"),
-        runtime.spawn(parts.filter.run(), "filter"),
-        *(runtime.spawn(stage.run(), "stage") for stage in parts.stages),
-    ]
-    others += [runtime.spawn(scorer.run(), "scorer") for scorer in parts.scorers]
-    if parts.advantages is not None:
-        others.append(runtime.spawn(parts.advantages.run(), "advantages"))
-    if parts.critic is not None:
-        others.append(runtime.spawn(parts.critic.run(), "critic"))
-    evaluator = None
-    if parts.evaluator is not None:
-        others.append(evaluator := runtime.spawn(parts.evaluator.run(), "evaluator"))
-    if parts.gap is not None:
-        others.append(runtime.spawn(parts.gap.run(), "gap sample"))
-    try:
-        try:
-            await see_through(actor, [*others, *keepers], stopping, parts.stop)
-        except EnginesLost as lost:
-            parts.stop()
-            await see_through(actor, [task for task in others if task is not evaluator], stopping, parts.stop)
-            return lost
-        if evaluator is not None and parts.flow.is_finished:
-            await unless(stopping, evaluator)  # what it is at is worth having
-        return None
-    finally:
-        await end([*others, actor])

@@ -11,6 +11,7 @@ from headrace.controller.best import BestCheckpoint
 from headrace.controller.checkpointer import Checkpointer
 from headrace.controller.divergence import Divergence
 from headrace.controller.episode_runners import evaluations, policy_settings
+from headrace.controller.functions_worker import asked_functions
 from headrace.controller.groundwork import Crew, filter_role, lay_groundwork, rollout_role
 from headrace.controller.models import Models
 from headrace.controller.planning.plan import Plan
@@ -23,7 +24,7 @@ from headrace.experience.flow import Flow
 from headrace.experience.loader import StreamingLoader
 from headrace.observe.listeners import NOBODY, Listeners
 from headrace.roles import actor
-from headrace.roles.actor import TRAINER_LANE, ActorRole, TrainedStep, WholeBatches
+from headrace.roles.actor import ActorRole, TrainedStep, WholeBatches
 from headrace.roles.advantages import AdvantagesRole
 from headrace.roles.batch_stats import BatchStats, FreshRule, StalenessRule
 from headrace.roles.context import RoleContext
@@ -31,7 +32,8 @@ from headrace.roles.critic import CriticRole
 from headrace.roles.engine_watch import EngineWatchRole
 from headrace.roles.evaluator import EvaluatorRole
 from headrace.roles.filter import FilterRole
-from headrace.roles.function_stage import LANE, FunctionStageRole
+from headrace.roles.function_stage import FunctionStageRole
+from headrace.roles.functions_worker import InWorker
 from headrace.roles.gap_sample import GapSampler, due_after
 from headrace.roles.replay import NeverFresh, RecordedLineage, ReplayRole
 from headrace.roles.reward import RewardRole
@@ -39,13 +41,14 @@ from headrace.roles.rollout import RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
 from headrace.roles.scorer import ScorerRole
 from headrace.roles.weight_follower import WeightFollowerRole, taken_up
+from headrace.roles.workers.functions import FunctionsWorker
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
+from headrace.runtime.workers import Workers
 from headrace.store import RunStore
 from headrace.training.epochs import Epochs
 from headrace.training.objective import policy_columns, prepare_batch
 from headrace.training.protocol import StepReport
-from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.version import Lineage, Version
 
 
@@ -53,8 +56,8 @@ from headrace.weights.version import Lineage, Version
 class Parts:
     """A run, ready to start."""
 
-    branch: int
-    """Of the versions that this process makes."""
+    lineage: Lineage
+    """Of the versions that are made: where the run goes back, it knows."""
     begun: Version
     """Where this process began."""
     ahead: int
@@ -70,6 +73,8 @@ class Parts:
     filter: FilterRole
     scorers: tuple[ScorerRole | RewardRole, ...]
     stages: tuple[FunctionStageRole, ...]
+    functions: InWorker | None
+    """What calls the user's functions, where that is a worker."""
     advantages: AdvantagesRole | None
     """None where the loss reads a teacher instead."""
     critic: CriticRole | None
@@ -84,9 +89,14 @@ class Parts:
     best: BestCheckpoint | None
     """Keeps the checkpoint that is best on a held-out set; None if none is to be kept."""
 
+    @property
+    def branch(self) -> int:
+        """Of the versions that are made now."""
+        return self.lineage.branch
+
     async def taken_up(self) -> None:
         """Until an engine serves the newest version."""
-        await taken_up(self.context, self.models.engines, self.models.publisher.receiver())
+        await taken_up(self.context, self.models.engines, self.models.trainer.receiver())
 
     def stop(self) -> None:
         """Have the actor end before the batch that it is at."""
@@ -106,6 +116,7 @@ def connect(
     listeners: Listeners = NOBODY,
     crew: Crew = lambda runner, *parts: runner,
     hands: RolloutHands | None = None,
+    functions: Workers[FunctionsWorker] | None = None,
 ) -> Parts:
     """Build roles, table and schedule around the models, whose engines have started. `committed`: the version that the
     run begins from."""
@@ -132,6 +143,7 @@ def connect(
     estimator = AdvantageEstimator(
         algorithm, max_length=rollout.sampling.max_new_tokens, pieces=plan.pieces, coefficient=kl
     )
+    asked = asked_functions(plan, context, functions)
     best = None
     if (by := config.best_by) is not None:
         best = BestCheckpoint(store.checkpoints, by, context, recorder.event)
@@ -140,8 +152,7 @@ def connect(
         models.trainer,
         runtime,
         context.activity,
-        others=models.saved,
-        asked=models.asked,
+        others=models.parts,
         state=lambda: dict(kl.state),
         every=config.checkpoint.every,
         committed=committed.number,
@@ -169,13 +180,13 @@ def connect(
             stood_still=pool.outage.seconds,
         )
 
-    refresh = _refresh(plan, models, runtime, lineage.branch)
+    refresh = _refresh(plan, models, lineage)
 
     async def trained(batch: int, reports: Sequence[StepReport], stats: BatchStats) -> None:
         measured = [report.stats["reference_kl"] for report in reports if "reference_kl" in report.stats]
         if algorithm.kl.place == "loss" and algorithm.kl.moves and measured and stats.trained_samples:
             samples = stats.trained_samples
-            await context.compute(LANE, "the KL's controller", kl.follow, batch, sum(measured), samples)
+            kl.take(batch, await asked.coefficient(kl.value, sum(measured), samples))
         await refresh(batch + 1)
         checkpointer.trained()
 
@@ -201,7 +212,7 @@ def connect(
         gap = GapSampler(context, pool, policy, plan.prompts, fresh, first=first)
     answers = None if hands is None else hands.workers.answers
     return Parts(
-        branch=lineage.branch,
+        lineage=lineage,
         begun=committed,
         ahead=base.ahead,
         models=models,
@@ -216,13 +227,15 @@ def connect(
         else ReplayRole(context, replay.rollouts, base.journal),
         filter=filter_role(plan, base),
         scorers=scorers(context, plan, models, published, committed),
-        stages=own_stages(context, plan),
+        stages=own_stages(context, plan, asked),
+        functions=asked if isinstance(asked, InWorker) else None,
         advantages=AdvantagesRole(
             context,
             estimator,
-            reads=plan.recipe.stage("advantages").reads,
+            asked,
+            kl,
+            moves=algorithm.kl.moves,
             whole_batch=algorithm.needs_whole_batch,
-            extra=algorithm.advantage_reads,
         )
         if plan.recipe.has("advantages")
         else None,
@@ -231,7 +244,6 @@ def connect(
             context,
             loader(actor.NAME, config.trainer.max_tokens_per_microbatch, over),
             models.trainer,
-            models.publisher,
             published,
             lineage,
             rule,
@@ -241,7 +253,7 @@ def connect(
             whole=WholeBatches(
                 over,
                 recompute=algorithm.needs_proximal and not config.own_proximal,
-                prepare=prepare_batch(algorithm),
+                prepares=prepare_batch(algorithm) is not None,
                 stop_kl=algorithm.stop_kl,
             )
             if over is not None
@@ -249,22 +261,23 @@ def connect(
             critic=critic,
             warm_up_batches=plan.warm_up_batches,
             gap_rows=gap.rows if gap is not None else lambda batch: (),
+            coefficient=lambda: kl.value if algorithm.kl.place == "loss" and algorithm.kl.moves else None,
             trained=trained,
             after_step=_after_step(
                 recorder, record, Divergence(masks_truncated=rule.masks_truncated), checkpointer, best, lineage
             ),
         ),
         followers=tuple(
-            WeightFollowerRole(context, pool, member, models.publisher.receiver(), SwapMode(config.async_.swap))
+            WeightFollowerRole(context, pool, member, models.trainer.receiver(), SwapMode(config.async_.swap))
             for member in pool.members
         ),
-        watch=None if pool.is_absent else EngineWatchRole(context, pool, models.publisher.receiver()),
+        watch=None if pool.is_absent else EngineWatchRole(context, pool, models.trainer.receiver()),
         evaluator=EvaluatorRole(
             context,
             models.engines,
             evaluations(plan, models.engines, clock, rewards, models.reward, base.answered, answers),
             recorder.evaluation,
-            recorded=_evaluated(store),
+            recorded=evaluated(store),
             count=config.evaluation.engines,
             begins=None if best is None else best.begins,
             ended=None if best is None else best.ended,
@@ -295,7 +308,7 @@ def _after_step(
     return after_step
 
 
-def _refresh(plan: Plan, models: Models, runtime: Runtime, branch: int) -> Callable[[int], Awaitable[None]]:
+def _refresh(plan: Plan, models: Models, lineage: Lineage) -> Callable[[int], Awaitable[None]]:
     """Called with the number of each version before a row of its batch can be scored: makes every n-th the
     reference."""
     every = plan.config.reference.refresh_every
@@ -305,15 +318,14 @@ def _refresh(plan: Plan, models: Models, runtime: Runtime, branch: int) -> Calla
         if models.refreshed is None or every is None or number % every:
             return
         if own is None:
-            await runtime.compute(TRAINER_LANE, models.trainer.keep_reference)
-        else:
-            plane = MemoryPublisher()  # this one version, which nobody else is to receive yet
-            await runtime.compute(TRAINER_LANE, plane.publish, Version(branch, number), models.trainer.tensors())
-            await own.take(plane.receiver())
+            await models.trainer.keep_reference()
+        else:  # nobody else is to receive this version yet
+            await own.take(await models.trainer.show_aside(Version(lineage.branch, number)))
+            await models.trainer.end_aside()
 
     return refresh
 
 
-def _evaluated(store: RunStore) -> dict[str, int]:
+def evaluated(store: RunStore) -> dict[str, int]:
     """Of each held-out set the newest version whose evaluation stands in the record."""
     return {str(row.record.get("set", PLAIN)): row.number for row in store.metrics.read("eval")}

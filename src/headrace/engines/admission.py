@@ -22,12 +22,26 @@ class Line(Protocol):
 
     def holds(self, version: Version) -> bool: ...
 
+    def held(self, version: Version) -> bool:
+        """Whether it is, or was until the run went back."""
+
+    def floor(self, version: Version) -> int:
+        """Number of the oldest version that may serve what asks for `version` or newer."""
+
 
 class AnyLine:
     """Where there is no run, and so no branch that could be left."""
 
     def holds(self, version: Version) -> bool:
         return True
+
+    def held(self, version: Version) -> bool:
+        """See `Line.held`."""
+        return True
+
+    def floor(self, version: Version) -> int:
+        """See `Line.floor`."""
+        return version.number
 
 
 def candidates(

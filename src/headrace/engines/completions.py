@@ -215,11 +215,15 @@ class _Progress:
         )
 
 
+def _floor(pool: EnginePool, asked: Asked) -> int | None:
+    """Number of the oldest version that may serve it now."""
+    return None if asked.minimum is None else pool.line.floor(asked.minimum)
+
+
 async def _engine_for(pool: EnginePool, asked: Asked, failed: Sequence[int]) -> Member:
     """Waits, while no engine may serve it, for one that comes back or takes a newer version: so long the clocks stand
     still. Raises EngineError, NotServed."""
-    minimum = None if asked.minimum is None else asked.minimum.number
-    member = pool.route(minimum, asked.place, failed)
+    member = pool.route(_floor(pool, asked), asked.place, failed)
     if member is not None:
         return member
     wanted = "any version" if asked.minimum is None else f"{asked.minimum} or newer"
@@ -232,7 +236,7 @@ async def _engine_for(pool: EnginePool, asked: Asked, failed: Sequence[int]) -> 
     found: list[Member] = []
 
     def is_there() -> bool:
-        member = pool.route(minimum, asked.place, failed)
+        member = pool.route(_floor(pool, asked), asked.place, failed)
         if member is not None:
             found.append(member)
         return member is not None or pool.failure is not None
@@ -257,7 +261,7 @@ async def _ask(pool: EnginePool, member: Member, asked: Asked, state: _Progress)
     engine, floor = member.engine, None
     if asked.minimum is not None:
         # The branch is that of the engine's own version, which the line holds: the floor is a number.
-        floor = Version(min(asked.minimum.branch, engine.version.branch), asked.minimum.number)
+        floor = Version(min(asked.minimum.branch, engine.version.branch), pool.line.floor(asked.minimum))
     request = state.next_request(floor)
     finished = False
     chunks = engine.generate(request)
@@ -288,9 +292,10 @@ def _check(pool: EnginePool, chunk: TokenChunk, request: GenerateRequest, asked:
         _check_kept(chunk, request)
     if asked.minimum is None or not len(chunk.tokens):
         return
-    if not _is_new_enough(pool, chunk, asked.minimum.number):
+    minimum = pool.line.floor(asked.minimum)
+    if not _is_new_enough(pool, chunk, minimum):
         served = {Version(int(b), int(n)): None for b, n in zip(chunk.branches, chunk.versions, strict=True)}
-        old = next(v for v in served if v.number < asked.minimum.number or not pool.line.holds(v))
+        old = next(v for v in served if v.number < minimum or not pool.line.held(v))
         raise EngineError(f"request {request.request_id} asked for {asked.minimum}, but was served by {old}")
 
 
@@ -300,11 +305,11 @@ def _is_new_enough(pool: EnginePool, chunk: TokenChunk, minimum: int) -> bool:
         return False
     branch = int(chunk.branches[0])
     if oldest == newest_number and (chunk.branches == branch).all():
-        return pool.line.holds(Version(branch, oldest))
+        return pool.line.held(Version(branch, oldest))
     newest: dict[int, int] = {}
     for branch, number in zip(chunk.branches.tolist(), chunk.versions.tolist(), strict=True):
         newest[branch] = max(number, newest.get(branch, number))
-    return all(pool.line.holds(Version(*version)) for version in newest.items())
+    return all(pool.line.held(Version(*version)) for version in newest.items())
 
 
 def _check_kept(chunk: TokenChunk, request: GenerateRequest) -> None:

@@ -103,6 +103,9 @@ class EnginePool:
         held = [version for version in held if self.line.holds(version)]
         if held:
             self._last = max(held, key=lambda version: (version.number, version.branch))
+        elif not self.line.holds(self._last):
+            # The run went back behind it, and nobody has taken what it goes on from.
+            self._last = Version(self._last.branch, self.line.floor(self._last))
         return self._last
 
     @property

@@ -68,7 +68,7 @@ class GenerateRequest:
     noise_key: int
     """64-bit key of the sampling noise; with the token's position in prompt + response it fixes each draw."""
     min_version: Version | None = None
-    """No weights that do not reach this (`Version.reaches`) may serve the request."""
+    """Only weights that may serve what asks for it (`Version.serves`) do."""
     stream: bool = False
     """True: chunks while tokens are sampled. False: one chunk at the end."""
     return_kept: bool = False

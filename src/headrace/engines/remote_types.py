@@ -15,7 +15,7 @@ from headrace.engines.protocol import (
     TokenChunk,
 )
 from headrace.runtime.wire_types import WireTypes
-from headrace.weights.plane import Manifest, TensorEntry, WeightOffer
+from headrace.weights.offer_types import WEIGHT_TYPES
 from headrace.weights.version import Version
 
 OUTPUTS_BEAT_S = 20.0
@@ -63,15 +63,11 @@ ENGINE_TYPES = WireTypes(
         "finish_reason": FinishReason,
         "generate_request": GenerateRequest,
         "kept_sets": KeptSets,
-        "manifest": Manifest,
         "request_failed": RequestFailed,
         "sampling_params": SamplingParams,
         "swap_mode": SwapMode,
         "swap_report": SwapReport,
-        "tensor_entry": TensorEntry,
         "token_chunk": TokenChunk,
-        "version": Version,
-        "weight_offer": WeightOffer,
     }
-)
+).with_types(WEIGHT_TYPES)
 """For whoever asks an engine that is a worker: to be among the types of the asking worker."""

@@ -326,7 +326,7 @@ class SimulatedEngine:
         if draining and not sequence.in_flight:
             return False
         floor = sequence.request.min_version
-        return floor is None or self._version.reaches(floor)
+        return floor is None or self._version.serves(floor)
 
     async def _prefill(self) -> None:
         tokens, self._to_prefill = self._to_prefill, 0

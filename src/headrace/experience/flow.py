@@ -7,7 +7,7 @@ it comes here, then ledger, then table. Whoever waits for a change waits on `cha
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,11 +24,13 @@ from headrace.experience.schedule import Bound, Placement, Schedule
 from headrace.experience.table import ExperienceTable
 from headrace.runtime.refs import Ref
 from headrace.runtime.signal import Signal
-from headrace.store import AttemptRow, JournalOffset, Receipt, RunStore, StoreError
+from headrace.store import AttemptRow, Commit, JournalOffset, Receipt, Restored, RunStore, StoreError
 
 OVERDUE = "overdue"
 SURPLUS = "surplus"
 EXHAUSTED = "exhausted"
+JUDGE = "filter"
+"""The consumer that has groups kept or dropped."""
 HANDED_BACK = "again: "
 """Begins the reason of a drop after which the prompt is tried again; no filter's name can begin so."""
 _LEAST_FAULTS = 8
@@ -64,6 +66,8 @@ class _Finished(NamedTuple):
 
     place: JournalOffset
     rows: int
+    is_kept: bool = False
+    """It was judged, and may be trained on."""
 
 
 class NothingToTrain(HeadraceError, RuntimeError):
@@ -108,6 +112,8 @@ class Flow:
         self._overdue: dict[GroupKey, None] = {}
         self._groups: dict[GroupKey, _Finished] = {}
         """Those that are ready or in the batch."""
+        self._left: dict[GroupKey, None] = {}
+        """Played still, though they have no place any more since the run went back: to be ended, and issued again."""
         self._batch_rows = 0
         self._first_open = -1
         """The first batch that a live group may still enter, when it was last asked who is overdue."""
@@ -180,6 +186,8 @@ class Flow:
             prompt = self._source.prompt(key.epoch, key.position)
             deadline = self._schedule.start(key, version)
             issue = self._store.ledger.reissue(key, start_version=version, deadline=deadline)
+        elif self._left:
+            return None  # they come before any new prompt, and before the dataset is spent
         else:
             issued = self._source.next()
             if issued is None:
@@ -250,6 +258,22 @@ class Flow:
         self._advance()
         return Admission(key, self._source.prompt(key.epoch, key.position), version, deadline, issue)
 
+    def runs(self, key: GroupKey) -> bool:
+        """Whether the group is to be played, as it was issued last."""
+        return key in self._issues
+
+    def left(self) -> list[GroupKey]:
+        """Groups that are played still, and must end now: the run went back, and has no place for them any more."""
+        return list(self._left)
+
+    def has_ended(self, key: GroupKey) -> None:
+        """Nobody plays the group that was `left`: it starts again through the gate, before any new prompt."""
+        if key in self._left:
+            del self._left[key]
+            self._reissue.append(key)
+            self._schedule.dataset_refilled()
+            self._advance()
+
     def drop(self, key: GroupKey, reason: str, fault: str | None = None, judged: GroupHeader | None = None) -> None:
         """The finished group is not worth training on; or a `fault`, in words, keeps it from being judged. `judged`: as
         it was, to quote from it, if there are many such."""
@@ -263,6 +287,7 @@ class Flow:
     def keep(self, key: GroupKey) -> None:
         """The finished group may be trained on: it is a candidate for the batch."""
         self._has_kept = True
+        self._groups[key] = self._groups[key]._replace(is_kept=True)
         self._table.write_group(key, "keep", True)
         self._schedule.ready(key)
         self._advance()
@@ -322,6 +347,62 @@ class Flow:
             handed_back = (row.reason or "").startswith(HANDED_BACK)
             if handed_back and self._store.ledger.latest_attempt(key.epoch, key.position) == key.attempt:
                 self._source.returned(key)
+
+    def go_back(self, commit: Commit, trained: Mapping[GroupKey, FinishedGroup]) -> Restored:
+        """Compose the commit's batch again, while groups run. Nobody who leases rows may be at work; leases are ended.
+
+        `trained`: of the groups of the batches since, what is journaled, behind refs that are the table's from now on;
+        those that are not among them cannot be read any more, and are issued again. They and those of the batch at hand
+        are candidates once more, and are not judged again. All else that was computed of rows is forgotten: values,
+        proximal log-probs and advantages are of weights that were taken back, and other columns are worked out again
+        as after a resume, from what does not change. Groups that run keep their place, get an earlier deadline, or are
+        `left`, as the schedule says. Schedule, ledger and table go back together: where this raises, the run must end,
+        and can be resumed.
+        """
+        ledger, schedule = self._store.ledger, self._schedule
+        since = {GroupKey(*row.key): row for row in ledger.trained_since(commit.number)}
+        lost = [key for key in since if key not in trained]
+        with self._store.checkpoints.fork(commit) as restored:
+            for key in lost:
+                ledger.lose(key)
+            again = [key for key in since if key in trained]
+            taken = schedule.taken
+            went = schedule.go_back(commit.number, [(key, since[key].deadline) for key in again], ended=self._groups)
+            for key, deadline in went.due_earlier.items():
+                ledger.due(key, deadline=deadline)
+            for key in went.ended:
+                ledger.withdraw(key)
+        self._table.end_leases()
+        for key in went.ended:
+            self._table.remove(key)
+            self._issues.pop(key, None)
+        self._left.update(dict.fromkeys(went.ended))
+        for key, (_, _, is_kept) in self._groups.items():
+            self._table.reopen(key, self._rows(self._table.group(key)), seen_by=(JUDGE,) if is_kept else ())
+            if is_kept:
+                self._table.write_group(key, "keep", True)
+        for key in again:
+            offset = since[key].offset
+            assert offset is not None
+            self._table.reserve(key, beyond_capacity=True)
+            self._put(trained[key], offset, is_kept=True)
+        for key in (*again, *taken):
+            schedule.ready(key)
+        self._reissue.extend(lost)
+        if lost or went.ended:
+            schedule.dataset_refilled()
+        self._begin_again()
+        return restored
+
+    def _begin_again(self) -> None:
+        """Nothing is known of the batch that is composed."""
+        self._batch_rows = 0
+        for per_batch in (self._placements, self._dropped, self._faults, self._examples, self._overdue):
+            per_batch.clear()
+        self._first_open, self._told = -1, None
+        # A curriculum keeps what it knows of batches that were taken back: their groups come again as they are.
+        self._learnt = self._schedule.batch
+        self._advance()
 
     def _learn(self) -> None:
         """The curriculum goes by what was known when the batch at hand began: so it does not depend on who ends first
@@ -391,14 +472,19 @@ class Flow:
         if again:
             self._schedule.dataset_refilled()
 
-    def _put(self, group: FinishedGroup, place: JournalOffset) -> None:
-        header = group.header
-        samples = [(one, ref) for one, ref in zip(header.samples, group.refs, strict=True) if one.is_trainable]
-        self._groups[header.key] = _Finished(place, len(samples))
+    def _put(self, group: FinishedGroup, place: JournalOffset, *, is_kept: bool = False) -> None:
+        header, rows = group.header, self._rows(group)
+        self._groups[header.key] = _Finished(place, len(rows), is_kept)
         # Metadata, text and single numbers are not counted.
-        nbytes = header.nbytes + self._column_bytes * sum(one.length for one, _ in samples)
-        self._table.put(header.key, [self._row(*each) for each in samples], group=group, nbytes=nbytes)
+        nbytes = header.nbytes + self._column_bytes * sum(one.length for one, _ in rows)
+        self._table.put(header.key, rows, group=group, nbytes=nbytes, seen_by=(JUDGE,) if is_kept else ())
+        if is_kept:
+            self._table.write_group(header.key, "keep", True)
         self.changed.notify()
+
+    def _rows(self, group: FinishedGroup) -> list[NewRow]:
+        samples = zip(group.header.samples, group.refs, strict=True)
+        return [self._row(one, ref) for one, ref in samples if one.is_trainable]
 
     def _remove(self, key: GroupKey, reason: str, words: str | None) -> None:
         if words is not None:

@@ -1,15 +1,17 @@
 """Which rows are ready for whom: the table's logic, apart from its bytes and its waits.
 
-Invariants: a row is leased by a consumer at most once at a time; it is acked by a consumer at most once; it leaves
-when every consumer has acked it, or when its group is removed; a lease that expired can neither write nor ack.
+Invariants: a row is leased by a consumer at most once at a time; it is acked by a consumer at most once, unless what
+that wrote is lost; it leaves when every consumer has acked it, or when its group is removed; a lease that expired can
+neither write nor ack.
 
-Every event costs O(log n) for each row that it is about: nothing looks at all rows, groups or leases.
+Every event costs O(log n) for each row that it is about: nothing looks at all rows, groups or leases, but for `lose`,
+which follows the death of a process.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -38,6 +40,8 @@ class Consumer:
     name: str
     reads: frozenset[str]
     unit: Literal["row", "group"] = "row"
+    writes: frozenset[str] = frozenset()
+    """What it writes again if it is lost; `lose` leaves what nobody writes."""
 
 
 NewRow = tuple[SampleHeader, dict[str, Any]]
@@ -85,8 +89,26 @@ class _Queue:
     """Unit `group`: how many rows of the group are not complete yet."""
     leased: dict[RowId, int] = field(default_factory=dict)
     """Row to lease."""
+    acked: dict[RowId, None] = field(default_factory=dict)
+    """Rows of the table that it is done with."""
     expiries: KeyedHeap[int] = field(default_factory=KeyedHeap)
     """Leases by when they end, or earlier: a lease that is renewed stays where it is until it comes first."""
+
+    @property
+    def of_groups(self) -> bool:
+        return self.consumer.unit == "group"
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What came of the loss of columns."""
+
+    rows: int
+    """That are to be computed again."""
+    leases: list[Lease]
+    """That have ended by it."""
+    groups: list[GroupKey]
+    """That have left: they are trained."""
 
 
 class TableIndex:
@@ -103,6 +125,7 @@ class TableIndex:
                 self._readers.setdefault(column, []).append(queue)
         self._unacked: dict[RowId, int] = {}
         self._leases: dict[int, Lease] = {}
+        self._settled: dict[GroupKey, None] = {}
         self._filled: dict[str, None] = {}
         self._no_end_before = math.inf
         """No lease ends before."""
@@ -126,8 +149,8 @@ class TableIndex:
             raise TableError(f"row {row_id} is not in the table (any more)")
         return self._rows[row_id]
 
-    def put(self, key: GroupKey, rows: Sequence[NewRow]) -> list[RowId]:
-        """Add a group's rows, all or none."""
+    def put(self, key: GroupKey, rows: Sequence[NewRow], seen_by: Collection[str] = ()) -> list[RowId]:
+        """Add a group's rows, all or none. `seen_by`: consumers that are done with them."""
         if key in self._groups:
             raise TableError(f"group {key} is in the table already")
         if not rows:
@@ -136,17 +159,15 @@ class TableIndex:
         self._next_row += len(rows)
         self._groups[key] = dict.fromkeys(ids)
         added = [Row(row_id, header, columns) for row_id, (header, columns) in zip(ids, rows, strict=True)]
-        consumers = len(self._queues)
+        unseen = sum(name not in seen_by for name in self._queues)
         for row in added:
             self._rows[row.row_id] = row
-            self._unacked[row.row_id] = consumers
-        for queue in self._queues.values():
-            reads = queue.consumer.reads
-            if queue.consumer.unit == "group":
-                queue.group_missing[key] = len(added)
-            for row in added:
-                queue.missing[row.row_id] = len(reads)
-                self._fill(queue, row, sum(map(row.columns.__contains__, reads)))
+            self._unacked[row.row_id] = unseen
+        for name, queue in self._queues.items():
+            if name in seen_by:
+                queue.acked.update(dict.fromkeys(ids))
+            else:
+                self._enter(queue, key, added)
         return ids
 
     def write(self, row_ids: Sequence[RowId], column: str, values: Sequence[Any], lease: Lease | None = None) -> None:
@@ -209,6 +230,7 @@ class TableIndex:
             row_id = row.row_id
             if queue.leased.pop(row_id, None) is None:
                 continue
+            queue.acked[row_id] = None
             self._unacked[row_id] -= 1
             if not self._unacked[row_id]:
                 self._forget(row)
@@ -218,12 +240,18 @@ class TableIndex:
         queue = self._end(lease)
         back = [row for row in lease.rows if queue.leased.pop(row.row_id, None) is not None]
         queue.ready.give_back(back)
+        for key in lease.groups:
+            self._settled.pop(key, None)
         if back:
             self._filled[lease.consumer] = None
 
     def held(self, consumer: str) -> list[Lease]:
         """Its leases, in the order in which they were granted."""
         return [lease for lease in self._leases.values() if lease.consumer == consumer]
+
+    def leases(self) -> list[Lease]:
+        """Those of all consumers, in the order in which they were granted."""
+        return [*self._leases.values()]
 
     def expire(self, now: float) -> list[Lease]:
         """Take back what was leased until `now` or earlier."""
@@ -264,13 +292,95 @@ class TableIndex:
         for row_id in ids:
             self._forget(self._rows[row_id])
 
+    def settle(self, leases: Sequence[Lease]) -> None:
+        """See `ExperienceTable.settle`."""
+        for lease in leases:
+            self._held(lease)
+        for lease in leases:
+            self._settled.update(dict.fromkeys(lease.groups))
+
+    def lose(self, is_lost: Callable[[Any], bool], computing: Collection[str]) -> Lost:
+        """See `ExperienceTable.lose`. `is_lost`: of a column's value. `computing`: consumers whose leases end."""
+        columns = self._lost_columns(is_lost)
+        settled = {row.group: None for row_id in columns if (row := self._rows[row_id]).group in self._settled}
+        for key in settled:
+            self.remove(key)
+        columns = {row_id: names for row_id, names in columns.items() if row_id in self._rows}
+        groups: dict[GroupKey, dict[str, None]] = {}
+        for row_id, names in columns.items():
+            groups.setdefault(self._rows[row_id].group, {}).update(names)
+        ended: dict[int, None] = {}
+        for queue in self._queues.values():
+            if queue.consumer.name in computing:
+                ended.update(dict.fromkeys(queue.leased.values()))
+                continue
+            for row_id, lease_id in queue.leased.items():
+                lost = groups.get(self._rows[row_id].group, {}) if queue.of_groups else columns.get(row_id, {})
+                if not queue.consumer.reads.isdisjoint(lost):
+                    ended[lease_id] = None
+        leases = [self._leases[lease_id] for lease_id in sorted(ended)]
+        for lease in leases:
+            self.give_back(lease)
+        for row_id, names in columns.items():
+            for name in names:
+                del self._rows[row_id].columns[name]
+        for queue in self._queues.values():
+            self._reopen(queue, columns, groups)
+        return Lost(len(columns), leases, list(settled))
+
+    def _lost_columns(self, is_lost: Callable[[Any], bool]) -> dict[RowId, dict[str, None]]:
+        """By row. Who lost one column of a row, or of a group that it writes whole, writes all of its columns again."""
+        found: dict[RowId, dict[str, None]] = {}
+        writers = [queue.consumer for queue in self._queues.values() if queue.consumer.writes]
+        for row in self._rows.values():
+            lost = {name for name, value in row.columns.items() if is_lost(value)}
+            for writer in writers:
+                if writer.writes.isdisjoint(lost):
+                    continue
+                for row_id in self._groups[row.group] if writer.unit == "group" else (row.row_id,):
+                    there = self._rows[row_id].columns
+                    wrote = {name: None for name in sorted(writer.writes) if name in there}
+                    found.setdefault(row_id, {}).update(wrote)
+        return found
+
+    def _reopen(
+        self, queue: _Queue, columns: Mapping[RowId, Mapping[str, None]], groups: Mapping[GroupKey, Mapping[str, None]]
+    ) -> None:
+        """Have the queue's rows where they belong without these columns."""
+        reads, writes = queue.consumer.reads, queue.consumer.writes
+        rows: dict[GroupKey, list[Row]] = {}
+        for row_id, lost in columns.items():
+            if not writes.isdisjoint(lost) and row_id in queue.acked:
+                del queue.acked[row_id]
+                self._unacked[row_id] += 1
+            if not (reads | writes).isdisjoint(lost):
+                rows.setdefault(self._rows[row_id].group, []).append(self._rows[row_id])
+        for key, some in rows.items():
+            self._enter(queue, key, [self._rows[row_id] for row_id in self._groups[key]] if queue.of_groups else some)
+
+    def _enter(self, queue: _Queue, key: GroupKey, rows: Sequence[Row]) -> None:
+        """Have these rows of a group, all of it for unit `group`, wait for the columns that they lack. Those that are
+        leased, or acked, stay so."""
+        reads, waiting = queue.consumer.reads, []
+        for row in rows:
+            if row.row_id in queue.acked or row.row_id in queue.leased:
+                continue
+            if row.row_id in queue.ready:
+                queue.ready.take(row.row_id)
+            queue.missing[row.row_id] = len(reads)
+            waiting.append(row)
+        if queue.of_groups and waiting:
+            queue.group_missing[key] = len(waiting)
+        for row in waiting:
+            self._fill(queue, row, sum(map(row.columns.__contains__, reads)))
+
     def _fill(self, queue: _Queue, row: Row, columns: int) -> None:
         left = queue.missing[row.row_id] - columns
         if left:
             queue.missing[row.row_id] = left
             return
         del queue.missing[row.row_id]
-        if queue.consumer.unit == "row":
+        if not queue.of_groups:
             queue.ready.add(row)
             self._filled[queue.consumer.name] = None
             return
@@ -278,16 +388,20 @@ class TableIndex:
         if not queue.group_missing[row.group]:
             del queue.group_missing[row.group]
             for row_id in self._groups[row.group]:
-                queue.ready.add(self._rows[row_id])
+                if row_id not in queue.acked and row_id not in queue.leased:
+                    queue.ready.add(self._rows[row_id])
             self._filled[queue.consumer.name] = None
 
     def _forget(self, row: Row) -> None:
         del self._rows[row.row_id]
         del self._unacked[row.row_id]
+        for queue in self._queues.values():
+            queue.acked.pop(row.row_id, None)
         siblings = self._groups[row.group]
         del siblings[row.row_id]
         if not siblings:
             del self._groups[row.group]
+            self._settled.pop(row.group, None)
 
     def _first_to_end(self, queue: _Queue) -> Lease | None:
         """Of the queue's leases, the one that ends first."""

@@ -61,16 +61,17 @@ engines serve, D' < D would raise N: the group is dropped, and starts again thro
 this: so it is after a start, and after each of the two rules here and below.
 
 **Going back** to commit c <= k while groups run, on a new branch whose first version is c. The groups that were trained
-in batches >= c, and those in batch k, are live again with their deadlines; those that are ready stay so. Running
-groups with v <= c keep place and deadline. A running group with v > c may get tokens of version c from now on: due at
-v + max_staleness it could be trained v - c too late, so its deadline becomes c + max_staleness, if the invariant holds
-with it, the earliest first; else it ends, and is issued again through the gate. *Proof* of the invariant at c, where
-all places are free, for all but these last: a group trained in batch j, or in batch k, had a deadline >= j, or >= k;
-and all that was live had one >= k, since the step to k left N(k - 1) = 0. So for c <= d < k those due by d were trained
-in c ... d, at most (d - c + 1)*B = (d - c)*B + B. For d >= k they are at most N(d), those of batches c ... k - 1 and
-those in k: N(d) + (k - c)*B + (B - p) <= (d - k)*B + p + (k - c)*B + (B - p) = (d - c)*B + B. The last are added one by
-one where it still holds. (Were v + max_staleness kept: with max_staleness = 2 a group that began on (0, 7), due at 9,
-goes on after a return to (1, 5), and batch 9 trains a token that is 4 stale.)
+in batches >= c, and those in batch k, are live again with their deadlines; those that are ready stay so. Running groups
+with v <= c keep place and deadline, and so does one that has ended and was not judged yet: it has all its tokens. A
+running group with v > c may get tokens of version c from now on: due at v + max_staleness it could be trained v - c too
+late, so its deadline becomes c + max_staleness, if the invariant holds with it, the earliest first; else it ends, and
+is issued again through the gate. *Proof* of the invariant at c, where all places are free, for all but these last: a
+group trained in batch j, or in batch k, had a deadline >= j, or >= k; and all that was live had one >= k, since the
+step to k left N(k - 1) = 0. So for c <= d < k those due by d were trained in c ... d, at most (d - c + 1)*B = (d - c)*B
++ B. For d >= k they are at most N(d), those of batches c ... k - 1 and those in k: N(d) + (k - c)*B + (B - p) <= (d -
+k)*B + p + (k - c)*B + (B - p) = (d - c)*B + B. The last are added one by one where it still holds. (Were v +
+max_staleness kept: with max_staleness = 2 a group that began on (0, 7), due at 9, goes on after a return to (1, 5), and
+batch 9 trains a token that is 4 stale.)
 
 Under `mask`, `drop` and `late` the batch does not wait for a group that is due: ready groups are taken by earliest
 deadline, and the bound holds because tokens older than it are left out of the loss (`mask`) or the group is handed
@@ -79,7 +80,7 @@ back (`drop`); under `late` it holds for admission only, and the overrun is coun
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -337,10 +338,11 @@ class Schedule:
         if self.on_deadline == "wait":
             self.check()
 
-    def go_back(self, batch: int, trained: Iterable[tuple[GroupKey, int]]) -> WentBack:
+    def go_back(self, batch: int, trained: Iterable[tuple[GroupKey, int]], ended: Container[GroupKey] = ()) -> WentBack:
         """Compose `batch` again, from its commit: `trained` are the groups (key, deadline) of the batches since. They,
-        and those that are in the batch now, become `ready` once more. Raises ScheduleError if, under `wait`, `trained`
-        are no groups of this schedule."""
+        and those that are in the batch now, become `ready` once more. `ended`: groups that get no tokens any more,
+        though they are not `ready`. Raises ScheduleError if, under `wait`, `trained` are no groups of this
+        schedule."""
         again = dict(trained) | self._taken
         if batch > self.batch:
             raise ScheduleError(f"batch {batch} is not behind batch {self.batch}: nobody can go back to it")
@@ -353,7 +355,9 @@ class Schedule:
             self._last_batches.set(key, group.deadline)
         self._overdue.clear()
         due = batch + self.max_staleness
-        running = [one for one in self._live.values() if one.arrival is None and one.key not in again]
+        running = [
+            one for one in self._live.values() if one.arrival is None and one.key not in again and one.key not in ended
+        ]
         newer = [one for one in running if one.deadline > due]
         newer.sort(key=lambda group: (group.deadline, group.start))
         for group in newer:
@@ -366,16 +370,16 @@ class Schedule:
                 self._due.add(group.deadline)
             raise
         earlier: dict[GroupKey, int] = {}
-        ended = []
+        left = []
         for group in newer:
             self._due.add(due)
             self._due_is_counted(group, due)
             if self.on_deadline == "wait" and self._due.first_full(batch, self.free_places) is not None:
-                ended.append(group.key)
+                left.append(group.key)
                 self._leave(group)
             else:
                 earlier[group.key] = due
-        return WentBack(earlier, tuple(ended))
+        return WentBack(earlier, tuple(left))
 
     def check(self) -> None:
         """Raises ScheduleError if the invariant of `wait` does not hold."""

@@ -27,6 +27,14 @@ class SharedRefs:
         """The group is in the table, with these."""
         self._groups[key] = _Group(list(refs))
 
+    def keep(self, key: GroupKey, refs: Iterable[Ref]) -> None:
+        """What was computed of the group is nobody's any more: only these are left of it."""
+        group, left = self._groups[key], list(refs)
+        for ref in group.refs:
+            if ref not in left:
+                self._refs.free(ref)
+        group.refs = left
+
     def add(self, key: GroupKey, refs: Iterable[Ref]) -> None:
         """What was computed of the group. Of one that is gone, it is freed."""
         group = self._groups.get(key)

@@ -21,7 +21,7 @@ granted on it goes on, and nobody keeps it (`keep_refs`): who computes with a ro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -105,13 +105,20 @@ class ExperienceTable:
         self._reserved.pop(key, None)
 
     def put(
-        self, key: GroupKey, rows: Sequence[NewRow], *, group: FinishedGroup | None = None, nbytes: int = 0
+        self,
+        key: GroupKey,
+        rows: Sequence[NewRow],
+        *,
+        group: FinishedGroup | None = None,
+        nbytes: int = 0,
+        seen_by: Collection[str] = (),
     ) -> list[RowId]:
         """Add all rows of a group at once, in the place that was reserved for it. `group`: what else there is of it,
-        whose refs are the table's from now on. `nbytes`: that the group takes, with what will be written later."""
+        whose refs are the table's from now on. `nbytes`: that the group takes, with what will be written later.
+        `seen_by`: consumers that are done with it."""
         if key not in self._reserved:
             raise TableError(f"group {key} has no place reserved")
-        ids = self._index.put(key, rows)
+        ids = self._index.put(key, rows, seen_by)
         self._shared.enter(key, () if group is None else group.refs)
         if group is not None:
             self._finished[key] = group
@@ -120,6 +127,14 @@ class ExperienceTable:
         self._held_bytes += nbytes
         self._wake_filled()
         return ids
+
+    def reopen(self, key: GroupKey, rows: Sequence[NewRow], seen_by: Collection[str] = ()) -> None:
+        """The group's rows as they were put: what was computed of them since is forgotten, its refs are freed, and all
+        consumers find them new, but those that they were `seen_by`. Nobody may hold a lease on them."""
+        self._index.remove(key)
+        self._shared.keep(key, self._finished[key].refs)
+        self._index.put(key, rows, seen_by)
+        self._wake_filled()
 
     def group(self, key: GroupKey) -> FinishedGroup:
         """Of which rows are in the table. Raises KeyError."""
@@ -223,11 +238,40 @@ class ExperienceTable:
                     self._left(key)
             self._shared.let_go(lease.groups)
 
+    def settle(self, *leases: Lease) -> None:
+        """All that the rows were leased for is read, and is about to be trained on: nothing of their groups is computed
+        again from now on. All leases or (StaleLease) none. Who gives one back takes that back."""
+        self._expire()
+        self._index.settle(leases)
+
+    def lose(self, keeper: str, computing: Collection[str] = ()) -> int:
+        """`keeper` has ended: columns of rows that it kept, and that a consumer writes, are there no more. Whoever
+        writes them leases those rows again, though it has acked them. Leases end in which they are read, and all
+        leases of `computing`, the consumers whose work was on its hands. Gives the rows that are computed again.
+
+        What was computed *from* such a column, and is kept elsewhere, stays: it was computed from the whole value, and
+        if the function is one, from the very value that comes again. A group that is settled leaves the table: it is
+        trained, and for those that nobody waits for it is over.
+        """
+        self._expire()
+        lost = self._index.lose(lambda value: isinstance(value, Ref) and value.keeper == keeper, computing)
+        for lease in lost.leases:
+            self._shared.let_go(lease.groups)
+        for key in lost.groups:
+            self._left(key)
+        self._wake_filled()
+        return lost.rows
+
     def give_back(self, lease: Lease) -> None:
         """Let others have these rows."""
         self._index.give_back(lease)
         self._shared.let_go(lease.groups)
         self._wake_filled()
+
+    def end_leases(self) -> None:
+        """Those of all consumers: they have ended, and what they computed is nobody's."""
+        for lease in self._index.leases():
+            self.give_back(lease)
 
     def remove(self, key: GroupKey) -> None:
         """Take a dropped group out, or give back its place if it was not put yet."""

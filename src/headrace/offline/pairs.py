@@ -19,7 +19,6 @@ from headrace.config import DPOConfig, RMConfig
 from headrace.config.data import SourceConfig
 from headrace.config.named import is_own
 from headrace.controller.begin import Begin
-from headrace.controller.planning.own_functions import load_piece
 from headrace.controller.stopping import StopFlag
 from headrace.models.loading import load_causal_lm, load_value_model, save_reward_model
 from headrace.models.packing import MicroBatch, pack
@@ -30,6 +29,7 @@ from headrace.offline.loop import OfflineResult, Report, Source, Unit, look_at, 
 from headrace.offline.output import OutputFolder
 from headrace.offline.pair_stats import of_preference, of_scores
 from headrace.offline.recorder import OfflineView
+from headrace.training.own_functions import load_piece
 from headrace.training.protocol import LossTerms, Scalar, Trainer
 from headrace.training.trainer import HFTrainer
 
@@ -72,7 +72,7 @@ def run_dpo(
             total_steps=steps,
             dtype=getattr(torch, config.model.dtype),
             gradient_checkpointing=config.model.gradient_checkpointing,
-            tokenizer=source.tokenizer,
+            tokenizer=lambda: source.tokenizer,
             seed=config.seed,
         )
 
@@ -136,7 +136,7 @@ def run_rm(
             total_steps=steps,
             dtype=getattr(torch, config.model.dtype),
             gradient_checkpointing=config.model.gradient_checkpointing,
-            tokenizer=source.tokenizer,
+            tokenizer=lambda: source.tokenizer,
             seed=config.seed,
             outputs=sample_scores,
         )

@@ -15,7 +15,6 @@ from headrace.algorithms.pieces import not_a_loss
 from headrace.config import SFTConfig
 from headrace.config.data import SourceConfig
 from headrace.controller.begin import Begin
-from headrace.controller.planning.own_functions import load_piece
 from headrace.controller.stopping import StopFlag
 from headrace.models.loading import load_causal_lm
 from headrace.models.logprobs import token_columns
@@ -27,6 +26,7 @@ from headrace.offline.demonstrations import read_demonstrations
 from headrace.offline.loop import OfflineResult, Report, Source, Unit, look_at, run_offline
 from headrace.offline.output import OutputFolder
 from headrace.offline.recorder import OfflineView
+from headrace.training.own_functions import load_piece
 from headrace.training.protocol import LossTerms, Trainer
 from headrace.training.trainer import HFTrainer
 
@@ -62,7 +62,7 @@ def run_sft(
             total_steps=steps,
             dtype=getattr(torch, config.model.dtype),
             gradient_checkpointing=config.model.gradient_checkpointing,
-            tokenizer=source.tokenizer,
+            tokenizer=lambda: source.tokenizer,
             seed=config.seed,
         )
 

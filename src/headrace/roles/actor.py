@@ -8,32 +8,31 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from headrace.experience.columns import read
 from headrace.experience.header import Span
 from headrace.experience.index import Row, StaleLease
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
-from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
+from headrace.models.packing import PackRow, plan_microbatches
 from headrace.observe import spent
-from headrace.roles.batch_stats import SPANNED, BatchStats, FreshRule, StalenessRule, check_spans
+from headrace.roles.batch_stats import BatchStats, FreshRule, StalenessRule
 from headrace.roles.context import RoleContext
 from headrace.roles.critic import CriticRole
-from headrace.roles.gap_sample import Gap, measure
+from headrace.roles.known_refs import with_known_refs
 from headrace.roles.weight_distributor import WeightDistributor
 from headrace.roles.whole_batch import WholeBatch
-from headrace.runtime.refs import Ref
+from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.signal import Signal
 from headrace.training.epochs import Epochs
-from headrace.training.protocol import StepReport, Trainer
-from headrace.training.rows import RowToTrain, pack_row, put_each, split, to_train
-from headrace.weights.plane import WeightPublisher
+from headrace.training.gap import Gap
+from headrace.training.group import TrainerGroup
+from headrace.training.protocol import StepReport
+from headrace.training.rows import RowToTrain, to_train
+from headrace.training.spans import SPANNED
 from headrace.weights.version import Lineage, Version
 
 T = TypeVar("T")
 
 NAME = "actor"
-_BEGAN = "began"
-"""Column of the log-probs under the weights that a batch begins with."""
 TRAINER_LANE = "trainer"
 
 
@@ -86,8 +85,8 @@ class WholeBatches:
     epochs: Epochs
     recompute: bool
     """Whether each row first gets the column `proximal`: log-probs under the weights that the batch begins with."""
-    prepare: Callable[[Sequence[MicroBatch]], None] | None = None
-    """Called with the whole batch before the first step: adds columns that need all of it."""
+    prepares: bool = False
+    """Whether the loss needs to know something of the whole batch before the first step."""
     stop_kl: float | None = None
     """An epoch whose mean KL from the policy that the batch began with is above this is the last."""
 
@@ -103,8 +102,7 @@ class ActorRole:
         self,
         context: RoleContext,
         loader: StreamingLoader,
-        trainer: Trainer,
-        publisher: WeightPublisher,
+        trainer: TrainerGroup,
         published: Signal,
         lineage: Lineage,
         rule: StalenessRule,
@@ -116,19 +114,21 @@ class ActorRole:
         critic: CriticRole | None = None,
         warm_up_batches: int = 0,
         gap_rows: Callable[[int], Sequence[PackRow]] = lambda batch: (),
+        coefficient: Callable[[], float | None] = lambda: None,
         trained: Callable[[int, Sequence[StepReport], BatchStats], Awaitable[None]] | None = None,
         after_step: Callable[[TrainedStep], Awaitable[None]],
     ) -> None:
         """`columns`: of the table, beside tokens and mask, that the loss reads. `whole`: how a whole batch is trained;
         None: one step, from micro-batches as they come. `critic`: steps along with every batch; in the first
-        `warm_up_batches` it alone does. `gap_rows`: see `GapSampler.rows`. `trained` is awaited after the steps on a
+        `warm_up_batches` it alone does. `gap_rows`: see `GapSampler.rows`. `coefficient`: of a KL in the loss, if that
+        moves. `trained` is awaited after the steps on a
         batch, with what those of its first epoch report, before the next batch can be sealed: what goes with the
         weights is as it was then. `after_step` is awaited once there is a copy of the new version, which is on its
         way: the record and the checkpoint are made there."""
         self._context = context
         self._loader = loader
         self._trainer = trainer
-        self._weights = WeightDistributor(context, publisher, published, failed=self.stop)
+        self._weights = WeightDistributor(context, trainer, published, failed=self.stop)
         self._lineage = lineage
         self._rule = rule
         self._fresh = fresh
@@ -139,6 +139,7 @@ class ActorRole:
         self._critic = critic
         self._warm_up = warm_up_batches
         self._gap_rows = gap_rows
+        self._coefficient = coefficient
         self._trained = trained
         self._after_step = after_step
         self._stopping = False
@@ -151,6 +152,13 @@ class ActorRole:
         if self._critic is not None:
             self._critic.wake()
 
+    async def begin_again(self) -> None:
+        """It has ended, and the trainer is back at a commit, which is published: `run` goes on from there."""
+        await self._weights.forget()
+        await self._publish()
+        await self._weights.settled()
+        self._stopping = False
+
     async def run(self) -> None:
         """Train batch after batch until the run is finished or stopped. Never cancelled between a step and its
         record: `stop` is how it ends early."""
@@ -161,11 +169,14 @@ class ActorRole:
                     step = await self._train(flow.batch, kept)
                 if step is None:
                     continue
-                version = Version(self._lineage.branch, flow.batch)
                 with self._context.activity.training(spent.PUBLISHES):
-                    await self._weights.publish(version, self._trainer.tensors(), self._compute)
+                    await self._publish()
                 await self._after_step(step)
         await self._weights.settled()
+
+    async def _publish(self) -> None:
+        version = Version(self._lineage.branch, self._context.flow.batch)
+        await self._weights.publish(version, self._ask)
 
     async def _train(self, batch: int, kept: ExitStack) -> TrainedStep | None:
         """One batch: accumulate, step, ack. None if it ended without a step. `kept`: until it is closed, the batch's
@@ -184,8 +195,8 @@ class ActorRole:
                     await self._accumulate(work, rows)
             if work.leases and not self._stopping:
                 await self._critic_ready(batch)
-                self._context.table.hold(*work.leases)
-        except StaleLease as lost:
+                self._context.table.settle(*work.leases, *(self._critic.leases if self._critic else ()))
+        except (StaleLease, RefLost) as lost:
             self._context.report("restarted_batch", {"batch": batch, "message": str(lost)})
             await self._give_up(work)
             return None
@@ -221,22 +232,27 @@ class ActorRole:
             for places in plan_microbatches([len(row) for row in rows], self._max_tokens):
                 if self._stopping:
                     return
-                began = await self._compute(self._pass, [rows[place] for place in places])
+                began = await with_known_refs(self._context, [rows[place] for place in places], self._pass)
                 work.began.update(zip([first + place for place in places], began, strict=False))
             return
+
+        async def hold(known: Sequence[RowToTrain]) -> None:
+            await self._ask(self._trainer.hold(work.number, known, self._coefficient()))
+
+        await with_known_refs(self._context, rows, hold)
         work.whole = WholeBatch(
-            await self._compute(self._packed, rows),
+            [len(row) for row in rows],
             work.number,
             self._trainer,
-            self._compute,
+            self._ask,
             self._whole.epochs,
             max_tokens=self._max_tokens,
             given_up=lambda: self._stopping,
         )
         if self._whole.recompute:
-            await work.whole.score("proximal", self._trainer.logprobs)
-        if self._whole.prepare is not None and not self._stopping:
-            await work.whole.prepare(self._whole.prepare)
+            await work.whole.score()
+        if self._whole.prepares:
+            await work.whole.prepare()
         await work.whole.begin()
 
     async def _critic_ready(self, batch: int) -> None:
@@ -262,16 +278,17 @@ class ActorRole:
 
     async def _steps(self, work: _Batch) -> tuple[tuple[StepReport, ...], ...]:
         rows = self._gap_rows(work.number)
-        work.gap = await measure(rows, self._max_tokens, lambda micro: self._compute(self._trainer.logprobs, micro))
+        if rows:
+            work.gap = await self._ask(self._trainer.gap(rows, self._max_tokens))
         if self._whole is None or work.whole is None:
-            return ((await self._compute(self._trainer.step),),)
+            return ((await self._ask(self._trainer.step()),),)
         made = await work.whole.finish(self._whole.enough)
-        work.began = await self._compute(self._known, work.whole)
+        work.began = await work.whole.let_go()
         return made
 
     async def _give_up(self, work: _Batch) -> None:
         """Forget the gradients; rows that are still ours go back."""
-        await self._compute(self._trainer.discard)
+        await self._ask(self._trainer.discard())
         for lease in work.leases:
             with suppress(StaleLease):
                 self._context.table.give_back(lease)
@@ -285,33 +302,17 @@ class ActorRole:
         fresh = self._fresh.tokens(batch, row.header.spans)
         return to_train(row, self._rule.trained(row.header, batch), (*SPANNED, *self._columns), fresh)
 
-    def _pass(self, rows: Sequence[RowToTrain]) -> list[Ref]:
-        """Accumulate one micro-batch. A ref for each row to the log-probs that the batch began with; none if the
-        trainer does not tell. On the trainer's lane."""
-        found = self._trainer.accumulate(pack(self._packed(rows)))
-        return put_each(self._context.refs, _BEGAN, split(found[_BEGAN].numpy(), rows)) if _BEGAN in found else []
-
-    def _packed(self, rows: Sequence[RowToTrain]) -> list[PackRow]:
-        """On the trainer's lane, as is `_known`. Raises StalenessError."""
-        refs = self._context.refs
-        for row in rows:
-            check_spans(row.header, read(refs, row, SPANNED))
-        return [pack_row(refs, row, self._columns) for row in rows]
-
-    def _known(self, whole: WholeBatch) -> dict[int, Ref]:
-        """By place, refs to the log-probs that a whole batch began with, where it has them."""
-        refs, pairs = self._context.refs, zip(whole.column(_BEGAN), whole.column("proximal"), strict=True)
-        known = [proximal if began is None else began for began, proximal in pairs]
-        return {place: refs.put({_BEGAN: values}) for place, values in enumerate(known) if values is not None}
+    async def _pass(self, rows: Sequence[RowToTrain]) -> Sequence[Ref]:
+        return await self._ask(self._trainer.accumulate(rows, self._coefficient()))
 
     def _leases(self, batch: int) -> AsyncIterator[Lease]:
         return _Leases(self, self._loader.leases(batch, until=lambda: self._stopping))
 
-    async def _compute(self, function: Callable[..., T], *args: Any) -> T:
+    async def _ask(self, computing: Awaitable[T]) -> T:
         clock = self._context.runtime.clock
         began = clock.now()
         try:
-            return await self._context.compute(TRAINER_LANE, "the trainer", function, *args)
+            return await self._context.computed(TRAINER_LANE, "the trainer", computing)
         finally:
             self._train_s += clock.now() - began
 

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from numpy.typing import NDArray
-
-from headrace.experience.header import SampleHeader, Span, spans_in
+from headrace.experience.header import SampleHeader, Span
 from headrace.experience.index import Row
 from headrace.experience.sample import GroupKey
+from headrace.training.spans import OUR_FAULT, StalenessError
 from headrace.weights.version import Lineage
-
-_OUR_FAULT = "this is a fault of Headrace; please report it with the run's folder"
-
-
-SPANNED = ("loss_mask", "branches", "versions")
-"""Columns that spans are of."""
-
-
-class StalenessError(RuntimeError):
-    """A trained token would be staler than the bound: the schedule is broken. Never trained through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +42,9 @@ class StalenessRule:
         if not self.masks and len(fresh) < len(chosen):
             worst = max(self.staleness(batch, span.number) for span in chosen)
             raise StalenessError(
-                f"group {header.key} reached batch {batch} with staleness {worst}, bound {self.bound}: {_OUR_FAULT}"
+                f"group {header.key} reached batch {batch} with staleness {worst}, bound {self.bound}: {OUR_FAULT}"
             )
         return fresh
-
-
-def check_spans(header: SampleHeader, columns: Mapping[str, NDArray[Any]]) -> None:
-    """Of the `SPANNED` columns that are trained: that the header, which decided on them, is theirs. O(T): where the
-    model is. Raises StalenessError."""
-    found = tuple(spans_in(*(columns[name] for name in SPANNED)))
-    if found != header.spans:
-        raise StalenessError(f"the tokens of group {header.key} are not those of its header: {_OUR_FAULT}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from headrace.experience.columns import read
 from headrace.experience.index import StaleLease
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
-from headrace.models.packing import PackRow, pack, plan_microbatches
-from headrace.roles.batch_stats import SPANNED, StalenessRule, check_spans
+from headrace.models.packing import plan_microbatches
+from headrace.roles.batch_stats import StalenessRule
 from headrace.roles.context import RoleContext
+from headrace.roles.known_refs import with_known_refs
 from headrace.roles.whole_batch import WholeBatch
+from headrace.runtime.refs import RefLost
 from headrace.runtime.signal import Signal
 from headrace.training.epochs import Epochs
-from headrace.training.protocol import StepReport, Trainer
-from headrace.training.rows import RowToTrain, pack_row, to_train
+from headrace.training.group import TrainerGroup
+from headrace.training.protocol import StepReport
+from headrace.training.rows import RowToTrain, to_train
+from headrace.training.spans import SPANNED
 
 T = TypeVar("T")
 
 NAME = "critic.update"
 CRITIC_LANE = "critic"
-_COLUMNS = ("values", "returns")
-_READ = (*SPANNED, *_COLUMNS)
+_READ = (*SPANNED, "values", "returns")
 
 
 class CriticRole:
@@ -35,7 +37,7 @@ class CriticRole:
         self,
         context: RoleContext,
         loader: StreamingLoader,
-        trainer: Trainer,
+        trainer: TrainerGroup,
         rule: StalenessRule,
         *,
         max_tokens: int,
@@ -57,6 +59,10 @@ class CriticRole:
         self._leases: list[Lease] = []
         self._has_lost_rows = False
         """After all of them were there."""
+
+    def begin_again(self) -> None:
+        """It has ended, and the trainer is back at a commit: `run` goes on from there."""
+        self._begun, self._whole, self._leases, self._has_lost_rows = None, None, [], False
 
     async def run(self) -> None:
         """Batch after batch until the run is finished."""
@@ -81,6 +87,11 @@ class CriticRole:
             lambda: f"the critic to see all rows of batch {batch}",
         )
 
+    @property
+    def leases(self) -> Sequence[Lease]:
+        """Of the batch that is `ready`."""
+        return tuple(self._leases)
+
     def wake(self) -> None:
         """Have `ready` look at its condition again."""
         self._changed.notify()
@@ -89,9 +100,10 @@ class CriticRole:
         """All optimiser steps on `batch`, which is `ready`. From here on there is no way back but to the commit."""
         assert self._begun == batch, f"the critic is not ready for batch {batch}"
         if self._whole is None:
-            reports = [await self._compute(self._trainer.step)]
+            reports = [await self._ask(self._trainer.step())]
         else:
             reports = [report for epoch in await self._whole.finish() for report in epoch]
+            await self._whole.let_go()
         self._context.table.ack(*self._leases)
         self._leases, self._whole, self._begun = [], None, None
         return tuple(reports)
@@ -119,7 +131,7 @@ class CriticRole:
                 self._leases.append(lease)
                 table.hold(lease)
                 await self._begin(batch, [to_train(row, self._rule.chosen(row.header), _READ) for row in lease.rows])
-        except StaleLease as lost:
+        except (StaleLease, RefLost) as lost:
             await self._forget(str(lost), batch)
             return False
         return bool(self._leases)
@@ -127,7 +139,7 @@ class CriticRole:
     async def _forget(self, why: str, batch: int) -> None:
         """The gradients; rows that are still ours go back."""
         self._context.report("restarted_batch", {"role": NAME, "batch": batch, "message": why})
-        await self._compute(self._trainer.discard)
+        await self._ask(self._trainer.discard())
         for lease in self._leases:
             with suppress(StaleLease):
                 self._context.table.give_back(lease)
@@ -137,27 +149,20 @@ class CriticRole:
         """Gradients of the first step. With whole batches, `rows` are all of one."""
         if self._epochs is None:
             for places in plan_microbatches([len(row) for row in rows], self._max_tokens):
-                await self._compute(self._pass, [rows[place] for place in places])
+                await with_known_refs(self._context, [rows[place] for place in places], self._pass)
             return
+
+        async def hold(known: Sequence[RowToTrain]) -> None:
+            await self._ask(self._trainer.hold(batch, known))
+
+        await with_known_refs(self._context, rows, hold)
         self._whole = WholeBatch(
-            await self._compute(self._packed, rows),
-            batch,
-            self._trainer,
-            self._compute,
-            self._epochs,
-            max_tokens=self._max_tokens,
+            [len(row) for row in rows], batch, self._trainer, self._ask, self._epochs, max_tokens=self._max_tokens
         )
         await self._whole.begin()
 
-    def _packed(self, rows: Sequence[RowToTrain]) -> list[PackRow]:
-        """On the lane, as is `_pass`. Raises StalenessError."""
-        refs = self._context.refs
-        for row in rows:
-            check_spans(row.header, read(refs, row, SPANNED))
-        return [pack_row(refs, row, _COLUMNS) for row in rows]
+    async def _pass(self, rows: Sequence[RowToTrain]) -> None:
+        await self._ask(self._trainer.accumulate(rows))
 
-    def _pass(self, rows: Sequence[RowToTrain]) -> None:
-        self._trainer.accumulate(pack(self._packed(rows)))
-
-    async def _compute(self, function: Callable[..., T], *args: Any) -> T:
-        return await self._context.compute(CRITIC_LANE, "the critic", function, *args)
+    async def _ask(self, computing: Awaitable[T]) -> T:
+        return await self._context.computed(CRITIC_LANE, "the critic", computing)

@@ -55,6 +55,16 @@ class EvaluatorRole:
         number = self._engines.version.number
         await self.evaluate([each for each in self._sets if self._last.get(each.held_out.name) != number])
 
+    def go_back(self, number: int, recorded: Mapping[str, int]) -> None:
+        """The run went back to version `number`: what was evaluated of later ones counts no more, and if one is being
+        evaluated, that ends without a record. `recorded`: as at the beginning."""
+        for name, last in list(self._last.items()):
+            if last > number:
+                del self._last[name]
+                if name in recorded:
+                    self._last[name] = recorded[name]
+        self._engines.changed.notify()
+
     async def run(self) -> None:
         """Evaluate each set whenever the engine's version has passed another multiple of its `every`."""
         if all(each.held_out.every is None for each in self._sets):
@@ -87,6 +97,8 @@ class EvaluatorRole:
                 for each in due:
                     self._begins(pinned.version, each.held_out.name)
                 for place, each in enumerate(due):
+                    if self._is_taken_back(pinned.version):
+                        break
                     self._last[each.held_out.name] = pinned.version.number
                     if not await self._evaluate(each, pinned):
                         for later in due[place:]:
@@ -113,6 +125,8 @@ class EvaluatorRole:
         lost = context.runtime.spawn(self._lost(pinned), "engines of the evaluation")
         try:
             await asyncio.wait({running, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if self._is_taken_back(version):
+                return True
             if not running.done() or pinned.is_lost:
                 return False
             result = running.result()
@@ -130,9 +144,12 @@ class EvaluatorRole:
 
     async def _lost(self, pinned: PinnedEngines) -> None:
         context = self._context
-        while not pinned.is_lost:
+        while not (pinned.is_lost or self._is_taken_back(pinned.version)):
             with suppress(WaitTimeout):
                 await self._engines.changed.wait(context.runtime.clock, context.stall_timeout_s, "the evaluation")
+
+    def _is_taken_back(self, version: Version) -> bool:
+        return not self._engines.line.holds(version)
 
     def _give_up(self, each: Evaluation, version: Version, why: str) -> None:
         self._context.report("evaluation_given_up", {"message": why})

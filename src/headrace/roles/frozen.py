@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from headrace.experience.restored_refs import RestoredRefs
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.workers import WorkerError, Workers
 from headrace.training.protocol import CheckpointError, FrozenModel
 from headrace.training.rows import RowToTrain
 from headrace.training.scoring import Scoring
+from headrace.training.taking import taken
 from headrace.weights.plane import WeightError, WeightReceiver
 from headrace.weights.version import Version
 
@@ -40,23 +39,6 @@ class AskedModel(Protocol):
         """What `save` wrote. Raises CheckpointError."""
 
 
-def there(refs: RestoredRefs, ref: Ref) -> Ref:
-    """The ref by which its columns are known now: of those that were lost, once they are read from the journal.
-    Blocking. Raises RefLost."""
-    refs.get(ref, ())
-    return refs.current(ref)
-
-
-def known_again(refs: RestoredRefs, rows: Sequence[RowToTrain]) -> list[RowToTrain]:
-    """The rows with refs to what is there: what was lost with a rollout worker is read from the journal. Blocking.
-    Raises RefLost for a column that is in no journal."""
-
-    def found(value: object) -> object:
-        return there(refs, value) if isinstance(value, Ref) else value
-
-    return [replace(row, columns={name: found(value) for name, value in row.columns.items()}) for row in rows]
-
-
 class OnLane:
     """An `AskedModel` of this process."""
 
@@ -73,12 +55,7 @@ class OnLane:
     async def take(self, receiver: WeightReceiver) -> Version:
         """See `AskedModel.take`."""
 
-        def take() -> Version:
-            manifest, tensors = receiver.receive()
-            self._model.take(tensors)
-            return manifest.version
-
-        return await self._runtime.compute(self.name, take)
+        return await self._runtime.compute(self.name, taken, self._model, receiver)
 
     async def save(self, path: Path) -> None:
         """See `AskedModel.save`."""

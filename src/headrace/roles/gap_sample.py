@@ -11,12 +11,7 @@ came too late is drawn again at the next version.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
 
 from headrace.engines.completions import GenerationAborted
 from headrace.engines.pool import EnginePool, Place
@@ -24,7 +19,7 @@ from headrace.engines.protocol import EngineError, RequestError
 from headrace.experience.dataset import PromptDataset
 from headrace.experience.header import mask_of, spans_of
 from headrace.experience.sample import GroupKey, Sample
-from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
+from headrace.models.packing import PackRow
 from headrace.roles.batch_stats import FreshRule
 from headrace.roles.context import RoleContext
 from headrace.rollout.policy import Policy, PolicySettings
@@ -44,15 +39,6 @@ _EPOCH = 2**31 - 2
 def due_after(batch: int) -> int:
     """The number of the first version of which a sample is due after one in `batch`."""
     return (batch // EVERY + 1) * EVERY
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """|trainer's log-prob - engine's log-prob| of tokens that both computed with the same weights."""
-
-    tokens: int
-    sum_abs: float
-    max_abs: float
 
 
 class GapSampler:
@@ -143,18 +129,3 @@ class GapSampler:
         if not self._told:
             self._told = True
             self._context.report("gap_sample_missed", {"version": str(self._asked), "message": why})
-
-
-async def measure(
-    rows: Sequence[PackRow], max_tokens: int, score: Callable[[MicroBatch], Awaitable[Tensor]]
-) -> Gap | None:
-    """The gap of `rows`, whose column `logprobs` is the engine's. `score`: the trainer's log-probs [N] of a
-    micro-batch of at most `max_tokens` tokens (or one longer sample). None of no rows."""
-    if not rows:
-        return None
-    apart = []
-    for places in plan_microbatches([len(row) for row in rows], max_tokens):
-        micro = pack([rows[place] for place in places])
-        apart.append((await score(micro) - micro.columns["logprobs"])[micro.mask].abs())
-    every = torch.cat(apart)
-    return Gap(every.numel(), float(every.sum()), float(every.max())) if every.numel() else None

@@ -12,8 +12,8 @@ from headrace.experience.restored_refs import RestoredRefs
 from headrace.experience.samplers import token_budget, whole_groups
 from headrace.rewards.model import Answered, ModelReward, answered_by_ref
 from headrace.roles.context import RoleContext
-from headrace.roles.frozen import there
-from headrace.roles.function_stage import LANE
+from headrace.roles.functions import LANE
+from headrace.roles.known_refs import there
 from headrace.runtime.refs import Ref, RefLost
 
 NAME = "reward"

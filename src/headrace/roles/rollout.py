@@ -94,6 +94,7 @@ class RolloutRole:
                 if (failure := self._failure()) is not None:
                     raise failure
                 await self._end_overdue()
+                await self._end_left()
                 place = self._engines.admit(lambda number: self._flow.shut_by(number) is None, self._group_tokens)
                 admission = self._admit(place)
                 if admission is not None and place is not None:
@@ -147,15 +148,15 @@ class RolloutRole:
         self._losses.ended(key)
         if len(group.trainable) >= self._min_samples:
             self._flow.finish(*await self._journal.write(group))
-        elif self._failure() is None and key not in self._flow.overdue():
+        elif self._failure() is None and self._flow.runs(key) and key not in self._flow.overdue():
             failure = next((sample.failure for sample in group.samples if sample.failure), None)
             self._flow.hand_back(key, f"failed: {_commonest_failure(group)}", failure)
 
     def _issue_again(self, admission: Admission, error: NotServed | WorkerLost) -> tuple[Admission, Place] | None:
         """The group and its engine, if it keeps its place; None if it starts through the gate, or not at all."""
         key, flow = admission.key, self._flow
-        if key in flow.overdue():
-            return None  # whoever ends those hands it back
+        if key in flow.overdue() or not flow.runs(key):
+            return None  # whoever ends those hands it back, or has it issued again
         if isinstance(error, WorkerLost) and self._losses.lost(key):
             self._losses.ended(key)
             flow.hand_back(key, f"failed: {FailureKind.WORKER_LOST}", describe(FailureKind.WORKER_LOST, str(error)))
@@ -177,7 +178,15 @@ class RolloutRole:
     async def _end_overdue(self) -> None:
         for key in self._flow.overdue():
             await self._end([key])
-            self._flow.hand_back(key, self._flow.reason_overdue)
+            if self._flow.runs(key):  # the run may have gone back meanwhile
+                self._flow.hand_back(key, self._flow.reason_overdue)
+
+    async def _end_left(self) -> None:
+        """Of groups that have no place any more since the run went back."""
+        for key in self._flow.left():
+            await self._end([key])
+            self._losses.ended(key)
+            self._flow.has_ended(key)
 
     async def _end(self, keys: list[GroupKey]) -> None:
         tasks = [self._groups.pop(key) for key in keys if key in self._groups]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from headrace.experience.columns import SAMPLE_COLUMNS, read, sample_of
@@ -12,7 +13,7 @@ from headrace.experience.rollouts import Decode, kept_of, rollout_of
 from headrace.experience.sample import Group, SampleStatus
 from headrace.roles.actor import TrainedRow, TrainedStep
 from headrace.roles.context import RoleContext
-from headrace.runtime.refs import Ref
+from headrace.runtime.refs import Ref, RefLost
 from headrace.store.rollouts import Rollout
 
 LANE = "record"
@@ -22,6 +23,8 @@ Kept = Callable[[], Sequence[Rollout]]
 
 class Writer(Protocol):
     def write(self, rollouts: Sequence[Rollout]) -> None: ...
+
+    def forget(self, first_batch: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -99,6 +102,12 @@ class RolloutRecord:
                 ]
             )
 
+    async def go_back(self, batch: int) -> None:
+        """The run went back: what was kept of `batch` and later ones is forgotten."""
+        if self._writer is not None and not self._has_ended:
+            self._dropped.clear()
+            await self._compute(partial(self._writer.forget, batch))
+
     async def close(self) -> None:
         """Nothing is kept from now on."""
         if self._writer is not None and not self._has_ended:
@@ -108,7 +117,10 @@ class RolloutRecord:
     def _of_row(self, trained: TrainedRow, batch: int, at: float) -> Rollout:
         refs, row = self._context.refs, trained.row
         names = [*SAMPLE_COLUMNS, *(("advantages",) if "advantages" in row.columns else ())]
-        columns = read(refs, row, names)
+        try:
+            columns = read(refs, row, names)
+        except RefLost:  # who computed the advantages has died since
+            columns = read(refs, row, SAMPLE_COLUMNS)
         logprobs = trained.logprobs
         return rollout_of(
             row.header.prompt_id,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -92,6 +92,8 @@ class RolloutWorkers:
         self._changed = Signal()
         self._given_up: str | None = None
         self._closing = False
+        self._line: tuple[Version, Mapping[int, int]] | None = None
+        """Where the run went on, if it went back since they were made."""
         self._written: dict[GroupKey, Played] = {}
         """Of groups that have ended: until they are asked for."""
         self.tell: Callable[[str, dict[str, Any]], None] = lambda kind, data: None
@@ -106,6 +108,21 @@ class RolloutWorkers:
         """End them. What they have put is lost."""
         self._closing = True
         await self._workers.close()
+
+    async def go_back(self, begun: Version, last_kept: Mapping[int, int]) -> None:
+        """Tell all workers that the run goes on from `begun`; see `Lineage.go_back`. Raises WorkerError."""
+        self._line = begun, last_kept
+        for seat in self._seats:
+            if seat.is_up:
+                with suppress(WorkerLost):  # it is told when it comes back
+                    await self._tell_line(seat)
+
+    async def _tell_line(self, seat: _Seat) -> None:
+        if self._line is not None:
+            begun, last_kept = self._line
+            await self._workers.call(
+                "go_back", begun, dict(last_kept), rank=seat.rank, what="a rollout worker to go back"
+            )
 
     async def run_group(
         self,
@@ -297,6 +314,7 @@ class RolloutWorkers:
 
     async def _begin(self, seat: _Seat) -> None:
         await self._workers.call("begin", seat.writer, rank=seat.rank, what="a rollout worker", seconds=_BEGIN_S)
+        await self._tell_line(seat)
         seat.life += 1
         seat.is_up = True
         self._changed.notify()

@@ -41,6 +41,10 @@ class FollowedWeights:
         self._name = name
         self._loaded = loaded
 
+    def forget(self) -> None:
+        """The version that the model has may have been taken back."""
+        self._loaded = None
+
     async def reach(self, number: int) -> None:
         """Have version `number`, which is about to be published if it is not. Raises WaitTimeout, WeightError."""
         if self._loaded == number:
@@ -87,6 +91,11 @@ class ScorerRole:
         self._score = score
         self._max_tokens = max_tokens
         self._sampler = whole_groups if by_group else token_budget(max_tokens, row_length)
+
+    def begin_again(self) -> None:
+        """It has ended, and the run went back to a commit: `run` goes on from there."""
+        if self._follows is not None:
+            self._follows.forget()
 
     async def run(self) -> None:
         table = self._context.table

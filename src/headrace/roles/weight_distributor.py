@@ -3,50 +3,57 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
-
-from torch import Tensor
+from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from headrace.roles.context import RoleContext
 from headrace.runtime.signal import Signal
-from headrace.weights.plane import Snapshot, WeightPublisher
 from headrace.weights.version import Version
 
 _LANE = "weights out"
 
 
+class Source(Protocol):
+    """Where versions come from; see `TrainerGroup`."""
+
+    async def snapshot(self, version: Version) -> None: ...
+
+    async def send(self) -> None: ...
+
+
 class WeightDistributor:
     """One journey at a time: the next version is copied once the one before has arrived."""
 
-    def __init__(
-        self, context: RoleContext, publisher: WeightPublisher, published: Signal, failed: Callable[[], None]
-    ) -> None:
+    def __init__(self, context: RoleContext, source: Source, published: Signal, failed: Callable[[], None]) -> None:
         """`published` is notified of each version that can be received. `failed` is called where one cannot be sent;
         why, `settled` raises."""
         self._context = context
-        self._publisher = publisher
+        self._source = source
         self._published = published
         self._failed = failed
         self._journey: asyncio.Task[None] | None = None
 
-    async def publish(
-        self, version: Version, tensors: Iterable[tuple[str, Tensor]], compute: Callable[..., Awaitable[Any]]
-    ) -> None:
-        """Returns once there is a copy of the tensors, which `compute` makes on the lane where they are changed. Raises
-        WeightError and WaitTimeout, also of the version before."""
+    async def publish(self, version: Version, ask: Callable[[Awaitable[None]], Awaitable[None]]) -> None:
+        """Returns once there is a copy of the weights. `ask` waits for the trainer. Raises WeightError and WaitTimeout,
+        also of the version before."""
         await self.settled()
-        snapshot: Snapshot = await compute(self._publisher.snapshot, version, tensors)
-        self._journey = self._context.runtime.spawn(self._send(snapshot), f"the journey of {version}")
+        await ask(self._source.snapshot(version))
+        self._journey = self._context.runtime.spawn(self._send(), f"the journey of {version}")
 
     async def settled(self) -> None:
         """Until what was published can be received. Raises WeightError, WaitTimeout."""
         if self._journey is not None:
             await asyncio.shield(self._journey)
 
-    async def _send(self, snapshot: Snapshot) -> None:
+    async def forget(self) -> None:
+        """The version that is on its way was taken back: returns once it has arrived, or could not."""
+        journey, self._journey = self._journey, None
+        if journey is not None:
+            await asyncio.gather(journey, return_exceptions=True)
+
+    async def _send(self) -> None:
         try:
-            await self._context.compute(_LANE, "weights on their way", self._publisher.send, snapshot)
+            await self._context.computed(_LANE, "weights on their way", self._source.send())
         except Exception:
             self._failed()
             raise

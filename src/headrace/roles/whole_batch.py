@@ -2,81 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
-
-from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
+from headrace.models.packing import plan_microbatches
+from headrace.runtime.refs import Ref
 from headrace.training.epochs import Epochs
-from headrace.training.protocol import StepReport, Trainer
+from headrace.training.protocol import StepReport
 
 
-class Compute(Protocol):
-    def __call__(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]:
-        """Run blocking work of the trainer where it belongs."""
+class Holder(Protocol):
+    """A trainer that holds the rows of the batch; see `TrainerGroup`."""
+
+    async def score_held(self, places: Sequence[int]) -> None: ...
+
+    async def prepare_held(self) -> None: ...
+
+    async def accumulate_held(self, places: Sequence[int]) -> None: ...
+
+    async def step(self) -> StepReport: ...
+
+    async def let_go(self) -> Sequence[Ref | None]: ...
+
+
+class Ask(Protocol):
+    def __call__(self, computing: Awaitable[Any], /) -> Awaitable[Any]:
+        """What the trainer computes, within the time limit of all waits."""
 
 
 class WholeBatch:
-    """What is computed follows from the rows, their order and the seed alone. The rows are touched where the trainer
-    computes, and nowhere else.
+    """Plans passes over rows that the trainer holds; sees their lengths alone. What is computed follows from the rows,
+    their order and the seed.
 
     Until `finish` nothing is stepped: the batch can still be given up, and the trainer told to discard.
     """
 
     def __init__(
         self,
-        rows: Sequence[PackRow],
+        lengths: Sequence[int],
         batch: int,
-        trainer: Trainer,
-        compute: Compute,
+        trainer: Holder,
+        ask: Ask,
         epochs: Epochs,
         *,
         max_tokens: int,
         given_up: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`rows`: in an order that does not depend on when they came. `max_tokens`: of a micro-batch. `given_up` is
-        looked at before each pass until `finish`."""
-        self._rows = [replace(row, columns={**row.columns, "batch": float(batch)}) for row in rows]
+        """`lengths`: tokens of the rows, in an order that does not depend on when they came. `max_tokens`: of a
+        micro-batch. `given_up` is looked at before each pass until `finish`."""
+        self._lengths = list(lengths)
         self._batch = batch
         self._trainer = trainer
-        self._compute = compute
+        self._ask = ask
         self._epochs = epochs
         self._max_tokens = max_tokens
         self._given_up = given_up
 
-    async def score(self, name: str, function: Callable[[MicroBatch], Tensor]) -> None:
-        """Add a column: what `function`, of the trainer, gives for every row under the present weights."""
-        for places in self._micro_batches(range(len(self._rows))):
+    async def score(self) -> None:
+        """Give every row the log-probs that it has under the present weights."""
+        for places in self._micro_batches(range(len(self._lengths))):
             if self._given_up():
                 return
-            await self._compute(self._score, places, name, function)
+            await self._ask(self._trainer.score_held(places))
 
-    async def prepare(self, function: Callable[[Sequence[MicroBatch]], None]) -> None:
-        """Add the columns that `function` adds to the whole batch."""
-        await self._compute(self._prepare, function)
-
-    def _prepare(self, function: Callable[[Sequence[MicroBatch]], None]) -> None:
-        whole = pack(self._rows)
-        known = set(whole.columns)
-        function([whole])
-        added = {name: column for name, column in whole.columns.items() if name not in known}
-        self._set(range(len(self._rows)), added)
+    async def prepare(self) -> None:
+        """Give the rows what the loss needs to know of all of them."""
+        if not self._given_up():
+            await self._ask(self._trainer.prepare_held())
 
     async def begin(self) -> None:
         """Accumulate the gradients of the first step."""
         for places in self._steps(0)[0]:
             if self._given_up():
                 return
-            await self._compute(self._pass, places)
-
-    def column(self, name: str) -> list[NDArray[np.float32] | None]:
-        """Of each row what it has under this name, a number a token."""
-        found = (row.columns.get(name) for row in self._rows)
-        return [values if isinstance(values, np.ndarray) else None for values in found]
+            await self._ask(self._trainer.accumulate_held(places))
 
     async def finish(
         self, enough: Callable[[Sequence[StepReport]], bool] = lambda reports: False
@@ -89,35 +88,24 @@ class WholeBatch:
             for number, step in enumerate(self._steps(epoch)):
                 if epoch or number:
                     for places in step:
-                        await self._compute(self._pass, places)
-                reports.append(await self._compute(self._trainer.step))
+                        await self._ask(self._trainer.accumulate_held(places))
+                reports.append(await self._ask(self._trainer.step()))
             done.append(tuple(reports))
             if enough(reports):
                 break
         return tuple(done)
 
-    def _pass(self, places: Sequence[int]) -> None:
-        self._set(places, self._trainer.accumulate(self._pack(places)))
-
-    def _score(self, places: Sequence[int], name: str, function: Callable[[MicroBatch], Tensor]) -> None:
-        self._set(places, {name: function(self._pack(places))})
+    async def let_go(self) -> dict[int, Ref]:
+        """The trainer forgets the rows. By place, refs to the log-probs that the batch began with, as far as they are
+        known."""
+        found: Sequence[Ref | None] = await self._ask(self._trainer.let_go())
+        return {place: ref for place, ref in enumerate(found) if ref is not None}
 
     def _steps(self, epoch: int) -> list[list[list[int]]]:
         """Of each step of an epoch its micro-batches."""
-        shares = self._epochs.shares(len(self._rows), self._batch, epoch)
+        shares = self._epochs.shares(len(self._lengths), self._batch, epoch)
         return [self._micro_batches(share.tolist()) for share in shares]
 
     def _micro_batches(self, places: Sequence[int]) -> list[list[int]]:
-        plan = plan_microbatches([len(self._rows[place]) for place in places], self._max_tokens)
+        plan = plan_microbatches([self._lengths[place] for place in places], self._max_tokens)
         return [[places[index] for index in part] for part in plan]
-
-    def _pack(self, places: Sequence[int]) -> MicroBatch:
-        return pack([self._rows[place] for place in places])
-
-    def _set(self, places: Sequence[int], columns: Mapping[str, Tensor]) -> None:
-        """Columns [N] over the rows at `places`, packed in that order."""
-        ends = np.cumsum([len(self._rows[place]) for place in places])[:-1]
-        for name, values in columns.items():
-            for place, part in zip(places, np.split(values.numpy(), ends), strict=True):
-                row = self._rows[place]
-                self._rows[place] = replace(row, columns={**row.columns, name: part})

@@ -40,6 +40,7 @@ class Place:
         self._members: dict[str, Member] = {}
         self._groups: list[WorkerGroup[Any]] = []
         self._keepers = Keepers()
+        self._opening = asyncio.Lock()
         self.refs = KeptHere("", self._keepers, Carrier(self._types, copying=copying))
 
     async def start(self, kind: type[W], specs: Sequence[object], where: Placement) -> WorkerGroup[W]:
@@ -51,9 +52,10 @@ class Place:
             raise ValueError(f"{names[0]} is there already; start all workers of a kind at once")
         self._types = self._types.with_types(kind.types)
         if self._processes is not None:
-            self._keepers.elsewhere = await self._processes.open(
-                self._services, lambda: self._types, self._keepers, self._service
-            )
+            async with self._opening:
+                self._keepers.elsewhere = await self._processes.open(
+                    self._services, lambda: self._types, self._keepers, self._service
+                )
         members = [
             self._member(kind, spec, name, rank, where)
             for rank, (name, spec) in enumerate(zip(names, specs, strict=True))

@@ -50,6 +50,8 @@ RETURN: Policy = (Rung(Measure.RESTART),)
 """Attempts at building an engine anew. The engine watch decides here too."""
 ROLLOUT_WORKER: Policy = (Rung(Measure.RESTART, 7),)
 """Losses, without a group that it finished between."""
+FUNCTIONS: Policy = (Rung(Measure.RESTART, 7),)
+"""Losses of the functions worker, without an answer between."""
 TRAINER: Policy = (Rung(Measure.FROM_COMMIT, 3),)
 """Losses, without a commit between."""
 

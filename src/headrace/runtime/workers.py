@@ -42,6 +42,8 @@ class WorkerLost(HeadraceError, RuntimeError):
         super().__init__(f"{worker or f'worker {rank}'} is lost: {reason}")
         self.rank = rank
         self.reason = reason
+        self.worker = worker
+        """Its name, as rollout/0; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ What survives:
 """
 
 from headrace.store.best import Best
-from headrace.store.checkpoints import Checkpoints, Prepared, Restored
+from headrace.store.checkpoints import Checkpoints, Commit, Prepared, Restored
 from headrace.store.counts import Counts
 from headrace.store.errors import (
     ConfigMismatch,
@@ -35,6 +35,7 @@ __all__ = [
     "AttemptRow",
     "Best",
     "Checkpoints",
+    "Commit",
     "ConfigMismatch",
     "Counts",
     "DataMismatch",

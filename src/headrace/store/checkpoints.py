@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,28 @@ class Restored:
     running again. Each with the place where the record was."""
     missing: list[Path]
     """Folders of newer checkpoints that are gone, so that the run goes on from an older one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A checkpoint to go back to. Plain data."""
+
+    number: int
+    branch: int
+    """Of the version that it is."""
+    path: Path | None
+    """Folder of its files; None for version 0, the initial model."""
+    files: dict[str, dict[str, Any]]
+    state: dict[str, Any]
+    older: int | None
+    """Number of the one before, which is kept too; None if none is."""
+    missing: tuple[Path, ...]
+    """Folders of newer ones that are gone."""
+
+    def verify(self, files: Files = LOCAL) -> None:
+        """That its files are what was committed. Blocking; safe on any thread. Raises RunDamaged, naming the file."""
+        if self.path is not None:
+            _verify(self.path, self.files, self.older, files)
 
 
 class Checkpoints:
@@ -98,6 +121,10 @@ class Checkpoints:
     def release(self, number: int) -> None:
         self._held.discard(number)
 
+    def release_after(self, number: int) -> None:
+        """As `release`, those of all later versions."""
+        self._held = {held for held in self._held if held <= number}
+
     def keep_as_best(self, number: int, *, metric: str, value: float) -> None:
         """Name the checkpoint of version `number` as the best, durably; `checkpoints/best` leads to it.
 
@@ -114,7 +141,7 @@ class Checkpoints:
         self._remove_unnamed()
 
     def begin(self, number: int) -> Path:
-        """The fresh folder of `prepare`, for who fills a part of it before. Raises DiskFull."""
+        """A fresh folder for the files of version `number`, which `prepare` makes durable. Raises DiskFull."""
         temporary = self._folder / f".tmp_{number}"
         try:
             self._files.remove(temporary)
@@ -123,27 +150,34 @@ class Checkpoints:
             raise write_failed(error, temporary) from error
         return temporary
 
-    def prepare(self, number: int, write: Callable[[Path], None], *, begun: bool = False) -> Prepared:
-        """Have `write` fill a fresh folder (that of `begin`, if it is `begun`), and make it durable as `step_<number>`.
+    @contextmanager
+    def filling(self, folder: Path) -> Iterator[None]:
+        """Around what fills the folder of `begin`: where that fails, it is gone again. Raises DiskFull."""
+        try:
+            yield
+        except Exception as error:
+            self._files.remove(folder)
+            failure = write_failed(error, folder)
+            if isinstance(error, OSError) or type(failure) is not StoreError:
+                raise failure from error
+            raise
+
+    def prepare(self, number: int, write: Callable[[Path], None] | None = None) -> Prepared:
+        """Make a folder that `write` fills durable as `step_<number>`; that of `begin`, which is filled, unless given.
         Safe on any thread.
 
         Raises DiskFull; then the folder is gone again.
         """
         with self._prepare_lock:
             final = self._free_name(number)
-            temporary = self._folder / f".tmp_{number}" if begun else self.begin(number)
-            try:
-                write(temporary)
+            temporary = self._folder / f".tmp_{number}" if write is None else self.begin(number)
+            with self.filling(temporary):
+                if write is not None:
+                    write(temporary)
                 files = _seal(temporary, number, self._files)
                 self._files.remove(final)
                 self._files.rename(temporary, final)
                 self._files.sync(self._folder)
-            except Exception as error:
-                self._files.remove(temporary)
-                failure = write_failed(error, final)
-                if isinstance(error, OSError) or type(failure) is not StoreError:
-                    raise failure from error
-                raise
             return Prepared(number, final, files)
 
     def commit_recorded(self, *, branch: int, number: int) -> None:
@@ -199,31 +233,57 @@ class Checkpoints:
         if best is not None and best.folder is not None and not self._files.is_folder(self._folder / best.folder):
             write_best(self._database, None)  # somebody removed it
         self._sweep()
+        commit = self.newest()
+        commit.verify(self._files)
+        with self.fork(commit) as restored:
+            return restored
+
+    def newest(self) -> Commit:
+        """The newest commit whose files are there. Raises RunDamaged."""
         kept = self._rows("1 ORDER BY number DESC", "number, branch, folder, files, state")
         missing: list[Path] = []
-        for number, parent, name, files, state in kept:
+        for number, branch, name, files, state in kept:
             path = None if name is None else self._folder / name
             if path is not None and not self._files.is_folder(path):
                 missing.append(path)
                 continue
-            if path is not None:
-                older = [row[0] for row in kept if row[0] < number]
-                _verify(path, json.loads(files), older[0] if older else None, self._files)
-            branch, damaged = self._fork(parent, number)
-            return Restored(
-                number=number,
-                branch=branch,
-                path=path,
-                state=json.loads(state),
-                ready=self._ledger.attempts("ready"),
-                running=self._ledger.attempts("running"),
-                damaged=damaged,
-                missing=missing,
+            older = [row[0] for row in kept if row[0] < number]
+            return Commit(
+                number,
+                branch,
+                path,
+                json.loads(files),
+                json.loads(state),
+                older[0] if older else None,
+                tuple(missing),
             )
         raise RunDamaged(
             f"the checkpoints {', '.join(map(str, missing))} are gone, and no older one is kept: put one back, or "
             "start the run again with --fresh"
         )
+
+    @contextmanager
+    def fork(self, commit: Commit) -> Iterator[Restored]:
+        """Begin a new branch at `commit`, which is `newest`, in one durable transaction, that what is written within is
+        part of. Groups that were trained after the commit are ready again; those that the journal has lost are
+        running."""
+        number = commit.number
+        with self._database.transaction(durable=True):
+            self._ledger.counts().check()
+            branch, damaged = self._forked(commit)
+            yield Restored(
+                number=number,
+                branch=branch,
+                path=commit.path,
+                state=commit.state,
+                ready=self._ledger.attempts("ready"),
+                running=self._ledger.attempts("running"),
+                damaged=damaged,
+                missing=list(commit.missing),
+            )
+        self._damaged = frozenset()
+        self._committed = self._named()
+        link_best(self._folder, None if (best := self.best) is None else best.folder, self._files)
 
     def lineage(self) -> dict[int, int]:
         """For each branch that the present one descends from, itself included, its last number that was kept."""
@@ -233,22 +293,22 @@ class Checkpoints:
         """Version (branch, number) is about to be published. `now` is in seconds since the epoch."""
         self._database.execute("INSERT INTO versions VALUES (?, ?, ?)", (branch, number, now))
 
-    def _fork(self, parent: int, number: int) -> tuple[int, list[AttemptRow]]:
+    def _forked(self, commit: Commit) -> tuple[int, list[AttemptRow]]:
         """The new branch, and the attempts that lost their group."""
-        with self._database.transaction(durable=True):
-            self._database.execute("DELETE FROM checkpoints WHERE number > ?", (number,))
-            if (best := self.best) is not None and best.number > number:
-                write_best(self._database, None)
-            self._database.execute(
-                "UPDATE attempts SET state = 'ready', batch = NULL WHERE state = 'trained' AND batch >= ?", (number,)
-            )
-            damaged = [row for row in self._ledger.attempts("ready") if row.key in self._damaged]
-            for row in damaged:
-                self._ledger.lose(row.key)
-            self._database.execute("INSERT INTO branches SELECT max(branch) + 1, ?, ? FROM branches", (parent, number))
-            ((branch,),) = self._database.rows("SELECT max(branch) FROM branches")
-        self._committed = self._named()
-        link_best(self._folder, None if (best := self.best) is None else best.folder, self._files)
+        number = commit.number
+        self._database.execute("DELETE FROM checkpoints WHERE number > ?", (number,))
+        if (best := self.best) is not None and best.number > number:
+            write_best(self._database, None)
+        self._database.execute(
+            "UPDATE attempts SET state = 'ready', batch = NULL WHERE state = 'trained' AND batch >= ?", (number,)
+        )
+        damaged = [row for row in self._ledger.attempts("ready") if row.key in self._damaged]
+        for row in damaged:
+            self._ledger.lose(row.key)
+        self._database.execute(
+            "INSERT INTO branches SELECT max(branch) + 1, ?, ? FROM branches", (commit.branch, number)
+        )
+        ((branch,),) = self._database.rows("SELECT max(branch) FROM branches")
         return branch, damaged
 
     def _free_name(self, number: int) -> Path:

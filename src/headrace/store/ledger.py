@@ -110,6 +110,13 @@ class Ledger:
         )
         self._expect(changed, key, "withdraw", "running")
 
+    def due(self, key: AttemptKey, *, deadline: int) -> None:
+        """A running attempt has another deadline."""
+        changed = self._database.execute(
+            f"UPDATE attempts SET deadline = ? WHERE {_KEY} AND state = 'running'", (deadline, *key)
+        )
+        self._expect(changed, key, "set the deadline of", "running")
+
     def ready(self, receipt: Receipt, *, pass_rate: float | None = None, composing: int | None = None) -> None:
         """A running attempt's group is in the journal, for good. `composing`: the batch at hand, where it has a
         `pass_rate`."""
@@ -172,10 +179,17 @@ class Ledger:
         """The attempts in a state, in the order in which they were first issued."""
         if state not in STATES:
             raise ValueError(f"no state {state!r}; the states are {', '.join(STATES)}")
+        return self._attempts("state = ? ORDER BY sequence", state)
+
+    def trained_since(self, batch: int) -> list[AttemptRow]:
+        """The attempts that were trained in `batch` or later, batch after batch."""
+        return self._attempts("state = 'trained' AND batch >= ? ORDER BY batch, sequence", batch)
+
+    def _attempts(self, where: str, *parameters: Any) -> list[AttemptRow]:
         rows = self._database.rows(
             "SELECT epoch, position, attempt, prompt_id, start_version, deadline, segment, offset, length, writer, "
-            "issue, batch, reason, row, pass_rate FROM attempts WHERE state = ? ORDER BY sequence",
-            (state,),
+            f"issue, batch, reason, row, pass_rate FROM attempts WHERE {where}",
+            parameters,
         )
         return [_attempt(row) for row in rows]
 

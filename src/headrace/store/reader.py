@@ -39,6 +39,7 @@ class JournalledGroup:
     batch: int
     reason: str | None
     """Why it was dropped."""
+    deadline: int
     payload: bytes
 
 
@@ -117,13 +118,13 @@ class RunReader:
             return
         journal = Journal(self.path / "journal", self._files)
         rows = self._database.rows(
-            "SELECT state, coalesce(batch, deadline), reason, segment, offset, length, writer FROM attempts "
+            "SELECT state, coalesce(batch, deadline), reason, deadline, segment, offset, length, writer FROM attempts "
             "WHERE segment IS NOT NULL AND coalesce(batch, deadline) BETWEEN ? AND ? ORDER BY writer, segment, offset",
             (first_batch or 0, _LAST_BATCH if last_batch is None else last_batch),
         )
-        for state, batch, reason, *place in rows:
+        for state, batch, reason, deadline, *place in rows:
             with suppress(RunDamaged):  # the segment is gone meanwhile, or what it holds of this group is
-                yield JournalledGroup(state, batch, reason, journal.read(JournalOffset(*place)))
+                yield JournalledGroup(state, batch, reason, deadline, journal.read(JournalOffset(*place)))
 
     def journal_bytes(self) -> int:
         """On disk now."""

@@ -177,6 +177,10 @@ class Rollouts:
         if not files.is_file(file):
             Database.create(file, layout=ROLLOUTS, files=files)
         self._database = Database(file, layout=ROLLOUTS, files=files)
+        self.forget(first_batch)
+
+    def forget(self, first_batch: int) -> None:
+        """What is of this batch or a later one: the run went back behind it."""
         self._database.execute("DELETE FROM rollouts WHERE batch >= ?", (first_batch,))
 
     def write(self, rollouts: Iterable[Rollout]) -> None:

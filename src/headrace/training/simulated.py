@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headrace.models.packing import MicroBatch
 from headrace.models.simulated import Words, identities, logprobs_of, mixed
+from headrace.runtime.workers import WorkerLost
 from headrace.store.files import Files
 from headrace.training.protocol import CheckpointError, Outputs, StepReport
 
@@ -80,6 +81,7 @@ class SimulatedTrainer:
         self._state = np.zeros(5, np.uint64)
         self._reference = self._state.copy()
         self._sums = _Sums()
+        self._lost: WorkerLost | None = None
 
     @property
     def state(self) -> TrainedState:
@@ -89,20 +91,29 @@ class SimulatedTrainer:
     def step_count(self) -> int:
         return int(self._state[_STEPS])
 
+    def renew(self) -> None:
+        """As it was made, after it was lost too."""
+        self._lost = None
+        self._state = np.zeros(5, np.uint64)
+        self._reference = self._state.copy()
+        self._sums = _Sums()
+
     def accumulate(self, micro: MicroBatch) -> Mapping[str, Tensor]:
+        self._check_lives()
         self._charge(micro.num_tokens * self._costs.train_s)
-        self._watch("pass", micro.num_samples)
+        self._tell("pass", micro.num_samples)
         self._sums.add(micro)
         return {}
 
     def step(self) -> StepReport:
+        self._check_lives()
         sums, self._sums = self._sums, _Sums()
         self._charge(self._costs.step_s)
         if sums.trained:
             self._state += np.array([0, 0, sums.tally, sums.passes, 1], np.uint64)
             for place, word in ((_CONTENT, sums.content), (_ORDER, sums.order)):
                 self._state[place] = mixed(self._state[place : place + 1] + mixed(np.array([word], np.uint64)))[0]
-        self._watch("step", (sums.trained, sums.passes, int(sums.tally)))
+        self._tell("step", (sums.trained, sums.passes, int(sums.tally)))
         return StepReport(
             loss=0.0,
             grad_norm=1.0 if sums.trained else 0.0,
@@ -117,9 +128,11 @@ class SimulatedTrainer:
         )
 
     def discard(self) -> None:
+        self._check_lives()
         self._sums = _Sums()
 
     def logprobs(self, micro: MicroBatch) -> Tensor:
+        self._check_lives()
         self._charge(micro.num_tokens * self._costs.score_s)
         return _logprobs(micro)
 
@@ -138,13 +151,16 @@ class SimulatedTrainer:
         return {_NAME: _tensor(self._reference)}
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        self._check_lives()
         yield _NAME, _tensor(self._state)
 
     def save(self, path: Path) -> None:
+        self._check_lives()
         self._charge(self._costs.save_s)
         _save(self._files, path, self._state)
 
     def load(self, path: Path) -> None:
+        self._check_lives()
         self._state = _load(self._files, path)
         self.discard()
 
@@ -154,6 +170,18 @@ class SimulatedTrainer:
 
     def export(self, path: Path) -> None:
         _save(self._files, path, self._state)
+
+    def _tell(self, word: str, what: object) -> None:
+        try:
+            self._watch(word, what)
+        except WorkerLost as lost:
+            self._lost = lost
+            raise
+
+    def _check_lives(self) -> None:
+        """Raises what it was lost with."""
+        if self._lost is not None:
+            raise WorkerLost(self._lost.rank, self._lost.reason, worker=self._lost.worker)
 
 
 class SimulatedScorer:

@@ -71,7 +71,7 @@ class HFTrainer:
         temperature: float = 1.0,
         dtype: torch.dtype = torch.float32,
         gradient_checkpointing: bool = False,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None,
         seed: int = 0,
         between_layers: Callable[[], None] | None = None,
         outputs: Outputs | None = None,
@@ -82,9 +82,10 @@ class HFTrainer:
         `dtype`: of the forward and backward passes and of the tensors handed out. `temperature`: of sampling; the
         policy that is trained is softmax(logits / temperature). `seed`: of torch's generator, for architectures that
         draw from it when they train. `between_layers`: called often during a pass on a CPU, by the thread that
-        computes. `outputs`: what `loss` sees of the model; the log-probs of the tokens unless given. `in_order`: equal
-        inputs give equal weights on a CUDA device too, bit for bit, which costs time, and for which nobody else may
-        compute on it meanwhile. Raises ConfigError if the model cannot checkpoint gradients.
+        computes. `tokenizer`: makes the one that `export` writes. `outputs`: what `loss` sees of the model; the
+        log-probs of the tokens unless given. `in_order`: equal inputs give equal weights on a CUDA device too, bit for
+        bit, which costs time, and for which nobody else may compute on it meanwhile.
+        Raises ConfigError if the model cannot checkpoint gradients.
         """
         torch.manual_seed(seed)
         self._config = config
@@ -213,7 +214,7 @@ class HFTrainer:
         self._flat.publish()
 
     def export(self, path: Path) -> None:
-        save_pretrained_folder(self._model, self._tokenizer, path)
+        save_pretrained_folder(self._model, None if self._tokenizer is None else self._tokenizer(), path)
 
     def _logprobs(self, lm: PackedLM, micro: MicroBatch) -> Tensor:
         return token_logprobs(lm, micro, self._temperature)

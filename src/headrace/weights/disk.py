@@ -9,21 +9,35 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from headrace.weights import swap_check
 from headrace.weights.manifest import build_manifest, from_json, named_once, require_newer, to_json, verify
-from headrace.weights.plane import Manifest, Snapshot, WeightError, WeightOffer, WeightPublisher, WeightReceiver
+from headrace.weights.plane import (
+    Manifest,
+    Received,
+    Snapshot,
+    WeightError,
+    WeightOffer,
+    WeightPublisher,
+    WeightReceiver,
+)
+from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import Version
+
+T = TypeVar("T")
 
 _POINTER = "LATEST"
 _TENSORS = "weights.safetensors"
 _MANIFEST = "manifest.json"
+_CHECK = "check.json"
 
 
 class DiskPublisher(WeightPublisher):
@@ -32,18 +46,22 @@ class DiskPublisher(WeightPublisher):
     With `keep` of 2, a receiver has the time of one whole publication to open what the pointer named.
     """
 
+    transport = "disk"
+
     def __init__(self, folder: str | Path, keep: int = 2) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}; the newest version at least must be kept")
         self._folder = Path(folder)
         self._keep = keep
 
-    def snapshot(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Snapshot:
+    def snapshot(
+        self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]], check: SwapCheck | None = None
+    ) -> Snapshot:
         """See `WeightPublisher.snapshot`. The last version is read from the folder, so a trainer that a restore left
         behind is refused."""
         require_newer(version, _pointed(self._folder))
         copies = {name: tensor.detach().clone() for name, tensor in named_once(version, tensors)}
-        return Snapshot(build_manifest(version, copies, checksums=False), MappingProxyType(copies))
+        return Snapshot(build_manifest(version, copies, checksums=False), MappingProxyType(copies), check)
 
     def send(self, snapshot: Snapshot) -> Manifest:
         """See `WeightPublisher.send`."""
@@ -55,6 +73,9 @@ class DiskPublisher(WeightPublisher):
             for leftover in (*self._folder.glob("making-*"), made):
                 shutil.rmtree(leftover, ignore_errors=True)
             making.mkdir()
+            if snapshot.check is not None:
+                (making / _CHECK).write_bytes(swap_check.to_json(snapshot.check))
+                _flush(making / _CHECK)
             manifest = _write(making, version, dict(_storable(snapshot.tensors.items())))
             making.rename(made)
             _flush(self._folder)
@@ -65,6 +86,10 @@ class DiskPublisher(WeightPublisher):
         for _, stale in sorted(_versions(self._folder))[: -self._keep]:
             shutil.rmtree(stale, ignore_errors=True)
         return manifest
+
+    @property
+    def address(self) -> str:
+        return str(self._folder)
 
     def receiver(self) -> DiskReceiver:
         return DiskReceiver(self._folder)
@@ -87,31 +112,55 @@ class DiskReceiver(WeightReceiver):
         return _pointed(self._folder)
 
     def offer(self) -> WeightOffer | None:
-        version = self.latest()
-        return None if version is None else WeightOffer(version, "disk", str(self._folder))
+        if self.latest() is None:
+            return None
+        manifest, check = self._again(self._told)
+        return WeightOffer(manifest.version, "disk", str(self._folder), manifest, check)
 
     def receive(self) -> tuple[Manifest, Mapping[str, torch.Tensor]]:
-        try:
-            return self._read()
-        except _GoneError:  # pruned after the look at the pointer: newer versions were published meanwhile
-            return self._read()
+        received = self.received()
+        return received.manifest, received.tensors
 
-    def _read(self) -> tuple[Manifest, Mapping[str, torch.Tensor]]:
+    def received(self) -> Received:
+        """See `WeightReceiver.received`."""
+        return self._again(self._read)
+
+    @staticmethod
+    def _again(read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except _GoneError:  # pruned after the look at the pointer: newer versions were published meanwhile
+            return read()
+
+    def _told(self) -> tuple[Manifest, SwapCheck | None]:
+        """What is told of the newest version beside its tensors."""
         version = self.latest()
         if version is None:
             raise WeightError(f"no weights were published in {self._folder} yet; publish the initial version first")
-        manifest_file, tensors_file = (self._folder / _name(version) / name for name in (_MANIFEST, _TENSORS))
+        folder = self._folder / _name(version)
+        manifest_file, check_file = folder / _MANIFEST, folder / _CHECK
         try:
             manifest = from_json(manifest_file.read_bytes(), str(manifest_file))
-            tensors = load_file(tensors_file)
+            check = swap_check.from_json(check_file.read_bytes()) if check_file.is_file() else None
         except FileNotFoundError as error:
             raise _GoneError(f"{version} is not whole in {self._folder}: {error}; publish it again") from error
-        except (OSError, SafetensorError) as error:
-            raise WeightError(f"{tensors_file} is damaged: {error}; publish a new version") from error
+        except (OSError, ValueError) as error:
+            raise WeightError(f"{folder} is damaged: {error}; publish a new version") from error
         if manifest.version != version:
             raise WeightError(f"{manifest_file} is of {manifest.version}, not {version}; publish a new version")
+        return manifest, check
+
+    def _read(self) -> Received:
+        manifest, check = self._told()
+        tensors_file = self._folder / _name(manifest.version) / _TENSORS
+        try:
+            tensors = load_file(tensors_file)
+        except FileNotFoundError as error:
+            raise _GoneError(f"{manifest.version} is not whole in {self._folder}: {error}; publish it again") from error
+        except (OSError, SafetensorError) as error:
+            raise WeightError(f"{tensors_file} is damaged: {error}; publish a new version") from error
         verify(manifest, tensors, str(tensors_file))
-        return manifest, MappingProxyType(tensors)
+        return Received(manifest, MappingProxyType(tensors), lasts=True, check=check)
 
 
 class _GoneError(WeightError):

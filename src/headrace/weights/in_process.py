@@ -15,7 +15,16 @@ from weakref import WeakValueDictionary
 import torch
 
 from headrace.weights.manifest import build_manifest, named_once, require_newer
-from headrace.weights.plane import Manifest, Snapshot, WeightError, WeightOffer, WeightPublisher, WeightReceiver
+from headrace.weights.plane import (
+    Manifest,
+    Received,
+    Snapshot,
+    WeightError,
+    WeightOffer,
+    WeightPublisher,
+    WeightReceiver,
+)
+from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import Version
 
 
@@ -25,6 +34,7 @@ class _Published:
     tensors: Mapping[str, torch.Tensor]
     writes: tuple[int, ...]
     """How often torch had written to each tensor when it was published."""
+    check: SwapCheck | None
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -64,10 +74,14 @@ def memory_receiver(address: str) -> MemoryReceiver:
 class MemoryPublisher(WeightPublisher):
     """Clones the tensors on the device where they are."""
 
+    transport = "memory"
+
     def __init__(self) -> None:
         self._newest = _Newest()
 
-    def snapshot(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Snapshot:
+    def snapshot(
+        self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]], check: SwapCheck | None = None
+    ) -> Snapshot:
         """See `WeightPublisher.snapshot`."""
         require_newer(version, self._newest.version)
         copies: dict[str, torch.Tensor] = {}
@@ -76,14 +90,18 @@ class MemoryPublisher(WeightPublisher):
                 copies[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
         for device in dict.fromkeys(tensor.device for tensor in copies.values() if tensor.is_cuda):
             torch.cuda.current_stream(device).synchronize()
-        return Snapshot(build_manifest(version, copies, checksums=False), MappingProxyType(copies))
+        return Snapshot(build_manifest(version, copies, checksums=False), MappingProxyType(copies), check)
 
     def send(self, snapshot: Snapshot) -> Manifest:
         """See `WeightPublisher.send`: the journey is one assignment."""
         require_newer(snapshot.version, self._newest.version)
         writes = tuple(tensor._version for tensor in snapshot.tensors.values())
-        self._newest.snapshot = _Published(snapshot.manifest, snapshot.tensors, writes)
+        self._newest.snapshot = _Published(snapshot.manifest, snapshot.tensors, writes, snapshot.check)
         return snapshot.manifest
+
+    @property
+    def address(self) -> str:
+        return _address(self._newest)
 
     def receiver(self) -> MemoryReceiver:
         return MemoryReceiver(self._newest)
@@ -99,10 +117,17 @@ class MemoryReceiver(WeightReceiver):
         return self._newest.version
 
     def offer(self) -> WeightOffer | None:
-        version = self.latest()
-        return None if version is None else WeightOffer(version, "memory", _address(self._newest))
+        newest = self._newest.snapshot
+        if newest is None:
+            return None
+        return WeightOffer(newest.manifest.version, "memory", _address(self._newest), newest.manifest, newest.check)
 
     def receive(self) -> tuple[Manifest, Mapping[str, torch.Tensor]]:
+        received = self.received()
+        return received.manifest, received.tensors
+
+    def received(self) -> Received:
+        """See `WeightReceiver.received`."""
         snapshot = self._newest.snapshot
         if snapshot is None:
             raise WeightError("no weights were published yet; publish the initial version first")
@@ -115,4 +140,4 @@ class MemoryReceiver(WeightReceiver):
             if tensor.is_cuda:
                 # The allocator must not reuse the snapshot's memory while this thread's stream reads it.
                 tensor.record_stream(torch.cuda.current_stream(tensor.device))
-        return snapshot.manifest, snapshot.tensors
+        return Received(snapshot.manifest, snapshot.tensors, lasts=True, check=snapshot.check)

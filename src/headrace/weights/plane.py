@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from headrace.errors import HeadraceError
+from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import Version
 
 if TYPE_CHECKING:
@@ -14,6 +16,10 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+BUCKET_BYTES = 64 * 2**20
+"""Large enough that what a bucket costs besides its bytes is nothing, small beside any model."""
+_ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 
 
 class WeightError(HeadraceError, RuntimeError):
@@ -29,6 +35,11 @@ class TensorEntry:
     """As `float32`, `bfloat16`."""
     checksum: int | None
     """CRC-32 of the contiguous little-endian bytes; None if they never leave the process's memory."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return prod(self.shape) * _ITEM_BYTES.get(self.dtype, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +57,22 @@ class Received:
     """Read-only."""
     lasts: bool
     """Whether the tensors may be kept; else they are where the next but one version is written."""
+    check: SwapCheck | None = None
+    """None where nothing is converted on the way."""
+
+    def buckets(self, limit: int = BUCKET_BYTES) -> Iterator[dict[str, torch.Tensor]]:
+        """All tensors in the manifest's order, so many at a time that they have `limit` bytes at most, or are one: who
+        loads them in place needs room for one bucket beside its own weights."""
+        bucket: dict[str, torch.Tensor] = {}
+        size = 0
+        for entry in self.manifest.entries:
+            if bucket and size + entry.size > limit:
+                yield bucket
+                bucket, size = {}, 0
+            bucket[entry.name] = self.tensors[entry.name]
+            size += entry.size
+        if bucket:
+            yield bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +82,7 @@ class Snapshot:
     manifest: Manifest
     """Without checksums."""
     tensors: Mapping[str, torch.Tensor]
+    check: SwapCheck | None = None
 
     @property
     def version(self) -> Version:
@@ -71,14 +99,28 @@ class WeightOffer:
     """As `disk`."""
     address: str
     """What a receiver of the transport is made of."""
+    manifest: Manifest | None = None
+    """Of that version; checksums only where bytes travel."""
+    swap_check: SwapCheck | None = None
 
 
 class WeightPublisher(Protocol):
     """Publishes in two moves: one copy, for which the trainer rests, and its journey, beside the next batch. The newest
     whole version can be received until a newer one is whole."""
 
-    def snapshot(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Snapshot:
+    transport: str
+    """As `disk`."""
+
+    @property
+    def address(self) -> str:
+        """With the transport, what a receiver is made of, in whatever process it reaches."""
+        ...
+
+    def snapshot(
+        self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]], check: SwapCheck | None = None
+    ) -> Snapshot:
         """One copy of `tensors`; once it returns, the caller may change them. To be sent before the next is taken.
+        `check`: what was computed with them, for those who receive them.
 
         Blocking (on the lane of whoever changes the tensors). Raises WeightError unless `version` is newer than the
         last.
@@ -117,4 +159,22 @@ class WeightReceiver(Protocol):
         """What `make` makes of the newest whole version: with one copy less than by `receive`, for who copies or
         converts the tensors anyway. It may be called again, where a version was overtaken. Blocking. Raises as
         `receive`, and what `make` raises."""
-        return make(Received(*self.receive(), lasts=True))
+        return make(self.received())
+
+    def received(self) -> Received:
+        """The newest whole version, as `receive`."""
+        return Received(*self.receive(), lasts=True)
+
+    def receive_buckets(
+        self, take: Callable[[Mapping[str, torch.Tensor]], None], limit: int = BUCKET_BYTES
+    ) -> Received:
+        """Have `take` load the newest whole version in place, bucket by bucket; from the first bucket again, where a
+        version was overtaken. What it has loaded is of one version only once this returns. Blocking. Raises as
+        `receive`."""
+
+        def load(received: Received) -> Received:
+            for bucket in received.buckets(limit):
+                take(bucket)
+            return received
+
+        return self.receive_as(load)

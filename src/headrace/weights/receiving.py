@@ -10,11 +10,16 @@ from headrace.weights.shm import ShmReceiver
 
 def receiver_of(offer: WeightOffer) -> WeightReceiver:
     """Raises WeightError for a transport that is none, or that does not reach this process."""
-    match offer.transport:
+    return receiver_at(offer.transport, offer.address)
+
+
+def receiver_at(transport: str, address: str) -> WeightReceiver:
+    """Of the publisher with this transport and address. Raises WeightError, as `receiver_of`."""
+    match transport:
         case "memory":
-            return memory_receiver(offer.address)
+            return memory_receiver(address)
         case "shm":
-            return ShmReceiver(offer.address)
+            return ShmReceiver(address)
         case "disk":
-            return DiskReceiver(offer.address)
-    raise WeightError(f"{offer.version} is offered by {offer.transport!r}, which is no transport")
+            return DiskReceiver(address)
+    raise WeightError(f"weights are offered by {transport!r}, which is no transport")

@@ -24,6 +24,7 @@ from typing import TypeVar
 
 import torch
 
+from headrace.weights import swap_check
 from headrace.weights.manifest import build_manifest, from_json, named_once, require_newer, to_json
 from headrace.weights.plane import (
     Manifest,
@@ -35,6 +36,7 @@ from headrace.weights.plane import (
     WeightPublisher,
     WeightReceiver,
 )
+from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import Version
 
 T = TypeVar("T")
@@ -45,7 +47,8 @@ IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 _NONE = -1
 _LAYOUT = "layout.json"
 _HEADER = 4096
-"""Bytes before the tensors of a slot: generation, branch, number and checksum, 8 bytes each."""
+"""Bytes before the tensors of a slot: generation, branch, number, checksum and whether there is a swap check, 8 bytes
+each."""
 _ALIGNED = 64
 _TRIES = 3
 """Of a reader that was overtaken."""
@@ -64,7 +67,7 @@ class _Slot:
             self._map = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
-        self._numbers = memoryview(self._map)[:32].cast("q")
+        self._numbers = memoryview(self._map)[:40].cast("q")
         self.tensors = {
             entry.name: torch.frombuffer(self._map, dtype=_dtype(entry), count=prod(entry.shape), offset=place).view(
                 entry.shape
@@ -101,12 +104,22 @@ class _Slot:
         self._numbers[3] = value
 
     @property
+    def has_check(self) -> bool:
+        return bool(self._numbers[4])
+
+    @has_check.setter
+    def has_check(self, value: bool) -> None:
+        self._numbers[4] = value
+
+    @property
     def is_whole(self) -> bool:
         return self.generation > 0 and self.generation % 2 == 0
 
 
 class ShmPublisher(WeightPublisher):
     """Copies each version into the slot that does not have the newest one."""
+
+    transport = "shm"
 
     def __init__(self, folder: Path) -> None:
         """`folder`: empty, of this publisher alone, in memory; whoever made it removes it."""
@@ -120,7 +133,9 @@ class ShmPublisher(WeightPublisher):
         """What a receiver in any process of this machine is made of."""
         return str(self._folder)
 
-    def snapshot(self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]]) -> Snapshot:
+    def snapshot(
+        self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]], check: SwapCheck | None = None
+    ) -> Snapshot:
         """See `WeightPublisher.snapshot`: from the host's memory into the slot at once, from a device there first.
         Raises WeightError also if names, shapes or dtypes are not those of before."""
         require_newer(version, None if self._manifest is None else self._manifest.version)
@@ -140,7 +155,7 @@ class ShmPublisher(WeightPublisher):
                 copies[name] = tensor.detach().clone()
         for device in dict.fromkeys(tensor.device for tensor in copies.values() if tensor.is_cuda):
             torch.cuda.current_stream(device).synchronize()
-        return Snapshot(manifest, MappingProxyType(copies))
+        return Snapshot(manifest, MappingProxyType(copies), check)
 
     def send(self, snapshot: Snapshot) -> Manifest:
         """See `WeightPublisher.send`."""
@@ -150,13 +165,25 @@ class ShmPublisher(WeightPublisher):
                 slot.tensors[name].copy_(tensor)
         slot.version = snapshot.version
         slot.checksum = _NONE if IN_ORDER else _checksum(slot.tensors.values())
+        slot.has_check = snapshot.check is not None
         self._published += 1
+        self._write_check(snapshot.check)
         slot.generation = 2 * self._published
         self._manifest = snapshot.manifest
         return snapshot.manifest
 
     def receiver(self) -> ShmReceiver:
         return ShmReceiver(self.address)
+
+    def _write_check(self, check: SwapCheck | None) -> None:
+        """In a file of its own, before the slot is said to be whole. That of the slot's last version goes."""
+        _check_file(self._folder, 2 * (self._published - SLOTS)).unlink(missing_ok=True)
+        if check is None:
+            return
+        try:
+            _check_file(self._folder, 2 * self._published).write_bytes(swap_check.to_json(check))
+        except OSError as error:
+            raise WeightError(f"cannot publish in {self._folder}: {error}; make room there") from error
 
     def _begin(self, manifest: Manifest) -> None:
         try:
@@ -190,15 +217,29 @@ class ShmReceiver(WeightReceiver):
         return None if slot is None else slot.version
 
     def offer(self) -> WeightOffer | None:
-        version = self.latest()
-        return None if version is None else WeightOffer(version, "shm", str(self._folder))
+        for _ in range(_TRIES):
+            slot = self._newest()
+            if slot is None or self._opened is None:
+                return None
+            generation, version = slot.generation, slot.version
+            check = self._check(slot, generation)
+            if slot.generation == generation:
+                manifest = replace(self._opened.layout, version=version)
+                return WeightOffer(version, "shm", str(self._folder), manifest, check)
+        raise self._overtaken()
 
     def receive(self) -> tuple[Manifest, Mapping[str, torch.Tensor]]:
         """See `WeightReceiver.receive`. The tensors are a copy."""
+        received = self.received()
+        return received.manifest, received.tensors
+
+    def received(self) -> Received:
+        """See `WeightReceiver.received`."""
         if self._newest() is None or self._opened is None:
             raise self._nothing()
         into = {name: torch.empty_like(tensor) for name, tensor in self._opened.slots[0].tensors.items()}
-        return self.receive_into(into), MappingProxyType(into)
+        manifest, check = self._receive_into(into)
+        return Received(manifest, MappingProxyType(into), lasts=True, check=check)
 
     def receive_as(self, make: Callable[[Received], T]) -> T:
         """See `WeightReceiver.receive_as`: from the slot itself."""
@@ -209,7 +250,15 @@ class ShmReceiver(WeightReceiver):
             if slot is None or self._opened is None:
                 raise self._nothing()
             generation, manifest = slot.generation, replace(self._opened.layout, version=slot.version)
-            made = make(Received(manifest, MappingProxyType(slot.tensors), lasts=False))
+            check = self._check(slot, generation)
+            if slot.generation != generation:
+                continue
+            try:
+                made = make(Received(manifest, MappingProxyType(slot.tensors), lasts=False, check=check))
+            except WeightError:
+                if slot.generation == generation:
+                    raise
+                continue  # it was of two versions
             if slot.generation == generation:
                 return made
         raise self._overtaken()
@@ -217,6 +266,9 @@ class ShmReceiver(WeightReceiver):
     def receive_into(self, tensors: Mapping[str, torch.Tensor]) -> Manifest:
         """The newest whole version, copied into `tensors`, on whatever device they are. Their contents are those of
         one version only once this returns. Raises WeightError if one is missing or of another shape or dtype."""
+        return self._receive_into(tensors)[0]
+
+    def _receive_into(self, tensors: Mapping[str, torch.Tensor]) -> tuple[Manifest, SwapCheck | None]:
         for _ in range(_TRIES):
             slot = self._newest()
             if slot is None or self._opened is None:
@@ -225,9 +277,10 @@ class ShmReceiver(WeightReceiver):
             for name, view in slot.tensors.items():
                 _check(name, view, tensors)
                 tensors[name].copy_(view)
+            check = self._check(slot, generation)
             arrived = slot.checksum in (_NONE, _checksum(tensors[name] for name in slot.tensors))
             if arrived and slot.generation == generation and slot.is_whole:
-                return replace(self._opened.layout, version=version)
+                return replace(self._opened.layout, version=version), check
         raise self._overtaken()
 
     def _newest(self) -> _Slot | None:
@@ -245,6 +298,17 @@ class ShmReceiver(WeightReceiver):
             return None
         except (OSError, ValueError) as error:
             raise WeightError(f"{self._folder} cannot be read: {error}; start the publisher again") from error
+
+    def _check(self, slot: _Slot, generation: int) -> SwapCheck | None:
+        """Of the slot as it is of this generation: who asks looks afterwards whether it still is."""
+        if not slot.has_check:
+            return None
+        try:
+            return swap_check.from_json(_check_file(self._folder, generation).read_bytes())
+        except (OSError, ValueError) as error:
+            if slot.generation != generation:
+                return None  # overtaken
+            raise WeightError(f"the swap check of {slot.version} cannot be read: {error}; publish again") from error
 
     def _overtaken(self) -> WeightError:
         return WeightError(
@@ -269,6 +333,10 @@ def _checksum(tensors: Iterable[torch.Tensor]) -> int:
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         found = zlib.crc32(flat.view(torch.uint8).numpy().data, found)
     return found
+
+
+def _check_file(folder: Path, generation: int) -> Path:
+    return folder / f"check-{generation}.json"
 
 
 def _slot(folder: Path, number: int) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -14,17 +13,13 @@ from headrace.weights.shm import ShmPublisher
 Transport = Literal["memory", "shm", "disk"]
 
 
-def open_transport(
-    transport: Transport, folder: Path, in_memory: Callable[[str], Path] | None = None
-) -> WeightPublisher:
-    """The publishing end; `disk` keeps its versions in `folder`, which need not exist yet, `shm` in a folder that
-    `in_memory` makes."""
+def open_transport(transport: Transport, folder: Path) -> WeightPublisher:
+    """The publishing end; `disk` keeps its versions in `folder`, which need not exist yet, `shm` in `folder`, which is
+    empty and in memory."""
     match transport:
         case "memory":
             return MemoryPublisher()
         case "disk":
             return DiskPublisher(folder)
         case "shm":
-            if in_memory is None:
-                raise ValueError("shm needs a folder in memory")
-            return ShmPublisher(in_memory("weights"))
+            return ShmPublisher(folder)

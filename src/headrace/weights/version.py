@@ -23,6 +23,12 @@ class Version(NamedTuple):
         number as great. As tuples (1, 0) would come after (0, 7), whose successor it is not."""
         return self.branch >= floor.branch and self.number >= floor.number
 
+    def serves(self, floor: Version) -> bool:
+        """Whether an engine that holds this, and knows no line, may serve a request that was made with `floor`: if it
+        reaches it, or if the run went back since. Whatever ran then has been given a deadline that every version of the
+        later branch meets (`Lineage.floor`)."""
+        return self.branch > floor.branch or self.reaches(floor)
+
 
 INITIAL = Version(0, 0)
 
@@ -35,10 +41,34 @@ class Lineage:
         """`branch`: the present one. `last_kept`: for each branch of its line, the last number that was kept."""
         self.branch = branch
         self._last_kept = dict(last_kept)
+        self._forks: list[Version] = []
+        """Where the run went on from each time that it went back since this was made: the first version of the branch
+        that it was on from then on."""
+        self._left: list[int] = []
+        """The branches that it was on before."""
+
+    def go_back(self, begun: Version, last_kept: Mapping[int, int]) -> None:
+        """The run goes on from `begun`, the first version of a new branch; whoever holds this knows. `last_kept`: as at
+        the beginning, of the new branch's line."""
+        self._left.append(self.branch)
+        self.branch = begun.branch
+        self._last_kept = dict(last_kept)
+        self._forks.append(begun)
+
+    def floor(self, version: Version) -> int:
+        """The number of the oldest version of this line that may serve what asks for `version` or newer. Where the run
+        went back behind `version` since, that is where it went on from: what is generated from there on has to be."""
+        later = [fork.number for fork in self._forks if fork.branch > version.branch]
+        return min([version.number, *later])
 
     def holds(self, version: Version) -> bool:
         """Whether it is a version of this line."""
         return version.branch == self.branch or not self.lost(*version)
+
+    def held(self, version: Version) -> bool:
+        """Whether it is a version of this line, or was one until the run went back: what was in flight then may have
+        been served by it."""
+        return version.branch in self._left or self.holds(version)
 
     def lost(self, branch: int, number: int) -> bool:
         """Whether (branch, number) is no version of this line."""

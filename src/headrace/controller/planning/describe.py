@@ -17,6 +17,8 @@ from headrace.experience.schedule import reachable_staleness
 from headrace.rewards.pool import worker_count
 
 _LANE_OF = {"rollout": "engine", "actor": "trainer"}
+_TRAINED_AS = {"actor": "trainer", "critic.value": "critic", "critic.update": "critic"}
+"""The config's section of those that train, or score with what is trained."""
 _OWN_LANE = {name: name for name in ("reward", "reference", "proximal", "teacher")} | {
     "critic.value": "critic",
     "critic.update": "critic",
@@ -205,27 +207,34 @@ def _roles(plan: Plan) -> list[str]:
     if plan.held_out:
         names.append("evaluator")
     lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.config.transport}"]
-    engines = _engine_processes(plan.config)
+    engines, functions = _engine_processes(plan.config), _places_of_functions(plan.config)
     for name in names:
         lane = _LANE_OF.get(name)
         placements = {"reference": plan.config.reference.placement, "proximal": plan.config.proximal.placement}
-        if name in plan.config.scorer_processes:
+        trained = plan.config.trainer_processes
+        if name in plan.config.scorer_processes or _TRAINED_AS.get(name) in trained:
             place = f"a process of its own: {threads_of_worker(plan.config)} CPU thread(s)"
         elif name == "rollout" and engines:
             place = f"event loop; engines in {engines}"
         elif placements.get(name) == "hybrid":
-            place = "compute lane 'trainer', in turn with the actor"
+            lane_or_process = "the actor's process" if "trainer" in trained else "compute lane 'trainer'"
+            place = f"{lane_or_process}, in turn with the actor"
         elif turns and (turn := lane or _OWN_LANE.get(name)):
             place = f"compute lane {turn!r}: {share}"
         elif name in _OWN_LANE:
             place = f"compute lane {_OWN_LANE[name]!r}: {share}"
-        elif any(name == stage.name for stage in plan.config.algorithm.stages):
-            place = "compute lane 'stages'"
+        elif name in functions:
+            place = functions[name]
         elif lane:
             place = f"compute lane {lane!r}: {threads} CPU thread(s), shared while the other computes"
         else:
             place = "event loop"
         lines.append(f"  {name:<16} {place}")
+    if plan.config.functions_process:
+        lines.append(
+            f"  {'functions':<16} modules are imported in their process anew, so that nothing global in them is "
+            "shared with this one; functions.placement=own computes here"
+        )
     if not plan.needs_engine:
         return lines
     lines += rollout_workers.describe(plan.config, plan.rollout_workers, plan.tokenizer)
@@ -238,6 +247,14 @@ def _roles(plan: Plan) -> list[str]:
         place = "the policy's engine" if judge.model is None else f"compute lane 'judge': {share}, {judge.model}"
         lines.append(f"  {'judge':<16} {place}")
     return lines
+
+
+def _places_of_functions(config: TrainConfig) -> dict[str, str]:
+    """By stage."""
+    algorithm = config.algorithm
+    names = [stage.name for stage in algorithm.stages] + (["advantages"] if algorithm.looks_at_tokens else [])
+    place = "the functions' process: 1 CPU thread" if config.functions_process else "compute lane 'functions'"
+    return dict.fromkeys(names, place)
 
 
 def _engine_processes(config: TrainConfig) -> str:

@@ -14,7 +14,7 @@ from headrace.store import RunReader, RunStore
 from headrace.store.origin import Origin, find_origin, taken_origin
 
 if TYPE_CHECKING:
-    from headrace.training.protocol import Trainer
+    from headrace.training.group import TrainerGroup
 
 _SHAPE = (
     "model_type",
@@ -76,7 +76,7 @@ def check_origin(config: TrainConfig, origin: Origin) -> None:
             )
 
 
-def begin_from(origin: Origin, trainer: Trainer, critic: Trainer | None, config: TrainConfig) -> None:
+async def begin_from(origin: Origin, trainer: TrainerGroup, critic: TrainerGroup | None, config: TrainConfig) -> None:
     """What `model` does not hold of the trainers' state: float32 master weights, the optimisers' moments.
 
     Master weights are taken where `model` is them rounded to the dtype that is trained in, so that version 0 is the
@@ -87,4 +87,4 @@ def begin_from(origin: Origin, trainer: Trainer, critic: Trainer | None, config:
             continue
         saved = {tensor.dtype for tensor in read_headers(path / "model").values()}
         masters = saved <= {"F32", _DTYPES[config.model.dtype]}
-        made.begin_from(path, masters=masters, optimizer=config.from_.optimizer)
+        await made.begin_from(path, masters=masters, optimizer=config.from_.optimizer)

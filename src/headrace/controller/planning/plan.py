@@ -36,7 +36,7 @@ from headrace.models.loading import (
     resolve_device,
 )
 from headrace.observe.trackers.packages import check_packages
-from headrace.plugins.named import NOTHING_GIVEN, Given, load_function
+from headrace.plugins.named import NOTHING_GIVEN, Given
 from headrace.rewards.pool import RewardPool
 from headrace.rewards.row_checks import check_rows, read_columns, required_columns
 from headrace.rollout.filters import Filter, load_filters
@@ -147,8 +147,8 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     # From here on torch is needed, which takes seconds to import: faults in the data are told before.
     from headrace.controller.planning.judges import check_judges
     from headrace.controller.planning.memory_estimate import estimate_memory
-    from headrace.controller.planning.own_functions import load_pieces
     from headrace.engines.embedded.cache_plan import context_limit
+    from headrace.training.own_functions import load_pieces, load_stage_functions
 
     device = resolve_device(config.model.device)
     check_model(config.model.path)
@@ -209,10 +209,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
         pieces=load_pieces(config),
         origin=origin,
         replay=replay,
-        stages=tuple(
-            load_function(stage.function, f"algorithm.stages: {stage.name}: function", (), keywords=stage.reads)
-            for stage in config.algorithm.stages
-        ),
+        stages=load_stage_functions(config),
         given=given,
         rollout_workers=workers,
     )

@@ -152,8 +152,11 @@ def _swap_late(faults: Faults, chance: random.Random, replicas: int) -> Faults:
 
 def _trainer_dies(name: str) -> Callable[[Faults, random.Random, int], Faults]:
     def die(faults: Faults, chance: random.Random, replicas: int) -> Faults:
-        deaths = (*faults.training.deaths, (name, chance.randint(1, 8)))
-        return replace(faults, training=replace(faults.training, deaths=deaths))
+        training, at = faults.training, chance.randint(1, 8)
+        if at % 3:
+            return replace(faults, training=replace(training, deaths=(*training.deaths, (name, at))))
+        in_steps = (*training.deaths_in_steps, (name, at))
+        return replace(faults, training=replace(training, deaths_in_steps=in_steps))
 
     return die
 

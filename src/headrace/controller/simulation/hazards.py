@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from headrace.controller.wiring import Parts
 from headrace.experience.schedule import ScheduleError
 from headrace.roles import actor, critic
+from headrace.runtime.workers import WorkerLost
 from headrace.store.errors import LawBroken
 
 CONSUMERS = {"actor": actor.NAME, "critic": critic.NAME}
 
 
-class TrainerDied(RuntimeError):
-    """A fault of the simulation."""
+_WORKERS = {"actor": "trainer", "critic": "critic"}
+"""Kinds of the workers that train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class TrainingFaults:
     comes after."""
 
     deaths: tuple[tuple[str, int], ...] = ()
+    deaths_in_steps: tuple[tuple[str, int], ...] = ()
+    """By the optimiser step, counted alike: made, and lost with it."""
     lost_leases: tuple[tuple[str, int], ...] = ()
     """One that the role holds ends behind its back; where it has stepped on the batch already, in the next one."""
 
@@ -36,9 +39,10 @@ class Hazards:
         """Which faults took effect, and how often."""
         self.broken: list[str] = []
         """What did not hold at some moment."""
-        self._deaths = list(faults.deaths)
+        self._deaths = {"pass": list(faults.deaths), "step": list(faults.deaths_in_steps)}
         self._leases = list(faults.lost_leases)
         self._passes: Counter[str] = Counter()
+        self._steps: Counter[str] = Counter()
         self._stepped: dict[str, int] = {}
         self._parts: Parts | None = None
         self._is_on: Callable[[], bool] = bool
@@ -59,22 +63,24 @@ class Hazards:
                 self._stepped[name] = -1 if self._parts is None else self._parts.flow.batch
             if word != "pass":
                 watch(word, what)
+            if word not in self._deaths:
                 return
-            self._passes[name] += 1
-            self._lose_lease(name)
-            if (death := next((one for one in self._deaths if self._is_due(*one, name)), None)) is not None:
-                self._deaths.remove(death)
+            counter = self._passes if word == "pass" else self._steps
+            counter[name] += 1
+            if word == "pass":
+                self._lose_lease(name)
+            deaths = self._deaths[word]
+            if (death := next((one for one in deaths if one[0] == name and counter[name] >= one[1]), None)) is not None:
+                deaths.remove(death)
                 self.took[f"{name} died"] += 1
-                raise TrainerDied(f"the {name} died (a fault of the simulation)")
+                self._stepped.clear()
+                raise WorkerLost(0, "it died (a fault of the simulation)", worker=f"{_WORKERS[name]}/0")
 
         return told
 
-    def _is_due(self, who: str, passes: int, name: str) -> bool:
-        return who == name and self._passes[name] >= passes
-
     def _lose_lease(self, name: str) -> None:
         parts = self._parts
-        due = next((one for one in self._leases if self._is_due(*one, name)), None)
+        due = next((one for one in self._leases if one[0] == name and self._passes[name] >= one[1]), None)
         if parts is None or due is None or self._stepped.get(name) == parts.flow.batch:
             return
         table = parts.context.table

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -35,12 +36,15 @@ from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Clock, Runtime
 from headrace.runtime.virtual import VirtualRuntime
 from headrace.store.files import Files
+from headrace.training.group import RankHere, TrainerGroup
+from headrace.training.rank import TrainerRank, policy_task, value_task
 from headrace.training.simulated import SimulatedReference, SimulatedScorer, SimulatedTrainer, TrainerCosts
-from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import INITIAL, Version
 
 Watch = Callable[[str, object], None]
+_RENEW_S = 5.0
+"""In which a trainer is made anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,8 @@ class SimulatedOutside:
         self._hazards = hazards
         self._flow: Flow | None = None
         self.files = files
-        self.built: Models | None = None
+        self.trained: dict[str, SimulatedTrainer] = {}
+        """By the name of their group."""
         self._runtime = runtime
         self._costs = costs
         self._engine_faults = engine_faults
@@ -103,26 +108,33 @@ class SimulatedOutside:
         def scorer(name: str, *, follows: bool = False) -> OnLane:
             return OnLane(SimulatedScorer(self.files, charge, costs.trainer, follows=follows), name, runtime)
 
+        task = policy_task(trainer, runtime.refs, algorithm, own_proximal=config.own_proximal)
+        kept = SimulatedReference(trainer, self.files)
+        policy = await _group("trainer", TrainerRank(trainer, runtime, task, reference=kept), runtime)
         models = Models(
-            trainer,
-            self._engines(config.engine, runtime),
-            MemoryPublisher(),
-            KLCoefficient(algorithm.kl, plan.pieces.kl_controller),
+            policy, self._engines(config.engine, runtime), KLCoefficient(algorithm.kl, plan.pieces.kl_controller)
         )
+        self.trained = {"trainer": trainer}
         if algorithm.needs_critic:
             told = self._hazards.trainer("critic", lambda word, what: None)
             critic = SimulatedTrainer(self.files, charge, costs.critic, lr=config.critic.optimizer.lr, watch=told)
-            models = replace(models, critic=critic)
+            self.trained["critic"] = critic
+            rank = TrainerRank(critic, runtime, value_task(critic, runtime.refs, algorithm))
+            models = replace(models, critic=await _group("critic", rank, runtime))
         if algorithm.needs_reference and config.reference.placement != "hybrid":
             models = replace(models, reference=scorer("reference"))
         if algorithm.needs_reference and config.reference.refresh_every is not None:
-            models = replace(models, refreshed=models.reference or SimulatedReference(trainer, self.files))
+            models = replace(models, refreshed=models.reference or policy.kept_reference)
         if config.copies_proximal:
             models = replace(models, proximal=scorer("proximal", follows=True))
         if algorithm.needs_teacher:
             models = replace(models, teacher=scorer("teacher"))
-        self.built = models
-        return models
+        renew = {name: partial(self._renewed, each, runtime) for name, each in self.trained.items()}
+        return replace(models, renew=renew)
+
+    async def _renewed(self, trainer: SimulatedTrainer, runtime: Runtime) -> None:
+        await runtime.clock.sleep(_RENEW_S)
+        trainer.renew()
 
     def _engines(self, config: PolicyEngineConfig, runtime: Runtime) -> EnginePool:
         """Those that come in the place of a dead one have no faults."""
@@ -200,3 +212,7 @@ class SimulatedOutside:
 
     def at_work(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+
+async def _group(name: str, rank: TrainerRank, runtime: Runtime) -> TrainerGroup:
+    return await TrainerGroup.of(name, RankHere(rank, runtime, name))

@@ -26,7 +26,7 @@ from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.runtime.virtual import VirtualClock, VirtualRuntime, run_virtually
 from headrace.store import Counts, RunReader
 from headrace.store.memory_files import MemoryFiles
-from headrace.training.simulated import SimulatedTrainer, TrainedState
+from headrace.training.simulated import TrainedState
 
 FOLDER = Path("/run")
 _MOST_LIVES = 20
@@ -194,11 +194,10 @@ class _Run:
         )
         end = await self._see_to_its_end(running, life)
         self._hazards.ended()
-        if outside.built is not None:
-            trainer, critic = outside.built.trainer, outside.built.critic
-            assert isinstance(trainer, SimulatedTrainer)
-            self._state = trainer.state
-            self._critic = critic.state if isinstance(critic, SimulatedTrainer) else None
+        if outside.trained:
+            self._state = outside.trained["trainer"].state
+            critic = outside.trained.get("critic")
+            self._critic = None if critic is None else critic.state
         self._refs_left = runtime.kept
         self._trace.add("ends", end)
         self._lives.append(Life(began, self._clock.now(), end))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -36,8 +37,6 @@ FAULTS: dict[str, str] = {
 _ENDS = {
     "power cut": "power cut",
     "engine died": "EngineError: the engine died",
-    "actor died": "TrainerDied: the actor died",
-    "critic died": "TrainerDied: the critic died",
     "disk full": "DiskFull",
     "sync failed": "StoreError: cannot write",
 }
@@ -80,7 +79,8 @@ def trained_groups(outcome: Outcome) -> list[tuple[int, Group]]:
     """Each with the batch that it was trained in, as they are in the journal."""
     with RunReader(FOLDER, outcome.files) as reader:
         kept = [group for group in reader.journalled() if group.state == "trained"]
-    found = [(group.batch, decode_group(group.payload)) for group in kept]
+    # What it is due at last stands in the ledger: the run may have gone back since it was issued.
+    found = [(group.batch, replace(decode_group(group.payload), deadline=group.deadline)) for group in kept]
     return sorted(found, key=lambda one: (one[0], one[1].key))
 
 
@@ -147,9 +147,10 @@ def _wrong_states(outcome: Outcome, trained: list[tuple[int, Group]]) -> Iterato
 def _wrong_tokens(case: Case, batch: int, group: Group) -> Iterator[str]:
     eta = case.config.async_.staleness_bound
     versions = [sample.versions[sample.loss_mask] for sample in group.samples if sample.loss_mask.any()]
-    oldest = min((int(one.min()) for one in versions), default=group.start_version)
-    if oldest < group.start_version:
-        yield f"group {group.key} began on {group.start_version} and has tokens of {oldest}"
+    begun = group.deadline - eta
+    oldest = min((int(one.min()) for one in versions), default=begun)
+    if oldest < begun:
+        yield f"group {group.key} is due at {group.deadline} and has tokens of {oldest}"
     if case.rule in ("wait", "drop") and batch - oldest > eta:
         yield f"group {group.key} was trained in batch {batch}, with tokens of {oldest}"
     if case.rule == "wait" and batch > group.deadline:

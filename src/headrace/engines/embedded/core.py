@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from headrace.engines.embedded.batch import DecodeBatch
 from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
+from headrace.engines.embedded.check import require_right
 from headrace.engines.embedded.finite import finite_steps, not_finite
 from headrace.engines.embedded.kept_run import KeptRun
 from headrace.engines.embedded.prefill import padded_passes
@@ -23,6 +24,7 @@ from headrace.engines.embedded.schema import WeightSchema
 from headrace.engines.embedded.sequence import Sequence
 from headrace.engines.protocol import EngineError, FinishReason, SwapMode, TokenChunk
 from headrace.weights.plane import Received, WeightReceiver
+from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import Version
 
 _STEPS_BETWEEN_LOOKS = 8
@@ -89,10 +91,11 @@ class EngineCore:
         self.interrupt = False
         self.scheduler = Scheduler(plan.slots, prefill_tokens, by_length=model.device.type == "cpu")
         self._now = now
-        self._device = model.device
+        self._device, self._dtype = model.device, model.dtype
+        self._cache_shape = cache_shape(model.config)
         self._schema = WeightSchema(model)
         with torch.inference_mode():
-            self._cache = KeyValueCache(cache_shape(model.config), plan, model.dtype, model.device)
+            self._cache = KeyValueCache(self._cache_shape, plan, model.dtype, model.device)
             self._runner = choose_runner(model, self._cache)
             self._batch = DecodeBatch(plan.slots, model.config.get_text_config().vocab_size, model.device)
         self._flip_cost: FlipCost | None = None
@@ -131,10 +134,22 @@ class EngineCore:
         """Receive, check and arrange the newest version beside the present one. Raises WeightError."""
 
         def made(received: Received) -> NewWeights:
-            tensors = self._schema.check(received.tensors)
-            return NewWeights(received.manifest.version, self._runner.prepare(tensors, lasts=received.lasts))
+            tensors, version = self._schema.check(received.tensors), received.manifest.version
+            prepared = self._runner.prepare(tensors, lasts=received.lasts)
+            if received.check is not None:
+                self.require_right(received.check, version, prepared)
+            return NewWeights(version, prepared)
 
         return receiver.receive_as(made)
+
+    @torch.no_grad()
+    def require_right(self, check: SwapCheck, version: Version, prepared: Any = None) -> None:
+        """That `prepared`, or the present weights, compute what whoever made `version` did. May run beside `step`.
+        Raises WeightError."""
+        samples, length = check.tokens.shape
+        plan = CachePlan(slots=samples, max_context=length, bytes_wanted=0)
+        cache = KeyValueCache(self._cache_shape, plan, self._dtype, self._device)
+        require_right(self._runner.beside(cache, prepared), check, version, self._dtype, self._device)
 
     @torch.inference_mode()
     def flip(self, new: NewWeights, mode: SwapMode) -> FlipCost:

@@ -213,11 +213,17 @@ class EmbeddedEngine:
         skeleton = self._skeleton
         if skeleton is None:
             raise EngineError("the engine never started: there is nothing to begin another from")
-        version, model = await self._runtime.compute(_WEIGHTS_LANE, skeleton.received, receiver)
+        version, model, check = await self._runtime.compute(_WEIGHTS_LANE, skeleton.received, receiver)
         other = EmbeddedEngine(
             model, config=self._config, runtime=self._runtime, version=version, lane=self._lane, cache=self._plan
         )
         await other.start()
+        if check is not None:
+            try:
+                await self._runtime.compute(_WEIGHTS_LANE, other._serving().require_right, check, version)
+            except WeightError:
+                await other.stop()
+                raise
         return other
 
     def stats(self) -> EngineStats:

@@ -27,7 +27,16 @@ Attend = Callable[[int, torch.Tensor], torch.Tensor | None]
 class FusedRunner:
     """See `Runner`. On a CPU activations are float32 between the matrix products, whatever the weights are."""
 
-    def __init__(self, weights: FusedWeights, shape: FusedShape, rotary: RotaryTable, cache: KeyValueCache) -> None:
+    def __init__(
+        self,
+        weights: FusedWeights,
+        shape: FusedShape,
+        rotary: RotaryTable,
+        cache: KeyValueCache,
+        *,
+        graphs: bool = True,
+    ) -> None:
+        """`graphs`: whether decode steps on a CUDA device are captured."""
         self._weights = weights
         self._shape = shape
         self._rotary = rotary
@@ -35,7 +44,7 @@ class FusedRunner:
         self._dtype = weights.embedding.dtype
         self._rows = torch.arange(len(cache.layers[0][0]), device=weights.embedding.device)
         self._graphs: DecodeGraphs | None = None
-        if weights.embedding.is_cuda:
+        if graphs and weights.embedding.is_cuda:
             self._graphs = DecodeGraphs(self._decode, cache, self._rows, len(weights.embedding))
 
     @classmethod
@@ -71,6 +80,9 @@ class FusedRunner:
 
     def prepare(self, weights: Mapping[str, torch.Tensor], *, lasts: bool = True) -> Any:
         return fuse(weights, self._shape)
+
+    def beside(self, cache: KeyValueCache, prepared: Any = None) -> FusedRunner:
+        return FusedRunner(prepared or self._weights, self._shape, self._rotary, cache, graphs=False)
 
     def flip(self, prepared: Any) -> None:
         if self._graphs is None:

@@ -7,6 +7,7 @@ not know; the function makes its own from the positions and from the sliding win
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,6 +42,14 @@ class GenericRunner:
 
     def prepare(self, weights: Mapping[str, torch.Tensor], *, lasts: bool = True) -> Any:
         return {name: tensor if lasts else tensor.clone() for name, tensor in weights.items()}
+
+    def beside(self, cache: KeyValueCache, prepared: Any = None) -> GenericRunner:
+        if prepared is None:
+            return GenericRunner(self._model, cache)
+        # What the copy is told that it holds already is not copied; a tied parameter is one object with two names.
+        parameters = self._model.named_parameters()
+        told = {id(own): torch.nn.Parameter(prepared[name], requires_grad=False) for name, own in parameters}
+        return GenericRunner(copy.deepcopy(self._model, told), cache)
 
     def flip(self, prepared: Any) -> None:
         for name, parameter in self._model.named_parameters():

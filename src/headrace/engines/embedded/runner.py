@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from headrace.engines.embedded.cache import KeyValueCache
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillPass:
@@ -38,6 +40,9 @@ class Runner(Protocol):
     def prepare(self, weights: Mapping[str, torch.Tensor], *, lasts: bool = True) -> Any:
         """New weights, by checked parameter name, in the form that `flip` takes. Leaves the present ones alone.
         `lasts`: whether the tensors may be kept."""
+
+    def beside(self, cache: KeyValueCache, prepared: Any = None) -> Runner:
+        """Another over `cache`, with `prepared` weights, or the present ones: for a few steps beside this one's."""
 
     def flip(self, prepared: Any) -> None:
         """From now on compute with these. Only between two passes."""

@@ -219,7 +219,7 @@ class Scheduler:
         if not self.admitting and not sequence.in_flight:
             return False
         floor = sequence.request.min_version
-        return floor is None or version.reaches(floor)
+        return floor is None or version.serves(floor)
 
     def _holds_back(self) -> bool:
         free = self._slots - len(self.running)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from headrace.weights.plane import Received, WeightError, WeightReceiver
+from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import Version
 
 
@@ -23,11 +24,11 @@ class Skeleton:
         told = {id(parameters[name]): empty for name, empty in self._empty.items()}
         self._modules: Any = copy.deepcopy(model, told)
 
-    def received(self, receiver: WeightReceiver) -> tuple[Version, Any]:
-        """(version, model) of the newest whole version. Blocking. Raises WeightError."""
+    def received(self, receiver: WeightReceiver) -> tuple[Version, Any, SwapCheck | None]:
+        """(version, model, swap check) of the newest whole version. Blocking. Raises WeightError."""
         return receiver.receive_as(self._filled)
 
-    def _filled(self, received: Received) -> tuple[Version, Any]:
+    def _filled(self, received: Received) -> tuple[Version, Any, SwapCheck | None]:
         manifest, tensors = received.manifest, received.tensors
         filled: dict[int, Any] = {}
         for name, empty in self._empty.items():
@@ -40,7 +41,7 @@ class Skeleton:
                 )
             own = tensor.detach().to(self._device, self._dtype, copy=True)
             filled[id(empty)] = torch.nn.Parameter(own, requires_grad=False)
-        return manifest.version, copy.deepcopy(self._modules, filled)
+        return manifest.version, copy.deepcopy(self._modules, filled), received.check
 
 
 def _without_memory(parameter: torch.Tensor) -> torch.nn.Parameter:

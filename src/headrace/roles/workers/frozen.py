@@ -15,6 +15,8 @@ from headrace.runtime.workers import Host
 from headrace.training.frozen import FrozenScorer
 from headrace.training.rows import ROW_TYPES, RowToTrain
 from headrace.training.scoring import Scoring
+from headrace.training.taking import taken
+from headrace.weights.offer_types import WEIGHT_TYPES
 from headrace.weights.plane import WeightOffer
 from headrace.weights.receiving import receiver_of
 from headrace.weights.version import Version
@@ -37,9 +39,7 @@ class FrozenWorker:
     """Writes the column that its kind is called."""
 
     kind: ClassVar[str]
-    types: ClassVar[WireTypes] = ROW_TYPES.with_types(
-        WireTypes({"frozen_spec": FrozenSpec, "version": Version, "weight_offer": WeightOffer})
-    )
+    types: ClassVar[WireTypes] = ROW_TYPES.with_types(WEIGHT_TYPES).with_types(WireTypes({"frozen_spec": FrozenSpec}))
 
     def __init__(self, spec: FrozenSpec, host: Host) -> None:
         """Loads the model. Raises ConfigError."""
@@ -55,9 +55,7 @@ class FrozenWorker:
 
     def take(self, offer: WeightOffer) -> Version:
         """See `AskedModel.take`."""
-        manifest, tensors = receiver_of(offer).receive()
-        self._model.take(tensors)
-        return manifest.version
+        return taken(self._model, receiver_of(offer))
 
     def save(self, path: str) -> None:
         """See `AskedModel.save`."""

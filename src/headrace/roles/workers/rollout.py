@@ -40,7 +40,7 @@ from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.store import JournalWriter
-from headrace.weights.version import Lineage
+from headrace.weights.version import Lineage, Version
 
 T = TypeVar("T")
 
@@ -72,6 +72,9 @@ class RolloutWorker:
         self._told: Counter[str] = Counter()
         """Calls to rewards that were told of."""
         self._journal: GroupJournal | None = None
+        self._line = Lineage(spec.branch, spec.last_kept)
+        self._engines: EnginePool | None = None
+        """Of the policy."""
 
     async def begin(self, writer: int) -> None:
         """Open the journal as this writer, start the processes that score, and listen to the engines. Raises
@@ -80,8 +83,8 @@ class RolloutWorker:
         journal = JournalWriter(Path(spec.journal), writer)
         self._open.callback(journal.close)
         self._journal = GroupJournal(journal, self._host, self._host.refs)
-        line = Lineage(spec.branch, spec.last_kept)
-        engines = await self._clients(spec.policy, line)
+        engines = await self._clients(spec.policy, self._line)
+        self._engines = engines
         models: dict[str | None, JudgeModel] = {None: await self._judge(spec.policy, engines, self._tokenizer)}
         for path, judge in spec.judges.items():
             models[path] = await self._judge(judge, await self._clients(judge, None), _tokenizer(judge))
@@ -107,6 +110,12 @@ class RolloutWorker:
             policy = policy_settings(config, reading, engines, clock, held_out)
             pool = next(pool for known, pool in rewards if known == reward)
             self._runners[name] = episode_runner(config, self._workflow, policy, pool, held_out)
+
+    async def go_back(self, begun: Version, last_kept: Mapping[int, int]) -> None:
+        """The run goes on from `begun`: what is in flight, too. See `Lineage.go_back`."""
+        self._line.go_back(begun, last_kept)
+        if self._engines is not None:
+            self._engines.changed.notify()
 
     async def play(self, given: Assignment) -> AsyncGenerator[Played | None, None]:
         """Play a group: None now and then, and once it is scored and durable, what came of it. Raises NotServed,

@@ -65,3 +65,11 @@ def load_pieces(config: TrainConfig) -> Pieces:
             "critic.loss", config.critic.loss, ("values", "old_values", "returns", "mask"), pieces.not_a_loss
         ),
     )
+
+
+def load_stage_functions(config: TrainConfig) -> tuple[Callable[..., Any], ...]:
+    """Those of the user's own stages, in their order. Raises ConfigError."""
+    return tuple(
+        load_function(stage.function, f"algorithm.stages: {stage.name}: function", (), keywords=stage.reads)
+        for stage in config.algorithm.stages
+    )

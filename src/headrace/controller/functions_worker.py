@@ -1,0 +1,55 @@
+"""Where the user's functions and advantages of tokens are computed, built: in this process, or in a worker."""
+
+from __future__ import annotations
+
+from headrace.config import ConfigError
+from headrace.controller.planning.plan import Plan
+from headrace.roles import advantages
+from headrace.roles.context import RoleContext
+from headrace.roles.functions import Functions, OnLane
+from headrace.roles.functions_worker import InWorker
+from headrace.roles.workers.functions import FunctionsSpec, FunctionsWorker
+from headrace.runtime.copying import is_copying
+from headrace.runtime.protocol import Runtime
+from headrace.runtime.workers import Placement, WorkerError, Workers
+
+_THREADS = 1
+"""As a lane of this process has, so that the same sums come out."""
+_START_S = 600.0
+"""A user's module may import much."""
+
+
+async def start_functions(plan: Plan, runtime: Runtime) -> Workers[FunctionsWorker] | None:
+    """None where they are called in this process. It is a worker where it has a process of its own, and where tests
+    have all that would cross between processes go through the codec. Raises ConfigError, WorkerLost, WaitTimeout."""
+    config = plan.config
+    process = config.functions_process
+    if not (process or (is_copying() and config.algorithm.calls_functions)):
+        return None
+    where = Placement(
+        process=process,
+        threads=_THREADS if process else None,
+        deadline_s=config.runtime.stall_timeout_s,
+        start_s=_START_S,
+        silence_s=config.runtime.stall_timeout_s,
+    )
+    try:
+        return await runtime.start(FunctionsWorker, [FunctionsSpec(config, _advantages_read(plan))], where)
+    except WorkerError as error:
+        raise (ConfigError(error.text) if error.type == ConfigError.__name__ else error) from error
+
+
+def asked_functions(plan: Plan, context: RoleContext, workers: Workers[FunctionsWorker] | None) -> OnLane | InWorker:
+    """As roles ask them. `workers`: what `start_functions` gave."""
+    reads = _advantages_read(plan)
+    if workers is None:
+        return OnLane(context, Functions.of(plan.config, plan.pieces, plan.stages, context.refs, reads))
+    computed = {stage.name: stage.reads for stage in plan.config.algorithm.stages}
+    if plan.config.algorithm.looks_at_tokens:
+        computed[advantages.NAME] = reads
+    return InWorker(workers, context, computed, name=advantages.NAME)
+
+
+def _advantages_read(plan: Plan) -> tuple[str, ...]:
+    recipe = plan.recipe
+    return recipe.stage(advantages.NAME).reads if recipe.has(advantages.NAME) else ()

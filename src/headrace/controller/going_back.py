@@ -1,0 +1,130 @@
+"""Going back to the last commit within the process: trainer and critic are made anew, and rollouts go on."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from headrace.controller.planning.plan import Plan
+from headrace.controller.rollout_workers import RolloutHands
+from headrace.controller.wiring import Parts, evaluated
+from headrace.experience.taken_back import read_back
+from headrace.roles.scorer import ScorerRole
+from headrace.runtime.protocol import Runtime
+from headrace.runtime.supervision import TRAINER, Measure, after_failure
+from headrace.runtime.workers import WorkerLost
+from headrace.store import Commit, Restored, RunStore
+from headrace.weights.version import Version
+
+LANE = "going back"
+TRAINERS = ("trainer", "critic")
+"""Of workers: kinds."""
+
+Load = Callable[[Path | None], Awaitable[None]]
+"""Brings models to what the checkpoint in this folder holds; None: to version 0, those that are as they were made."""
+
+
+def is_of_trainer(error: BaseException) -> bool:
+    """Whether the trainer or the critic was lost."""
+    return isinstance(error, WorkerLost) and _kind(error) in TRAINERS
+
+
+def _kind(lost: WorkerLost) -> str:
+    return lost.worker.partition("/")[0]
+
+
+class GoingBack:
+    """What follows the loss of the trainer or the critic, as `runtime/supervision.py` says: both go back to the last
+    commit, and after too many losses without a commit between, the run stops."""
+
+    def __init__(
+        self, plan: Plan, parts: Parts, store: RunStore, runtime: Runtime, load: Load, hands: RolloutHands | None = None
+    ) -> None:
+        self._plan = plan
+        self._parts = parts
+        self._store = store
+        self._runtime = runtime
+        self._load = load
+        self._hands = hands
+        self._failures = 0
+        """In a row, without a commit between."""
+        self._at = parts.checkpointer.committed
+        """The commit when one was lost last."""
+
+    async def after(self, lost: WorkerLost) -> None:
+        """Return once roles may begin again; none of those that lease rows may be at work. Raises the loss where the
+        run is to stop."""
+        while True:
+            try:
+                return await self._go_back(lost)
+            except WorkerLost as again:
+                if not is_of_trainer(again) or again is lost:
+                    raise
+                lost = again
+
+    async def _go_back(self, lost: WorkerLost) -> None:
+        parts, clock = self._parts, self._runtime.clock
+        if self._at != parts.checkpointer.committed:
+            self._failures, self._at = 0, parts.checkpointer.committed
+        self._failures += 1
+        then = after_failure(TRAINER, self._failures)
+        commit = self._store.checkpoints.newest()
+        if then.measure is not Measure.FROM_COMMIT or not self._may_go_back(lost, commit):
+            raise lost
+        left = Version(parts.branch, parts.flow.batch)
+        parts.recorder.event("trainer_lost", {"message": str(lost), "version": str(left)})
+        await clock.sleep(then.pause_s)
+        await self._renew(lost, commit)
+        # Nothing is trained meanwhile, so these are all.
+        rows = self._store.ledger.trained_since(commit.number)
+        refs = parts.context.refs
+        trained, damaged = await self._runtime.compute(LANE, read_back, rows, self._store.journal.read, refs)
+        restored = parts.flow.go_back(commit, trained)
+        for key, why in damaged.items():
+            message = f"group {key} is generated again: {why}"
+            parts.recorder.event("reissued", {"prompt": str(key), "message": message})
+        await self._tell(restored)
+        version = Version(restored.branch, restored.number)
+        await parts.actor.begin_again()
+        if parts.critic is not None:
+            parts.critic.begin_again()
+        for scorer in parts.scorers:
+            if isinstance(scorer, ScorerRole):
+                scorer.begin_again()
+        message = f"the run goes on from {version}: what was trained since is trained again"
+        parts.recorder.event("went_back", {"version": str(version), "from": str(left), "message": message})
+
+    def _may_go_back(self, lost: WorkerLost, commit: Commit) -> bool:
+        """Nothing is known of a reference that was refreshed since version 0, which has no files."""
+        models, every = self._parts.models, self._plan.config.reference.refresh_every
+        refreshed = models.refreshed is not None and every is not None and self._parts.flow.batch >= every
+        names = self._names() if commit.path is None else [_kind(lost)]
+        can = all(name in models.renew for name in names)
+        return can and self._plan.replay is None and not (commit.path is None and refreshed)
+
+    def _names(self) -> tuple[str, ...]:
+        return TRAINERS if self._parts.models.critic is not None else TRAINERS[:1]
+
+    async def _renew(self, lost: WorkerLost, commit: Commit) -> None:
+        models = self._parts.models
+        for name in self._names():
+            if commit.path is None or name == _kind(lost):
+                await models.renew[name]()
+        await self._runtime.compute(LANE, commit.verify, self._store.files)
+        await self._load(commit.path)
+
+    async def _tell(self, restored: Restored) -> None:
+        """Whoever knows of versions. Nothing is awaited before all of this process know."""
+        parts, store = self._parts, self._store
+        begun, last_kept = Version(restored.branch, restored.number), store.checkpoints.lineage()
+        parts.lineage.go_back(begun, last_kept)
+        parts.recorder.go_back(restored.branch)
+        parts.checkpointer.go_back(restored)
+        parts.models.kl.go_back(restored.state)
+        if parts.best is not None:
+            parts.best.go_back(restored.number)
+        if parts.evaluator is not None:
+            parts.evaluator.go_back(restored.number, evaluated(store))
+        await parts.rollouts.go_back(restored.number)
+        if self._hands is not None:
+            await self._hands.workers.go_back(begun, last_kept)

@@ -1,0 +1,154 @@
+"""Models in training as workers: `training/group.py` is how they are spoken to."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from headrace.algorithms.kl_controllers import TakenCoefficient
+from headrace.algorithms.policy_loss import PolicyLoss
+from headrace.config.train import TrainConfig
+from headrace.models.loading import load_causal_lm, load_tokenizer, load_value_model
+from headrace.models.values import token_values
+from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.workers import Host
+from headrace.training.frozen import HybridReference
+from headrace.training.objective import PolicyObjective, PolicyOutputs, ValueObjective, output_columns
+from headrace.training.own_functions import load_pieces
+from headrace.training.rank import TRAINER_TYPES, TrainerRank, policy_task, value_task
+from headrace.training.taking import scored
+from headrace.training.trainer import HFTrainer
+from headrace.weights.in_process import MemoryPublisher
+from headrace.weights.plane import WeightPublisher
+from headrace.weights.swap_check import SwapCheck, check_tokens, make_check
+from headrace.weights.transport import Transport, open_transport
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSpec:
+    """From which a rank of a trainer group builds itself."""
+
+    config: TrainConfig
+    weights: str
+    """Folder of the model, in Hugging Face format."""
+    device: str
+    total_steps: int
+    """Optimiser steps of the run."""
+    records_entropy: bool
+    transport: Transport
+    """By which its weights leave."""
+    folder: str
+    """Of that transport, if it needs one."""
+    aside: str | None = None
+    """A folder in memory, for a version that one receiver in another process takes; None: it is in this one."""
+
+
+class TrainerWorker(TrainerRank):
+    """The policy's."""
+
+    kind: ClassVar[str] = "trainer"
+    types: ClassVar[WireTypes] = TRAINER_TYPES.with_types(
+        WireTypes({"train_config": TrainConfig, "trainer_spec": TrainerSpec})
+    )
+
+    def __init__(self, spec: TrainerSpec, host: Host) -> None:
+        """Loads the model. Raises ConfigError."""
+        _use_threads(host)
+        config, algorithm = spec.config, spec.config.algorithm
+        sampling, pieces = config.rollout.sampling, load_pieces(config)
+        columns = output_columns(algorithm, truncated=sampling.truncates, record_entropy=spec.records_entropy)
+        coefficient = TakenCoefficient(algorithm.kl.coefficient)
+        trainer = HFTrainer(
+            load_causal_lm(spec.weights, dtype=torch.float32, device=torch.device(spec.device)),
+            config=config.trainer,
+            loss=PolicyObjective(algorithm, PolicyLoss(algorithm, pieces, coefficient), pieces, columns),
+            total_steps=spec.total_steps,
+            temperature=sampling.temperature,
+            dtype=getattr(torch, config.model.dtype),
+            gradient_checkpointing=config.model.gradient_checkpointing,
+            tokenizer=cache(partial(load_tokenizer, config.model.path)),
+            seed=config.seed,
+            between_layers=host.rebalance,
+            outputs=PolicyOutputs(columns, sampling.temperature),
+            in_order=config.async_.in_order,
+        )
+        if algorithm.needs_reference and config.reference.placement == "hybrid":
+            trainer.keep_reference()
+        super().__init__(
+            trainer,
+            host,
+            policy_task(trainer, host.refs, algorithm, own_proximal=config.own_proximal),
+            plane=open_transport(spec.transport, _of_this_life(spec.transport, Path(spec.folder))),
+            aside=_aside(spec),
+            coefficient=coefficient,
+            reference=HybridReference(trainer),
+            check=_check(spec, trainer),
+        )
+
+
+class CriticWorker(TrainerRank):
+    """The critic's: its weights leave for nobody."""
+
+    kind: ClassVar[str] = "critic"
+    types: ClassVar[WireTypes] = TrainerWorker.types
+
+    def __init__(self, spec: TrainerSpec, host: Host) -> None:
+        """Loads the model. Raises ConfigError."""
+        _use_threads(host)
+        config, algorithm = spec.config, spec.config.algorithm
+        trainer = HFTrainer(
+            load_value_model(spec.weights, dtype=torch.float32, device=torch.device(spec.device)),
+            config=config.critic,
+            loss=ValueObjective(config.critic.clip, load_pieces(config).value_loss),
+            total_steps=spec.total_steps,
+            dtype=getattr(torch, config.model.dtype),
+            gradient_checkpointing=config.model.gradient_checkpointing,
+            tokenizer=cache(partial(load_tokenizer, config.model.path)),
+            seed=config.seed,
+            outputs=token_values,
+            in_order=config.async_.in_order,
+        )
+        super().__init__(trainer, host, value_task(trainer, host.refs, algorithm))
+
+
+def _use_threads(host: Host) -> None:
+    if host.threads is not None:
+        torch.set_num_threads(host.threads)
+
+
+def _check(spec: TrainerSpec, trainer: HFTrainer) -> Callable[[], SwapCheck] | None:
+    """Makes the swap check of the present weights; None where engines take them as they are."""
+    config = spec.config
+    dtype = config.model.dtype
+    if spec.transport == "memory" and (config.engine.dtype or dtype) == dtype:
+        return None
+    tokens = check_tokens(int(trainer.model.config.get_text_config().vocab_size))
+    temperature = config.rollout.sampling.temperature
+    score = partial(scored, trainer.logprobs)
+    return lambda: make_check(tokens, score, temperature=temperature, dtype=dtype)
+
+
+def _aside(spec: TrainerSpec) -> Callable[[], WeightPublisher]:
+    if spec.aside is None:
+        return MemoryPublisher
+    publisher = open_transport("shm", _of_this_life("shm", Path(spec.aside)))
+    return lambda: publisher
+
+
+def _of_this_life(transport: Transport, folder: Path) -> Path:
+    """Where weights leave from. Where that is memory, an empty folder: what a worker left that was lost is removed, and
+    whoever has it mapped keeps it."""
+    if transport != "shm":
+        return folder
+    lives = [path for path in folder.iterdir() if path.name.isdigit()]
+    for path in lives:
+        shutil.rmtree(path, ignore_errors=True)
+    own = folder / str(1 + max((int(path.name) for path in lives), default=-1))
+    own.mkdir(mode=0o700)
+    return own

@@ -1,0 +1,241 @@
+"""One rank of a trainer group: its trainer, the rows of the batch that it is at, and where its weights leave for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from headrace.algorithms.kl_controllers import TakenCoefficient
+from headrace.config.algorithm import AlgorithmConfig
+from headrace.experience.columns import read
+from headrace.models.packing import MicroBatch, PackRow, pack
+from headrace.models.values import values_and_last
+from headrace.runtime.protocol import Services
+from headrace.runtime.refs import Ref, Refs
+from headrace.runtime.wire_types import WireTypes
+from headrace.training.gap import Gap, measure
+from headrace.training.held_rows import HeldRows
+from headrace.training.objective import policy_columns, prepare_batch
+from headrace.training.protocol import PolicyTrainer, StepReport, Trainer
+from headrace.training.rows import ROW_TYPES, RowToTrain, pack_row, put_each, split
+from headrace.training.scoring import Scoring
+from headrace.training.spans import SPANNED, check_spans
+from headrace.weights.in_process import MemoryPublisher
+from headrace.weights.plane import Snapshot, WeightPublisher
+from headrace.weights.swap_check import SwapCheck
+from headrace.weights.version import Version
+
+BEGAN = "began"
+"""Column of the log-probs under the weights that a batch begins with."""
+PROXIMAL = "proximal"
+_OUT = "weights out"
+"""The lane of their journey."""
+_VALUES = ("values", "returns")
+
+TRAINER_TYPES = ROW_TYPES.with_types(
+    WireTypes({"gap": Gap, "pack_row": PackRow, "step_report": StepReport, "version": Version})
+)
+"""What crosses to and from a rank."""
+
+
+class Kept(Protocol):
+    """A copy of weights that goes with a checkpoint. Blocking."""
+
+    def save(self, path: Path) -> None:
+        """Into the folder `path`."""
+
+    def load(self, path: Path) -> None:
+        """What `save` wrote. Raises CheckpointError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a rank does with rows."""
+
+    columns: tuple[str, ...]
+    """Of the table, beside tokens and mask, that the loss reads."""
+    scores: Mapping[str, Scoring]
+    """By the column that they write."""
+    prepare: Callable[[Sequence[MicroBatch]], None] | None = None
+    """Adds columns that need the whole batch."""
+
+
+def policy_task(trainer: PolicyTrainer, refs: Refs, config: AlgorithmConfig, *, own_proximal: bool) -> Task:
+    """Of the actor's group."""
+    scores = {"proximal": trainer.logprobs, "reference": trainer.reference_logprobs}
+    return Task(
+        policy_columns(config, own_proximal=own_proximal),
+        {name: Scoring(refs, score, name) for name, score in scores.items()},
+        prepare_batch(config),
+    )
+
+
+def value_task(trainer: Trainer, refs: Refs, config: AlgorithmConfig) -> Task:
+    """Of the critic's group. With `bootstrap`, values come with that of the state after each sample."""
+    values = Scoring(refs, trainer.outputs, "values")
+    if config.truncated == "bootstrap":
+        values = Scoring(refs, partial(trainer.outputs, of=values_and_last), "values", ("truncated",))
+    return Task(_VALUES, {"values": values})
+
+
+class TrainerRank:
+    """What is asked of it and what it answers is plain data: it can be in any process. Blocking, unless async; on one
+    lane."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        services: Services,
+        task: Task,
+        *,
+        plane: WeightPublisher | None = None,
+        aside: Callable[[], WeightPublisher] = MemoryPublisher,
+        coefficient: TakenCoefficient | None = None,
+        reference: Kept | None = None,
+        check: Callable[[], SwapCheck] | None = None,
+    ) -> None:
+        """`plane`: by which its weights leave; in this process's memory unless given. `aside`: makes one for a version
+        that one receiver alone takes. `coefficient`: of a KL in the loss, which is told with the rows. `reference`: the
+        copy that it keeps of its own weights, if that goes with a checkpoint. `check`: makes the swap check of the
+        present weights, where they are converted or copied on their way."""
+        self._trainer = trainer
+        self._services = services
+        self._task = task
+        self._plane = plane or MemoryPublisher()
+        self._make_aside = aside
+        self._aside: WeightPublisher | None = None
+        self._coefficient = coefficient
+        self._reference = reference
+        self._check = check
+        self._held: HeldRows | None = None
+        self._snapshot: Snapshot | None = None
+
+    def accumulate(self, rows: Sequence[RowToTrain], coefficient: float | None = None) -> list[Ref]:
+        """Accumulate one micro-batch. A ref for each row to the log-probs that the batch began with; none if the
+        trainer does not tell. `coefficient`: of a KL in the loss, if that moves. Raises StalenessError; RefLost, with
+        nothing accumulated."""
+        self._penalise(coefficient)
+        found = self._trainer.accumulate(pack(self._packed(rows)))
+        return put_each(self._services.refs, BEGAN, split(found[BEGAN].numpy(), rows)) if BEGAN in found else []
+
+    def hold(self, batch: int, rows: Sequence[RowToTrain], coefficient: float | None = None) -> None:
+        """Keep the rows of a whole batch until `let_go`, for passes that name their places. Raises StalenessError,
+        RefLost."""
+        self._penalise(coefficient)
+        self._held = HeldRows(self._packed(rows), batch)
+
+    def score_held(self, places: Sequence[int]) -> None:
+        """Give the rows at these places the column `proximal`: log-probs under the present weights."""
+        self._rows.score(places, PROXIMAL, self._trainer.logprobs)
+
+    def prepare_held(self) -> None:
+        """Give the rows the columns that need all of them."""
+        if self._task.prepare is not None:
+            self._rows.prepare(self._task.prepare)
+
+    def accumulate_held(self, places: Sequence[int]) -> None:
+        """Accumulate the rows at these places, as one micro-batch."""
+        self._rows.accumulate(self._trainer, places)
+
+    def let_go(self) -> list[Ref | None]:
+        """Forget the rows. Of each a ref to the log-probs that the batch began with, where they are known."""
+        held, self._held = self._held, None
+        if held is None:
+            return []
+        known = zip(held.column(BEGAN), held.column(PROXIMAL), strict=True)
+        found = [proximal if began is None else began for began, proximal in known]
+        return [None if values is None else self._services.refs.put({BEGAN: values}) for values in found]
+
+    def step(self) -> StepReport:
+        """See `Trainer.step`."""
+        return self._trainer.step()
+
+    def discard(self) -> None:
+        """Forget what was accumulated, and the rows."""
+        self._held = None
+        self._trainer.discard()
+
+    def scores(self, column: str, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
+        """See `Scoring`: of what writes this column, under the present weights."""
+        return self._task.scores[column](rows)
+
+    def gap(self, rows: Sequence[PackRow], max_tokens: int) -> Gap | None:
+        """See `measure`: under the present weights."""
+        return measure(rows, max_tokens, self._trainer.logprobs)
+
+    def plane(self) -> tuple[str, str]:
+        """Transport and address that a receiver of its weights is made of."""
+        return self._plane.transport, self._plane.address
+
+    def snapshot(self, version: Version) -> None:
+        """Copy the weights as they are. Raises WeightError."""
+        check = None if self._check is None else self._check()
+        self._snapshot = self._plane.snapshot(version, self._trainer.tensors(), check)
+
+    async def send(self) -> None:
+        """Have the last snapshot received from now on, whole, while the trainer goes on. Raises WeightError."""
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None:
+            await self._services.compute(_OUT, self._plane.send, snapshot)
+
+    def show_aside(self, version: Version) -> tuple[str, str]:
+        """Publish the weights as they are for one receiver alone, until `end_aside`. As `plane`."""
+        self._aside = self._make_aside()
+        self._aside.publish(version, self._trainer.tensors())
+        return self._aside.transport, self._aside.address
+
+    def end_aside(self) -> None:
+        """See `show_aside`."""
+        self._aside = None
+
+    def keep_reference(self) -> None:
+        """See `PolicyTrainer.keep_reference`."""
+        self._policy.keep_reference()
+
+    def save(self, path: str) -> None:
+        """See `Trainer.save`."""
+        self._trainer.save(Path(path))
+
+    def load(self, path: str) -> None:
+        """See `Trainer.load`."""
+        self._trainer.load(Path(path))
+
+    def begin_from(self, path: str, masters: bool, optimizer: bool) -> None:
+        """See `Trainer.begin_from`."""
+        self._trainer.begin_from(Path(path), masters=masters, optimizer=optimizer)
+
+    def save_reference(self, path: str) -> None:
+        """The copy that it keeps of its own weights, into the folder `path`."""
+        self._kept.save(Path(path))
+
+    def load_reference(self, path: str) -> None:
+        """What `save_reference` wrote. Raises CheckpointError."""
+        self._kept.load(Path(path))
+
+    @property
+    def _rows(self) -> HeldRows:
+        assert self._held is not None, "no batch is held"
+        return self._held
+
+    @property
+    def _kept(self) -> Kept:
+        assert self._reference is not None, "no reference goes with the checkpoint"
+        return self._reference
+
+    @property
+    def _policy(self) -> PolicyTrainer:
+        trainer: Any = self._trainer
+        return trainer
+
+    def _penalise(self, coefficient: float | None) -> None:
+        if coefficient is not None and self._coefficient is not None:
+            self._coefficient.value = coefficient
+
+    def _packed(self, rows: Sequence[RowToTrain]) -> list[PackRow]:
+        refs = self._services.refs
+        for row in rows:
+            check_spans(row.header, read(refs, row, SPANNED))
+        return [pack_row(refs, row, self._task.columns) for row in rows]

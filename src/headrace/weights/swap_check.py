@@ -1,0 +1,85 @@
+"""The swap check: ids, and the log-probs that whoever made a version computed under it.
+
+Whoever takes the version scores the same ids by the way that it computes with, and refuses it where the two are too far
+apart: a tensor that was lost, mixed up, left as it was, or converted wrongly. It finds gross faults, not a rounding.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+SAMPLES, LENGTH = 64, 5
+"""256 tokens that are predicted, in few and wide passes."""
+_BOUNDS = {"float32": 1e-4}
+_COARSE = 0.03
+"""Of bfloat16, and of what is as coarse."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapCheck:
+    tokens: NDArray[np.int32]
+    """[S, T]"""
+    logprobs: NDArray[np.float32]
+    """[S, T - 1]: of each token but the first, given those before it in its sample."""
+    temperature: float
+    """Of the distribution that they are of: softmax(logits / temperature)."""
+    dtype: str
+    """That they were computed in, as `bfloat16`."""
+
+    def fault(self, found: NDArray[np.float32], dtype: str) -> str | None:
+        """What is wrong with log-probs [S, T - 1] that somebody else computed in `dtype`: None if their mean absolute
+        difference is within the bound of the coarser of the two. A rounding of logits weighs more where they are
+        divided by a temperature below 1."""
+        bound = max(_BOUNDS.get(self.dtype, _COARSE), _BOUNDS.get(dtype, _COARSE)) / min(self.temperature, 1.0)
+        apart = float(np.abs(found.astype(np.float64) - self.logprobs).mean())
+        if apart <= bound:
+            return None
+        return (
+            f"it gives {self.logprobs.size} tokens log-probs that are {apart:.3g} from the trainer's in the mean, and "
+            f"{bound:g} is the bound in {dtype if _BOUNDS.get(dtype) is None else self.dtype}"
+        )
+
+
+def check_tokens(vocabulary: int) -> NDArray[np.int32]:
+    """[S, T] of arbitrary but fixed ids below `vocabulary`."""
+    numbers = np.arange(SAMPLES * LENGTH, dtype=np.int64).reshape(SAMPLES, LENGTH)
+    return ((numbers * 7919 + 13) % vocabulary).astype(np.int32)
+
+
+def make_check(
+    tokens: NDArray[np.int32],
+    score: Callable[[NDArray[np.int32]], NDArray[np.float32]],
+    *,
+    temperature: float,
+    dtype: str,
+) -> SwapCheck:
+    """`score`: log-probs [S, T - 1] of `tokens` under the present weights, computed in `dtype`."""
+    return SwapCheck(tokens, np.asarray(score(tokens), dtype=np.float32), temperature, dtype)
+
+
+def to_json(check: SwapCheck) -> bytes:
+    values = {
+        "tokens": check.tokens.tolist(),
+        "logprobs": check.logprobs.tolist(),
+        "temperature": check.temperature,
+        "dtype": check.dtype,
+    }
+    return json.dumps(values).encode()
+
+
+def from_json(text: bytes) -> SwapCheck:
+    """Inverse of `to_json`. Raises ValueError."""
+    try:
+        values = json.loads(text)
+        tokens = np.array(values["tokens"], dtype=np.int32)
+        logprobs = np.array(values["logprobs"], dtype=np.float32)
+        if tokens.ndim != 2 or logprobs.shape != (tokens.shape[0], tokens.shape[1] - 1):
+            raise ValueError(f"tokens {tokens.shape} and log-probs {logprobs.shape} do not go together")
+        return SwapCheck(tokens, logprobs, float(values["temperature"]), str(values["dtype"]))
+    except (KeyError, TypeError, OverflowError) as error:
+        raise ValueError(f"it is no swap check: {error}") from error

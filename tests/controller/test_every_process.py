@@ -1,0 +1,132 @@
+"""Whole runs with every kind of worker in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from controller_jobs import make_job, make_model
+from judge_models import make_judge
+from rollout_worker_code import SOURCE
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+from headrace.cli.main import main
+from headrace.store import RunReader
+
+pytestmark = [pytest.mark.slow, pytest.mark.cpu]
+
+EVERY: dict[str, Any] = {"trainer__placement": "process", "engine__process": True, "rollout__workers": 1}
+KL = {"algorithm__kl__coefficient": 0.1, "reference__placement": "process"}
+PPO = {
+    **KL,
+    "algorithm__recipe": "ppo",
+    "algorithm__updates_per_batch": 2,
+    "critic__placement": "process",
+    "proximal__placement": "process",
+    "functions__placement": "process",
+}
+STAGES = """
+import os
+
+def bonus(tokens, loss_mask):
+    return {"bonus": loss_mask * 1.0}
+
+def loss(logprobs, proximal, advantages, mask, sample_index, bonus):
+    from headrace.algorithms.losses import Loss
+    return Loss(-(advantages + 0.1 * bonus) * logprobs * mask, {})
+"""
+
+
+def train(job: Path, folder: Path, *arguments: str) -> None:
+    assert main(["train", str(job), *arguments, "--dir", str(folder), "--plain"]) == 0
+
+
+def finished(folder: Path, *workers: str, batches: int = 4) -> None:
+    """The run has finished, the law holds in it, and these workers had processes."""
+    with RunReader(folder) as reader:
+        assert reader.status().name == "finished"
+        reader.counts().check()
+        assert len({row.number for row in reader.metrics.read("batch")}) == batches
+        lost = [event.data for event in reader.events.read() if event.kind.endswith(("_lost", "_failed"))]
+        assert lost == []
+    logs = {path.stem for path in (folder / "logs").glob("*-[0-9].log")}
+    assert logs == {worker.replace("/", "-") for worker in workers}
+
+
+def test_grpo(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", trainer__batches=4, **EVERY, **KL)
+    train(job, tmp_path / "run")
+    finished(tmp_path / "run", "trainer/0", "engine/0", "rollout/0", "reference/0")
+
+
+def test_ppo_with_critic_and_reference_and_two_engines(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", trainer__batches=4, **EVERY, **PPO, engine__replicas=2)
+    train(job, tmp_path / "run")
+    workers = ("trainer", "critic", "engine", "rollout", "reference", "proximal", "functions")
+    finished(tmp_path / "run", *(f"{name}/0" for name in workers), "engine/1")
+
+
+def test_functions_of_the_users_own_and_a_reward_model(tmp_path: Path) -> None:
+    base = make_model(tmp_path / "base")
+    config = AutoConfig.from_pretrained(base, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "rm")
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "rm")
+    (tmp_path / "mine.py").write_text(SOURCE)
+    (tmp_path / "stages.py").write_text(STAGES)
+    stage = {"name": "bonus", "function": f"{tmp_path}/stages.py:bonus", "reads": ["tokens", "loss_mask"]}
+    job = make_job(
+        tmp_path / "job",
+        trainer__batches=4,
+        **EVERY,
+        rollout__workflow=f"{tmp_path}/mine.py:Mine",
+        rollout__filters=[f"{tmp_path}/mine.py:keep"],
+        algorithm__loss=f"{tmp_path}/stages.py:loss",
+        algorithm__loss_reads=["bonus"],
+        algorithm__stages=[{**stage, "writes": ["bonus"]}],
+        functions__placement="process",
+        reward__model={"path": str(tmp_path / "rm"), "placement": "process"},
+    )
+    train(job, tmp_path / "run")
+    finished(tmp_path / "run", "trainer/0", "engine/0", "rollout/0", "functions/0", "reward/0")
+
+
+def test_a_judge_beside_the_policy(tmp_path: Path) -> None:
+    make_judge(tmp_path / "judge", says_digits=True)
+    judge = {
+        "model": str(tmp_path / "judge"),
+        "prompt": "{prompt} {response}? ",
+        "pattern": "([0-9])",
+        "low": 0,
+        "high": 9,
+        "max_new_tokens": 3,
+        "timeout_s": 60,
+    }
+    job = make_job(tmp_path / "job", trainer__batches=4, **EVERY, reward={"function": "judge", "judge": judge})
+    train(job, tmp_path / "run")
+    finished(tmp_path / "run", "trainer/0", "engine/0", "rollout/0")
+
+
+def test_evaluation(tmp_path: Path) -> None:
+    job = make_job(
+        tmp_path / "job",
+        trainer__batches=4,
+        **EVERY,
+        evaluation__every=2,
+        evaluation__samples=2,
+        evaluation__temperature=1.0,
+    )
+    train(job, tmp_path / "run")
+    finished(tmp_path / "run", "trainer/0", "engine/0", "rollout/0")
+    with RunReader(tmp_path / "run") as reader:
+        evaluations = reader.metrics.read("eval")
+        assert [row.number for row in evaluations] == [0, 2, 4]
+        assert all(not row.record["failed"] for row in evaluations)
+
+
+def test_a_run_that_is_resumed(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", **EVERY, **PPO)
+    train(job, tmp_path / "run", "trainer.batches=2")
+    train(job, tmp_path / "run", "trainer.batches=4", "--resume")
+    workers = ("trainer", "critic", "engine", "rollout", "reference", "proximal", "functions")
+    finished(tmp_path / "run", *(f"{name}/0" for name in workers))

@@ -1,0 +1,132 @@
+"""A trainer that is lost goes back to the last commit within the process, and the run goes on; in virtual time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from simulated_jobs import check, job
+
+from headrace.controller.simulation.hazards import TrainingFaults
+from headrace.controller.simulation.machine import DiskFaults
+from headrace.controller.simulation.run import FOLDER, Faults, Outcome, simulate
+from headrace.observe.summary import build_summary
+
+PPO = {"algorithm__recipe": "ppo"}
+EVALUATED = {"data__eval": "nowhere.jsonl", "evaluation__every": 2, "evaluation__max_prompts": 5}
+
+
+def lost(*deaths: tuple[str, int], in_steps: tuple[tuple[str, int], ...] = ()) -> Faults:
+    return Faults(training=TrainingFaults(deaths=deaths, deaths_in_steps=in_steps))
+
+
+def returns(outcome: Outcome) -> list[tuple[str, str]]:
+    """From which version to which."""
+    found = [event.data for event in outcome.record.events if event.kind == "went_back"]
+    return [(data["from"], data["version"]) for data in found]
+
+
+def numbers(outcome: Outcome) -> dict[str, object]:
+    summary = json.loads(outcome.files.read(FOLDER / "summary.json"))
+    assert isinstance(summary, dict)
+    assert summary == json.loads(json.dumps(build_summary(outcome.record)))
+    return summary
+
+
+@pytest.mark.parametrize("rule", ["wait", "mask", "drop", "late"])
+def test_a_trainer_that_dies_costs_no_life_and_no_group_under_any_rule(rule: str) -> None:
+    config = job(**PPO, async__on_deadline=rule, async__ahead=12)
+    died = simulate(config, 3, lost(("actor", 5), ("critic", 11)))
+    assert len(died.lives) == 1
+    assert len(returns(died)) == 2
+    assert died.broken == ()
+    if rule == "wait":
+        check(died, config)
+    assert [batch.batch for batch in died.record.batches] == list(range(8))
+    assert died.counts.law_holds
+
+
+@pytest.mark.parametrize("who", ["actor", "critic"])
+def test_one_of_the_two_that_dies_in_its_step_leaves_neither_a_step_ahead(who: str) -> None:
+    config = job(**PPO)
+    died = simulate(config, 0, lost(in_steps=((who, 4),)))
+    assert returns(died) == [("v3", "v2~1")]
+    check(died, config)
+    assert died.critic is not None
+    assert died.state.tally == died.critic.tally
+
+
+def test_on_policy_a_return_changes_nothing_of_what_is_trained() -> None:
+    """Given the same rollouts, and they are the same: noise does not depend on who was lost when."""
+    config = job(async__mode="sync")
+    whole, died = simulate(config, 0), simulate(config, 0, lost(("actor", 6), in_steps=(("actor", 8),)))
+    assert len(returns(died)) == 2
+    assert died.state == whole.state
+    assert [batch.staleness for batch in died.record.batches] == [batch.staleness for batch in whole.record.batches]
+
+
+def test_nothing_trained_is_counted_twice_and_all_that_was_generated_once() -> None:
+    """Tokens and seconds of the left branch stay those of the time that they were made in."""
+    config = job(**PPO)
+    died = simulate(config, 0, lost(in_steps=(("actor", 4),)))
+    summary, record = numbers(died), died.record
+    assert returns(died)
+    samples, groups, tokens = summary["samples"], summary["groups"], summary["tokens"]
+    assert isinstance(samples, dict)
+    assert isinstance(groups, dict)
+    assert isinstance(tokens, dict)
+    assert samples["trained"] == 8 * 4 * 4
+    assert groups["trained"] == 8 * 4
+    assert samples["generated"] == groups["issued"] * 4
+    assert set(record.processes) == {0, 1}
+    assert summary["wall_s"] == pytest.approx(died.seconds, rel=0.05)
+    assert tokens["trained"] == sum(batch.trained_tokens for batch in record.batches)
+    assert tokens["generated"] >= tokens["trained"]
+
+
+def test_an_evaluation_of_a_version_that_was_taken_back_is_made_again() -> None:
+    config = job(**EVALUATED)
+    died = simulate(config, 0, lost(in_steps=(("actor", 6),)))
+    assert returns(died)
+    evaluated = [each.number for each in died.record.evaluations]
+    assert evaluated == sorted(set(evaluated))
+    assert evaluated[-1] == 8
+
+
+def test_the_best_checkpoint_is_of_the_line_that_stands() -> None:
+    config = job(**EVALUATED, checkpoint__keep_best="eval", checkpoint__every=3)
+    died = simulate(config, 0, lost(in_steps=(("actor", 6),)))
+    assert returns(died)
+    assert died.status == "finished"
+    best = died.record.best
+    assert best is not None
+    values = {each.number: each.score for each in died.record.evaluations}
+    assert best.value == values[best.number]
+
+
+def test_three_in_a_row_without_a_commit_are_borne_and_the_fourth_ends_the_life() -> None:
+    config = job(checkpoint__every=8)
+    borne = simulate(config, 0, lost(*[("actor", at) for at in (3, 5, 7)]))
+    assert [life.end for life in borne.lives] == ["finished"]
+    assert [to for _, to in returns(borne)] == ["v0~1", "v0~2", "v0~3"]
+    ended = simulate(config, 0, lost(*[("actor", at) for at in (3, 5, 7, 9)]))
+    assert [life.end.partition(":")[0] for life in ended.lives] == ["WorkerLost", "finished"]
+    check(ended, config)
+
+
+def test_a_disk_that_is_full_meanwhile_ends_the_life_as_at_any_other_time() -> None:
+    config = job(checkpoint__every=2)
+    at = simulate(config, 0, lost(("actor", 6)))
+    (event,) = [each for each in at.record.events if each.kind == "trainer_lost"]
+    began = event.at - at.record.events[0].at
+    full = Faults(
+        training=TrainingFaults(deaths=(("actor", 6),)), disk=DiskFaults(full=((began + 1.0, began + 30.0),))
+    )
+    ended = simulate(config, 0, full)
+    assert [life.end.partition(":")[0] for life in ended.lives] == ["DiskFull", "finished"]
+    check(ended, config)
+
+
+def test_the_same_deaths_give_the_same_trace() -> None:
+    config, faults = job(**PPO, async__ahead=12), lost(("actor", 5), in_steps=(("critic", 6),))
+    assert simulate(config, 2, faults).trace_hash == simulate(config, 2, faults).trace_hash

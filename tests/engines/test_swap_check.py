@@ -1,0 +1,160 @@
+"""New weights that are not what was published are found before a token of them comes out."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines_helpers import VOCAB, collect, prompt, request, serving, tiny_model
+
+from headrace.engines.protocol import SwapMode
+from headrace.training.frozen import FrozenScorer
+from headrace.training.taking import scored, taken
+from headrace.weights.plane import WeightError, WeightPublisher
+from headrace.weights.shm import ShmPublisher
+from headrace.weights.swap_check import SwapCheck, check_tokens, make_check
+from headrace.weights.transport import open_transport
+from headrace.weights.version import INITIAL, Version
+
+ONE, TWO = Version(0, 1), Version(0, 2)
+
+
+def check_of(model: Any, temperature: float = 0.8) -> SwapCheck:
+    """As a trainer makes it."""
+    logprobs = FrozenScorer(copy.deepcopy(model), temperature=temperature).logprobs
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return make_check(check_tokens(VOCAB), partial(scored, logprobs), temperature=temperature, dtype=dtype)
+
+
+def spoilt(model: Any, fault: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The model's parameters, as one comes to have them on a faulty way."""
+    names = [name for name, _ in model.named_parameters()]
+    matrices = [name for name in names if name.endswith(("q_proj.weight", "c_attn.weight"))]
+    for name, parameter in model.named_parameters():
+        value = parameter.detach().clone()
+        if name == matrices[0] and fault == "zeros":
+            value.zero_()
+        if name == matrices[0] and fault == "of another layer":
+            value = dict(model.named_parameters())[matrices[1]].detach().clone()
+        yield name, value
+
+
+@pytest.fixture(params=["memory", "disk", "shm"])
+def publisher(request: pytest.FixtureRequest, tmp_path: Path) -> WeightPublisher:
+    (tmp_path / "weights").mkdir()
+    return open_transport(request.param, tmp_path / "weights")
+
+
+def swapped(old: Any, new: WeightPublisher, **config: Any) -> Version:
+    """The version that an engine with `old` samples from after an update."""
+
+    async def run() -> Version:
+        async with serving(old, **config) as engine:
+            await engine.update(new.receiver(), SwapMode.RECOMPUTE)
+            chunk = await collect(engine, request("r", prompt(1, 6), 5))
+            return Version(int(chunk.branches[0]), int(chunk.versions[0]))
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_version_that_arrived_as_it_was_is_taken(name: str, dtype: torch.dtype, publisher: WeightPublisher) -> None:
+    new = tiny_model(name, 1, dtype)
+    publisher.publish(ONE, new.named_parameters())
+    publisher.send(publisher.snapshot(TWO, new.named_parameters(), check_of(new)))
+    assert swapped(tiny_model(name, 0, dtype), publisher) == TWO
+
+
+def test_an_engine_of_a_coarser_dtype_is_held_to_its_own_bound(publisher: WeightPublisher) -> None:
+    new = tiny_model("qwen3", 1)
+    publisher.send(publisher.snapshot(ONE, new.named_parameters(), check_of(new)))
+    assert swapped(tiny_model("qwen3", 0), publisher, dtype="bfloat16") == ONE
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("fault", ["zeros", "of another layer"])
+def test_a_faulty_version_is_refused_and_the_old_one_goes_on(name: str, fault: str, publisher: WeightPublisher) -> None:
+    old, new = tiny_model(name, 0), tiny_model(name, 1)
+    publisher.send(publisher.snapshot(ONE, spoilt(new, fault), check_of(new)))
+
+    async def run() -> None:
+        async with serving(old) as engine:
+            with pytest.raises(WeightError, match=r"v1 did not arrive as it was published: it gives 256 tokens"):
+                await engine.update(publisher.receiver(), SwapMode.RECOMPUTE)
+            assert engine.version == INITIAL
+            chunk = await collect(engine, request("r", prompt(1, 6), 5))
+            assert set(chunk.versions.tolist()) == {0}
+            publisher.send(publisher.snapshot(TWO, new.named_parameters(), check_of(new)))
+            await engine.update(publisher.receiver(), SwapMode.RECOMPUTE)
+            assert engine.version == TWO, "the next one is whole"
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_comes_back_is_held_to_the_same(publisher: WeightPublisher) -> None:
+    old, new = tiny_model("qwen3", 0), tiny_model("qwen3", 1)
+    publisher.send(publisher.snapshot(ONE, spoilt(new, "zeros"), check_of(new)))
+
+    async def run() -> None:
+        async with serving(old) as engine:
+            with pytest.raises(WeightError, match="did not arrive as it was published"):
+                await engine.successor(publisher.receiver())
+            publisher.send(publisher.snapshot(TWO, new.named_parameters(), check_of(new)))
+            again = await engine.successor(publisher.receiver())
+            assert again.version == TWO
+            await again.stop()
+
+    asyncio.run(run())
+
+
+def test_a_scorer_that_follows_the_policy_loads_in_buckets_and_is_held_to_the_same(
+    publisher: WeightPublisher,
+) -> None:
+    model, new = FrozenScorer(copy.deepcopy(tiny_model("qwen3", 0))), tiny_model("qwen3", 1)
+    publisher.send(publisher.snapshot(ONE, new.named_parameters(), check_of(new, temperature=1.0)))
+    assert taken(model, publisher.receiver()) == ONE
+    publisher.send(publisher.snapshot(TWO, spoilt(new, "zeros"), check_of(new, temperature=1.0)))
+    with pytest.raises(WeightError, match="v2 did not arrive"):
+        taken(model, publisher.receiver())
+
+
+def test_no_number_is_no_agreement() -> None:
+    check = check_of(tiny_model("qwen3", 0), temperature=1.0)
+    assert check.fault(check.logprobs, "float32") is None
+    assert check.fault(check.logprobs * float("nan"), "float32") is not None
+    assert check.fault(check.logprobs + 2e-4, "float32") is not None
+    assert check.fault(check.logprobs + 2e-4, "bfloat16") is None
+    assert check.fault(check.logprobs + 4e-2, "bfloat16") is not None
+    cold = check_of(tiny_model("qwen3", 0), temperature=0.01)
+    assert cold.fault(cold.logprobs + 5e-3, "float32") is None, "a rounding of logits weighs a hundred times as much"
+
+
+def test_an_offer_says_what_will_arrive(publisher: WeightPublisher) -> None:
+    new = tiny_model("qwen3", 1)
+    assert publisher.receiver().offer() is None
+    publisher.publish(INITIAL, new.named_parameters())
+    check = check_of(new)
+    manifest = publisher.send(publisher.snapshot(ONE, new.named_parameters(), check))
+    offer = publisher.receiver().offer()
+    assert offer is not None
+    assert (offer.version, offer.transport, offer.address) == (ONE, publisher.transport, publisher.address)
+    assert offer.manifest == manifest
+    assert offer.swap_check is not None
+    assert (offer.swap_check.logprobs == check.logprobs).all()
+
+
+def test_the_check_of_a_slot_goes_with_its_version(tmp_path: Path) -> None:
+    publisher, model = ShmPublisher(tmp_path), tiny_model("qwen3", 1)
+    for number in range(5):
+        check = check_of(model) if number % 2 else None
+        publisher.send(publisher.snapshot(Version(0, number), model.named_parameters(), check))
+        received = publisher.receiver().received()
+        assert (received.manifest.version.number, received.check is None) == (number, number % 2 == 0)
+    assert len(list(tmp_path.glob("check-*"))) <= 2
