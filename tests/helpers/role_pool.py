@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
+from headrace.engines.admission import AnyLine
 from headrace.engines.pool import Place
 from headrace.engines.pool_state import EngineState, EngineView
 from headrace.observe.spent import Activity
@@ -61,6 +62,7 @@ class Pool:
     def __init__(self, *members: Member) -> None:
         self.members = members or (Member(),)
         self.changed = Signal()
+        self.line: Any = AnyLine()
         self.told: list[Any] = []
         self.failure: Exception | None = None
         self.down_s: float | None = None
@@ -121,6 +123,16 @@ class Pool:
         if self.returns and (error := self.returns.pop(0)) is not None:
             raise error
         member.state = EngineState.SERVING
+
+
+class Line:
+    """Of which versions beyond `last` are left."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def holds(self, version: Version) -> bool:
+        return version.number <= self.last
 
 
 class Receiver:

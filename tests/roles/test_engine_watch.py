@@ -7,11 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from role_pool import Pool, Receiver, Scene, play
+from role_pool import Line, Pool, Receiver, Scene, play
 
 from headrace.engines.protocol import EngineError
 from headrace.roles.engine_watch import EnginesLost, EngineWatchRole
 from headrace.runtime.signal import Signal
+from headrace.weights.version import Version
 
 
 def flow(shut: str | None = None, running: int = 1) -> Any:
@@ -91,6 +92,20 @@ def test_a_gate_that_stays_shut_since_no_engine_takes_the_newest_version_ends_th
             await running
 
     watch(pool, of_flow, body, receiver)
+
+
+def test_after_the_run_went_back_an_engine_must_take_what_it_goes_on_from() -> None:
+    pool, of_flow = Pool(), flow("ahead")
+    pool.members[0].version, pool.members[0].failed_swaps, pool.line = Version(0, 3), 1, Line(2)
+
+    async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
+        await scene.settle(99)
+        assert not running.done()
+        await scene.settle(2)
+        with pytest.raises(EnginesLost, match="no engine could take the newest weights"):
+            await running
+
+    watch(pool, of_flow, body, Receiver(2))
 
 
 def test_while_another_engine_has_it_or_groups_may_start_the_run_goes_on() -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from role_pool import Pool, Scene, play
+from role_pool import Line, Pool, Scene, play
 
 from headrace.engines.pool_state import EngineState
 from headrace.roles.evaluator import EvaluatorRole
@@ -158,6 +158,21 @@ def test_one_that_takes_too_long_is_given_up_and_the_others_go_on() -> None:
         assert case.recorded_of == [("v2", "next")]
         assert ("ended", "late", False) in case.told
         assert scene.kinds == ["evaluation_given_up"]
+
+    case.play(body)
+
+
+def test_a_version_that_the_run_goes_back_behind_is_left_without_a_record() -> None:
+    case = Case(HeldOut("first", 2), HeldOut("second", 2), recorded={"second": 1})
+
+    async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
+        await case.reach(scene, 4, seconds=15)
+        assert case.recorded_of == [("v4", "first")]
+        case.pool.line = Line(3)
+        case.role.go_back(3, {"first": 2, "second": 1})
+        await case.reach(scene, 3)
+        assert case.recorded_of == [("v4", "first"), ("v3", "second")], "of the first there is a record of version 2"
+        assert all(pin.released == 1 for pin in case.pool.pins)
 
     case.play(body)
 

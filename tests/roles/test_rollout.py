@@ -46,21 +46,38 @@ class Flow:
         self.reason_overdue = "surplus"
         self.keeps_place = True
         self.issued = 0
+        self.running: set[GroupKey] = set()
+        self.placeless: list[GroupKey] = []
 
     def shut_by(self, number: int) -> str | None:
         return None if self.waiting else "ahead"
 
     def admit(self, number: int) -> Admission | None:
-        return self.waiting.pop(0) if self.waiting else None
+        if not self.waiting:
+            return None
+        self.running.add(self.waiting[0].key)
+        return self.waiting.pop(0)
+
+    def runs(self, key: GroupKey) -> bool:
+        return key in self.running
+
+    def left(self) -> list[GroupKey]:
+        return list(self.placeless)
+
+    def has_ended(self, key: GroupKey) -> None:
+        self.placeless.remove(key)
+        self.told.append(("has ended", key))
 
     def overdue(self) -> list[GroupKey]:
         return self.late
 
     def finish(self, finished: Any, receipt: Any) -> None:
         self.told.append(("finished", *finished, receipt))
+        self.running.discard(finished[1])
 
     def hand_back(self, key: GroupKey, reason: str, failure: str | None = None) -> None:
         self.told.append(("back", key, reason, failure))
+        self.running.discard(key)
         self.late = [one for one in self.late if one != key]
 
     def may_keep_place(self, key: GroupKey, number: int) -> bool:
@@ -217,6 +234,38 @@ def test_what_is_overdue_is_ended_and_handed_back_once() -> None:
         case.flow.late = [SECOND]  # it ends by itself before anybody looks
         await scene.settle(2 * LONG_S)
         assert case.flow.told[1:] == [("back", SECOND, "surplus", None)]
+
+    case.play(body)
+
+
+def test_groups_that_have_no_place_after_the_run_went_back_are_ended_and_never_handed_back() -> None:
+    few = group(SECOND, SampleStatus.FAILED)
+    case = Case(FIRST, SECOND, ends={SECOND: [few]})
+
+    async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
+        await scene.settle()
+        case.losses.lost(FIRST)
+        case.losses.lost(FIRST)
+        case.flow.placeless = [FIRST]
+        case.flow.running = set()
+        case.flow.late = [SECOND]
+        case.flow.changed.notify()
+        await scene.settle()
+        assert set(case.cancelled) == {FIRST, SECOND}
+        assert case.flow.told == [("has ended", FIRST)]
+        assert not case.losses.is_alone(FIRST), "it begins anew"
+
+    case.play(body)
+
+
+def test_what_ends_by_itself_after_the_run_went_back_is_let_go() -> None:
+    case = Case(FIRST, SECOND, ends={FIRST: [group(FIRST, SampleStatus.FAILED)], SECOND: [NotServed("no")]})
+
+    async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
+        await scene.settle()
+        case.flow.running = set()
+        await scene.settle(2 * LONG_S)
+        assert case.flow.told == []
 
     case.play(body)
 
