@@ -18,11 +18,13 @@ from headrace.experience.sample import GroupKey
 from headrace.experience.table import ExperienceTable
 from headrace.observe.waits import WaitMeter
 from headrace.roles.context import RoleContext
+from headrace.runtime.refs import Refs
 from headrace.runtime.signal import Signal
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 
 LEASE_S, STALL_S, LONG_S = 10.0, 100.0, 25.0
 """A lease that nobody holds ends after the first; computing takes longer."""
+TOKENS = np.arange(3, dtype=np.int32)
 COLUMNS = {
     "kept_sets": None,
     "reward": 1.0,
@@ -101,13 +103,17 @@ def try_role(
     writes: Sequence[str],
     make: Callable[[House], Any],
     body: Callable[[House], Awaitable[None]],
+    *,
+    without: Sequence[str] = (),
+    refs: Callable[[Refs], Refs] = lambda refs: refs,
     **columns: Any,
 ) -> None:
-    """Run the role that `make` gives, a consumer `name` of `reads`, while `body` looks on; `columns`: of every row."""
+    """Run the role that `make` gives, a consumer `name` of `reads`, while `body` looks on; `columns`: of every row, but
+    for those that it is `without`. `refs`: where the table's columns are, made of the runtime's."""
 
     async def main(runtime: VirtualRuntime) -> None:
         consumers = [Consumer(name, frozenset(reads)), Consumer("last", frozenset(writes or reads))]
-        table = ExperienceTable(consumers, capacity=4, lease_s=LEASE_S, clock=runtime.clock, refs=runtime.refs)
+        table = ExperienceTable(consumers, capacity=4, lease_s=LEASE_S, clock=runtime.clock, refs=refs(runtime.refs))
         flow: Any = Flow()
         events: list[str] = []
         context = RoleContext(
@@ -118,7 +124,7 @@ def try_role(
             key = GroupKey(0, position, 0)
             table.reserve(key)
             arrays = {
-                "tokens": np.arange(3, dtype=np.int32),
+                "tokens": TOKENS,
                 "loss_mask": np.array([False, True, True]),
                 "logprobs": np.full(3, -1.0, np.float32),
                 "versions": np.array([-1, 0, 0], np.int32),
@@ -127,8 +133,14 @@ def try_role(
                 **columns,
             }
             headers = tuple(header(key, episode=episode, reward=float(episode)) for episode in range(2))
-            rows = [(one, {**arrays, "reward": one.reward}) for one in headers]
-            finished = FinishedGroup(GroupHeader(key, str(position), 0, 4, headers), ())
+            kept = [{**arrays, "reward": one.reward, "metadata": table.refs.put({"tokens": TOKENS})} for one in headers]
+            rows = [
+                (one, {name: value for name, value in found.items() if name not in without})
+                for one, found in zip(headers, kept, strict=True)
+            ]
+            finished = FinishedGroup(
+                GroupHeader(key, str(position), 0, 4, headers), tuple(found["metadata"] for found in kept)
+            )
             house.ids += table.put(key, rows, group=finished)
         running = runtime.spawn(make(house).run(), name)
         try:

@@ -1,79 +1,119 @@
-"""The reward model's passes: with `by_group` what came together does not matter."""
+"""The reward model's role holds what it scores, writes both columns, and lets it go; a score that is no number costs
+its group, and columns that a worker lost are asked for again."""
 
-import asyncio
+from __future__ import annotations
+
+import math
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+from role_house import LONG_S, House, all_is_gone, try_role
 
-from headrace.experience.columns import FinishedGroup, put_samples
-from headrace.experience.header import header_of
-from headrace.experience.index import Consumer
-from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
-from headrace.experience.table import ExperienceTable
-from headrace.observe.waits import WaitMeter
+from headrace.experience.restored_refs import RestoredRefs
+from headrace.experience.sample import GroupKey
 from headrace.rewards.model import Answered, ModelReward
-from headrace.roles.context import RoleContext
 from headrace.roles.reward import RewardRole
-from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.refs import Ref, RefLost
+
+FIRST, SECOND = GroupKey(0, 0, 0), GroupKey(0, 1, 0)
 
 
-def group(position: int) -> Group:
-    """Episodes of 2, 3 and 4 tokens."""
-    key = GroupKey(0, position, 0)
+class Model:
+    """Scores each sample by its place in its pass, after longer than a lease lasts."""
 
-    def sample(episode: int, length: int) -> Sample:
-        mask = np.arange(length) > 0
-        return Sample(
-            group=key,
-            episode=episode,
-            index=0,
-            tokens=np.full(length, position, np.int32),
-            loss_mask=mask,
-            logprobs=np.zeros(length, np.float32),
-            versions=np.where(mask, 0, -1).astype(np.int32),
-            branches=np.where(mask, 0, -1).astype(np.int32),
-            status=SampleStatus.COMPLETED,
-            reward=0.5,
-        )
+    max_tokens = 100
 
-    return Group(key, str(position), 0, 0, tuple(sample(i, n) for i, n in enumerate((2, 3, 4))))
+    def __init__(self, house: House, *scores: float, loses: int = 0) -> None:
+        self._house = house
+        self._scores = scores
+        self._loses = loses
+        self.passes: list[list[int]] = []
+
+    async def scores(self, samples: Sequence[Answered]) -> list[float]:
+        self.passes.append([sample.length for sample in samples])
+        self._house.calls += 1
+        await self._house.runtime.clock.sleep(LONG_S)
+        tokens = [sample.tokens for sample in samples]
+        assert all(isinstance(ref, Ref) for ref in tokens)
+        if self._house.calls <= self._loses:
+            raise RefLost(next(ref for ref in tokens if isinstance(ref, Ref)))
+        return list(self._scores) if self._scores else [float(place) for place in range(len(samples))]
 
 
-@pytest.mark.parametrize(("by_group", "expected"), [(False, [[2, 3, 4, 2, 3, 4]]), (True, [[2, 3, 4], [2, 3, 4]])])
-def test_rows_that_share_a_pass(by_group: bool, expected: list[list[int]]) -> None:
-    passes: list[list[int]] = []
+def try_reward(model: Any, body: Any, *, by_group: bool = False, restored: bool = False) -> None:
+    made: list[Model] = []
 
-    class Lengths:
-        max_tokens = 100
+    def make(house: House) -> RewardRole:
+        made.append(model(house))
+        remove = house.flow.drop
 
-        async def scores(self, samples: Sequence[Answered]) -> list[float]:
-            passes.append([each.length for each in samples])
-            return [float(each.length) for each in samples]
+        def drop(key: GroupKey, reason: str, *more: object) -> None:
+            remove(key, reason, *more)
+            house.table.remove(key)
 
-    async def main() -> None:
-        runtime = InlineRuntime()
-        consumers = [Consumer("reward", frozenset({"tokens"})), Consumer("filter", frozenset({"reward"}))]
-        table = ExperienceTable(consumers, capacity=4, lease_s=60.0, clock=runtime.clock)
-        flow: Any = SimpleNamespace(is_finished=False)
-        context = RoleContext(runtime, flow, table, WaitMeter(runtime.clock.now), lambda *_: None, 60.0)
-        role = RewardRole(context, ModelReward(Lengths(), 10.0), by_group=by_group)
-        for one in (group(1), group(0)):
-            table.reserve(one.key)
-            finished = FinishedGroup(header_of(one), put_samples(table.refs, one))
-            pairs = zip(finished.header.samples, finished.refs, strict=True)
-            rows = [(header, {"tokens": ref, "scored": header.reward}) for header, ref in pairs]
-            table.put(one.key, rows, group=finished)
-        running = runtime.spawn(role.run(), "reward")
-        lease = await table.lease("filter", lambda ready: list(ready) if len(ready) == 6 else [], seconds=5, what=str)
-        assert lease is not None
-        assert [row.columns["reward"] for row in lease.rows] == [20.5, 30.5, 40.5] * 2
-        flow.is_finished = True
-        table.wake_all()
-        await running
-        await runtime.close()
+        house.flow.drop = drop  # type: ignore[method-assign]
+        return RewardRole(house.context, ModelReward(made[-1], 10.0), by_group=by_group)
 
-    asyncio.run(main())
-    assert passes == expected
+    async def watched(house: House) -> None:
+        await body(house, made[-1])
+
+    def nothing(place: object) -> bytes:
+        raise AssertionError("nothing is read from the journal")
+
+    try_role(
+        "reward",
+        ["scored"],
+        ["reward", "model_score"],
+        make,
+        watched,
+        without=["reward"],
+        refs=(lambda refs: RestoredRefs(refs, nothing)) if restored else (lambda refs: refs),
+        scored=0.5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("by_group", "passes", "expected"),
+    [(False, [[3, 3, 3, 3]], [0.0, 1.0, 2.0, 3.0]), (True, [[3, 3], [3, 3]], [0.0, 1.0, 0.0, 1.0])],
+)
+def test_rows_are_held_while_they_are_scored_then_written_then_let_go(
+    by_group: bool, passes: list[list[int]], expected: list[float]
+) -> None:
+    async def body(house: House, model: Model) -> None:
+        found = await house.written("reward", "model_score")
+        assert [one["model_score"] for one in found] == expected
+        assert [one["reward"] for one in found] == [0.5 + 10 * score for score in expected]
+        await all_is_gone(house)
+        assert model.passes == passes  # nobody was given a row a second time
+        assert house.events == []
+
+    try_reward(Model, body, by_group=by_group)
+
+
+def test_a_score_that_is_no_number_costs_its_group_and_the_others_are_written() -> None:
+    async def body(house: House, model: Model) -> None:
+        house.ids[2:] = []
+        found = await house.written("reward", "model_score")
+        assert [one["reward"] for one in found] == [10.5, 20.5]
+        assert house.flow.dropped == [(SECOND, "reward_nan")]
+        await all_is_gone(house)
+
+    try_reward(lambda house: Model(house, 1.0, 2.0, math.nan, 3.0), body)
+
+
+def test_columns_that_a_worker_lost_are_asked_for_again() -> None:
+    async def body(house: House, model: Model) -> None:
+        found = await house.written("model_score")
+        assert [one["model_score"] for one in found] == [0.0, 1.0, 2.0, 3.0]
+        assert len(model.passes) == 2
+
+    try_reward(lambda house: Model(house, loses=1), body, restored=True)
+
+
+def test_where_none_is_a_workers_a_lost_column_is_a_fault() -> None:
+    async def body(house: House, model: Model) -> None:
+        await house.runtime.clock.sleep(2 * LONG_S)
+
+    with pytest.raises(RefLost):
+        try_reward(lambda house: Model(house, loses=1), body)

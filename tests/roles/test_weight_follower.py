@@ -1,0 +1,125 @@
+"""The weight follower has its engine take each version once, tries again what failed, and brings back an engine
+that died."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from role_pool import STALL_S, Member, Pool, Receiver, Scene, play
+
+from headrace.engines.pool_state import EngineState
+from headrace.engines.protocol import EngineError, SwapMode
+from headrace.roles.weight_follower import WeightFollowerRole, taken_up
+from headrace.weights.plane import WeightError
+
+UPDATE = ("update", 0)
+
+
+def follow(pool: Any, receiver: Any, body: Any) -> None:
+    def make(scene: Scene) -> WeightFollowerRole:
+        return WeightFollowerRole(scene.context, pool, pool.members[0], receiver, SwapMode.RECOMPUTE)
+
+    play(SimpleNamespace, make, body)
+
+
+def test_each_new_version_is_taken_once_and_told() -> None:
+    pool, receiver = Pool(), Receiver(0)
+
+    async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
+        await scene.settle()
+        assert pool.told == []
+        for number in (1, 3):
+            receiver.number = number
+            pool.changed.notify()
+            await scene.settle()
+        assert pool.told == [UPDATE, UPDATE]
+        assert [(kind, data["version"]) for kind, data in scene.events] == [("swap", "v1"), ("swap", "v3")]
+        await scene.settle(STALL_S)
+        assert scene.kinds == ["swap", "swap", "waiting"]
+
+    follow(pool, receiver, body)
+
+
+def test_a_swap_that_fails_is_told_counted_and_tried_again_after_a_pause() -> None:
+    pool, receiver, heard = Pool(), Receiver(1), []
+    pool.updates = [WeightError("half of it is there")]
+    pool.changed.listen(lambda: heard.append(pool.members[0].failed_swaps))
+
+    async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
+        await scene.settle(0.01)
+        assert pool.told == [UPDATE]
+        assert scene.events == [("update_failed", {"version": "v1", "message": "half of it is there"})]
+        assert heard == [1], "the engine watch looks at it"
+        await scene.settle(60)
+        assert pool.told == [UPDATE, UPDATE]
+        assert pool.members[0].version.number == 1
+
+    follow(pool, receiver, body)
+
+
+def test_an_engine_that_cannot_take_it_time_and_again_is_built_anew_unless_it_is_the_only_one_and_at_work() -> None:
+    for load, others, loses in ((0, 0, True), (3, 0, False), (3, 1, True)):
+        pool, receiver, heard = Pool(*(Member(index) for index in range(1 + others))), Receiver(1), []
+        pool.members[0].load = load
+        pool.updates = [WeightError("no")] * 3
+        pool.changed.listen(lambda heard=heard: heard.append(1))
+
+        async def body(scene: Scene, running: asyncio.Task[Any], pool: Any = pool, loses: bool = loses) -> None:
+            await scene.settle(100)
+            assert (("lose", 0, "it could not take the newest weights: no") in pool.told) is loses
+            assert (("come back", 0) in pool.told) is loses
+
+        follow(pool, receiver, body)
+        assert len(heard) == (4 if loses else 3)
+
+
+def test_one_that_died_under_a_swap_is_not_told_twice() -> None:
+    pool, receiver = Pool(), Receiver(1)
+
+    class Dies(EngineError):
+        pass
+
+    pool.updates = [Dies("it died")]
+    pool.look = lambda: setattr(pool.members[0], "state", EngineState.GONE) if pool.told else None  # type: ignore[method-assign]
+
+    async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
+        await scene.settle(50)
+        assert pool.told == [UPDATE]
+        assert scene.events == []
+
+    follow(pool, receiver, body)
+
+
+def test_an_engine_that_died_comes_back_and_each_attempt_that_fails_is_told() -> None:
+    pool, receiver = Pool(), Receiver(0)
+    pool.members[0].state, pool.members[0].deaths = EngineState.EJECTED, 1
+    pool.returns = [MemoryError("no memory"), None]
+
+    async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
+        await scene.settle(0.01)
+        assert pool.told == [], "after a pause"
+        await scene.settle(60)
+        assert pool.told == [("come back", 0)] * 2
+        assert scene.events == [("engine_not_back", {"engine": 0, "message": "no memory"})]
+
+    follow(pool, receiver, body)
+
+
+def test_the_last_version_is_waited_for_until_an_engine_serves_it() -> None:
+    pool, receiver = Pool(), Receiver(0)
+
+    async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
+        await scene.settle()
+        receiver.number = 1
+        waits = asyncio.ensure_future(taken_up(scene.context, pool, receiver))  # type: ignore[arg-type]
+        await scene.settle(0)
+        assert not waits.done()
+        pool.changed.notify()
+        await scene.settle()
+        pool.changed.notify()
+        await scene.settle()
+        assert waits.done()
+
+    follow(pool, receiver, body)
