@@ -119,9 +119,7 @@ def test_a_disk_that_is_full_meanwhile_ends_the_life_as_at_any_other_time() -> N
     at = simulate(config, 0, lost(("actor", 6)))
     (event,) = [each for each in at.record.events if each.kind == "trainer_lost"]
     began = event.at - at.record.events[0].at
-    full = Faults(
-        training=TrainingFaults(deaths=(("actor", 6),)), disk=DiskFaults(full=((began + 1.0, began + 30.0),))
-    )
+    full = Faults(training=TrainingFaults(deaths=(("actor", 6),)), disk=DiskFaults(full=((began + 1.0, began + 30.0),)))
     ended = simulate(config, 0, full)
     assert [life.end.partition(":")[0] for life in ended.lives] == ["DiskFull", "finished"]
     check(ended, config)
