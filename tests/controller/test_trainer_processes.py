@@ -16,8 +16,11 @@ from controller_jobs import make_job
 from safetensors.torch import load_file
 
 from headrace.cli.main import main
+from headrace.roles.workers.trainer import of_this_life
 from headrace.store import RunReader
-from headrace.training.group import TrainerGroup
+from headrace.training.group import Following, TrainerGroup
+from headrace.weights.transport import open_transport
+from headrace.weights.version import Version
 
 KL = {"algorithm__kl__coefficient": 0.1}
 OWN_LOSS = """
@@ -104,14 +107,22 @@ def test_a_loss_of_the_users_own_is_called_where_the_trainer_is(
 
 @pytest.mark.slow
 @pytest.mark.cpu
-@pytest.mark.parametrize(("who", "committed"), [("trainer", 0), ("critic", 2)])
+@pytest.mark.parametrize(
+    ("who", "committed", "more"),
+    [
+        ("trainer", 0, {}),
+        ("trainer", 2, {"engine__process": True, "rollout__workers": 1, "functions__placement": "process"}),
+        ("critic", 2, {}),
+    ],
+    ids=["trainer", "trainer beside others", "critic"],
+)
 def test_one_that_is_killed_goes_back_to_the_commit_and_the_run_goes_on(
-    who: str, committed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    who: str, committed: int, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the midst of its third step, once."""
     apart = {"trainer__placement": "process", "critic__placement": "process"}
     every = {"checkpoint__every": committed or 9}
-    job = make_job(tmp_path / "job", trainer__batches=4, algorithm__recipe="ppo", **apart, **every)
+    job = make_job(tmp_path / "job", trainer__batches=4, algorithm__recipe="ppo", **apart, **every, **more)
     kill_at_step(monkeypatch, who, [3])
     assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 0
     with RunReader(tmp_path / "run") as reader:
@@ -144,6 +155,23 @@ def test_one_that_is_lost_again_and_again_ends_the_run_with_its_name_and_the_run
     with RunReader(tmp_path / "run") as reader:
         assert reader.status().name == "finished"
         reader.counts().check()
+
+
+def test_weights_leave_from_a_new_place_in_each_life_and_receivers_follow(tmp_path: Path) -> None:
+    def publish(version: Version, value: float) -> tuple[str, str]:
+        publisher = open_transport("shm", of_this_life("shm", tmp_path))
+        publisher.publish(version, [("w", torch.full((3,), value))])
+        return publisher.transport, publisher.address
+
+    places = [publish(Version(0, 7), 7.0)]
+    receiver = Following(lambda: places[-1])
+    assert receiver.latest() == Version(0, 7)
+    places.append(publish(Version(1, 5), 5.0))
+    assert receiver.latest() == Version(1, 5)
+    manifest, tensors = receiver.receive()
+    assert manifest.version == Version(1, 5)
+    assert tensors["w"].tolist() == [5.0, 5.0, 5.0]
+    assert [path.name for path in tmp_path.iterdir()] == ["1"], "what the life before left is gone"
 
 
 def test_check_tells_who_has_a_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

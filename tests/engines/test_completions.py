@@ -212,6 +212,31 @@ def test_an_engine_on_a_branch_that_was_left_serves_nothing() -> None:
     run_virtually(main)
 
 
+def test_what_runs_when_the_run_goes_back_is_served_on_from_where_it_goes_on() -> None:
+    """Its tokens of the left branch stay; what is asked for then has a floor on the new one."""
+
+    async def main(runtime: VirtualRuntime) -> None:
+        pool = pool_of(runtime, random.Random(1), 1, deaths=0.0)
+        (member,) = pool.members
+        running = runtime.spawn(complete(pool, asked("a", tokens=60)), "a")
+        await runtime.clock.sleep(4.0)
+        assert pool.version.number >= 4
+        pool.line.go_back(Version(1, 2), {0: 2})  # type: ignore[attr-defined]
+        await runtime.clock.sleep(1.0)
+        assert pool.admit(lambda number: True, 1) is None
+        assert pool.version == Version(0, 2)
+        member.engine.version = Version(1, 2)  # type: ignore[misc]
+        pool.changed.notify()
+        completion = await running
+        assert completion.tokens.tolist() == [token_at(5, len(PROMPT) + place) for place in range(60)]
+        assert completion.branches.tolist() == sorted(completion.branches.tolist())
+        assert set(completion.branches.tolist()) == {0, 1}
+        later = await complete(pool, asked("b", place=Place(Version(0, 4), home=0)))
+        assert set(later.branches.tolist()) == {1}
+
+    run_virtually(main)
+
+
 def test_an_engine_that_dies_again_and_again_without_a_token_is_gone() -> None:
     async def main(runtime: VirtualRuntime) -> None:
         pool = pool_of(runtime, random.Random(1), 1, deaths=2.0)

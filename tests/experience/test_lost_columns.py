@@ -28,6 +28,7 @@ CONSUMERS = (
     Consumer("critic", frozenset({"tokens", "advantages"})),
     Consumer("actor", frozenset({"tokens", "advantages", "keep"})),
 )
+TRAIN = ("actor", "critic")
 COMPUTING = ("stage", "of groups", "advantages")
 BY_NAME = {consumer.name: consumer for consumer in CONSUMERS}
 
@@ -44,6 +45,8 @@ class Lossy(RuleBasedStateMachine):
         self.acked: set[tuple[str, int]] = set()
         self.held: list[Lease] = []
         self.settled: set[GroupKey] = set()
+        self.sure: list[Lease] = []
+        """Of these, those that are settled."""
 
     def group_of(self, row: int) -> list[int]:
         return [other for other in self.groups if self.groups[other] == self.groups[row]]
@@ -61,6 +64,11 @@ class Lossy(RuleBasedStateMachine):
         del self.columns[row], self.groups[row]
         self.acked = {(who, each) for who, each in self.acked if each != row}
 
+    def forget_what_all_have_acked(self) -> None:
+        for row in [row for row in self.columns if all((name, row) in self.acked for name in BY_NAME)]:
+            self.forget(row)
+        self.settled &= set(self.groups.values())
+
     @initialize()
     def begin(self) -> None:
         self.put(2, keep=True)
@@ -77,34 +85,88 @@ class Lossy(RuleBasedStateMachine):
         ready = self.index.ready(name)
         if not ready:
             return
-        chosen = whole_groups(ready) if BY_NAME[name].unit == "group" else [data.draw(st.sampled_from(sorted(ready)))]
+        chosen = [data.draw(st.sampled_from(sorted(ready)))]
+        if BY_NAME[name].unit == "group":
+            chosen = whole_groups(ready)
+        elif name in TRAIN:  # a whole batch, which is of one group here
+            chosen = self.group_of(chosen[0])
+            if not set(chosen) <= set(ready):
+                return
         self.held.append(self.index.lease(name, chosen, math.inf))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), keeper=st.sampled_from((HERE, THERE, THERE)))
     def end(self, data: st.DataObject, keeper: str) -> None:
-        """Write, and ack; who trains is done with a whole group at a time."""
-        lease = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        """Write, and ack; who trains has settled before."""
+        lease = self.held[data.draw(st.integers(0, len(self.held) - 1))]
+        if lease.consumer in TRAIN and lease not in self.sure:
+            return
+        self.write_and_ack(lease, keeper)
+
+    def write_and_ack(self, lease: Lease, keeper: str) -> None:
+        self.held.remove(lease)
         ids = [row.row_id for row in lease.rows]
-        if lease.consumer in ("actor", "critic"):
-            self.index.settle([lease])
-            self.settled |= {self.groups[row] for row in ids}
         for column in sorted(BY_NAME[lease.consumer].writes):
             self.index.write(ids, column, [keeper] * len(ids), lease)
             for row in ids:
                 self.columns[row][column] = keeper
         self.index.ack(lease)
+        self.sure = [one for one in self.sure if one is not lease]
         self.acked |= {(lease.consumer, row) for row in ids}
-        for row in ids:
-            if all((name, row) in self.acked for name in BY_NAME):
+        self.forget_what_all_have_acked()
+
+    @rule()
+    def settle(self) -> None:
+        """All groups that both train on."""
+        for actor in [lease for lease in self.held if lease.consumer == "actor" and lease not in self.sure]:
+            mine = [lease for lease in self.held if lease.consumer == "critic" and lease.groups == actor.groups]
+            if mine:
+                self.index.settle([actor, *mine])
+                self.sure += [actor, *mine]
+                self.settled |= set(actor.groups)
+
+    @rule(keeper=st.sampled_from((THERE, HERE)), trains=st.booleans())
+    def work(self, keeper: str, trains: bool) -> None:
+        """All that can be computed is; then both lease a group to train on."""
+        for row in self.columns:
+            if "keep" not in self.columns[row]:
+                self.index.write([row], "keep", [HERE])
+                self.columns[row]["keep"] = HERE
+        for name in COMPUTING:
+            while ready := self.index.ready(name):
+                self.held.append(self.index.lease(name, whole_groups(ready), math.inf))
+                self.write_and_ack(self.held[-1], keeper)
+        if trains and all(ready := [self.index.ready(name) for name in TRAIN]):
+            chosen = self.group_of(whole_groups(ready[0])[0])
+            if all(set(chosen) <= set(one) for one in ready):
+                self.held += [self.index.lease(name, chosen, math.inf) for name in TRAIN]
+                self.settle()
+
+    @precondition(lambda self: self.sure)
+    @rule()
+    def go_back(self) -> None:
+        """What is settled is given back, and its rows come as they were put."""
+        for lease in self.sure:
+            self.held.remove(lease)
+            self.index.give_back(lease)
+        for key in {key: None for lease in self.sure for key in lease.groups}:
+            rows = [row for row in self.groups if self.groups[row] == key]
+            keep = any("keep" in self.columns[row] for row in rows)
+            for row in rows:
                 self.forget(row)
+            if self.index.has_group(key):
+                self.index.remove(key)
+            self.put(len(rows) or 1, keep)
+        self.sure = []
+        self.settled &= set(self.groups.values())
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
-        lease = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-        self.settled -= {row.group for row in lease.rows}
-        self.index.give_back(lease)
+        lease = self.held[data.draw(st.integers(0, len(self.held) - 1))]
+        if lease not in self.sure:
+            self.held.remove(lease)
+            self.index.give_back(lease)
 
     @rule(lost=st.sampled_from((THERE, THERE, HERE)))
     def lose(self, lost: str) -> None:
@@ -115,11 +177,16 @@ class Lossy(RuleBasedStateMachine):
                     for each in self.group_of(row) if writer.unit == "group" else [row]:
                         columns.setdefault(each, set()).update(writer.writes & self.columns[each].keys())
         trained = {self.groups[row] for row in columns} & self.settled
+        sure = {(lease.consumer, row.row_id) for lease in self.sure for row in lease.rows}
         for row in [row for row, key in self.groups.items() if key in trained]:
-            self.forget(row)
+            self.acked |= {(name, row) for name in BY_NAME if (name, row) not in sure}
             columns.pop(row, None)
+        before = set(self.groups.values())
+        self.forget_what_all_have_acked()
         stale = []
         for lease in self.held:
+            if lease in self.sure:
+                continue
             rows = [row.row_id for row in lease.rows if row.group not in trained]
             if BY_NAME[lease.consumer].unit == "group":
                 rows = [other for row in rows for other in self.group_of(row)]
@@ -130,12 +197,11 @@ class Lossy(RuleBasedStateMachine):
             for name in names:
                 del self.columns[row][name]
                 self.acked -= {(writer.name, row) for writer in CONSUMERS if name in writer.writes}
-        self.settled -= {row.group for lease in stale for row in lease.rows} | trained
 
         told = self.index.lose(lambda value: value == lost, COMPUTING)
         assert told.rows == len(columns)
         assert [lease.lease_id for lease in told.leases] == sorted(lease.lease_id for lease in stale)
-        assert set(told.groups) == trained
+        assert set(told.groups) == before - set(self.groups.values())
         self.held = [lease for lease in self.held if lease not in stale]
         for lease in stale:
             with pytest.raises(StaleLease):
@@ -157,7 +223,7 @@ class Lossy(RuleBasedStateMachine):
             if "keep" not in self.columns[row]:
                 self.index.write([row], "keep", [HERE])
         for lease in self.held:
-            self.index.give_back(lease)
+            (self.index.ack if lease in self.sure else self.index.give_back)(lease)
         while self.index.rows:
             name = next((name for name in BY_NAME if self.index.ready(name)), None)
             assert name is not None, "rows are left that nobody can lease"

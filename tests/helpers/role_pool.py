@@ -78,6 +78,10 @@ class Pool:
     def version(self) -> Version:
         return max(member.version for member in self.members)
 
+    @property
+    def serves_line(self) -> bool:
+        return any(view.serves and view.version and self.line.holds(view.version) for view in self.views())
+
     def look(self) -> None:
         pass
 

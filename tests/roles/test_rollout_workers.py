@@ -24,7 +24,7 @@ from headrace.runtime.signal import Signal
 from headrace.runtime.together import together
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.workers import WorkerError, WorkerLost
-from headrace.weights.version import INITIAL
+from headrace.weights.version import INITIAL, Version
 
 PROMPT = Prompt("p", "1+1=", {"prompt": "1+1="})
 
@@ -47,6 +47,10 @@ class Workers:
     async def call(self, method: str, *args: Any, rank: int, what: str, seconds: float | None = None) -> list[Any]:
         if method == "begin":
             self.begun.append((rank, args[0]))
+        elif method == "go_back":
+            if rank in self.lost:
+                raise WorkerLost(rank, self.lost[rank])
+            self.calls.append(f"{rank} goes on from {args[0]}")
         return [None]
 
     async def stream(
@@ -154,6 +158,18 @@ def test_all_that_was_aboard_is_lost_and_the_worker_comes_back_as_another_writer
         assert store.ledger.assigned[-1] == (key(0), 1, 3)
 
     played_by(test, kills=kills)
+
+
+def test_all_workers_are_told_where_the_run_goes_on_and_who_comes_back_too() -> None:
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        workers.lost[1] = "exit code 3"
+        await runner.go_back(Version(1, 5), {0: 5})
+        assert workers.calls == ["0 goes on from v5~1"]
+        workers.changed.notify()
+        await runner._runtime.clock.sleep(5.0)
+        assert workers.calls[1:] == ["restart 1", "1 goes on from v5~1"]
+
+    played_by(test)
 
 
 def test_a_group_that_was_aboard_twice_is_played_alone() -> None:

@@ -85,7 +85,7 @@ class Checkpointer:
         checkpoints = self._store.checkpoints
         with self._activity.training(CHECKPOINTS):
             folder = checkpoints.begin(version.number)
-            with checkpoints.filling(folder):
+            with checkpoints.filling(version.number):
                 await self._trainer.save(folder)
                 for name, other in self._others.items():
                     await other.save(folder / name)

@@ -19,12 +19,15 @@ _START_S = 600.0
 """A user's module may import much."""
 
 
-async def start_functions(plan: Plan, runtime: Runtime) -> Workers[FunctionsWorker] | None:
+async def start_functions(
+    plan: Plan, runtime: Runtime, kind: type[FunctionsWorker] = FunctionsWorker, *, processes: bool = True
+) -> Workers[FunctionsWorker] | None:
     """None where they are called in this process. It is a worker where it has a process of its own, and where tests
-    have all that would cross between processes go through the codec. Raises ConfigError, WorkerLost, WaitTimeout."""
+    have all that would cross between processes go through the codec. `processes`: whether there are
+    any. Raises ConfigError, WorkerLost, WaitTimeout."""
     config = plan.config
-    process = config.functions_process
-    if not (process or (is_copying() and config.algorithm.calls_functions)):
+    process = config.functions_process and processes
+    if not (config.functions_process or (is_copying() and config.algorithm.calls_functions)):
         return None
     where = Placement(
         process=process,
@@ -34,7 +37,7 @@ async def start_functions(plan: Plan, runtime: Runtime) -> Workers[FunctionsWork
         silence_s=config.runtime.stall_timeout_s,
     )
     try:
-        return await runtime.start(FunctionsWorker, [FunctionsSpec(config, _advantages_read(plan))], where)
+        return await runtime.start(kind, [FunctionsSpec(config, _advantages_read(plan))], where)
     except WorkerError as error:
         raise (ConfigError(error.text) if error.type == ConfigError.__name__ else error) from error
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from headrace.config.track import TrackerSection
+from headrace.controller.functions_worker import start_functions
 from headrace.controller.models import Models, load_models
 from headrace.controller.planning.plan import Plan
 from headrace.controller.processors import own_threads
@@ -23,10 +24,12 @@ from headrace.experience.group_journal import GroupJournal
 from headrace.models.loading import resolve_device
 from headrace.roles.reissue import Losses
 from headrace.roles.rollout import GroupRunner
+from headrace.roles.workers.functions import FunctionsWorker
 from headrace.runtime.collection import rare_collections
 from headrace.runtime.inline import Span
 from headrace.runtime.process.processes import Processes
 from headrace.runtime.protocol import Clock, Runtime
+from headrace.runtime.workers import Workers
 from headrace.store.files import LOCAL, Files
 
 
@@ -50,6 +53,9 @@ class Outside(Protocol):
     def crew(self, runner: GroupRunner, losses: Losses, journal: GroupJournal, runtime: Runtime) -> GroupRunner:
         """Who plays groups, as `runner` does. `losses`: who is to be alone aboard a worker. `journal`: where what
         comes late from a worker that was lost is written all the same."""
+
+    async def functions(self, plan: Plan, runtime: Runtime) -> Workers[FunctionsWorker] | None:
+        """See `start_functions`."""
 
     def began(self, parts: Parts) -> None:
         """The run is built, and its roles begin."""
@@ -101,6 +107,9 @@ class ThisMachine:
 
     def crew(self, runner: GroupRunner, losses: Losses, journal: GroupJournal, runtime: Runtime) -> GroupRunner:
         return runner
+
+    async def functions(self, plan: Plan, runtime: Runtime) -> Workers[FunctionsWorker] | None:
+        return await start_functions(plan, runtime)
 
     def began(self, parts: Parts) -> None:
         pass

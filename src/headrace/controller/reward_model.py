@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.controller.frozen_workers import started
+from headrace.controller.model_workers import started
 from headrace.controller.planning.plan import Plan
 from headrace.models.loading import resolve_device
 from headrace.rewards.model import ModelReward

@@ -14,7 +14,6 @@ from typing import Any, Literal
 from headrace.config import ConfigError, config_sha256, dump_config
 from headrace.config.paths import path_of
 from headrace.controller.begin import Begin
-from headrace.controller.functions_worker import start_functions
 from headrace.controller.going_back import GoingBack
 from headrace.controller.judge_engines import serving, stop_engine
 from headrace.controller.models import Models
@@ -257,7 +256,7 @@ async def _train(
             hands = await start_rollout_workers(
                 plan, folder, runtime, store, models.engines, models.judges, pool, lineage
             )
-            functions = await start_functions(plan, runtime)
+            functions = await outside.functions(plan, runtime)
             parts = connect(
                 plan,
                 models,

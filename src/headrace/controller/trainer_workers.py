@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.config import ConfigError
+from headrace.controller.model_workers import started
 from headrace.controller.planning.plan import Plan
-from headrace.controller.processors import threads_of_worker
 from headrace.models.loading import resolve_device
 from headrace.roles.workers.trainer import CriticWorker, TrainerSpec, TrainerWorker
 from headrace.runtime.protocol import Runtime
-from headrace.runtime.workers import Placement, WorkerError
 from headrace.training.group import RankWorkers, TrainerGroup
 from headrace.weights.transport import Transport
 
@@ -20,7 +18,7 @@ async def policy_group(
     plan: Plan, runtime: Runtime, folder: Path, in_memory: Callable[[str], Path] | None
 ) -> TrainerGroup:
     """The actor's. `folder` of the run; `in_memory` makes one that the run's processes share, of the name that it is
-    given. Raises ConfigError, WorkerLost, WaitTimeout."""
+    given. Raises as `started`."""
     config = plan.config
     transport: Transport = config.transport if plan.needs_engine else "memory"
     trained = max(plan.total_batches - plan.warm_up_batches, 1)
@@ -56,19 +54,4 @@ async def value_group(plan: Plan, runtime: Runtime, weights: str, folder: Path) 
 async def _group(
     kind: type[TrainerWorker] | type[CriticWorker], spec: TrainerSpec, plan: Plan, runtime: Runtime
 ) -> TrainerGroup:
-    config = plan.config
-    process = kind.kind in config.trainer_processes
-    where = Placement(
-        process=process,
-        threads=threads_of_worker(config) if process else None,
-        deadline_s=config.runtime.stall_timeout_s,
-    )
-    try:
-        workers = await runtime.start(kind, [spec], where)
-    except WorkerError as error:
-        if error.type == ConfigError.__name__:
-            raise ConfigError(error.text) from error
-        if isinstance(error.__cause__, Exception):
-            raise error.__cause__ from None
-        raise
-    return await TrainerGroup.of(kind.kind, RankWorkers(workers))
+    return await TrainerGroup.of(kind.kind, RankWorkers(await started(kind, spec, runtime, plan.config)))

@@ -122,6 +122,13 @@ class EnginePool:
         self.look()
         return None if self._down_since is None else self.clock.now() - self._down_since
 
+    @property
+    def serves_line(self) -> bool:
+        """Whether an engine serves a version of the run's line. None does between a return to a commit and the first
+        engine that takes what the run goes on from."""
+        versions = [view.version for view in self.views() if view.serves and view.version is not None]
+        return any(map(self.line.holds, versions))
+
     def views(self) -> list[EngineView]:
         self.look()
         return [member.view for member in self.members]

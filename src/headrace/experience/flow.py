@@ -384,6 +384,7 @@ class Flow:
         for key in again:
             offset = since[key].offset
             assert offset is not None
+            self._table.remove(key)  # a stage that nobody waits for may not have been done with it
             self._table.reserve(key, beyond_capacity=True)
             self._put(trained[key], offset, is_kept=True)
         for key in (*again, *taken):

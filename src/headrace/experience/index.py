@@ -108,7 +108,7 @@ class Lost:
     leases: list[Lease]
     """That have ended by it."""
     groups: list[GroupKey]
-    """That have left: they are trained."""
+    """That have left: they were trained, and only stages that nobody waits for were not done with them."""
 
 
 class TableIndex:
@@ -126,6 +126,7 @@ class TableIndex:
         self._unacked: dict[RowId, int] = {}
         self._leases: dict[int, Lease] = {}
         self._settled: dict[GroupKey, None] = {}
+        self._settled_leases: dict[int, None] = {}
         self._filled: dict[str, None] = {}
         self._no_end_before = math.inf
         """No lease ends before."""
@@ -226,6 +227,7 @@ class TableIndex:
     def ack(self, lease: Lease) -> None:
         """`consumer` is done with these rows. Rows that nobody else needs leave the table."""
         queue = self._end(lease)
+        self._settled_leases.pop(lease.lease_id, None)
         for row in lease.rows:
             row_id = row.row_id
             if queue.leased.pop(row_id, None) is None:
@@ -240,8 +242,10 @@ class TableIndex:
         queue = self._end(lease)
         back = [row for row in lease.rows if queue.leased.pop(row.row_id, None) is not None]
         queue.ready.give_back(back)
-        for key in lease.groups:
-            self._settled.pop(key, None)
+        if lease.lease_id in self._settled_leases:
+            del self._settled_leases[lease.lease_id]
+            for key in lease.groups:
+                self._settled.pop(key, None)
         if back:
             self._filled[lease.consumer] = None
 
@@ -298,14 +302,14 @@ class TableIndex:
             self._held(lease)
         for lease in leases:
             self._settled.update(dict.fromkeys(lease.groups))
+            self._settled_leases[lease.lease_id] = None
 
     def lose(self, is_lost: Callable[[Any], bool], computing: Collection[str]) -> Lost:
         """See `ExperienceTable.lose`. `is_lost`: of a column's value. `computing`: consumers whose leases end."""
         columns = self._lost_columns(is_lost)
         settled = {row.group: None for row_id in columns if (row := self._rows[row_id]).group in self._settled}
-        for key in settled:
-            self.remove(key)
-        columns = {row_id: names for row_id, names in columns.items() if row_id in self._rows}
+        columns = {row_id: names for row_id, names in columns.items() if self._rows[row_id].group not in settled}
+        left = [key for key in settled if self._retire(key)]
         groups: dict[GroupKey, dict[str, None]] = {}
         for row_id, names in columns.items():
             groups.setdefault(self._rows[row_id].group, {}).update(names)
@@ -326,7 +330,30 @@ class TableIndex:
                 del self._rows[row_id].columns[name]
         for queue in self._queues.values():
             self._reopen(queue, columns, groups)
-        return Lost(len(columns), leases, list(settled))
+        return Lost(len(columns), leases, left)
+
+    def _retire(self, key: GroupKey) -> bool:
+        """Only who settled them has the group's rows from now on: others are done with them. True if it has left."""
+        rows = [self._rows[row_id] for row_id in self._groups[key]]
+        for queue in self._queues.values():
+            queue.group_missing.pop(key, None)
+            for row_id in (row.row_id for row in rows):
+                lease_id = queue.leased.get(row_id)
+                if row_id in queue.acked or lease_id in self._settled_leases:
+                    continue
+                queue.missing.pop(row_id, None)
+                if row_id in queue.ready:
+                    queue.ready.take(row_id)
+                if lease_id is not None:
+                    del queue.leased[row_id]
+                    lease = self._leases[lease_id]
+                    lease.rows = [row for row in lease.rows if row.row_id != row_id]
+                queue.acked[row_id] = None
+                self._unacked[row_id] -= 1
+        for row in rows:
+            if not self._unacked[row.row_id]:
+                self._forget(row)
+        return key not in self._groups
 
     def _lost_columns(self, is_lost: Callable[[Any], bool]) -> dict[RowId, dict[str, None]]:
         """By row. Who lost one column of a row, or of a group that it writes whole, writes all of its columns again."""

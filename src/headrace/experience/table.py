@@ -250,8 +250,8 @@ class ExperienceTable:
         leases of `computing`, the consumers whose work was on its hands. Gives the rows that are computed again.
 
         What was computed *from* such a column, and is kept elsewhere, stays: it was computed from the whole value, and
-        if the function is one, from the very value that comes again. A group that is settled leaves the table: it is
-        trained, and for those that nobody waits for it is over.
+        if the function is one, from the very value that comes again. A group that is settled is
+        as good as trained: nothing of it is computed again, and for stages that nobody waits for it is over.
         """
         self._expire()
         lost = self._index.lose(lambda value: isinstance(value, Ref) and value.keeper == keeper, computing)

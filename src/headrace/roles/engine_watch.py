@@ -71,10 +71,8 @@ class EngineWatchRole:
         latest = None if self._receiver is None else self._receiver.latest()
         fails = any(member.failed_swaps for member in self._pool.members)
         behind = latest is not None and latest.number > self._pool.version.number
-        # After the run went back, nobody serves its line before an engine has taken what it goes on from.
-        line, views = self._pool.line, self._pool.views()
-        none = not any(view.serves and view.version is not None and line.holds(view.version) for view in views)
-        shut = fails and (none or (behind and self._context.flow.shut_by(self._pool.version.number) == "staleness"))
+        waits = behind and self._context.flow.shut_by(self._pool.version.number) == "staleness"
+        shut = fails and (waits or not self._pool.serves_line)
         now = self._context.runtime.clock.now()
         if not shut:
             self._stuck_since = None

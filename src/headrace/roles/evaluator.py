@@ -109,9 +109,9 @@ class EvaluatorRole:
                 pinned.release()
 
     async def _pin(self) -> PinnedEngines:
-        """Waits for an engine that serves; how long, the engine watch decides."""
+        """Waits for an engine that serves a version of the line; how long, the engine watch decides."""
         context = self._context
-        while not any(view.serves for view in self._engines.views()):
+        while not self._engines.serves_line:
             with suppress(WaitTimeout):
                 await self._engines.changed.wait(context.runtime.clock, context.stall_timeout_s, "an engine to pin")
         return self._engines.pin(self._count)

@@ -11,9 +11,10 @@ from headrace.experience.columns import Columned, FinishedGroup
 from headrace.experience.restored_refs import RestoredRefs
 from headrace.roles.context import RoleContext
 from headrace.roles.functions import LANE, Advantages, Columns, FunctionsLost
+from headrace.roles.known_refs import there
 from headrace.roles.workers.functions import FunctionRow, FunctionsWorker
 from headrace.runtime.protocol import WaitTimeout
-from headrace.runtime.refs import Ref, RefLost, Refs
+from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import FUNCTIONS, Measure, after_failure
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
@@ -105,12 +106,13 @@ class InWorker:
 
     async def _found(self, ask: Ask[T], rows: Sequence[FunctionRow], groups: Sequence[FinishedGroup]) -> T:
         """What is answered. Columns of samples that were lost with a rollout worker are read from the journal."""
+        refs = self._context.refs
         try:
             return await ask(rows, groups)
         except WorkerError as error:
-            if error.type != RefLost.__name__ or not isinstance(self._context.refs, RestoredRefs):
+            if error.type != RefLost.__name__ or not isinstance(refs, RestoredRefs):
                 raise
-        again = await self._context.compute(LANE, "lost columns", _known_again, self._context.refs, rows, groups)
+        again = await self._context.compute(LANE, "lost columns", _known_again, refs, rows, groups)
         return await ask(*again)
 
     async def _call(self, what: str, method: str, *args: object) -> Any:
@@ -142,18 +144,14 @@ class InWorker:
 
 
 def _known_again(
-    refs: Refs, rows: Sequence[FunctionRow], groups: Sequence[FinishedGroup]
+    refs: RestoredRefs, rows: Sequence[FunctionRow], groups: Sequence[FinishedGroup]
 ) -> tuple[list[FunctionRow], list[FinishedGroup]]:
     """The same with refs to what is there. Blocking. Raises RefLost for a column that is in no journal."""
-    assert isinstance(refs, RestoredRefs)
 
     def found(value: Any) -> Any:
-        if not isinstance(value, Ref):
-            return value
-        refs.get(value, ())
-        return refs.current(value)
+        return there(refs, value) if isinstance(value, Ref) else value
 
     return (
         [replace(row, columns={name: found(value) for name, value in row.columns.items()}) for row in rows],
-        [replace(group, refs=tuple(map(found, group.refs))) for group in groups],
+        [replace(group, refs=tuple(there(refs, ref) for ref in group.refs)) for group in groups],
     )

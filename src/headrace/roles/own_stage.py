@@ -58,7 +58,8 @@ class OwnStage:
         return {name: [refs.put({name: values}) for values in columns] for name, columns in checked.items()}
 
     def _checked(self, name: str, values: Any, rows: Sequence[Columned]) -> list[NDArray[np.float32]]:
-        if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str) or np.ndim(values) == 0:
+        is_list = isinstance(values, Sequence) and not isinstance(values, str)
+        if not (is_list or (isinstance(values, np.ndarray) and values.ndim)):
             raise PieceError(f"{self._what} returned {type(values).__name__} as {name}; return a list, a value a row")
         if len(values) != len(rows):
             raise PieceError(f"{self._what} returned {len(values)} values of {name} for {len(rows)} rows")

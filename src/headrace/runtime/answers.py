@@ -46,13 +46,18 @@ async def answered(asked: Asked, clock: Clock, seconds: float, what: str) -> Any
 
 async def stopped(asked: Asked, seconds: float, what: str) -> None:
     """Tell the worker to stop, and wait until it has. If it does not within `seconds`, it is ended."""
+    asked.answer.add_done_callback(_is_known)  # also where this wait is cancelled
     if not asked.answer.done():
         asked.stop()
         await asyncio.wait([asked.answer], timeout=seconds)
     if not asked.answer.done():
         asked.give_up(f"it was told to stop {what}, and had not after {seconds:.1f} s")
-    if asked.answer.done() and not asked.answer.cancelled():
-        asked.answer.exception()  # nobody else wants to know
+
+
+def _is_known(answer: asyncio.Future[Any]) -> None:
+    """Nobody else wants to know how it failed."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 def _is_lost(answer: asyncio.Future[Any]) -> bool:

@@ -142,7 +142,7 @@ class Checkpoints:
 
     def begin(self, number: int) -> Path:
         """A fresh folder for the files of version `number`, which `prepare` makes durable. Raises DiskFull."""
-        temporary = self._folder / f".tmp_{number}"
+        temporary = self._temporary(number)
         try:
             self._files.remove(temporary)
             self._files.make_folder(temporary)
@@ -150,14 +150,17 @@ class Checkpoints:
             raise write_failed(error, temporary) from error
         return temporary
 
+    def _temporary(self, number: int) -> Path:
+        return self._folder / f".tmp_{number}"
+
     @contextmanager
-    def filling(self, folder: Path) -> Iterator[None]:
+    def filling(self, number: int) -> Iterator[None]:
         """Around what fills the folder of `begin`: where that fails, it is gone again. Raises DiskFull."""
         try:
             yield
         except Exception as error:
-            self._files.remove(folder)
-            failure = write_failed(error, folder)
+            self._files.remove(self._temporary(number))
+            failure = write_failed(error, self._folder / f"step_{number}")
             if isinstance(error, OSError) or type(failure) is not StoreError:
                 raise failure from error
             raise
@@ -170,8 +173,8 @@ class Checkpoints:
         """
         with self._prepare_lock:
             final = self._free_name(number)
-            temporary = self._folder / f".tmp_{number}" if write is None else self.begin(number)
-            with self.filling(temporary):
+            temporary = self._temporary(number) if write is None else self.begin(number)
+            with self.filling(number):
                 if write is not None:
                     write(temporary)
                 files = _seal(temporary, number, self._files)

@@ -58,6 +58,8 @@ class Lineage:
     def floor(self, version: Version) -> int:
         """The number of the oldest version of this line that may serve what asks for `version` or newer. Where the run
         went back behind `version` since, that is where it went on from: what is generated from there on has to be."""
+        if not self._forks:
+            return version.number
         later = [fork.number for fork in self._forks if fork.branch > version.branch]
         return min([version.number, *later])
 

@@ -17,6 +17,7 @@ from headrace.controller.models import Models
 from headrace.controller.planning.plan import Plan
 from headrace.controller.reward_pools import RewardPools
 from headrace.controller.simulation.crew import CrewFaults, SimulatedCrew
+from headrace.controller.simulation.functions import FunctionsFaults, simulated_functions
 from headrace.controller.simulation.hazards import Hazards
 from headrace.controller.simulation.machine import DiskCosts
 from headrace.controller.tracking import Tell
@@ -32,9 +33,11 @@ from headrace.rewards.simulated import RewardCosts, SimulatedRewards
 from headrace.roles.frozen import OnLane
 from headrace.roles.reissue import Losses
 from headrace.roles.rollout import GroupRunner
+from headrace.roles.workers.functions import FunctionsWorker
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Clock, Runtime
 from headrace.runtime.virtual import VirtualRuntime
+from headrace.runtime.workers import Workers
 from headrace.store.files import Files
 from headrace.training.group import RankHere, TrainerGroup
 from headrace.training.rank import TrainerRank, policy_task, value_task
@@ -42,6 +45,7 @@ from headrace.training.simulated import SimulatedReference, SimulatedScorer, Sim
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import INITIAL, Version
 
+NO_FUNCTIONS_FAULTS = FunctionsFaults()
 Watch = Callable[[str, object], None]
 _RENEW_S = 5.0
 """In which a trainer is made anew."""
@@ -71,6 +75,7 @@ class SimulatedOutside:
         crew_faults: CrewFaults,
         hazards: Hazards,
         *,
+        functions: FunctionsFaults = NO_FUNCTIONS_FAULTS,
         is_on: Callable[[], bool],
         interrupts: bool = False,
         watch: Watch = lambda word, what: None,
@@ -79,6 +84,7 @@ class SimulatedOutside:
         `watch` is told what models do."""
         self._is_on = is_on
         self._crew_faults = crew_faults
+        self._functions_faults = functions
         self._hazards = hazards
         self._flow: Flow | None = None
         self.files = files
@@ -186,6 +192,12 @@ class SimulatedOutside:
                 self._flow.finish(*finished)
 
         return SimulatedCrew(runner, losses, runtime, self._crew_faults, took, late)
+
+    async def functions(self, plan: Plan, runtime: Runtime) -> Workers[FunctionsWorker] | None:
+        took = self._hazards.took
+        return await simulated_functions(
+            plan, runtime, self._functions_faults, self._runtime.charge, lambda fault: took.update([fault])
+        )
 
     def began(self, parts: Parts) -> None:
         self._flow = parts.flow

@@ -17,7 +17,7 @@ from headrace.experience.dataset import Prompt, PromptDataset
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.rollout.filters import load_filters
 from headrace.rollout.workflow import load_workflow
-from headrace.training.own_functions import load_pieces
+from headrace.training.own_functions import load_pieces, load_stage_functions
 
 EOS = 0
 _FIRST = 0xE000
@@ -84,6 +84,7 @@ def simulated_plan(config: TrainConfig, *, prompts: int, slots: int, max_context
         workflow=load_workflow(config.rollout),
         filters=load_filters(config.filters, {}),
         pieces=load_pieces(config),
+        stages=load_stage_functions(config),
     )
 
 

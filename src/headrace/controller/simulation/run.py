@@ -14,6 +14,7 @@ from headrace.config import TrainConfig
 from headrace.controller.begin import Begin
 from headrace.controller.planning.plan import Plan
 from headrace.controller.simulation.crew import CrewFaults
+from headrace.controller.simulation.functions import FunctionsFaults
 from headrace.controller.simulation.hazards import Hazards, TrainingFaults
 from headrace.controller.simulation.machine import DiskFaults, Machine, Trace
 from headrace.controller.simulation.outside import Costs, SimulatedOutside
@@ -41,6 +42,7 @@ class Faults:
     engines: Mapping[int, EngineFaults] = field(default_factory=dict)
     """By index, of the others and, where `engine` has none, of the first."""
     crew: CrewFaults = CrewFaults()  # noqa: RUF009 (frozen)
+    functions: FunctionsFaults = FunctionsFaults()  # noqa: RUF009 (frozen)
     training: TrainingFaults = TrainingFaults()  # noqa: RUF009 (frozen)
     disk: DiskFaults = DiskFaults()  # noqa: RUF009 (frozen)
     power_cuts_at: tuple[float, ...] = ()
@@ -185,6 +187,7 @@ class _Run:
             engines,
             self._faults.crew,
             self._hazards,
+            functions=self._faults.functions,
             is_on=lambda: not life.off.is_set(),
             watch=life.heard,
         )

@@ -84,7 +84,7 @@ class TrainerWorker(TrainerRank):
             trainer,
             host,
             policy_task(trainer, host.refs, algorithm, own_proximal=config.own_proximal),
-            plane=open_transport(spec.transport, _of_this_life(spec.transport, Path(spec.folder))),
+            plane=open_transport(spec.transport, of_this_life(spec.transport, Path(spec.folder))),
             aside=_aside(spec),
             coefficient=coefficient,
             reference=HybridReference(trainer),
@@ -137,11 +137,11 @@ def _check(spec: TrainerSpec, trainer: HFTrainer) -> Callable[[], SwapCheck] | N
 def _aside(spec: TrainerSpec) -> Callable[[], WeightPublisher]:
     if spec.aside is None:
         return MemoryPublisher
-    publisher = open_transport("shm", _of_this_life("shm", Path(spec.aside)))
+    publisher = open_transport("shm", of_this_life("shm", Path(spec.aside)))
     return lambda: publisher
 
 
-def _of_this_life(transport: Transport, folder: Path) -> Path:
+def of_this_life(transport: Transport, folder: Path) -> Path:
     """Where weights leave from. Where that is memory, an empty folder: what a worker left that was lost is removed, and
     whoever has it mapped keeps it."""
     if transport != "shm":
