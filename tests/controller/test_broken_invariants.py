@@ -8,12 +8,11 @@ Five are planted and found in test_fault_matrix.py, with the same verdict (helpe
 * the critic steps as soon as it has seen the batch, before the actor;
 * a lost group keeps its deadline on an engine that is older.
 
-Eight are found here (helpers/broken_invariants.py):
+Seven are found here (helpers/broken_invariants.py):
 
 * the ledger does not hear of a drop;
 * the gate is one group too wide;
 * the mask of stale tokens is off by one;
-* a lease that ended counts all the same;
 * the columns of rows that left stay;
 * a receipt is given before its record is durable;
 * a checkpoint is committed before its files are durable;
@@ -30,18 +29,17 @@ FOUND_BY = {
     "a_drop_is_not_counted": (0, "groups are due by batch"),
     "the_gate_is_a_group_too_wide": (0, "groups are due by batch"),
     "the_mask_is_off_by_one": (5, "the record has a staleness of 2"),
-    "a_lease_that_ended_counts_all_the_same": (3, "refs were not freed"),
     "refs_of_rows_that_left_are_kept": (0, "refs were not freed"),
     "a_receipt_before_the_record_is_durable": (0, "the ledger has"),
     "a_checkpoint_is_named_before_its_files_are_durable": (0, "is damaged"),
-    "what_was_trained_after_the_commit_stays_trained": (10, "was trained on 64 samples, not once on each of 72"),
+    "what_was_trained_after_the_commit_stays_trained": (10, "not once on each of"),
 }
 """A seed that finds it, to be tried first, and what the verdict says then."""
 
 
 def test_the_list_is_whole() -> None:
     assert set(FOUND_BY) == set(BROKEN)
-    assert len(PLANTS.keys() | BROKEN.keys()) >= 10
+    assert len(PLANTS.keys() | BROKEN.keys()) >= 12
 
 
 @pytest.mark.parametrize("name", FOUND_BY)

@@ -80,7 +80,7 @@ class Pool:
 
     @property
     def serves_line(self) -> bool:
-        return any(view.serves and view.version is not None and self.line.holds(view.version) for view in self.views())
+        return any(view.serves and view.version and self.line.holds(view.version) for view in self.views())
 
     def look(self) -> None:
         pass
