@@ -24,8 +24,9 @@ async def started(kind: type[W], spec: object, runtime: Runtime, config: TrainCo
     try:
         return await runtime.start(kind, [spec], where)
     except WorkerError as error:
-        if isinstance(error.__cause__, Exception):
-            raise error.__cause__ from None
-        if error.type == ConfigError.__name__:
-            raise ConfigError(error.text) from error
-        raise
+        own = error.__cause__
+        if not isinstance(own, Exception):
+            if error.type == ConfigError.__name__:
+                raise ConfigError(error.text) from error
+            raise
+    raise own  # not while the other is handled: each would come of the other

@@ -70,11 +70,12 @@ class RankWorkers:
         try:
             return (await self._workers.call(method, *args, rank=0, what=what))[0]
         except WorkerError as error:
-            if isinstance(error.__cause__, Exception):
-                raise error.__cause__ from None
-            if error.type in _ERRORS:
-                raise _ERRORS[error.type](error.text) from error
-            raise
+            own = error.__cause__
+            if not isinstance(own, Exception):
+                if error.type in _ERRORS:
+                    raise _ERRORS[error.type](error.text) from error
+                raise
+        raise own  # not while the other is handled: each would come of the other
 
 
 class TrainerGroup:

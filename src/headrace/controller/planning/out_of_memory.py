@@ -55,7 +55,9 @@ def _cause(error: BaseException) -> BaseException | None:
     import torch
 
     seen: BaseException | None = error
-    while seen is not None:
+    looked_at: set[int] = set()
+    while seen is not None and id(seen) not in looked_at:
+        looked_at.add(id(seen))
         of_torch = isinstance(seen, torch.OutOfMemoryError) or (isinstance(seen, WorkerError) and seen.type == _TYPE)
         if of_torch or _OF_THE_CPU in str(seen):
             return seen

@@ -1,0 +1,47 @@
+"""What a rank raises reaches who asked as it was raised, and the chain of errors has an end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+import pytest
+
+from headrace.algorithms.pieces import PieceError
+from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.workers import Placement
+from headrace.training.group import RankWorkers
+
+
+class Raising:
+    kind: ClassVar[str] = "raising"
+    types: ClassVar[WireTypes] = WireTypes({})
+
+    def __init__(self, spec: object, host: object) -> None:
+        pass
+
+    def step(self) -> None:
+        try:
+            raise AttributeError("of the user's own")
+        except AttributeError as error:
+            raise PieceError("algorithm.loss raised AttributeError") from error
+
+
+def test_an_error_of_a_rank_in_this_process_is_raised_as_it_was() -> None:
+    async def main() -> None:
+        runtime = InlineRuntime()
+        try:
+            ranks = RankWorkers(await runtime.start(Raising, [None], Placement()))
+            with pytest.raises(PieceError, match=r"algorithm\.loss raised") as raised:
+                await ranks.call("step", what="a step")
+        finally:
+            await runtime.close()
+        seen: list[BaseException] = []
+        error: Any = raised.value
+        while error is not None and len(seen) < 10:
+            seen.append(error)
+            error = error.__cause__ or error.__context__
+        assert [type(each) for each in seen] == [PieceError, AttributeError]
+
+    asyncio.run(main())
