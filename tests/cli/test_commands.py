@@ -268,6 +268,7 @@ def test_serve_answers_only_those_with_the_token(server: str) -> None:
     assert [(model["id"], model["max_model_len"]) for model in json.loads(text)["data"]] == [("tiny", 32)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serve_ends_cleanly_when_told_to(served_model: Path, number: signal.Signals) -> None:
     with serving(served_model) as (process, address):

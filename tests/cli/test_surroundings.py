@@ -77,6 +77,7 @@ def test_output_to_a_full_disk_is_one_error(run: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "headrace: no space left to write the output; free some\n")
 
 
+@pytest.mark.slow
 def test_a_run_on_a_read_only_disk_cannot_be_resumed_and_says_so(job: Path, run: Path) -> None:
     walls = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
     mount = f"mount --bind {run} {run} && mount -o remount,ro,bind {run}"

@@ -38,6 +38,7 @@ def fails_at(kind: type, name: str, call: int, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(kind, name, method)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name", "call"), [(HFTrainer, "accumulate", 4), (EngineCore, "step", 4)])
 def test_a_run_ends_with_what_to_lower_and_goes_on_with_it(
     tmp_path: Path,

@@ -139,6 +139,7 @@ def test_truncation_on_the_left_keeps_the_end(tmp_path: Path) -> None:
     assert "as the policy reads it, 248 tokens" in describe_plan(plan)
 
 
+@pytest.mark.slow
 def test_a_run_with_dropped_prompts_keeps_the_law_and_records_what_rewards_measure(tmp_path: Path) -> None:
     path = chat_job(tmp_path, [*ROWS, ask("a"), ask("b"), ask("c")], data__too_long="drop", trainer__batches=2)
     (tmp_path / "reward.py").write_text(

@@ -37,6 +37,7 @@ def csv_batches(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_a_run_with_csv_files(tmp_path: Path) -> None:
     job, folder = make_job(tmp_path / "job", track=["csv"]), tmp_path / "run"
     code, out = run("train", job, "--dir", folder)
@@ -64,6 +65,7 @@ def test_a_run_with_csv_files(tmp_path: Path) -> None:
     assert summary["wall_s"] == str(written["wall_s"])
 
 
+@pytest.mark.slow
 def test_a_tracker_that_fails_costs_a_warning(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     job = make_job(tmp_path / "job", track=[{"type": "csv", "folder": str(tmp_path / "taken")}], trainer__batches=2)

@@ -338,6 +338,7 @@ def may_mount() -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not may_mount(), reason="mounting a small disk needs user namespaces")
 @pytest.mark.parametrize(
     ("size", "where"),

@@ -263,6 +263,7 @@ FORKS = """if (pid := os.fork()) == 0:
             os.kill(os.getpid(), 15)"""
 
 
+@pytest.mark.slow
 def test_signals_of_a_fork_are_not_the_runs() -> None:
     """As those by which multiprocessing ends its workers."""
     out, _ = child(FORKS).communicate(timeout=60)
