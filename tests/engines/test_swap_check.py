@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from headrace.engines.protocol import SwapMode
 from headrace.training.frozen import FrozenScorer
 from headrace.training.taking import scored, taken
 from headrace.weights.plane import WeightError, WeightPublisher
+from headrace.weights.receiving import receiver_of
 from headrace.weights.shm import ShmPublisher
 from headrace.weights.swap_check import SwapCheck, check_tokens, make_check
 from headrace.weights.transport import open_transport
@@ -158,3 +160,41 @@ def test_the_check_of_a_slot_goes_with_its_version(tmp_path: Path) -> None:
         received = publisher.receiver().received()
         assert (received.manifest.version.number, received.check is None) == (number, number % 2 == 0)
     assert len(list(tmp_path.glob("check-*"))) <= 2
+
+
+def test_what_is_no_number_on_both_sides_is_no_difference() -> None:
+    check = check_of(tiny_model("qwen3", 0), temperature=1.0)
+    check.logprobs[0, 0], check.logprobs[1, 1] = float("nan"), float("-inf")
+    assert check.fault(check.logprobs.copy(), "float32") is None
+
+
+def test_a_scorer_refuses_a_publication_of_another_model_before_it_loads_any_of_it(publisher: WeightPublisher) -> None:
+    model, new = FrozenScorer(copy.deepcopy(tiny_model("qwen3", 0))), tiny_model("qwen3", 1)
+    before = {name: value.clone() for name, value in model._model.named_parameters()}
+    named = list(new.named_parameters())
+    publisher.publish(ONE, named[:-1])
+    with pytest.raises(WeightError, match="does not fit the model: it lacks 1 tensors"):
+        taken(model, publisher.receiver())
+    assert all(torch.equal(value, before[name]) for name, value in model._model.named_parameters())
+
+
+def test_a_norm_of_another_shape_is_not_broadcast(publisher: WeightPublisher) -> None:
+    model, new = FrozenScorer(copy.deepcopy(tiny_model("qwen3", 0))), tiny_model("qwen3", 1)
+    short = [(name, value[:1] if value.ndim == 1 else value) for name, value in new.named_parameters()]
+    publisher.publish(ONE, short)
+    with pytest.raises(WeightError, match=r"has shape \(1,\), the model has"):
+        taken(model, publisher.receiver())
+
+
+def test_who_was_offered_a_version_takes_no_older_one_and_none_that_differs(tmp_path: Path) -> None:
+    publisher, new = ShmPublisher(tmp_path), tiny_model("qwen3", 1)
+    publisher.publish(ONE, new.named_parameters())
+    offer = publisher.receiver().offer()
+    assert offer is not None
+    assert receiver_of(offer).received().manifest.version == ONE
+    with pytest.raises(WeightError, match="v2 was offered, and v1 is the newest"):
+        receiver_of(replace(offer, version=TWO)).received()
+    assert offer.manifest is not None
+    fewer = replace(offer, manifest=replace(offer.manifest, entries=offer.manifest.entries[:-1]))
+    with pytest.raises(WeightError, match="v1 is not what was offered"):
+        receiver_of(fewer).receive_as(lambda received: None)

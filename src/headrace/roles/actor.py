@@ -200,6 +200,9 @@ class ActorRole:
             self._context.report("restarted_batch", {"batch": batch, "message": str(lost)})
             await self._give_up(work)
             return None
+        except BaseException:
+            self._free(work)  # whoever ends it knows nothing of these
+            raise
         if self._stopping or not work.leases:
             await self._give_up(work)
             return None

@@ -12,6 +12,7 @@ from headrace.algorithms.kl_controllers import KLCoefficient
 from headrace.experience.columns import OnChosenTokens
 from headrace.experience.index import Lease, Row, StaleLease
 from headrace.experience.samplers import sealed_batch, whole_groups
+from headrace.roles.abandoned import freed_if_left
 from headrace.roles.context import RoleContext
 from headrace.roles.functions import AskedFunctions
 from headrace.roles.token_advantages import EpisodesOf
@@ -57,7 +58,8 @@ class AdvantagesRole:
             batch = self._context.flow.batch
             beta = self._coefficient.of(batch) if self._whole_batch else self._coefficient.value
             try:
-                found = await self._functions.advantages(rows, beta, moves=self._moves)
+                asking = self._functions.advantages(rows, beta, moves=self._moves)
+                found = await freed_if_left(self._context, asking, "advantages")
                 self._write(lease, rows, found.columns)
             except (StaleLease, WorkerLost):  # with what was computed: the rows are leased again
                 with suppress(StaleLease):

@@ -8,6 +8,7 @@ from typing import Literal
 
 from headrace.experience.index import StaleLease
 from headrace.experience.samplers import one_row, sealed_batch, whole_groups
+from headrace.roles.abandoned import freed_if_left
 from headrace.roles.context import RoleContext
 from headrace.roles.functions import AskedFunctions
 from headrace.runtime.workers import WorkerLost
@@ -44,7 +45,8 @@ class FunctionStageRole:
             if self._reads_groups:
                 groups = [table.group(key) for key in dict.fromkeys(row.group for row in rows)]
             try:
-                columns = await self._functions.stage(self._name, rows, groups)
+                asking = self._functions.stage(self._name, rows, groups)
+                columns = await freed_if_left(self._context, asking, f"stage {self._name}")
                 for name, values in columns.items():
                     table.fill(lease, name, {row.row_id: value for row, value in zip(rows, values, strict=True)})
                 table.ack(lease)

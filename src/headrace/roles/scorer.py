@@ -9,6 +9,7 @@ from headrace.experience.index import RowId
 from headrace.experience.loader import row_length
 from headrace.experience.samplers import token_budget, whole_groups
 from headrace.models.packing import plan_microbatches
+from headrace.roles.abandoned import freed_if_left
 from headrace.roles.context import RoleContext
 from headrace.runtime.signal import Signal
 from headrace.training.rows import RowToTrain, to_train
@@ -107,8 +108,12 @@ class ScorerRole:
             of_row: dict[RowId, Sequence[Any]] = {}
             for places in plan_microbatches([row.header.length for row in rows], self._max_tokens):
                 some = [rows[place] for place in places]
-                found = await self._score([to_train(row, row.header.spans, self._reads) for row in some])
+                asking = self._asked([to_train(row, row.header.spans, self._reads) for row in some])
+                found = await freed_if_left(self._context, asking, f"a pass of {self._name}")
                 of_row |= {row.row_id: one for row, one in zip(some, found, strict=True)}
             for place, column in enumerate(self._columns):
                 table.fill(lease, column, {row_id: found[place] for row_id, found in of_row.items()})
             table.ack(lease)
+
+    async def _asked(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
+        return await self._score(rows)

@@ -16,6 +16,8 @@ from headrace.models.packing import MicroBatch
 from headrace.models.values import sample_scores
 from headrace.training.state import read_tensors, write_tensors
 from headrace.training.trainer import HFTrainer
+from headrace.weights.plane import Manifest
+from headrace.weights.schema import WeightSchema
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,18 +35,24 @@ class FrozenScorer:
         self._temperature = temperature
         use_written_out_norms(model)
         self._lm = PackedLM(model)
+        self._schema = WeightSchema(model)
 
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch) -> Tensor:
         """[N] float32 on the micro-batch's device, 0 outside its mask."""
         return token_logprobs(self._lm, micro.to(self._lm.device), self._temperature).to(micro.tokens.device)
 
+    def require_fits(self, manifest: Manifest) -> None:
+        """See `FrozenModel.require_fits`."""
+        self._schema.require_fits(manifest)
+
     @torch.no_grad()
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Compute with these weights from now on, by Hugging Face name. Names that it lacks are errors."""
+        """Compute with these weights from now on, by Hugging Face name. A name that repeats one (tied) may come too."""
         mine = dict(self._model.named_parameters())
         for name, tensor in tensors.items():
-            mine[name].copy_(tensor)
+            if name in mine:
+                mine[name].copy_(tensor)
 
     def save(self, path: Path) -> None:
         """Into the folder `path`, which is made."""

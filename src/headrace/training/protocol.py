@@ -12,6 +12,7 @@ from torch import Tensor
 from headrace.errors import HeadraceError
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
+from headrace.weights.plane import Manifest
 
 Scalar = Tensor | float
 
@@ -125,8 +126,11 @@ class FrozenModel(Protocol):
     def logprobs(self, micro: MicroBatch) -> Tensor:
         """[N] float32 on the micro-batch's device, 0 outside its mask."""
 
+    def require_fits(self, manifest: Manifest) -> None:
+        """That a publication has all weights that it computes with, in their shapes, no others. Raises WeightError."""
+
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Compute with these weights from now on, by Hugging Face name."""
+        """Compute with these weights from now on, by Hugging Face name: all that it has, or some after the others."""
 
     def save(self, path: Path) -> None:
         """Into the folder `path`, which is made."""

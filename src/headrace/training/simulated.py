@@ -17,6 +17,7 @@ from headrace.models.simulated import Words, identities, logprobs_of, mixed
 from headrace.runtime.workers import WorkerLost
 from headrace.store.files import Files
 from headrace.training.protocol import CheckpointError, Outputs, StepReport
+from headrace.weights.plane import Manifest
 
 Charge = Callable[[float], None]
 """The call that asks takes so many seconds longer."""
@@ -205,6 +206,9 @@ class SimulatedScorer:
     def logprobs(self, micro: MicroBatch) -> Tensor:
         self._charge(micro.num_tokens * self._costs.score_s)
         return _logprobs(micro) - self._gap * micro.mask
+
+    def require_fits(self, manifest: Manifest) -> None:
+        pass
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         self._state = tensors[_NAME].numpy().view(np.uint64).copy()

@@ -25,7 +25,7 @@ def scored(logprobs: Callable[[MicroBatch], Tensor], tokens: NDArray[np.int32]) 
 def taken(model: FrozenModel, receiver: WeightReceiver) -> Version:
     """Have `model` load the newest version in place, bucket by bucket, and check it where there is a swap check.
     Blocking. Raises WeightError; then the model has weights of no version."""
-    received = receiver.receive_buckets(model.take)
+    received = receiver.receive_buckets(model.take, begin=model.require_fits)
     version, check = received.manifest.version, received.check
     if check is not None:
         fault = check.fault(scored(model.logprobs, check.tokens), check.dtype)

@@ -166,13 +166,18 @@ class WeightReceiver(Protocol):
         return Received(*self.receive(), lasts=True)
 
     def receive_buckets(
-        self, take: Callable[[Mapping[str, torch.Tensor]], None], limit: int = BUCKET_BYTES
+        self,
+        take: Callable[[Mapping[str, torch.Tensor]], None],
+        limit: int = BUCKET_BYTES,
+        *,
+        begin: Callable[[Manifest], None] = lambda manifest: None,
     ) -> Received:
         """Have `take` load the newest whole version in place, bucket by bucket; from the first bucket again, where a
-        version was overtaken. What it has loaded is of one version only once this returns. Blocking. Raises as
-        `receive`."""
+        version was overtaken. `begin` is called before, and may refuse it. What was loaded is of one version only once
+        this returns. Blocking. Raises as `receive`, and what the two raise."""
 
         def load(received: Received) -> Received:
+            begin(received.manifest)
             for bucket in received.buckets(limit):
                 take(bucket)
             return received

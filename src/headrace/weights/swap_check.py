@@ -36,7 +36,10 @@ class SwapCheck:
         difference is within the bound of the coarser of the two. A rounding of logits weighs more where they are
         divided by a temperature below 1."""
         bound = max(_BOUNDS.get(self.dtype, _COARSE), _BOUNDS.get(dtype, _COARSE)) / min(self.temperature, 1.0)
-        apart = float(np.abs(found.astype(np.float64) - self.logprobs).mean())
+        with np.errstate(invalid="ignore"):
+            each = np.abs(found.astype(np.float64) - self.logprobs)
+        each[(found == self.logprobs) | (np.isnan(found) & np.isnan(self.logprobs))] = 0.0
+        apart = float(each.mean())
         if apart <= bound:
             return None
         return (

@@ -20,10 +20,10 @@ from headrace.engines.embedded.prefill import padded_passes
 from headrace.engines.embedded.probe import choose_runner
 from headrace.engines.embedded.sampler import Kept, sample
 from headrace.engines.embedded.scheduler import Chunk, Copy, Plan, Scheduler
-from headrace.engines.embedded.schema import WeightSchema
 from headrace.engines.embedded.sequence import Sequence
 from headrace.engines.protocol import EngineError, FinishReason, SwapMode, TokenChunk
 from headrace.weights.plane import Received, WeightReceiver
+from headrace.weights.schema import WeightSchema
 from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import Version
 

@@ -36,7 +36,7 @@ from headrace.runtime.protocol import Services, WaitTimeout
 from headrace.runtime.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.weights.plane import WeightOffer, WeightReceiver
-from headrace.weights.receiving import receiver_of
+from headrace.weights.receiving import HeldTo, receiver_at
 from headrace.weights.version import Version
 
 
@@ -182,8 +182,8 @@ class EngineWorker:
         """One for each address: what it has mapped stays mapped."""
         where = offer.transport, offer.address
         if where not in self._receivers:
-            self._receivers[where] = receiver_of(offer)
-        return self._receivers[where]
+            self._receivers[where] = receiver_at(*where)
+        return HeldTo(offer, self._receivers[where])
 
     def _release_all(self, client: str) -> None:
         for name, number in list(self._pins):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from headrace.weights.plane import WeightError
+from headrace.weights.plane import Manifest, WeightError
 
 
 class WeightSchema:
@@ -21,24 +21,31 @@ class WeightSchema:
         self._dtype, self._device = first.dtype, first.device
 
     def check(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The parameters in the engine's dtype, on its device.
+        """The parameters in the model's dtype, on its device.
 
         Raises WeightError if one is missing, extra or misshapen. A tensor that is so already is not copied.
         """
-        missing = [name for name in self._shapes if name not in tensors]
-        extra = [name for name in tensors if name not in self._shapes and name not in self._optional]
+        self._require({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+        return {name: tensors[name].detach().to(self._device, self._dtype) for name in self._shapes}
+
+    def require_fits(self, manifest: Manifest) -> None:
+        """That a publication has them. Raises WeightError, as `check`."""
+        self._require({entry.name: entry.shape for entry in manifest.entries})
+
+    def _require(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        missing = [name for name in self._shapes if name not in shapes]
+        extra = [name for name in shapes if name not in self._shapes and name not in self._optional]
         if missing or extra:
             raise WeightError(
-                f"the publication does not fit the engine's model: {_some('lacks', missing)}{_some('adds', extra)}"
+                f"the publication does not fit the model: {_some('lacks', missing)}{_some('adds', extra)}"
                 "publish the parameters of the same model, by Hugging Face name"
             )
         for name, shape in self._shapes.items():
-            if tuple(tensors[name].shape) != shape:
+            if shapes[name] != shape:
                 raise WeightError(
-                    f"tensor {name!r} has shape {tuple(tensors[name].shape)}, the engine's model has {shape}; "
+                    f"tensor {name!r} has shape {shapes[name]}, the model has {shape}; "
                     "publish the parameters of the same model"
                 )
-        return {name: tensors[name].detach().to(self._device, self._dtype) for name in self._shapes}
 
 
 def _some(verb: str, names: list[str]) -> str:

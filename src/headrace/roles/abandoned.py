@@ -1,0 +1,45 @@
+"""Answers that nobody waits for any more: the refs in them are let go."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Coroutine, Iterator, Mapping
+from typing import Any, TypeVar
+
+from headrace.roles.context import RoleContext
+from headrace.runtime.refs import Ref
+
+T = TypeVar("T")
+
+
+async def freed_if_left(context: RoleContext, asking: Coroutine[Any, Any, T], what: str) -> T:
+    """What `asking` gives. Whoever is cancelled meanwhile leaves it at work, as what computes cannot be stopped; the
+    refs in its answer are freed when it comes, since nobody else knows them."""
+    answer = context.runtime.spawn(asking, what)
+    try:
+        return await asyncio.shield(answer)
+    except asyncio.CancelledError:
+
+        def free(done: asyncio.Task[T]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                for ref in _refs(done.result()):
+                    context.refs.free(ref)
+
+        answer.add_done_callback(free)
+        raise
+
+
+def _refs(value: Any) -> Iterator[Ref]:
+    """In plain data."""
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _refs(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _refs(each)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _refs(getattr(value, field.name))
