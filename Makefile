@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 quickstart: $(READY)
 	$(BIN)/headrace quickstart --dir quickstart --fresh $(ARGS)
 
-# On two quiet cores: 8 minutes at most. Tests are shared out to JOBS processes.
+# On two quiet cores: 10 minutes at most. Tests are shared out to JOBS processes.
 JOBS ?= 2
 SHARED := -n $(JOBS) --dist worksteal
 test: $(READY)
@@ -34,8 +34,8 @@ $(TRACKERS_READY): pyproject.toml constraints-trackers.txt
 
 trackers-env: $(TRACKERS_READY)
 
-# What takes more than about ten seconds: 36 minutes at most, of which 5 for 10^5 random sequences of events, 3 for the
-# wheel and the sdist in an empty environment, and 4 more for the trackers, their environment included. Then, in 5
+# What takes more than about five seconds: 45 minutes at most, of which 5 for 10^5 random sequences of events, 3 for the
+# wheel and the sdist in an empty environment, and 4 more for the trackers, their environment included. Then, in 7
 # minutes at most, whole runs in which all that would cross between processes is copied through the wire codec.
 test-slow: $(READY) $(TRACKERS_READY)
 	$(BIN)/python -m pytest -m slow $(ARGS)
