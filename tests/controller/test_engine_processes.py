@@ -18,6 +18,8 @@ from headrace.engines.protocol import GenerateRequest, TokenChunk
 from headrace.engines.remote import RemoteEngine
 from headrace.runtime.process.site import site_parent
 from headrace.store import RunReader
+from headrace.weights.plane import Manifest, Snapshot
+from headrace.weights.shm import ShmPublisher
 
 BATCHES, ETA = 12, 2
 
@@ -74,6 +76,41 @@ def test_a_run_goes_on_when_an_engines_process_is_killed(tmp_path: Path, monkeyp
     assert went_on, "requests went on elsewhere"
     assert kinds["swap"] >= BATCHES
     assert not in_memory(), "nothing is left in memory"
+
+
+@pytest.mark.slow
+@pytest.mark.cpu
+def test_a_version_that_arrives_wrong_in_a_process_is_refused_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32, so that one tensor that is left out shows."""
+    job = make_job(
+        tmp_path / "job",
+        model__dtype="float32",
+        trainer__batches=BATCHES,
+        async__max_staleness=ETA,
+        engine__process="true",
+    )
+    send, damaged = ShmPublisher.send, list[str]()
+
+    def send_wrong(publisher: ShmPublisher, snapshot: Snapshot) -> Manifest:
+        if snapshot.version.number == 3 and not damaged:
+            name = next(name for name in snapshot.tensors if "down_proj" in name)
+            damaged.append(name)
+            snapshot.tensors[name].zero_()
+        return send(publisher, snapshot)
+
+    monkeypatch.setattr(ShmPublisher, "send", send_wrong)
+    assert main(["train", str(job), "--dir", str(tmp_path / "run")]) == 0
+    assert damaged
+    kinds = kinds_of(tmp_path / "run")
+    assert kinds["update_failed"] >= 1
+    with RunReader(tmp_path / "run") as reader:
+        told = [event.data for event in reader.events.read() if event.kind == "update_failed"]
+        taken = {event.data["version"] for event in reader.events.read() if event.kind == "swap"}
+    assert any("did not arrive as it was published" in str(data) for data in told)
+    assert "(0, 3)" not in taken
+    assert len(taken) >= BATCHES - 4
 
 
 def test_check_says_where_the_engines_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
