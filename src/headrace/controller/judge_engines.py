@@ -76,6 +76,19 @@ def asker(plan: Plan, policy: EnginePool, judges: Mapping[str, EnginePool], cloc
     return ask
 
 
+class LateAsk:
+    """An `Ask` of judges that are loaded only after those who ask them have begun."""
+
+    def __init__(self) -> None:
+        self.answers: Ask | None = None
+        """See `asker`; set before anything is asked."""
+
+    async def __call__(self, config: JudgeConfig, values: Mapping[str, str], still: StandStill) -> str:
+        if self.answers is None:
+            raise RuntimeError("a judge was asked before the judges were loaded")
+        return await self.answers(config, values, still)
+
+
 @asynccontextmanager
 async def serving(engines: Mapping[str, EnginePool], clock: Clock) -> AsyncGenerator[None]:
     """The engines, started one after another, and stopped at the end."""

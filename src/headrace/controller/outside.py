@@ -19,9 +19,9 @@ from headrace.controller.tracking import Tell, tracking
 from headrace.controller.watching import watchdog
 from headrace.controller.wiring import Parts
 from headrace.controller.worker_processes import worker_processes
-from headrace.engines.pool import EnginePool
 from headrace.experience.group_journal import GroupJournal
 from headrace.models.loading import resolve_device
+from headrace.rewards.judge import Ask
 from headrace.roles.reissue import Losses
 from headrace.roles.rollout import GroupRunner
 from headrace.roles.workers.functions import FunctionsWorker
@@ -45,10 +45,8 @@ class Outside(Protocol):
     async def models(self, plan: Plan, runtime: Runtime, folder: Path) -> Models:
         """Loaded; the engines not started."""
 
-    def rewards(
-        self, plan: Plan, folder: Path, runtime: Runtime, engines: EnginePool, judges: Mapping[str, EnginePool]
-    ) -> AbstractAsyncContextManager[RewardPools]:
-        """What scores, while it is entered."""
+    def rewards(self, plan: Plan, folder: Path, runtime: Runtime, ask: Ask) -> AbstractAsyncContextManager[RewardPools]:
+        """What scores, while it is entered. `ask`: of the judges."""
 
     def crew(self, runner: GroupRunner, losses: Losses, journal: GroupJournal, runtime: Runtime) -> GroupRunner:
         """Who plays groups, as `runner` does. `losses`: who is to be alone aboard a worker. `journal`: where what
@@ -100,10 +98,8 @@ class ThisMachine:
         in_memory = None if self._processes is None else self._processes.make_folder
         return await load_models(plan, runtime, folder, in_memory)
 
-    def rewards(
-        self, plan: Plan, folder: Path, runtime: Runtime, engines: EnginePool, judges: Mapping[str, EnginePool]
-    ) -> AbstractAsyncContextManager[RewardPools]:
-        return rewards(plan, folder, runtime, engines, judges)
+    def rewards(self, plan: Plan, folder: Path, runtime: Runtime, ask: Ask) -> AbstractAsyncContextManager[RewardPools]:
+        return rewards(plan, folder, runtime, ask)
 
     def crew(self, runner: GroupRunner, losses: Losses, journal: GroupJournal, runtime: Runtime) -> GroupRunner:
         return runner

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headrace.controller.groundwork import Groundwork, filter_role, lay_groundwork, rollout_role
-from headrace.controller.judge_engines import load_judges, serving, stop_engine
+from headrace.controller.judge_engines import asker, load_judges, serving, stop_engine
 from headrace.controller.models import load_engines
 from headrace.controller.planning.plan import Plan
 from headrace.controller.reward_model import load_model_reward
@@ -54,7 +54,7 @@ async def record_rollouts(
     engines, judges = await load_engines(plan, runtime, plane=plane), await load_judges(plan, runtime)
     scores = await load_model_reward(plan, runtime)
     lineage = Lineage(begun.branch, store.checkpoints.lineage())
-    async with rewards(plan, folder, runtime, engines, judges) as pool:
+    async with rewards(plan, folder, runtime, asker(plan, engines, judges, runtime.clock)) as pool:
         await engines.start(lineage, plane.receiver())
         hands = None
         try:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace.controller.judge_engines import asker
 from headrace.controller.planning.plan import Plan
 from headrace.controller.recorder import Recorder
 from headrace.controller.reward_pools import RewardPools, reward_pools
-from headrace.engines.pool import EnginePool
 from headrace.experience.sample import GroupKey
 from headrace.observe.run_record import RunWatcher
+from headrace.rewards.judge import Ask
 from headrace.rewards.pool import RewardPool
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunReader, RunStore
@@ -67,15 +66,12 @@ async def end(tasks: list[asyncio.Task[Any]]) -> None:
 
 
 @asynccontextmanager
-async def rewards(
-    plan: Plan, folder: Path, runtime: Runtime, engines: EnginePool, judges: Mapping[str, EnginePool]
-) -> AsyncGenerator[RewardPools]:
-    """Not started where nothing is scored, or rollout workers have their own."""
+async def rewards(plan: Plan, folder: Path, runtime: Runtime, ask: Ask) -> AsyncGenerator[RewardPools]:
+    """Not started where nothing is scored, or rollout workers have their own. `ask`: of the judges."""
     config, clock = plan.config, runtime.clock
     if not plan.needs_engine or plan.rollout_workers:
         yield RewardPools(RewardPool(config.reward, clock=clock), {})
         return
-    ask = asker(plan, engines, judges, clock)
     async with reward_pools(plan, clock, ask, folder / "logs" / "reward.log") as pools:
         yield pools
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from headrace.config import ConfigError, config_sha256, dump_config
 from headrace.config.paths import path_of
 from headrace.controller.begin import Begin
 from headrace.controller.going_back import GoingBack
-from headrace.controller.judge_engines import serving, stop_engine
+from headrace.controller.judge_engines import LateAsk, asker, serving, stop_engine
 from headrace.controller.models import Models
 from headrace.controller.outside import Outside, ThisMachine
 from headrace.controller.planning.origin import begin_from
@@ -23,6 +23,7 @@ from headrace.controller.planning.out_of_memory import told
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.replay import note_replay
 from headrace.controller.planning.resumed import resumed_plan
+from headrace.controller.reward_pools import RewardPools
 from headrace.controller.role_tasks import RoleTasks
 from headrace.controller.rollout_workers import end_rollout_workers, start_rollout_workers
 from headrace.controller.rollouts_only import record_rollouts
@@ -35,8 +36,11 @@ from headrace.observe.listeners import NOBODY, Listeners
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.observe.summary import build_summary, write_summary
 from headrace.observe.trace import write_trace
+from headrace.roles.workers.functions import FunctionsWorker
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Runtime
+from headrace.runtime.together import together
+from headrace.runtime.workers import Workers
 from headrace.store import Restored, RunReader, RunStore, StoreError
 from headrace.store.files import LOCAL, Files
 from headrace.store.origin import take_origin, taken_origin
@@ -245,9 +249,8 @@ async def _train(
     listeners: Listeners,
 ) -> Status:
     """Build the run on its record, and see it to its end."""
-    models = await outside.models(plan, runtime, folder)
-    begun = await _restore_models(plan, models, restored, runtime)
-    async with outside.rewards(plan, folder, runtime, models.engines, models.judges) as pool:
+    async with AsyncExitStack() as stack:
+        models, begun, pool, functions = await _loaded(outside, plan, folder, restored, runtime, stack)
         # First, since only now it is known how many sequences it decodes together.
         lineage = Lineage(begun.branch, store.checkpoints.lineage())
         await models.engines.start(lineage, models.trainer.receiver())
@@ -256,7 +259,6 @@ async def _train(
             hands = await start_rollout_workers(
                 plan, folder, runtime, store, models.engines, models.judges, pool, lineage
             )
-            functions = await outside.functions(plan, runtime)
             parts = connect(
                 plan,
                 models,
@@ -299,6 +301,33 @@ async def _train(
         finally:
             await end_rollout_workers(hands, runtime.clock)
             await stop_engine(models.engines, runtime.clock)
+
+
+async def _loaded(
+    outside: Outside, plan: Plan, folder: Path, restored: Restored | None, runtime: Runtime, stack: AsyncExitStack
+) -> tuple[Models, Version, RewardPools, Workers[FunctionsWorker] | None]:
+    """Models with what the run begins from, and its version; what scores, until `stack` is closed; and who computes the
+    user's functions. These have processes of their own, which load beside the models."""
+    models: list[tuple[Models, Version]] = []
+    pools: list[RewardPools] = []
+    functions: list[Workers[FunctionsWorker] | None] = []
+    ask = LateAsk()
+
+    async def load() -> None:
+        made = await outside.models(plan, runtime, folder)
+        models.append((made, await _restore_models(plan, made, restored, runtime)))
+
+    async def score() -> None:
+        pools.append(await stack.enter_async_context(outside.rewards(plan, folder, runtime, ask)))
+
+    async def compute() -> None:
+        functions.append(await outside.functions(plan, runtime))
+
+    await together([load(), score(), compute()], ["models", "rewards", "functions"])
+    ((made, begun),) = models
+    if plan.needs_engine and any(reward.judges for reward in plan.config.rewards):
+        ask.answers = asker(plan, made.engines, made.judges, runtime.clock)
+    return made, begun, pools[0], functions[0]
 
 
 async def _restore_models(plan: Plan, models: Models, restored: Restored | None, runtime: Runtime) -> Version:

@@ -42,12 +42,20 @@ from headrace.rewards.row_checks import check_rows, read_columns, required_colum
 from headrace.rollout.filters import Filter, load_filters
 from headrace.rollout.workflow import Workflow, load_workflow
 from headrace.runtime.event_loop import run_to_end
+from headrace.runtime.imports import imported_beside
 from headrace.runtime.inline import SystemClock
 from headrace.store.origin import Origin
 
 if TYPE_CHECKING:
     from headrace.algorithms.pieces import Pieces
     from headrace.controller.planning.memory_estimate import MemoryEstimate
+
+_TAKE_LONG = (
+    "headrace.controller.planning.memory_estimate",
+    "headrace.engines.embedded.engine",
+    "headrace.training.own_functions",
+)
+"""To import, with torch and transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +150,8 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     # What was trained on once has passed the filters of its time.
     filters = load_filters(config.filters, given) if recorded is None else ()
     if recorded is None or held_out:
-        run_to_end(lambda: _check_rewards(config, prompts, held_out, given), "a plan")
+        with imported_beside(_TAKE_LONG):
+            run_to_end(lambda: _check_rewards(config, prompts, held_out, given), "a plan")
 
     # From here on torch is needed, which takes seconds to import: faults in the data are told before.
     from headrace.controller.planning.judges import check_judges

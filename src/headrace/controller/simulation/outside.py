@@ -29,6 +29,7 @@ from headrace.engines.simulated_answers import Answers
 from headrace.experience.flow import Flow
 from headrace.experience.group_journal import GroupJournal
 from headrace.experience.sample import Group
+from headrace.rewards.judge import Ask
 from headrace.rewards.simulated import RewardCosts, SimulatedRewards
 from headrace.roles.frozen import OnLane
 from headrace.roles.reissue import Losses
@@ -204,9 +205,7 @@ class SimulatedOutside:
         self._hazards.began(parts, self._is_on)
 
     @asynccontextmanager
-    async def rewards(
-        self, plan: Plan, folder: Path, runtime: Runtime, engines: EnginePool, judges: Mapping[str, EnginePool]
-    ) -> AsyncGenerator[RewardPools]:
+    async def rewards(self, plan: Plan, folder: Path, runtime: Runtime, ask: Ask) -> AsyncGenerator[RewardPools]:
         yield RewardPools(SimulatedRewards(runtime.clock, self._costs.rewards), {})
 
     def tracking(
