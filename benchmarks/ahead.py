@@ -1,7 +1,7 @@
 """How far generation should run ahead of training: as far as the engine's slots have use for, or as the bound allows.
 
     python -m benchmarks.ahead [--seeds 3] [--batches 50] [--etas 2 8] [--workloads even "heavy tail" tools]
-    python -m benchmarks.ahead --world
+    python -m benchmarks.ahead --simulated
 
 Two rules for `async.ahead`: `slots`, min((eta + 1) B, max(2 B, B + slots / samples a prompt)); `bound`, (eta + 1) B.
 Three workloads with the model of `benchmarks.policy_model`: answers of 48 tokens, answers of log-normal length (mean
@@ -11,8 +11,8 @@ answers of any length can learn; the policy never ends an answer itself, so that
 learns. Runs go one at a time, since seconds are compared. The trainer's idle share is the actor's wait for rows, of the
 time between the first and the last batch.
 
-`--world` does the same in the discrete-event world of `benchmarks.schedule_world`, where trainer and engine have
-devices of their own and no figure depends on the machine.
+`--simulated` does the same in virtual time (`benchmarks.simulated`), where trainer and engine have devices of their own
+and no figure depends on the machine.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ import json
 import math
 import statistics
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import save, spread
 from benchmarks.policy_model import make_model, make_prompts
-from benchmarks.schedule_world import World, WorldRun
+from benchmarks.simulated import Circumstances, measures, run
 from benchmarks.slow_workflow import LONGEST
 from benchmarks.staleness import rewards_in_time, run_config
 from headrace.observe.run_record import RunRecord
@@ -41,9 +42,10 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "heavy tail": {"max_new_tokens": LONGEST, "workflow": f"{_WORKFLOWS}:DrawnLength"},
     "tools": {"workflow": f"{_WORKFLOWS}:SlowerTool"},
 }
-WORLD_BATCH, WORLD_SLOTS, WORLD_BATCHES, WORLD_SEEDS = 16, 64, 80, range(5)
-TAILS = {"even": 0.0, "heavy tail": 1.0}
-"""Sigma of the log-normal time of a sample."""
+SIMULATED_BATCH, SIMULATED_SLOTS, SIMULATED_BATCHES, SIMULATED_SEEDS = 16, 64, 50, range(3)
+TAILS: dict[str, float | None] = {"even": None, "heavy tail": 1.0}
+"""See `Circumstances.tail`."""
+SIMULATED_KEYS = {"idle_share": ".0%", "staleness_mean": ".1f", "staleness_max": ".0f", "speed": ".2f"}
 STEPS = (0.8, 1.0, 1.25)
 """A step's time over that in which the engine, its slots full, decodes a batch."""
 
@@ -159,53 +161,34 @@ def rounds(config: Path, folder: Path, workload: str, eta: int, seed: int) -> li
     return rows
 
 
-def world() -> None:
+def simulated() -> None:
     table = []
     for lengths, tail in TAILS.items():
-        mean = math.exp(tail**2 / 2)
-        batch_time = WORLD_BATCH * SAMPLES / WORLD_SLOTS * mean
         for eta in (2, 8):
             for step in STEPS:
                 for rule in RULES:
-                    runs = []
-                    for seed in WORLD_SEEDS:
-                        circumstances = World(
-                            prompts_per_batch=WORLD_BATCH,
-                            max_staleness=eta,
-                            total_batches=WORLD_BATCHES,
-                            on_deadline="wait",
-                            prompts=100_000,
-                            ahead=most_ahead(rule, eta, WORLD_BATCH, WORLD_SLOTS),
-                            slots=WORLD_SLOTS,
-                            samples=SAMPLES,
-                            tail=tail,
-                            step_time=step * batch_time,
-                            load_time=0.02 * mean,
-                            seed=seed,
-                        )
-                        outcome = WorldRun(circumstances).run()
-                        assert outcome.finished
-                        runs.append(
-                            {
-                                "idle_share": outcome.trainer_idle / outcome.time,
-                                "staleness_mean": outcome.mean_staleness,
-                                "staleness_max": outcome.worst_staleness,
-                                "speed": WORLD_BATCHES * batch_time * max(step, 1.0) / outcome.time,
-                            }
-                        )
-                    table.append(
-                        {
-                            "lengths": lengths,
-                            "max_staleness": eta,
-                            "step": step,
-                            "rule": rule,
-                            "ahead": most_ahead(rule, eta, WORLD_BATCH, WORLD_SLOTS),
-                            **{key: spread([run[key] for run in runs]) for key in runs[0]},
-                        }
+                    ahead = most_ahead(rule, eta, SIMULATED_BATCH, SIMULATED_SLOTS)
+                    given = Circumstances(
+                        batch=SIMULATED_BATCH,
+                        samples=SAMPLES,
+                        batches=SIMULATED_BATCHES,
+                        max_staleness=eta,
+                        on_deadline="wait",
+                        ahead=ahead,
+                        slots=SIMULATED_SLOTS,
+                        tail=tail,
+                        step_s=0.0,
                     )
-    settings = {"prompts_per_batch": WORLD_BATCH, "samples_per_prompt": SAMPLES, "slots": WORLD_SLOTS}
-    save("ahead_world", {**settings, "batches": WORLD_BATCHES, "seeds": len(WORLD_SEEDS), "table": table})
-    print_table(table, {"idle_share": ".0%", "staleness_mean": ".1f", "staleness_max": ".0f", "speed": ".2f"})
+                    batch_s = SIMULATED_BATCH * SAMPLES / SIMULATED_SLOTS * given.answer_s
+                    given = replace(given, step_s=step * batch_s)
+                    rows = [measures(given, run(given, seed)) for seed in SIMULATED_SEEDS]
+                    found = {key: spread([row[key] for row in rows]) for key in SIMULATED_KEYS}
+                    named = {"lengths": lengths, "max_staleness": eta, "step": step, "rule": rule, "ahead": ahead}
+                    table.append({**named, **found})
+    settings = {"prompts_per_batch": SIMULATED_BATCH, "samples_per_prompt": SAMPLES, "slots": SIMULATED_SLOTS}
+    settings |= {"batches": SIMULATED_BATCHES, "seeds": len(SIMULATED_SEEDS)}
+    save("ahead_simulated", {**settings, "table": table})
+    print_table(table, SIMULATED_KEYS)
 
 
 def print_table(table: list[dict[str, Any]], keys: dict[str, str]) -> None:
@@ -226,10 +209,10 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=50)
     parser.add_argument("--etas", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
-    parser.add_argument("--world", action="store_true")
+    parser.add_argument("--simulated", action="store_true")
     args = parser.parse_args()
-    if args.world:
-        world()
+    if args.simulated:
+        simulated()
     else:
         study(args)
 

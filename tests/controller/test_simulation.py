@@ -82,6 +82,19 @@ def test_recipes(recipe: str) -> None:
         assert all(batch.critic_loss is not None for batch in outcome.record.batches)
 
 
+def test_a_surplus_hides_a_long_tail() -> None:
+    """On-policy, with heavy tails: the slowest of a batch is no longer waited for."""
+    shape = {"rollout__prompts_per_batch": 8, "rollout__samples_per_prompt": 2, "trainer__batches": 16}
+    plain, more = (
+        simulate(job(async__mode="sync", rollout__oversample=each, rollout__filters=[], **shape), 0, costs=TAIL)
+        for each in (1.0, 1.5)
+    )
+    waits = [one.record.batches[-1].totals.wait_s["actor: rows of the batch"] for one in (plain, more)]
+    assert sum(plain.counts.dropped.values()) == 0
+    assert 0 < sum(more.counts.dropped.values()) <= 15 * 4, "the last batch has no surplus"
+    assert waits[1] < 0.7 * waits[0]
+
+
 def test_evaluations_are_made_beside_training() -> None:
     config = job(data__eval="nowhere.jsonl", evaluation__every=3, evaluation__max_prompts=5)
     outcome = simulate(config, 0)
