@@ -4,6 +4,10 @@ import os
 
 import pytest
 
+# Several processes of tests share the processors: a team of threads that waits in a loop keeps the others from work.
+# Before torch is imported; whoever a test starts has it from here.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 if os.environ.setdefault("HEADRACE_TEST_DEVICE", "cpu") == "cpu":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
