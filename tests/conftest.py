@@ -3,6 +3,10 @@
 import os
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("suite", derandomize=True)
+settings.load_profile("suite")
 
 # Several processes of tests share the processors: a team of threads that waits in a loop keeps the others from work.
 # Before torch is imported; whoever a test starts has it from here.
