@@ -1,6 +1,9 @@
 """All tests: which device they compute on, and parts of the whole."""
 
+import gc
+import itertools
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -14,6 +17,22 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if os.environ.setdefault("HEADRACE_TEST_DEVICE", "cpu") == "cpu":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+_TESTS = itertools.count(1)
+_FEW = 100
+"""Tests after which the garbage of those before is looked for."""
+
+
+@pytest.fixture(autouse=True)
+def what_was_there_is_left_out_of_collections() -> Iterator[None]:
+    """A run begins with a full collection (`runtime/collection.py`): modules and tests are a million objects, over
+    which each takes a third of a second."""
+    if next(_TESTS) % _FEW == 0:
+        gc.unfreeze()
+        gc.collect()
+    gc.freeze()
+    yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
