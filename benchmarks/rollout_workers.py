@@ -1,6 +1,6 @@
 """What a rollout worker process costs a run whose workflow computes little, and brings one whose workflow does much.
 
-    python -m benchmarks.rollout_workers [--runs 5] [--old PATH]
+    python -m benchmarks.rollout_workers [--runs 5] [--old PATH] [--workflows plain busy]
 
 GRPO as in `benchmarks.end_to_end`, with its own batches; samples a second over the timed ones. `plain`: one completion
 a sample. `busy`: `benchmarks/busy_workflow.py`, 4 turns of 16 tokens with 2 ms of pure Python before each. Sides, in
@@ -46,6 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--old", type=Path)
+    parser.add_argument("--workflows", nargs="+", choices=list(WORKFLOWS), default=list(WORKFLOWS))
     args = parser.parse_args()
     sides: dict[str, tuple[Path, int | None]] = {"0": (ROOT, 0), "1": (ROOT, 1)}
     if args.old is not None:
@@ -55,7 +56,8 @@ def main() -> None:
         folder = Path(name)
         make_prompts(folder / "prompts.jsonl")
         make_model(folder / "model", 0.0)
-        for kind, workflow in WORKFLOWS.items():
+        for kind in args.workflows:
+            workflow = WORKFLOWS[kind]
             speeds: dict[str, list[float]] = {side: [] for side in sides}
             bounds = []
             for _ in range(args.runs):

@@ -3,13 +3,16 @@
 import gc
 import itertools
 import os
-from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 
-settings.register_profile("suite", derandomize=True)
-settings.load_profile("suite")
+try:
+    from hypothesis import settings
+except ImportError:  # the trackers' environment does without
+    pass
+else:
+    settings.register_profile("suite", derandomize=True)
+    settings.load_profile("suite")
 
 # Several processes of tests share the processors: a team of threads that waits in a loop keeps the others from work.
 # Before torch is imported; whoever a test starts has it from here.
@@ -25,14 +28,13 @@ _FEW = 100
 
 
 @pytest.fixture(autouse=True)
-def what_was_there_is_left_out_of_collections() -> Iterator[None]:
+def what_was_there_is_left_out_of_collections() -> None:
     """A run begins with a full collection (`runtime/collection.py`): modules and tests are a million objects, over
     which each takes a third of a second."""
     if next(_TESTS) % _FEW == 0:
         gc.unfreeze()
         gc.collect()
     gc.freeze()
-    yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -215,6 +215,16 @@ def test_what_is_not_simulated_is_refused(change: dict[str, object], said: str) 
         simulate(job(**change), 0)
 
 
+@pytest.mark.parametrize("at", [3.0, 5.0])
+def test_an_engine_that_dies_while_the_disk_is_full_ends_the_run_which_goes_on_when_it_is_mended(at: float) -> None:
+    """Its death cannot be recorded, and is noticed by whoever asks it for tokens: nobody waits for ever."""
+    config = job()
+    faults = Faults(engine=(EngineFaults(dies_at=at),), disk=DiskFaults(full=((at - 0.001, at + 15.0),)))
+    died = simulate(config, 0, faults, limit_s=600)
+    assert died.lives[0].end.startswith("DiskFull")
+    check(died, config)
+
+
 def test_a_slow_disk_costs_time_and_nothing_else() -> None:
     config = job(**MODES["sync"])
     usual, slow = simulate(config, 0), simulate(config, 0, Faults(disk=DiskFaults(slow=((0.0, 1e9, 200.0),))))

@@ -85,6 +85,9 @@ class Pool:
     def look(self) -> None:
         pass
 
+    def tell_what_is_left(self) -> None:
+        pass
+
     def views(self) -> list[EngineView]:
         return [member.view for member in self.members]
 

@@ -24,6 +24,7 @@ from headrace.runtime.signal import Signal
 from headrace.runtime.together import together
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.workers import WorkerError, WorkerLost
+from headrace.store import StoreError
 from headrace.weights.version import INITIAL, Version
 
 PROMPT = Prompt("p", "1+1=", {"prompt": "1+1="})
@@ -197,6 +198,18 @@ def test_a_worker_that_is_lost_too_often_in_a_row_ends_the_run() -> None:
         with pytest.raises(NothingToTrain, match=r"lost 8 times in a row, the last time so: exit code 3; mend that"):
             await again_and_again()
         assert set(told) == {"worker_lost"}
+
+    played_by(test, kills=lambda at: True)
+
+
+def test_a_loss_that_cannot_be_recorded_ends_the_run() -> None:
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        def full(kind: str, data: object) -> None:
+            raise StoreError("no space left")
+
+        runner.tell = full
+        with pytest.raises(StoreError, match="no space left"):
+            await group(runner, 0)
 
     played_by(test, kills=lambda at: True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -69,6 +69,7 @@ class EnginePool:
         self.changed = Signal()
         """Notified when an engine dies, comes back or takes a version, and when a pin is released."""
         self.tell: Tell = lambda kind, data: None
+        self._untold: list[tuple[str, dict[str, Any]]] = []
         self.outage = StandStill(clock)
         """The seconds in which a request waited for an engine that may serve it, or none served at all."""
         self._down_since: float | None = None
@@ -239,7 +240,7 @@ class EnginePool:
         """`member` serves nothing more."""
         member.died(why)
         word = "comes back" if member.state is EngineState.EJECTED else "does not come back"
-        self.tell("engine_died", {"engine": member.index, "message": f"{member.name} died and {word}: {why}"})
+        self._report("engine_died", {"engine": member.index, "message": f"{member.name} died and {word}: {why}"})
         self._count_outage()
 
     async def update(self, member: Member, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
@@ -268,9 +269,22 @@ class EnginePool:
         finally:
             if member.state is EngineState.STARTING:
                 member.state = EngineState.EJECTED
-        self.tell("engine_back", {"engine": member.index, "version": str(member.engine.version)})
+        self._report("engine_back", {"engine": member.index, "version": str(member.engine.version)})
         self._count_outage()
         self.changed.notify()
+
+    def tell_what_is_left(self) -> None:
+        """What could not be told when it happened. Raises whatever `tell` raises."""
+        while self._untold:
+            self.tell(*self._untold[0])
+            del self._untold[0]
+
+    def _report(self, kind: str, data: dict[str, Any]) -> None:
+        """An engine's death may be noticed by anybody: a record that cannot be written is none of theirs, and keeps
+        nobody from hearing of it. Who follows the engine hears of the record."""
+        self._untold.append((kind, data))
+        with suppress(Exception):
+            self.tell_what_is_left()
 
     def recount(self) -> None:
         """Whoever runs a member's engine has put another there."""

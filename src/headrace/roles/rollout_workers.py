@@ -90,7 +90,7 @@ class RolloutWorkers:
         self._seats = [_Seat(rank, taken + 1 + rank) for rank in range(count)]
         self._next_writer = taken + 1 + count
         self._changed = Signal()
-        self._given_up: str | None = None
+        self._given_up: Exception | None = None
         self._closing = False
         self._line: tuple[Version, Mapping[int, int]] | None = None
         """Where the run went on, if it went back since they were made."""
@@ -268,7 +268,7 @@ class RolloutWorkers:
         return seat
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Raises NothingToTrain once the workers are given up."""
+        """Raises NothingToTrain once the workers are given up, and what their return could not be recorded for."""
         await self._changed.wait_until(
             lambda: condition() or self._given_up is not None,
             self._runtime.clock,
@@ -276,7 +276,7 @@ class RolloutWorkers:
             lambda: "a rollout worker",
         )
         if self._given_up is not None:
-            raise NothingToTrain(self._given_up)
+            raise self._given_up
 
     async def _gone(self, seat: _Seat, life: int) -> None:
         """Until nothing is left of the worker that had this life: it has come back, or is given up."""
@@ -292,17 +292,24 @@ class RolloutWorkers:
                 self._runtime.spawn(self._bring_back(seat, reason), f"return of rollout/{seat.rank}")
 
     async def _bring_back(self, seat: _Seat, reason: str) -> None:
+        try:
+            await self._make_anew(seat, reason)
+        except Exception as error:  # a record that cannot be written: whoever waits for the worker must hear of it
+            self._given_up = error
+        self._changed.notify()
+
+    async def _make_anew(self, seat: _Seat, reason: str) -> None:
+        """Raises NothingToTrain, StoreError."""
         while not seat.is_up:
             seat.failures += 1
             name = f"rollout/{seat.rank}"
             self.tell("worker_lost", {"worker": name, "message": f"{name} is made anew: {reason}"})
             following = after_failure(ROLLOUT_WORKER, seat.failures)
             if following.measure is Measure.STOP:
-                self._given_up = (
+                raise NothingToTrain(
                     f"rollout worker {seat.rank} was lost {seat.failures} times in a row, the last time so: {reason}; "
                     "mend that (rollout.workers=0 plays in the run's own process, for a debugger), and --resume the run"
                 )
-                break
             await self._runtime.clock.sleep(following.pause_s)
             try:
                 await self._workers.restart(seat.rank)
@@ -310,7 +317,6 @@ class RolloutWorkers:
                 await self._begin(seat)
             except (WorkerError, WorkerLost, WaitTimeout, OSError) as error:
                 reason = str(error)
-        self._changed.notify()
 
     async def _begin(self, seat: _Seat) -> None:
         await self._workers.call("begin", seat.writer, rank=seat.rank, what="a rollout worker", seconds=_BEGIN_S)

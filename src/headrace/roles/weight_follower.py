@@ -32,9 +32,10 @@ class WeightFollowerRole:
         self._mode = mode
 
     async def run(self) -> None:
-        """For ever: the run ends it."""
+        """For ever: the run ends it. Raises StoreError."""
         while True:
             self._pool.look()
+            self._pool.tell_what_is_left()
             if self._member.state is EngineState.EJECTED:
                 await self._come_back()
             elif self._member.view.serves and self._is_behind():

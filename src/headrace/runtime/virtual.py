@@ -152,6 +152,7 @@ class VirtualRuntime(EventLoopServices):
         """See `Services.compute`. The call's effects are there when its time begins, its result when that is over."""
         self._check_open(lane)
         work = self.spawn(self._call(self._lanes.setdefault(lane, _Lane()), function, *args), f"call on {lane}")
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())  # whose caller may be gone
         return await asyncio.shield(work)  # a caller that is cancelled stops waiting; the work goes on
 
     async def _call(self, lane: _Lane, function: Callable[..., T], *args: Any) -> T:

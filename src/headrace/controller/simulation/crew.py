@@ -12,7 +12,7 @@ from headrace.experience.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey
 from headrace.roles.reissue import Losses
 from headrace.roles.rollout import GroupRunner
-from headrace.runtime.protocol import Runtime
+from headrace.runtime.protocol import Runtime, WaitTimeout
 from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import ROLLOUT_WORKER, Measure, after_failure
 from headrace.runtime.workers import WorkerLost
@@ -30,7 +30,7 @@ class CrewFaults:
     workers: int = 0
     """How many there are; 0: groups are played in the controller."""
     deaths: tuple[tuple[float, int], ...] = ()
-    """(second of the clock, rank)."""
+    """(second of the clock, rank): it dies then, or, with nothing aboard, as soon as something is."""
     poison: tuple[tuple[int, int], ...] = ()
     """(epoch, position) of prompts that end any worker that plays them."""
     poison_s: float = 0.5
@@ -125,6 +125,7 @@ class SimulatedCrew:
                 if able:
                     worker = min(able, key=lambda one: (len(one.aboard), one.rank))
                     worker.aboard[key] = asyncio.get_running_loop().create_future()
+                    self._changed.notify()
                     return worker
                 await self._changed.wait(self._runtime.clock, _WAIT_S, f"a rollout worker for group {key}")
         except BaseException:
@@ -148,10 +149,11 @@ class SimulatedCrew:
                 await self._late(group)
 
     async def _die_at(self, at: float, worker: _Worker) -> None:
-        await self._runtime.clock.sleep(at - self._runtime.clock.now())
-        if worker.is_up:
-            if worker.aboard:
-                self._took("worker", worker.rank)
+        clock = self._runtime.clock
+        await clock.sleep(at - clock.now())
+        with suppress(WaitTimeout):
+            await self._changed.wait_until(lambda: bool(worker.aboard), clock, _WAIT_S, lambda: "something aboard")
+            self._took("worker", worker.rank)
             self._die(worker, "it died (a fault of the simulation)")
 
     def _die(self, worker: _Worker, why: str) -> None:
