@@ -96,6 +96,8 @@ def test_every_run_ends_within_the_bound_and_trains_nothing_twice(around: Circum
         assert outcome.fullest <= max(around.room, around.prompts_per_batch)
     prompts = [(group.epoch, group.position) for group, _, _ in outcome.trained]
     assert len(prompts) == len(set(prompts))
+    if not around.drop_share:
+        assert len(prompts) == min(around.prompts, around.total_batches * around.prompts_per_batch), "none is lost"
     assert all(size == around.prompts_per_batch for size in outcome.batch_sizes[:-1])
 
 
