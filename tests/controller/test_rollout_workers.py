@@ -164,6 +164,37 @@ def test_a_row_that_ends_or_blocks_its_process_is_left_out(
     assert reasons_of(folder) - Counter(zero_spread=100) == {"exhausted (failed: worker_lost)": 1}
 
 
+@pytest.mark.slow
+@pytest.mark.cpu
+def test_a_row_that_ends_the_only_worker_is_left_out_with_nothing_else_to_play(tmp_path: Path) -> None:
+    """In `sync` all others of its batch have finished before it ends the process, attempt for attempt."""
+    job, folder = make_job(tmp_path / "job", trainer__batches=4, data__eval=None, async__mode="sync"), tmp_path / "run"
+    (job.parent / "own.py").write_text(SOURCE)
+    train(
+        job,
+        f"rollout.workflow={own(job, 'ExitsLate')}",
+        "data.shuffle=false",
+        "rollout.filters=[]",
+        "--dir",
+        folder,
+    )
+    kinds = kinds_of(folder)
+    assert kinds["worker_lost"] == 9, "three attempts, of three losses each"
+    assert reasons_of(folder)["exhausted (failed: worker_lost)"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.cpu
+@pytest.mark.parametrize("workers", ["auto", "0"])
+def test_an_episode_that_swallows_its_cancellation_costs_its_own_samples(tmp_path: Path, workers: str) -> None:
+    job, folder = job_of(tmp_path / "job", trainer__batches=6, data__eval=None), tmp_path / "run"
+    chosen = (f"rollout.workflow={own(job, 'NeverEnds')}", f"rollout.workers={workers}", "rollout.max_attempts=1")
+    limits = ("rollout.episode_timeout_s=3", "runtime.stall_timeout_s=40", "data.shuffle=false", "rollout.filters=[]")
+    train(job, *chosen, *limits, "--dir", folder)
+    assert "worker_lost" not in kinds_of(folder)
+    assert reasons_of(folder) == {"exhausted (failed: timeout)": 1}
+
+
 def config_of(folder: Path, **changes: object) -> TrainConfig:
     return load_config(TrainConfig, job_of(folder, **changes))
 

@@ -1,7 +1,7 @@
 """Code of a user's, for runs with rollout workers."""
 
 SOURCE = '''
-import os, sys, time
+import asyncio, os, sys, time
 from pathlib import Path
 from headrace import Trajectory
 
@@ -23,6 +23,27 @@ class Exits(Mine):
     async def run(self, prompt, policy):
         if prompt.row["prompt"] == "0+0=":
             os._exit(3)
+        return await super().run(prompt, policy)
+
+
+class ExitsLate(Mine):
+    async def run(self, prompt, policy):
+        if prompt.row["prompt"] == "0+0=":
+            await asyncio.sleep(1.0)
+            os._exit(3)
+        return await super().run(prompt, policy)
+
+
+class NeverEnds(Mine):
+    """Takes its cancellation for an error like any other."""
+
+    async def run(self, prompt, policy):
+        while prompt.row["prompt"] == "0+0=":
+            try:
+                await policy.generate(policy.encode(prompt.content))
+                await asyncio.sleep(1000)
+            except:  # noqa: E722
+                pass
         return await super().run(prompt, policy)
 
 

@@ -193,11 +193,20 @@ def test_a_worker_that_is_lost_too_often_in_a_row_ends_the_run() -> None:
         async def again_and_again() -> None:
             for issue in range(40):
                 with contextlib.suppress(WorkerLost):
-                    await group(runner, 0, issue)
+                    await group(runner, issue)
 
         with pytest.raises(NothingToTrain, match=r"lost 8 times in a row, the last time so: exit code 3; mend that"):
             await again_and_again()
         assert set(told) == {"worker_lost"}
+
+    played_by(test, kills=lambda at: True)
+
+
+def test_a_prompt_that_ends_its_worker_each_time_does_not_end_the_run() -> None:
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        for issue in range(40):
+            with pytest.raises(WorkerLost):
+                await group(runner, 0, issue)
 
     played_by(test, kills=lambda at: True)
 

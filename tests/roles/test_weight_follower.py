@@ -7,11 +7,13 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from role_pool import STALL_S, Member, Pool, Receiver, Scene, play
 
 from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import EngineError, SwapMode
 from headrace.roles.weight_follower import WeightFollowerRole, taken_up
+from headrace.runtime.protocol import WaitTimeout
 from headrace.weights.plane import WeightError
 
 UPDATE = ("update", 0)
@@ -54,6 +56,55 @@ def test_a_swap_that_fails_is_told_counted_and_tried_again_after_a_pause() -> No
         assert heard == [1], "the engine watch looks at it"
         await scene.settle(60)
         assert pool.told == [UPDATE, UPDATE]
+        assert pool.members[0].version.number == 1
+
+    follow(pool, receiver, body)
+
+
+@pytest.mark.parametrize(
+    "error", [EngineError("gone"), MemoryError("no second copy"), OSError(5, "input/output error")]
+)
+def test_whatever_taking_a_version_raises_is_a_swap_that_failed(error: Exception) -> None:
+    pool, receiver = Pool(), Receiver(1)
+    pool.updates = [error]
+
+    async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
+        await scene.settle(60)
+        assert scene.events[0] == ("update_failed", {"version": "v1", "message": str(error)})
+        assert pool.members[0].version.number == 1
+
+    follow(pool, receiver, body)
+
+
+def test_an_evaluation_that_holds_the_version_for_long_is_no_fault() -> None:
+    pool, receiver = Pool(), Receiver(1)
+    pool.updates = [WaitTimeout("1 pins on version v0 to be released", 3600.0)]
+
+    async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
+        await scene.settle(60)
+        assert scene.kinds[:2] == ["waiting", "swap"]
+        assert pool.members[0].failed_swaps == 0
+
+    follow(pool, receiver, body)
+
+
+def test_a_publication_that_cannot_be_looked_at_is_looked_at_again() -> None:
+    pool, receiver = Pool(), Receiver(0)
+    newest, faults = receiver.latest, [WeightError("LATEST cannot be read")]
+
+    def latest() -> Any:
+        if receiver.number and faults:
+            raise faults.pop()
+        return newest()
+
+    receiver.latest = latest  # type: ignore[method-assign]
+
+    async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
+        await scene.settle()
+        receiver.number = 1
+        pool.changed.notify()
+        await scene.settle(60)
+        assert scene.events[0] == ("update_failed", {"version": "v1", "message": "LATEST cannot be read"})
         assert pool.members[0].version.number == 1
 
     follow(pool, receiver, body)

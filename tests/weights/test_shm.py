@@ -9,12 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from headrace.weights import shm
 from headrace.weights.plane import Received, WeightError
 from headrace.weights.shm import ShmPublisher, ShmReceiver
+from headrace.weights.swap_check import check_tokens, make_check
 from headrace.weights.version import Version
 
 WRITER = """
@@ -57,6 +59,22 @@ def test_a_tensor_of_another_shape_is_refused_on_either_side(tmp_path: Path) -> 
     with pytest.raises(WeightError, match="cannot publish v2: its tensors are not those of v1"):
         publish(publisher, 2, size=4)
     assert publisher.receiver().latest() == Version(0, 1)
+
+
+def test_a_version_whose_check_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    publisher = ShmPublisher(tmp_path)
+    check = make_check(check_tokens(50), lambda tokens: np.zeros((64, 4)), temperature=1.0, dtype="float32")
+    publisher.send(publisher.snapshot(Version(0, 0), [("a", torch.full((3,), 0.0))], check))
+    publisher.send(publisher.snapshot(Version(0, 1), [("a", torch.full((3,), 1.0))], check))
+    (tmp_path / "check-6.json").mkdir()
+    with pytest.raises(WeightError, match="cannot publish"):
+        publisher.send(publisher.snapshot(Version(0, 2), [("a", torch.full((3,), 2.0))], check))
+    (tmp_path / "check-6.json").rmdir()
+    again = publisher.snapshot(Version(0, 2), [("a", torch.full((3,), 2.0))], check)
+    receiver = ShmReceiver(publisher.address)
+    assert receiver.latest() == Version(0, 1), "also while the next one is copied in"
+    publisher.send(again)
+    assert receiver.latest() == Version(0, 2)
 
 
 def test_a_copy_that_is_overtaken_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

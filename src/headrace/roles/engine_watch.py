@@ -6,7 +6,7 @@ from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import EngineError
 from headrace.roles.context import RoleContext
 from headrace.runtime.protocol import WaitTimeout
-from headrace.weights.plane import WeightReceiver
+from headrace.weights.plane import WeightError, WeightReceiver
 
 _RESUME = "resume the run to go on"
 
@@ -68,7 +68,10 @@ class EngineWatchRole:
 
     def _stuck_s(self) -> float | None:
         """Seconds since swaps fail and no group may start for want of a newer version."""
-        latest = None if self._receiver is None else self._receiver.latest()
+        try:
+            latest = None if self._receiver is None else self._receiver.latest()
+        except WeightError:  # whoever follows it hears of that, and tries again
+            latest = None
         fails = any(member.failed_swaps for member in self._pool.members)
         behind = latest is not None and latest.number > self._pool.version.number
         waits = behind and self._context.flow.shut_by(self._pool.version.number) == "staleness"

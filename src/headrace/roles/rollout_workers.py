@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from headrace.config.evaluation import HeldOut
@@ -19,7 +19,7 @@ from headrace.experience.header import GroupHeader, header_of
 from headrace.experience.restored_refs import RestoredRefs
 from headrace.experience.sample import Group, GroupKey, SampleStatus
 from headrace.observe.durations import Durations
-from headrace.roles.reissue import Losses
+from headrace.roles.reissue import Blame, Losses
 from headrace.roles.workers.rollout import RolloutWorker
 from headrace.roles.workers.rollout_types import Assignment, Played
 from headrace.rollout.episodes import empty_sample
@@ -54,11 +54,10 @@ class _Seat:
     """Its number among those who journal: each life has its own, so that nothing is written behind a torn end."""
     is_up: bool = False
     life: int = 0
-    aboard: int = 0
+    aboard: list[GroupKey] = field(default_factory=list)
     alone: GroupKey | None = None
     """Nothing else comes aboard."""
-    failures: int = 0
-    """In a row, without a group that it finished."""
+    blame: Blame = field(default_factory=Blame)
 
 
 class RolloutWorkers:
@@ -147,7 +146,7 @@ class RolloutWorkers:
                     raise
                 played = found
         assert isinstance(played, Played)
-        seat.failures = 0
+        seat.blame.finished()
         for seconds, count in played.reward_calls.items():
             self._times.counts[seconds] += count
         if played.receipt is not None:
@@ -205,7 +204,7 @@ class RolloutWorkers:
                     encoded = await self._last(
                         seat, "answer", given, held_out.name, what=f"{held_out.name} {given.key}"
                     )
-                seat.failures = 0
+                seat.blame.finished()
                 self._losses.ended(given.key)
                 return decode_group(bytes(encoded))
             except WorkerLost as error:
@@ -247,11 +246,11 @@ class RolloutWorkers:
         try:
             if alone:
                 await self._until(lambda: seat.is_up and not seat.aboard)
-            seat.aboard += 1
+            seat.aboard.append(key)
             try:
                 yield seat
             finally:
-                seat.aboard -= 1
+                seat.aboard.remove(key)
         finally:
             if seat.alone == key:
                 seat.alone = None
@@ -262,7 +261,7 @@ class RolloutWorkers:
             return [seat for seat in self._seats if seat.is_up and seat.alone is None]
 
         await self._until(lambda: bool(free()))
-        seat = min(free(), key=lambda seat: (f"rollout/{seat.rank}" != keeper, seat.aboard, seat.rank))
+        seat = min(free(), key=lambda seat: (f"rollout/{seat.rank}" != keeper, len(seat.aboard), seat.rank))
         if alone:
             seat.alone = key
         return seat
@@ -289,25 +288,25 @@ class RolloutWorkers:
             if seat.is_up and seat.rank in self._workers.lost and not self._closing:
                 seat.is_up = False
                 reason = self._workers.lost[seat.rank]
-                self._runtime.spawn(self._bring_back(seat, reason), f"return of rollout/{seat.rank}")
+                self._runtime.spawn(self._bring_back(seat, reason, (*seat.aboard,)), f"return of rollout/{seat.rank}")
 
-    async def _bring_back(self, seat: _Seat, reason: str) -> None:
+    async def _bring_back(self, seat: _Seat, reason: str, aboard: Sequence[GroupKey]) -> None:
         try:
-            await self._make_anew(seat, reason)
+            await self._make_anew(seat, reason, aboard)
         except Exception as error:  # a record that cannot be written: whoever waits for the worker must hear of it
             self._given_up = error
         self._changed.notify()
 
-    async def _make_anew(self, seat: _Seat, reason: str) -> None:
-        """Raises NothingToTrain, StoreError."""
+    async def _make_anew(self, seat: _Seat, reason: str, aboard: Sequence[GroupKey]) -> None:
+        """`aboard`: when it was lost. Raises NothingToTrain, StoreError."""
         while not seat.is_up:
-            seat.failures += 1
+            failures, aboard = seat.blame.lost(aboard), ()
             name = f"rollout/{seat.rank}"
             self.tell("worker_lost", {"worker": name, "message": f"{name} is made anew: {reason}"})
-            following = after_failure(ROLLOUT_WORKER, seat.failures)
+            following = after_failure(ROLLOUT_WORKER, failures)
             if following.measure is Measure.STOP:
                 raise NothingToTrain(
-                    f"rollout worker {seat.rank} was lost {seat.failures} times in a row, the last time so: {reason}; "
+                    f"rollout worker {seat.rank} was lost {failures} times in a row, the last time so: {reason}; "
                     "mend that (rollout.workers=0 plays in the run's own process, for a debugger), and --resume the run"
                 )
             await self._runtime.clock.sleep(following.pause_s)

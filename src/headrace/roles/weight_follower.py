@@ -11,6 +11,7 @@ from headrace.engines.protocol import EngineError, SwapMode
 from headrace.roles.context import RoleContext
 from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.supervision import ENGINE, RETURN, SWAP, Measure, after_failure
+from headrace.store import StoreError
 from headrace.weights.plane import WeightError, WeightReceiver
 
 NAME = "weight_follower"
@@ -38,9 +39,7 @@ class WeightFollowerRole:
             self._pool.tell_what_is_left()
             if self._member.state is EngineState.EJECTED:
                 await self._come_back()
-            elif self._member.view.serves and self._is_behind():
-                await self._try_to_follow()
-            else:
+            elif not (self._member.view.serves and await self._tried_to_follow()):
                 await self._wait()
 
     async def follow(self) -> None:
@@ -63,21 +62,34 @@ class WeightFollowerRole:
         latest, version = self._receiver.latest(), self._member.version
         return latest is not None and version is not None and latest > version
 
-    async def _try_to_follow(self) -> None:
+    async def _tried_to_follow(self) -> bool:
+        """False if it has the newest version."""
         try:
+            if not self._is_behind():
+                return False
             await self.follow()
-        except (WeightError, EngineError) as error:
+        except WaitTimeout as held:  # by an evaluation, as a rule: it is no fault of the weights
+            self._context.report("waiting", {"role": NAME, "message": self._of(held)})
+        except StoreError:
+            raise  # of the report
+        except Exception as error:  # whatever taking them raises, no memory for a second copy included
             self._pool.look()
             if not self._member.view.serves:
-                return  # it died, which is told already
+                return True  # it died, which is told already
             self._member.failed_swaps += 1
-            latest = self._receiver.latest()
-            self._context.report("update_failed", {"version": str(latest), "message": self._of(error)})
+            self._context.report("update_failed", {"version": self._newest(), "message": self._of(error)})
             self._pool.changed.notify()
             then = after_failure(SWAP, self._member.failed_swaps)
             await self._context.runtime.clock.sleep(then.pause_s)
             if then.measure is Measure.RESTART and self._member.revive is not None:
                 self._build_anew(error)
+        return True
+
+    def _newest(self) -> str:
+        try:
+            return str(self._receiver.latest())
+        except WeightError as error:
+            return f"unknown: {error}"
 
     def _build_anew(self, error: Exception) -> None:
         """The engine could not take it time and again: another in its place may. What it has in flight goes on

@@ -23,10 +23,14 @@ from headrace.rewards.pool import GroupScorer, Scorer
 from headrace.rollout.policy import Policy, PolicySettings
 from headrace.rollout.trajectory import Trajectory
 from headrace.rollout.workflow import Workflow
+from headrace.runtime.leaving import ended_or_left
 from headrace.runtime.patience import Patience
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.together import together
 from headrace.weights.version import Version
+
+_GRACE_S = 5.0
+"""In which an episode whose time is up ends."""
 
 
 class _WorkflowLeft(Exception):
@@ -115,7 +119,9 @@ class EpisodeRunner:
             still=(patience.still,),
         )
         try:
-            trajectories = await patience.wait_for(self._play(policy, prompt), f"episode {key}/{episode}")
+            trajectories = await patience.wait_for(
+                ended_or_left(self._play(policy, prompt), _GRACE_S, policy.leave), f"episode {key}/{episode}"
+            )
             _check(trajectories)
         except GenerationAborted:
             return [empty_sample(key, episode, SampleStatus.ABORTED, None)]

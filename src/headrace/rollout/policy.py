@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import struct
 from collections.abc import Sequence
@@ -85,6 +86,11 @@ class Policy:
         self._place = place
         self._still = tuple(still)
         self._completions = 0
+        self._is_left = False
+
+    def leave(self) -> None:
+        """Nobody waits for the episode any more, and it goes on: it gets no further token."""
+        self._is_left = True
 
     def encode(self, content: Content) -> NDArray[np.int32]:
         """Ids of a prompt; see `TextCodec.encode`. The tools of the prompt's row are shown in a chat, and a prompt that
@@ -121,6 +127,8 @@ class Policy:
         Raises EngineError when no engine could serve it (NotServed where none came back in time), RequestError when
         none ever could, WaitTimeout, and GenerationAborted.
         """
+        if self._is_left:
+            await asyncio.get_running_loop().create_future()  # an error would only be swallowed as well
         settings = self._settings
         tokens = np.asarray(prompt, dtype=np.int32)
         limit = settings.sampling.max_new_tokens if max_new_tokens is None else max_new_tokens

@@ -49,7 +49,7 @@ SWAP: Policy = (Rung(Measure.AGAIN, 2), Rung(Measure.RESTART))
 RETURN: Policy = (Rung(Measure.RESTART),)
 """Attempts at building an engine anew. The engine watch decides here too."""
 ROLLOUT_WORKER: Policy = (Rung(Measure.RESTART, 7),)
-"""Losses, without a group that it finished between."""
+"""Losses, without a group that it finished between; see `roles/reissue.py` for which count."""
 FUNCTIONS: Policy = (Rung(Measure.RESTART, 7),)
 """Losses of the functions worker, without an answer between."""
 TRAINER: Policy = (Rung(Measure.FROM_COMMIT, 3),)

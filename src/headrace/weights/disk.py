@@ -212,9 +212,12 @@ def _versions(folder: Path) -> Iterator[tuple[Version, Path]]:
 
 def _pointed(folder: Path) -> Version | None:
     pointer = folder / _POINTER
-    if not pointer.is_file():
+    try:
+        text = pointer.read_bytes().decode(errors="replace")
+    except FileNotFoundError:
         return None
-    text = pointer.read_bytes().decode(errors="replace")
+    except OSError as error:
+        raise WeightError(f"{pointer} cannot be read: {error}; it is tried again") from error
     version = _version(text.removesuffix("\n"))
     if version is None:
         raise WeightError(f"{pointer} is damaged: {text[:40]!r} names no version; remove it and publish again")

@@ -166,22 +166,22 @@ class ShmPublisher(WeightPublisher):
         slot.version = snapshot.version
         slot.checksum = _NONE if IN_ORDER else _checksum(slot.tensors.values())
         slot.has_check = snapshot.check is not None
+        generation = 2 * (self._published + 1)
+        self._write_check(generation, snapshot.check)
         self._published += 1
-        self._write_check(snapshot.check)
-        slot.generation = 2 * self._published
+        slot.generation = generation
         self._manifest = snapshot.manifest
         return snapshot.manifest
 
     def receiver(self) -> ShmReceiver:
         return ShmReceiver(self.address)
 
-    def _write_check(self, check: SwapCheck | None) -> None:
+    def _write_check(self, generation: int, check: SwapCheck | None) -> None:
         """In a file of its own, before the slot is said to be whole. That of the slot's last version goes."""
-        _check_file(self._folder, 2 * (self._published - SLOTS)).unlink(missing_ok=True)
-        if check is None:
-            return
         try:
-            _check_file(self._folder, 2 * self._published).write_bytes(swap_check.to_json(check))
+            _check_file(self._folder, generation - 2 * SLOTS).unlink(missing_ok=True)
+            if check is not None:
+                _check_file(self._folder, generation).write_bytes(swap_check.to_json(check))
         except OSError as error:
             raise WeightError(f"cannot publish in {self._folder}: {error}; make room there") from error
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from headrace.engines.pool import Place
 from headrace.experience.dataset import Prompt
+from headrace.experience.flow import NothingToTrain
 from headrace.experience.sample import Group, GroupKey
-from headrace.roles.reissue import Losses
+from headrace.roles.reissue import Blame, Losses
 from headrace.roles.rollout import GroupRunner
 from headrace.runtime.protocol import Runtime, WaitTimeout
 from headrace.runtime.signal import Signal
@@ -30,7 +31,8 @@ class CrewFaults:
     workers: int = 0
     """How many there are; 0: groups are played in the controller."""
     deaths: tuple[tuple[float, int], ...] = ()
-    """(second of the clock, rank): it dies then, or, with nothing aboard, as soon as something is."""
+    """(second of the clock, rank): it dies then, or, with nothing aboard, as soon as something is; but not again before
+    it has finished a group."""
     poison: tuple[tuple[int, int], ...] = ()
     """(epoch, position) of prompts that end any worker that plays them."""
     poison_s: float = 0.5
@@ -43,8 +45,7 @@ class CrewFaults:
 class _Worker:
     rank: int
     is_up: bool = True
-    failures: int = 0
-    """In a row, without a group that it finished."""
+    blame: Blame = field(default_factory=Blame)
     aboard: dict[GroupKey, asyncio.Future[str]] = field(default_factory=dict)
     """Each with what is told the reason, if the worker is lost."""
     only: GroupKey | None = None
@@ -72,6 +73,7 @@ class SimulatedCrew:
         self._took = took
         self._workers = [_Worker(rank) for rank in range(faults.workers)]
         self._changed = Signal()
+        self._given_up: NothingToTrain | None = None
         for at, rank in faults.deaths:
             if at > runtime.clock.now():
                 runtime.spawn(self._die_at(at, self._workers[rank]), f"death of rollout worker {rank}")
@@ -96,7 +98,7 @@ class SimulatedCrew:
                 self._die(worker, f"group {key} ended it")
             if lost.done():
                 raise WorkerLost(worker.rank, lost.result(), worker=f"rollout/{worker.rank}")
-            worker.failures = 0
+            worker.blame.finished()
             return playing.result()
         finally:
             if lost.done() and self._faults.lingers_s:
@@ -116,6 +118,8 @@ class SimulatedCrew:
         mine: _Worker | None = None
         try:
             while True:
+                if self._given_up is not None:
+                    raise self._given_up
                 free = [one for one in self._workers if one.only in (None, key)]
                 if alone and mine is None and free:
                     mine = min(free, key=lambda one: (not one.is_up, len(one.aboard), one.rank))
@@ -152,19 +156,24 @@ class SimulatedCrew:
         clock = self._runtime.clock
         await clock.sleep(at - clock.now())
         with suppress(WaitTimeout):
-            await self._changed.wait_until(lambda: bool(worker.aboard), clock, _WAIT_S, lambda: "something aboard")
+            await self._changed.wait_until(
+                lambda: bool(worker.aboard) and not worker.blame.failures, clock, _WAIT_S, lambda: "something aboard"
+            )
             self._took("worker", worker.rank)
             self._die(worker, "it died (a fault of the simulation)")
 
     def _die(self, worker: _Worker, why: str) -> None:
         worker.is_up = False
-        worker.failures += 1
         aboard, worker.aboard = worker.aboard, {}
+        failures = worker.blame.lost(aboard)
         for lost in aboard.values():
             lost.set_result(why)
-        then = after_failure(ROLLOUT_WORKER, worker.failures)
+        then = after_failure(ROLLOUT_WORKER, failures)
         if then.measure is Measure.RESTART:
             self._runtime.spawn(self._come_back(worker, then.pause_s), f"rollout worker {worker.rank} comes back")
+        else:
+            self._given_up = NothingToTrain(f"rollout worker {worker.rank} was lost {failures} times in a row")
+            self._changed.notify()
 
     async def _come_back(self, worker: _Worker, pause_s: float) -> None:
         await self._runtime.clock.sleep(pause_s)
