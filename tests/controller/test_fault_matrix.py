@@ -44,7 +44,8 @@ def test_every_case_ends_finished_within_the_law_and_the_bound(first: int, share
         rows[rule] += took
         failed += [f"{wrong}\n  repeat it: {repeat(seed)}" for wrong in found[:3]]
     assert not failed, "\n".join(failed)
-    (shared / f"matrix_{first}.json").write_text(json.dumps(rows))
+    (shared / f"matrix_{first}.new").write_text(json.dumps(rows))
+    (shared / f"matrix_{first}.new").rename(shared / f"matrix_{first}.json")
     parts = [shared / f"matrix_{part}.json" for part in range(0, CASES, PART)]
     if all(part.exists() for part in parts):
         for part in parts:

@@ -60,7 +60,7 @@ class RandomEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         assert request.stream
-        assert request.min_version is None or self.version.reaches(request.min_version)
+        assert request.min_version is None or self.version.serves(request.min_version)
         self.prompts.append(request.prompt.tolist())
         sampled = 0
         try:

@@ -96,7 +96,9 @@ def a_lost_group_keeps_its_deadline_on_any_engine(patch: pytest.MonkeyPatch) -> 
 
 
 def versions_compared_as_tuples(patch: pytest.MonkeyPatch) -> None:
-    """(0, 7) comes before (1, 5): a group that began on it keeps its place and its deadline when the run goes back."""
+    """(0, 7) comes before (1, 5), so a group that began on it is taken for one that began before the return: it keeps
+    its place and its deadline, and the oldest token that it may have from then on is of (1, 5). It is only here that
+    the order of tuples decides: who may serve a request asks whether a version is of the run's line first."""
     back = Schedule.go_back
 
     def none_is_newer(self: Schedule, batch: int, trained: Any, ended: Any = ()) -> Any:

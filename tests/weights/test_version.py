@@ -8,13 +8,6 @@ from hypothesis import strategies as st
 from headrace.weights.version import INITIAL, Lineage, Version
 
 
-def test_versions_are_no_tuples_to_an_engine_that_is_asked() -> None:
-    assert Version(1, 0) > Version(0, 7)
-    assert not Version(1, 0).reaches(Version(0, 7))
-    assert Version(1, 7).reaches(Version(0, 7))
-    assert not Version(0, 7).reaches(Version(1, 5))
-
-
 def test_an_engine_goes_on_with_what_ran_when_the_run_went_back() -> None:
     """It knows no line: whoever asked has been given a deadline that the later branch meets."""
     assert Version(1, 5).serves(Version(0, 7))

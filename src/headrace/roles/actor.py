@@ -14,6 +14,7 @@ from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
 from headrace.models.packing import PackRow, plan_microbatches
 from headrace.observe import spent
+from headrace.roles.abandoned import freed_if_left
 from headrace.roles.batch_stats import BatchStats, FreshRule, StalenessRule
 from headrace.roles.context import RoleContext
 from headrace.roles.critic import CriticRole
@@ -206,7 +207,11 @@ class ActorRole:
         if self._stopping or not work.leases:
             await self._give_up(work)
             return None
-        critic, epochs = await self._critics_steps(batch, self._steps(work))
+        try:
+            critic, epochs = await self._critics_steps(batch, self._steps(work))
+        except BaseException:  # the critic's, too, when the actor has made its steps
+            self._free(work)
+            raise
         kept.enter_context(self._context.table.keep_refs(dict.fromkeys(row.group for row, _ in work.rows)))
         kept.callback(self._free, work)
         self._context.table.ack(*work.leases)
@@ -286,7 +291,7 @@ class ActorRole:
         if self._whole is None or work.whole is None:
             return ((await self._ask(self._trainer.step()),),)
         made = await work.whole.finish(self._whole.enough)
-        work.began = await work.whole.let_go()
+        work.began = await freed_if_left(self._context, work.whole.let_go(), "what a batch began with")
         return made
 
     async def _give_up(self, work: _Batch) -> None:

@@ -21,6 +21,8 @@ async def ended_or_left(coroutine: Coroutine[Any, Any, T], grace_s: float, leave
         if not task.done():
             task.cancel()
             await _end(task, grace_s, leave)
+        if task.done() and not task.cancelled():
+            task.exception()  # it may have failed as this was cancelled: nobody asks for it any more
 
 
 async def _end(task: asyncio.Task[Any], grace_s: float, leave: Callable[[], None]) -> None:
@@ -34,8 +36,6 @@ async def _end(task: asyncio.Task[Any], grace_s: float, leave: Callable[[], None
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             _LEFT.add(task)
             task.add_done_callback(_LEFT.discard)
-        elif not task.cancelled():
-            task.exception()  # nobody asks for it any more
 
 
 _LEFT: set[asyncio.Task[Any]] = set()

@@ -18,16 +18,11 @@ class Version(NamedTuple):
     def __str__(self) -> str:
         return f"v{self.number}" if self.branch == 0 else f"v{self.number}~{self.branch}"
 
-    def reaches(self, floor: Version) -> bool:
-        """Whether an engine that holds this may serve what asks for `floor` or newer: of a branch as new, and of a
-        number as great. As tuples (1, 0) would come after (0, 7), whose successor it is not."""
-        return self.branch >= floor.branch and self.number >= floor.number
-
     def serves(self, floor: Version) -> bool:
         """Whether an engine that holds this, and knows no line, may serve a request that was made with `floor`: if it
-        reaches it, or if the run went back since. Whatever ran then has been given a deadline that every version of the
-        later branch meets (`Lineage.floor`)."""
-        return self.branch > floor.branch or self.reaches(floor)
+        is as new on its branch, or if the run went back since. Whatever ran then has been given a deadline that every
+        version of the later branch meets (`Lineage.floor`). Whether this is of the run's line, the pool knows."""
+        return self >= floor
 
 
 INITIAL = Version(0, 0)

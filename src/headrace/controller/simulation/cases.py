@@ -65,7 +65,7 @@ class Case:
 
 
 def case_of(seed: int) -> Case:
-    """All pairs of rule, mode and recipe come in any 120 seeds in a row."""
+    """All pairs of rule, mode and recipe come in any 120 seeds in a row; what else may vary, about every third has."""
     chance = random.Random(seed)
     rule, mode = RULES[seed % 4], list(MODES)[seed // 4 % len(MODES)]
     recipe = list(RECIPES)[(seed // 4 + 2 * (seed // 20)) % len(RECIPES)]
@@ -81,13 +81,13 @@ def case_of(seed: int) -> Case:
         recipe,
         rule,
         replicas,
-        _config(mode, recipe, rule, replicas),
+        _config(mode, recipe, rule, replicas, random.Random(f"more of {seed}")),
         faults,
         Costs(answers=Answers(mean_tokens=40, spread=tail)),
     )
 
 
-def _config(mode: str, recipe: str, rule: str, replicas: int) -> TrainConfig:
+def _config(mode: str, recipe: str, rule: str, replicas: int, chance: random.Random) -> TrainConfig:
     made: dict[str, Any] = {
         "model": {"path": "nowhere"},
         "data": {"train": "nowhere.jsonl"},
@@ -106,7 +106,21 @@ def _config(mode: str, recipe: str, rule: str, replicas: int) -> TrainConfig:
         "runtime": {"stall_timeout_s": 3600},
         **RECIPES[recipe],
     }
-    return TrainConfig.model_validate(made)
+    algorithm = dict(made.get("algorithm", {}))
+    if chance.random() < 0.3:
+        made["async"]["swap"] = chance.choice(("keep", "drain"))
+    if chance.random() < 0.3:
+        made["engine"]["spread"] = "episode"
+    if chance.random() < 0.3:
+        made["data"]["eval"] = "held_out.jsonl"
+        made["evaluation"] = {"every": 3, "max_prompts": 4}
+    if chance.random() < 0.3:
+        algorithm["updates_per_batch"] = 2
+    elif chance.random() < 0.3 and recipe not in WITH_CRITIC:
+        algorithm["epochs_per_batch"] = 2
+    if rule == "drop" and chance.random() < 0.5:
+        made["rollout"]["oversample"] = 1.5
+    return TrainConfig.model_validate({**made, "algorithm": algorithm})
 
 
 def _worker_dies(faults: Faults, chance: random.Random, replicas: int) -> Faults:

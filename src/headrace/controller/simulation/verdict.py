@@ -106,12 +106,12 @@ def _wrongs(case: Case, outcome: Outcome, trained: list[tuple[int, Group]]) -> I
     if outcome.status != "finished":
         yield f"the run ended: {outcome.status}"
         return
-    if sum(outcome.took.values()) < 2:
-        yield f"only {dict(outcome.took)} took effect"
+    if len(took := took_effect(outcome)) < 2:
+        yield f"only {dict(took)} took effect"
     if outcome.refs_left:
         yield f"{outcome.refs_left} refs were not freed"
     yield from _wrong_counts(case, outcome, trained)
-    yield from _wrong_states(outcome, trained)
+    yield from _wrong_states(case, outcome, trained)
     for batch, group in trained:
         yield from _wrong_tokens(case, batch, group)
 
@@ -133,15 +133,16 @@ def _wrong_counts(case: Case, outcome: Outcome, trained: list[tuple[int, Group]]
         yield f"the record has a staleness of {stalest}"
 
 
-def _wrong_states(outcome: Outcome, trained: list[tuple[int, Group]]) -> Iterator[str]:
-    """Each sample was trained once, by both; but for the actor's in batches of which all is masked."""
+def _wrong_states(case: Case, outcome: Outcome, trained: list[tuple[int, Group]]) -> Iterator[str]:
+    """Each sample was trained once in each epoch, by both; but for the actor's in batches of which all is masked."""
+    epochs = case.config.algorithm.epochs_per_batch
     masked = {batch.batch for batch in outcome.record.batches if batch.skipped}
     starts = np.zeros(1, np.intp)
     for name, state, left_out in (("actor", outcome.state, masked), ("critic", outcome.critic, set[int]())):
         samples = [sample for batch, group in trained if batch not in left_out for sample in group.trainable]
-        tally = sum(int(identities(one.tokens, np.arange(len(one)), starts)[0]) for one in samples) % 2**64
-        if state is not None and (state.tally, state.passes) != (tally, len(samples)):
-            yield f"the {name} was trained on {state.passes} samples, not once on each of {len(samples)}"
+        tally = sum(int(identities(one.tokens, np.arange(len(one)), starts)[0]) for one in samples)
+        if state is not None and (state.tally, state.passes) != (epochs * tally % 2**64, epochs * len(samples)):
+            yield f"the {name} was trained on {state.passes} samples, not {epochs} times on each of {len(samples)}"
 
 
 def _wrong_tokens(case: Case, batch: int, group: Group) -> Iterator[str]:
