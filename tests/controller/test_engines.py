@@ -102,12 +102,12 @@ def test_both_die_and_come_back_within_the_deadline(job: Path, tmp_path: Path, m
     successor = EmbeddedEngine.successor
 
     async def late(self: EmbeddedEngine, receiver: WeightReceiver) -> EmbeddedEngine:
-        await asyncio.sleep(5)
+        await asyncio.sleep(12)
         return await successor(self, receiver)
 
     Engines(monkeypatch, lambda place, number: place < 2 and number == 9)
     monkeypatch.setattr(EmbeddedEngine, "successor", late)
-    limits = ("runtime.stall_timeout_s=4", "rollout.episode_timeout_s=3", "reward.timeout_s=3")
+    limits = ("runtime.stall_timeout_s=10", "rollout.episode_timeout_s=8", "reward.timeout_s=3")
     assert train(job, tmp_path / "run", *limits) == 0
     kinds, _ = looked_at(tmp_path / "run")
     assert kinds["engine_died"] == kinds["engine_back"] == 2

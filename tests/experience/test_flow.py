@@ -23,7 +23,7 @@ from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.experience.schedule import Schedule
 from headrace.experience.table import ExperienceTable
 from headrace.runtime.inline import InlineRuntime
-from headrace.store import RunStore
+from headrace.store import IllegalTransition, RunStore
 
 CONSUMERS = [
     Consumer("filter", frozenset({"reward"}), "group"),
@@ -263,6 +263,9 @@ def test_a_group_that_no_engine_may_serve_is_issued_again_before_any_new_prompt(
         assert flow.admit(0) is None
         assert flow.admit(1) is None, "the dataset had ended"
         flow.issue_again(first.key)
+        _, late = await bench.journal.write(group(first))
+        with pytest.raises(IllegalTransition):  # also where only the ledger is left to know it, after a restart
+            bench.store.ledger.ready(late)
         bench.store.ledger.counts().check()
         assert not flow.is_finished
         again = bench.admit(1)

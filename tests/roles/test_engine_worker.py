@@ -95,6 +95,27 @@ def test_it_samples_what_the_engine_itself_does(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_what_a_client_pinned_is_released_when_its_stream_ends(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with workers(tmp_path) as (_, group):
+            await group.call("start", rank=0, what="a start")
+            items = group.stream("outputs", "gone", rank=0, what="outputs", seconds=60)
+            async with aclosing(items):
+                await anext(items)
+                await group.call("pin", "gone", INITIAL, rank=0, what="a pin")
+                publisher = MemoryPublisher()
+                publisher.publish(Version(0, 1), tiny_model(seed=1).named_parameters())
+                offer = publisher.receiver().offer()
+                update = asyncio.ensure_future(
+                    group.call("update", offer, SwapMode.RECOMPUTE, rank=0, what="new weights")
+                )
+                await asyncio.sleep(0.2)
+                assert not update.done(), "the version is held"
+            await asyncio.wait_for(update, 30)
+
+    asyncio.run(main())
+
+
 def test_leaving_a_request_aborts_it_and_a_bad_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     aborted: list[str] = []
     abort = EmbeddedEngine.abort

@@ -179,10 +179,11 @@ class EngineWorker:
         self._engine.kill(reason)
 
     def _receiver(self, offer: WeightOffer) -> WeightReceiver:
-        """One for each address: what it has mapped stays mapped."""
+        """What it has mapped stays mapped; but a trainer has another address in each life, and the slots of the one
+        before are let go."""
         where = offer.transport, offer.address
         if where not in self._receivers:
-            self._receivers[where] = receiver_at(*where)
+            self._receivers = {where: receiver_at(*where)}
         return HeldTo(offer, self._receivers[where])
 
     def _release_all(self, client: str) -> None:
