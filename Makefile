@@ -35,13 +35,13 @@ $(TRACKERS_READY): pyproject.toml constraints-trackers.txt
 trackers-env: $(TRACKERS_READY)
 
 # What takes more than about five seconds: 45 minutes at most, of which 5 for 10^5 random sequences of events, 3 for the
-# wheel and the sdist in an empty environment, and 4 more for the trackers, their environment included. Then, in 15
-# minutes at most, all tests of whole runs once more, with all that would cross between processes copied through the
-# wire codec.
+# wheel and the sdist in an empty environment, and 4 more for the trackers, their environment included. Then, in 9
+# minutes at most, whole runs in which all that would cross between processes is copied through the wire codec: the
+# quick ones, and of the slow those that start no worker process (mark `copied`).
 test-slow: $(READY) $(TRACKERS_READY)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 	$(TRACKERS)/bin/python -m pytest -m slow tests/trackers
-	HEADRACE_COPYING=1 $(BIN)/python -m pytest tests/controller $(SHARED) $(ARGS)
+	HEADRACE_COPYING=1 $(BIN)/python -m pytest -m "not slow or copied" tests/controller $(SHARED) $(ARGS)
 
 # 5,000 cases of the fault matrix, and how often each fault took effect: in half an hour on a quiet core. A part of them:
 # `make soak SEEDS=500 FIRST=4000`.

@@ -97,6 +97,7 @@ def test_one_is_killed_in_mid_run_and_comes_back(job: Path, tmp_path: Path, monk
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_both_die_and_come_back_within_the_deadline(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer's patience is shorter than the outage: its clock stands still."""
     successor = EmbeddedEngine.successor
@@ -158,6 +159,7 @@ def test_a_swap_that_fails_never_stops_a_run_while_another_engine_takes_the_newe
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_when_no_engine_can_take_the_newest_the_run_stops_once_the_gate_was_shut_for_so_long(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

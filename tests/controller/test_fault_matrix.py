@@ -85,6 +85,7 @@ def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_the_command_that_repeats_a_case_says_what_happened_in_it() -> None:
     command = repeat(0).split()
     told = subprocess.run([sys.executable, *command[1:]], capture_output=True, text=True, timeout=120, check=False)

@@ -41,6 +41,7 @@ def updates(folder: Path) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_the_weights_become_version_0_and_the_source_may_go(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job, first, second = on_policy(tmp_path / "job"), tmp_path / "first", tmp_path / "second"
     assert train(job, first) == 0

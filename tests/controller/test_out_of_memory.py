@@ -39,6 +39,7 @@ def fails_at(kind: type, name: str, call: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 @pytest.mark.parametrize(("kind", "name", "call"), [(HFTrainer, "accumulate", 4), (EngineCore, "step", 4)])
 def test_a_run_ends_with_what_to_lower_and_goes_on_with_it(
     tmp_path: Path,

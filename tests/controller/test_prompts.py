@@ -140,6 +140,7 @@ def test_truncation_on_the_left_keeps_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_a_run_with_dropped_prompts_keeps_the_law_and_records_what_rewards_measure(tmp_path: Path) -> None:
     path = chat_job(tmp_path, [*ROWS, ask("a"), ask("b"), ask("c")], data__too_long="drop", trainer__batches=2)
     (tmp_path / "reward.py").write_text(

@@ -162,6 +162,7 @@ def test_a_resumed_run_may_change_where_it_runs_but_not_what_it_computes(job: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_the_process_at_once_and_the_run_can_be_resumed(
     number: signal.Signals, tmp_path: Path
@@ -216,6 +217,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(job: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_a_flipped_byte_in_the_journal_costs_its_group_and_not_the_run(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", trainer__batches=6, checkpoint__every=1000)
     folder = tmp_path / "run"

@@ -176,6 +176,7 @@ print(simulate(job(algorithm__recipe="ppo", async__on_deadline="drop", async__ah
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_the_trace_of_a_seed_is_the_same_in_every_process() -> None:
     def begin(hash_seed: str, allocations: int) -> subprocess.Popen[str]:
         arguments = [sys.executable, "-c", _CHILD, str(Path(__file__).parents[1] / "helpers"), str(allocations)]

@@ -38,6 +38,7 @@ def csv_batches(folder: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_a_run_with_csv_files(tmp_path: Path) -> None:
     job, folder = make_job(tmp_path / "job", track=["csv"]), tmp_path / "run"
     code, out = run("train", job, "--dir", folder)
@@ -66,6 +67,7 @@ def test_a_run_with_csv_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_a_tracker_that_fails_costs_a_warning(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     job = make_job(tmp_path / "job", track=[{"type": "csv", "folder": str(tmp_path / "taken")}], trainer__batches=2)

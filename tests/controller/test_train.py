@@ -179,6 +179,7 @@ def score(response, row):
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_a_misbehaving_reward_costs_its_samples_and_never_the_run(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", reward__timeout_s=0.3, rollout__max_attempts=1, reward__workers=2)
     (tmp_path / "job" / "reward.py").write_text(FAULTY)
