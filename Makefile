@@ -34,12 +34,12 @@ $(TRACKERS_READY): pyproject.toml constraints-trackers.txt
 
 trackers-env: $(TRACKERS_READY)
 
-# What takes more than about five seconds: 45 minutes at most, of which 5 for 10^5 random sequences of events, 3 for the
-# wheel and the sdist in an empty environment, and 4 more for the trackers, their environment included. Then, in 9
-# minutes at most, whole runs in which all that would cross between processes is copied through the wire codec: the
-# quick ones, and of the slow those that start no worker process (mark `copied`).
+# What takes more than a second and a half or so: 35 minutes at most, of which 5 for 10^5 random sequences of events, 3
+# for the wheel and the sdist in an empty environment. Then 4 for the trackers, their environment included, and 9 at most
+# for whole runs in which all that would cross between processes is copied through the wire codec: the quick ones, and of
+# the slow those that start no worker process (mark `copied`).
 test-slow: $(READY) $(TRACKERS_READY)
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m slow $(SHARED) $(ARGS)
 	$(TRACKERS)/bin/python -m pytest -m slow tests/trackers
 	HEADRACE_COPYING=1 $(BIN)/python -m pytest -m "not slow or copied" tests/controller $(SHARED) $(ARGS)
 

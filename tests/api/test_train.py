@@ -206,6 +206,7 @@ class Begun:
         await asyncio.wait_for(self._event.wait(), 60)
 
 
+@pytest.mark.slow
 def test_the_caller_s_loop_goes_on_and_cancelling_stops_the_run_to_be_resumed(tmp_path: Path) -> None:
     ticks, folder = 0, tmp_path / "run"
 

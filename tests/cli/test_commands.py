@@ -212,6 +212,7 @@ def events(stream: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_serve_completes_text_whole_and_streamed(server: str) -> None:
     body = {"model": "tiny", "prompt": "1+2=", "max_tokens": 6, "temperature": 0}
     status, text = ask(server, "/v1/completions", body)
@@ -280,6 +281,7 @@ def test_serve_ends_cleanly_when_told_to(served_model: Path, number: signal.Sign
             urllib.request.urlopen(address + "/health", timeout=5)
 
 
+@pytest.mark.slow
 def test_serve_goes_beyond_loopback_only_with_a_token(served_model: Path) -> None:
     command = [
         sys.executable,

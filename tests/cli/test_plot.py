@@ -40,6 +40,7 @@ def record(store: RunStore, number: int, branch: int = 0, **changes: Any) -> Non
     store.metrics.write(branch, number, 0.0, samples.batch(number - 1, branch=branch, **changes).to_json())
 
 
+@pytest.mark.slow
 def test_the_values_drawn_are_those_of_the_database(trained: Path, tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "curves.svg"
     assert main(["plot", str(trained), "-o", str(out)]) == 0

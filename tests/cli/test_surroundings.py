@@ -51,6 +51,7 @@ def test_inspect_ends_in_silence_when_its_reader_goes(run: Path, option: list[st
     assert unread("inspect", run, *option) == (UNREAD, "")
 
 
+@pytest.mark.slow
 def test_what_a_plan_prints_may_be_cut_off(job: Path) -> None:
     assert unread("train", job, "--dry-run") == (UNREAD, "")
 

@@ -114,6 +114,8 @@ def test_both_die_and_come_back_within_the_deadline(job: Path, tmp_path: Path, m
     assert kinds["engine_died"] == kinds["engine_back"] == 2
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_where_none_comes_back_the_run_stops_with_its_reason_and_a_checkpoint(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +151,8 @@ def failing_swaps(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], bool])
     monkeypatch.setattr(EmbeddedEngine, "update", tried)
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_a_swap_that_fails_never_stops_a_run_while_another_engine_takes_the_newest(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,8 @@ def test_each_epoch_has_its_kl_and_its_clip_share(tmp_path: Path) -> None:
         assert batch.trained_tokens == sum(batch.staleness.values()), "a token counts once"
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_a_kl_that_is_too_large_ends_the_actors_epochs_and_not_the_critics(tmp_path: Path) -> None:
     ended = run(tmp_path, algorithm={**PPO, "stop_kl": 1e-9}, trainer__optimizer__lr=1e-2)
     assert [len(batch.epochs) for batch in ended.record.batches] == [1] * BATCHES

@@ -64,6 +64,8 @@ def test_what_a_reward_gives_beside_its_score_is_a_metric_of_the_set(tmp_path: P
     assert "eval/mine/reward.letters" in columns
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_each_set_has_its_own_settings_and_its_numbers_are_everywhere(
     ran: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,6 +216,8 @@ def keeps_best(folder: Path, scores: list[float], **changes: object) -> Path:
     return job
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 @pytest.mark.parametrize("mode", [["async.mode=sync"], ["async.max_staleness=4"]])
 def test_the_best_checkpoint_is_that_of_the_best_evaluation(
     mode: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -101,6 +101,8 @@ def test_master_weights_are_taken_where_the_model_is_them_rounded(tmp_path: Path
     assert not are_equal(source, whole)
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_what_cannot_be_begun_from_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job, first = on_policy(tmp_path / "job"), tmp_path / "first"
     assert train(job, first, "trainer.batches=3") == 0
@@ -136,6 +138,8 @@ def test_what_cannot_be_begun_from_is_told_in_one_line(tmp_path: Path, capsys: p
     assert "which --fresh would erase" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_between_the_offline_trainers_and_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = on_policy(tmp_path / "job", trainer__batches=1)
     rows = [{"prompt": f"{a}+1=", "response": str(a + 1)} for a in range(4)]

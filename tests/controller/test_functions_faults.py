@@ -98,6 +98,8 @@ def end_whole(folder: Path, seeds: range) -> None:
     assert took["functions"] >= 2 * len(seeds)
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_a_run_whose_functions_worker_dies_ends_whole(tmp_path: Path) -> None:
     end_whole(tmp_path, range(QUICK))
 

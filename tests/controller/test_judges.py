@@ -64,6 +64,8 @@ def answer_of(judge: Path, question: str) -> str:
     return str(tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True))
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_a_judge_of_its_own_gives_the_rewards(tmp_path: Path) -> None:
     judge = make_judge(tmp_path / "judge", says_digits=True)
     job = job_with(tmp_path / "job", {"model": str(judge)})
@@ -83,6 +85,8 @@ def test_a_judge_of_its_own_gives_the_rewards(tmp_path: Path) -> None:
     assert all(evaluation.score is not None for evaluation in ended.record.evaluations)
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_it_computes_beside_generation_and_training(tmp_path: Path) -> None:
     """By the trace."""
     judge = {"model": str(make_judge(tmp_path / "judge", says_digits=True)), "max_new_tokens": 24}
@@ -97,6 +101,8 @@ def test_it_computes_beside_generation_and_training(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_a_judge_that_says_no_number_fails_every_sample_with_that_reason(tmp_path: Path) -> None:
     judge = make_judge(tmp_path / "judge", says_digits=False)
     job = job_with(tmp_path / "job", {"model": str(judge)}, rollout__max_drops_per_batch=4)
@@ -116,6 +122,8 @@ def test_the_policy_judges_itself(tmp_path: Path) -> None:
     assert all(round(reward * 9, 6) in range(10) for reward in rewards)
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_several_are_added_to_other_terms(tmp_path: Path) -> None:
     judge = make_judge(tmp_path / "judge", says_digits=True)
     asked = {"model": str(judge), "prompt": PROMPT, "pattern": "([0-9])", "max_new_tokens": 2, "timeout_s": 60}
@@ -130,6 +138,8 @@ def test_several_are_added_to_other_terms(tmp_path: Path) -> None:
     assert {reward for _, _, reward, _ in seen(job)} == {0.5}
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_a_judge_that_dies_ends_the_run_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = make_judge(tmp_path / "judge", says_digits=True)
     begin, step = EngineCore.__init__, EngineCore.step

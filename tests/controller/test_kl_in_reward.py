@@ -45,6 +45,8 @@ def first_batch(folder: Path) -> dict[tuple[int, ...], Note]:
     return {tuple(note.tokens): note for note in notes(folder) if note.batch == 0}
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_on_policy_both_are_the_same(tmp_path: Path) -> None:
     """eta is 0: the policy that sampled a token is the one that the batch begins with. With values of 0, and neither
     discount nor lambda, the first token's advantage is the reward less what all of them pay."""

@@ -43,6 +43,8 @@ def versions_asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 @pytest.mark.parametrize("swap", ["recompute", "keep"])
 def test_an_asynchronous_run_tells_the_mismatch_apart_from_the_drift(
     swap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -114,6 +116,8 @@ def groups_of(folder: Path) -> dict[tuple[int, int, int], Group]:
     return groups
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_gap_samples_are_outside_the_ledger_and_leave_the_training_samples_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,6 +112,8 @@ def mine(tmp_path: Path) -> str:
     return str(tmp_path / "mine.py")
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_pieces_that_say_what_ours_do_train_the_same(tmp_path: Path, mine: str) -> None:
     """GRPO with a KL in the loss, piece by piece."""
     named = {
@@ -137,6 +139,8 @@ def test_pieces_that_say_what_ours_do_train_the_same(tmp_path: Path, mine: str) 
             assert getattr(ours_, field) == getattr(theirs_, field), field
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_an_advantage_that_reads_the_critics_values_has_a_critic(tmp_path: Path, mine: str) -> None:
     """GAE by hand learns as PPO does without whitening and KL."""
     ours = {"recipe": "ppo", "whiten": False, "kl": {"coefficient": 0.0}}
@@ -156,6 +160,8 @@ def test_an_advantage_that_reads_the_teacher_has_one(tmp_path: Path, mine: str) 
         run(tmp_path / "none", algorithm=algorithm)
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_an_interpolation_of_the_users_own(tmp_path: Path, mine: str) -> None:
     for name, proximal in (("named", "loglinear"), ("own", f"{mine}:interpolate")):
         run(tmp_path / name, algorithm={"updates_per_batch": 2, "proximal": proximal})
@@ -173,6 +179,8 @@ def test_a_loss_that_is_never_finite_ends_the_run(tmp_path: Path, mine: str) -> 
         run(tmp_path, algorithm={"loss": f"{mine}:not_finite"}, trainer__batches=30)
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_a_value_loss_of_the_users_own(tmp_path: Path, mine: str) -> None:
     ended = [
         run(tmp_path / name, algorithm={"recipe": "ppo"}, critic__loss=loss)
@@ -227,6 +235,8 @@ OFFLINE: dict[str, tuple[Any, Any, str, dict[str, str]]] = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 @pytest.mark.parametrize("name", OFFLINE)
 def test_offline_losses_of_the_users_own(tmp_path: Path, mine: str, name: str) -> None:
     kind, train_on, batch, row = OFFLINE[name]

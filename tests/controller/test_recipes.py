@@ -161,6 +161,8 @@ def test_distillation_without_a_teacher_is_refused(tmp_path: Path) -> None:
         run(tmp_path, algorithm__recipe="opd")
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_every_recipe_has_an_example_that_names_nothing_that_is_not_there(tmp_path: Path, model: Path) -> None:
     make_job(tmp_path)
     assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {*RECIPES, *OFFLINE}

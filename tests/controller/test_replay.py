@@ -45,6 +45,8 @@ def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
     return one.keys() == other.keys() and all(torch.equal(one[name], tensor) for name, tensor in other.items())
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_the_record_of_an_on_policy_run_gives_its_weights_again_bit_for_bit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -182,6 +182,8 @@ def test_a_second_signal_ends_the_process_at_once_and_the_run_can_be_resumed(
     store.close()
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_a_stop_right_after_a_resume_shows_the_version_that_was_restored(job: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start("train", job, "trainer.batches=100000", "--dir", folder)

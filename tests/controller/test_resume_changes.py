@@ -45,6 +45,8 @@ def trained(folder: Path) -> list[tuple[int, int, int]]:
         connection.close()
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_a_finished_run_that_is_made_longer_is_the_longer_run(tmp_path: Path) -> None:
     """Its data goes on where it stood; on-policy, with a constant rate, to the same weights bit for bit."""
     job = on_policy(tmp_path / "job")
@@ -56,6 +58,8 @@ def test_a_finished_run_that_is_made_longer_is_the_longer_run(tmp_path: Path) ->
     assert all(torch.equal(weights[0][name], tensor) for name, tensor in weights[1].items())
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_the_rate_is_the_new_configs_from_the_next_step_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Steps 0, 1, 2 of 3 fall from 1e-3 to 0; steps 3, 4, 5 are those of a fall from 2e-3 to 0 over 6."""
     job = on_policy(tmp_path / "job", trainer__batches=3, trainer__lr_schedule={"kind": "linear"})
@@ -92,6 +96,8 @@ def test_the_rate_is_the_new_configs_from_the_next_step_on(tmp_path: Path, capsy
     assert main(["train", str(folder / "config.yaml"), "--dir", str(folder), "--resume"]) == 0, "its own again"
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_more_epochs_train_every_prompt_though_the_last_batch_was_short(tmp_path: Path) -> None:
     job = on_policy(tmp_path / "job", trainer__batches=None, trainer__epochs=1)
     rows = (tmp_path / "job" / "train.jsonl").read_text().splitlines(keepends=True)
@@ -104,6 +110,8 @@ def test_more_epochs_train_every_prompt_though_the_last_batch_was_short(tmp_path
     assert Counter(batch for _, _, batch in found) == {0: 2, 1: 2, 2: 1, 3: 2, 4: 2, 5: 1}
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_a_change_that_is_not_safe_is_refused_by_key_and_changes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

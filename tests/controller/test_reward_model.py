@@ -85,6 +85,8 @@ def own_scores(reward_model: Path, samples: list[dict[str, Any]]) -> list[float]
     return [float(classifier(torch.tensor([sample["tokens"]])).logits[0, 0]) for sample in samples]
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_alone_its_scores_are_the_rewards(tmp_path: Path, reward_model: Path) -> None:
     job = job_with(tmp_path, {"model": {"path": str(reward_model)}})
     ended = go(job)
@@ -101,6 +103,8 @@ def test_alone_its_scores_are_the_rewards(tmp_path: Path, reward_model: Path) ->
     assert all(evaluation.score is not None for evaluation in ended.record.evaluations)
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_beside_a_rule_its_score_is_weighted_and_added(tmp_path: Path, reward_model: Path) -> None:
     model = {"path": str(reward_model), "weight": -0.5, "max_tokens_per_microbatch": 20}
     job = job_with(tmp_path, {"function": f"{tmp_path}/keep.py:score", "model": model}, rollout__samples_per_prompt=6)
@@ -120,6 +124,8 @@ def test_beside_a_rule_its_score_is_weighted_and_added(tmp_path: Path, reward_mo
         assert terms["score"] - 0.5 * terms["model"] == pytest.approx(batch.reward_mean, abs=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 @pytest.mark.parametrize(
     "changes",
     [
@@ -140,6 +146,8 @@ def test_it_goes_with_other_settings(tmp_path: Path, reward_model: Path, changes
     ended.record.counts.check()
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_it_scores_beside_generation_and_training(tmp_path: Path, reward_model: Path) -> None:
     """By the trace."""
     changes = {"trainer__batches": 16, "async__mode": "async", "runtime__threads": 2, "runtime__trace": True}

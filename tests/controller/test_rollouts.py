@@ -75,6 +75,8 @@ def test_none_are_kept_where_none_are_wanted(tmp_path: Path) -> None:
     assert not RolloutsReader.exists(run) or read(run) == []
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_every_sample_that_failed_is_kept_and_some_of_what_was_dropped(tmp_path: Path) -> None:
     job = make_job(tmp_path, trainer__batches=5, record__rollouts=2, rollout__max_attempts=2)
     (tmp_path / "reward.py").write_text(
@@ -106,6 +108,8 @@ def test_samples_of_held_out_prompts_that_failed_are_kept_though_they_end_the_ru
     assert all(one.turns[1].text for one in kept), "what the policy wrote is there to be read"
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_a_record_that_cannot_be_written_costs_a_warning(tmp_path: Path) -> None:
     job = make_job(tmp_path, trainer__batches=3)
     assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain", "trainer.batches=2"]) == 0
@@ -177,6 +181,8 @@ def test_the_command_finds_and_shows(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert page.read_text().count("<article") == 6
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--batch", "x"], "--batch is 'x'; give a batch, as 12, or a range"),
     (["--batch", "5:2"], "--batch is '5:2', which holds none; give the lower one first: 2:5"),

@@ -33,6 +33,8 @@ def groups(folder: Path) -> dict[tuple[int, int, int], tuple[str, int | None]]:
         connection.close()
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_it_records_batches_of_version_0_and_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job, folder = make_job(tmp_path / "job", trainer__batches=5), tmp_path / "run"
     assert train(job, folder, "--rollouts-only") == 0
@@ -69,6 +71,8 @@ def test_it_records_batches_of_version_0_and_trains_nothing(tmp_path: Path, caps
     assert found[0]["drift_mean_abs"] < 1e-5, "from the model that sampled them"
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_a_run_that_trains_and_one_that_records_are_not_continued_as_each_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

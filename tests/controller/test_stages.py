@@ -177,6 +177,8 @@ def test_a_stage_that_does_not_take_its_columns_is_refused(tmp_path: Path) -> No
         run(tmp_path, algorithm={"stages": [stage(tmp_path, "raises", ["reward"], ["x"])]})
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_a_proximal_policy_of_its_own_gives_the_same_training(tmp_path: Path) -> None:
     settings = {
         "algorithm__updates_per_batch": 2,
@@ -205,6 +207,8 @@ def test_a_proximal_policy_of_its_own_keeps_up_with_asynchronous_training(tmp_pa
     assert len(ended.record.batches) == 4
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 @pytest.mark.parametrize("placement", ["own", "hybrid"])
 def test_a_refreshed_reference_is_the_policy_of_that_batch(tmp_path: Path, placement: str) -> None:
     settings = {

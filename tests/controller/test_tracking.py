@@ -169,6 +169,8 @@ def track(store: RunStore, *sections: TrackerSection, meanwhile: float = 0.0) ->
     return told
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_a_tracker_that_hangs_is_ended(
     store: RunStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -151,6 +151,8 @@ def test_every_trained_token_carries_log_prob_and_version(tmp_path: Path) -> Non
     store.close()
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_the_same_seed_gives_the_same_run_where_nothing_is_concurrent(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job")
     for name in ("a", "b"):
@@ -204,6 +206,8 @@ class Guess:
 """
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_an_environment_of_several_turns(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job")
     (tmp_path / "job" / "env.py").write_text(GUESS)
@@ -236,6 +240,8 @@ def test_an_evaluation_that_takes_too_long_is_left_out(tmp_path: Path) -> None:
     assert kinds.count("evaluation_given_up") == 2
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_a_disk_that_fills_ends_the_run_with_one_clear_error(tmp_path: Path) -> None:
     """RLIMIT_FSIZE stands in for the disk: writing past it fails as a full disk does, for this process only."""
     import resource
@@ -263,6 +269,8 @@ ALL_FAIL = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 @pytest.mark.parametrize("does", ALL_FAIL)
 @pytest.mark.parametrize("held_out", [True, False])
 def test_samples_that_all_fail_end_the_run_after_a_batchs_worth(

@@ -61,6 +61,8 @@ def ended_by_itself(note: Note) -> bool:
 GAE = {"recipe": "ppo", "whiten": False, "lam": 1.0, "gamma": 0.9, "kl": {"coefficient": 0.0}}
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 @pytest.mark.parametrize("turns", [1, 2])
 def test_the_critic_says_what_was_to_come(tmp_path: Path, turns: int) -> None:
     """The column is the critic's value, under the weights of that batch, of all tokens; the last delta has it."""
@@ -91,6 +93,8 @@ def test_the_critic_says_what_was_to_come(tmp_path: Path, turns: int) -> None:
     assert any(abs(note.others["last_value"]) > 1e-2 for note in rows)
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 def test_an_observation_past_the_context_ends_no_run(tmp_path: Path) -> None:
     """The model has 96 positions, which it has learned: there is no 97th."""
     job = make_job(

@@ -77,6 +77,7 @@ def random_request(rng: np.random.Generator, number: int) -> tuple[GenerateReque
     return GenerateRequest(f"r{number}", tokens, params, key, floor, stream, kept, client), valid
 
 
+@pytest.mark.slow
 def test_five_thousand_requests_of_any_kind_leave_twenty_others_as_they_are_alone() -> None:
     rng = np.random.default_rng(0)
     model = tiny_model("qwen3")

@@ -82,6 +82,7 @@ def _compare(model: Any, rows: list[PackRow], temperature: float) -> int:
     return tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_every_ratio_is_one(sampling: str) -> None:
     model, params = fine_tuned("qwen3", steps=60), SAMPLINGS[sampling]

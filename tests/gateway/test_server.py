@@ -173,6 +173,7 @@ def test_client_that_goes_away_aborts_its_request(path: str, stream: bool) -> No
     run(engine, test)
 
 
+@pytest.mark.slow
 def test_client_that_does_not_read_is_dropped_at_the_deadline() -> None:
     # Far more than the sockets' buffers hold, in few events.
     engine = ScriptedEngine([Reply(ids("x" * 2_000_000), FinishReason.LENGTH, chunk=20_000)])

@@ -174,6 +174,7 @@ def test_every_command_works_on_an_offline_run(
         assert [line.split(",")[0] for line in file] == ["step", *map(str, range(1, 9))]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_takes_back_what_came_after_its_checkpoint(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,6 +112,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_model(tmp_path: Path, model: 
     assert sorted(path.name for path in folder.iterdir()) == ["model", "run.db", "run.lock", "summary.json"]
 
 
+@pytest.mark.slow
 def test_a_signal_stops_after_the_step_with_a_checkpoint(tmp_path: Path, model: Path) -> None:
     config = write(tmp_path, settings(tmp_path, model, steps=100_000))
     folder = tmp_path / "out"

@@ -165,6 +165,7 @@ def own_tool(tool: str) -> str:
     return tool
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kind", [ENDS, NEVER_ENDS, LIMITS], ids=["ends", "never ends", "limits"])
 def test_what_a_program_does_to_itself_is_a_wrong_answer(own_tool: str, kind: list[str]) -> None:
@@ -200,6 +201,7 @@ def test_a_function_that_spoils_its_answer_is_wrong() -> None:
     assert good == RewardOutcome(1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("patient")
 def test_tests_that_time_did_not_suffice_for_are_not_passed() -> None:
     slow = "import time; time.sleep(1.5); print(6)"
@@ -219,6 +221,7 @@ def one_busy_processor() -> Iterator[None]:
     os.sched_setaffinity(0, before)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="waiting for a processor is told on Linux alone")
 @pytest.mark.usefixtures("one_busy_processor")
 def test_time_that_others_had_is_not_the_program_s(patient: None) -> None:
@@ -234,6 +237,7 @@ print(6)
     assert score(program, tests=SIX, timeout_s=1.5) == [RewardOutcome(1.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="waiting for a processor is told on Linux alone")
 @pytest.mark.usefixtures("one_busy_processor")
 def test_a_host_that_is_too_slow_fails_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:

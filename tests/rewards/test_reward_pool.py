@@ -175,11 +175,13 @@ def test_a_hanging_call_is_killed_and_the_place_is_free_within_a_second(hostile:
     asyncio.run(play())
 
 
+@pytest.mark.slow
 def test_time_waited_behind_other_calls_does_not_count(hostile: str) -> None:
     outcomes = score_all(f"{hostile}:later", [{"s": 0.3}] * 5, timeout_s=0.8)
     assert outcomes == [RewardOutcome(6.0)] * 5, "1.5 s in all, 0.3 s each"
 
 
+@pytest.mark.slow
 def test_every_call_is_timed_one_that_fails_too(hostile: str) -> None:
     async def play() -> dict[str, int]:
         async with running(f"{hostile}:later", timeout_s=1.0) as pool:
@@ -370,6 +372,7 @@ def test_while_one_place_cannot_be_filled_the_others_go_on(hostile: str) -> None
     asyncio.run(play())
 
 
+@pytest.mark.slow
 def test_every_call_of_a_mixed_crowd_gets_its_own_outcome(hostile: str) -> None:
     crowd = ["good", "raise", "exit", "good", "nan", "good", "sleep", "good", "forge", "good"] * 3
     rows = [{"kind": kind} for kind in crowd]

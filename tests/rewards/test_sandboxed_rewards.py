@@ -204,6 +204,7 @@ def test_nobody_else_can_be_killed(hostile: str, tool: str) -> None:
     assert good == RewardOutcome(4.0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has users for them")
 @pytest.mark.parametrize(("attack", "victim"), [("fork bomb", "thread"), ("kill all", "sleep")])
 def test_samples_of_other_places_are_neither_killed_nor_held_up(
@@ -415,6 +416,7 @@ def test_nsjail_s_command_line(stub: Path, monkeypatch: pytest.MonkeyPatch, user
     assert inner[5:] == ["/bin/true", "--", "x"]
 
 
+@pytest.mark.slow
 def test_what_is_tied_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     tied = Path(sandbox.__file__).with_name("tied.py")
     code = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); input()"

@@ -40,6 +40,7 @@ def test_the_only_engine_dies_and_comes_back(tmp_path: Path, monkeypatch: pytest
     assert kinds.count("engine_died") == kinds.count("engine_back") == 2
 
 
+@pytest.mark.slow
 def test_an_engine_that_never_comes_back_ends_the_run_and_leaves_it_resumable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

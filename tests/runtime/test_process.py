@@ -167,6 +167,7 @@ def test_a_stopped_worker_is_named_by_the_deadline_and_ended(monkeypatch: pytest
     asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["stop_self", "block_loop"])
 def test_a_worker_whose_loop_does_not_turn_is_ended(method: str) -> None:
     async def main() -> None:
@@ -304,6 +305,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", ["stopped", "running"])
 def test_workers_end_with_a_killed_parent_and_nothing_stays(tmp_path: Path, stopped: str) -> None:
     before = sites()

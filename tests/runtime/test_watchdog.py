@@ -229,6 +229,7 @@ def child(block: str) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("block", "second"),
     [("time.sleep(86400)", signal.SIGINT), ("while True: pass", signal.SIGTERM), (IN_C, signal.SIGINT)],
@@ -244,6 +245,7 @@ def test_a_second_signal_ends_the_process_whatever_the_loop_does(block: str, sec
     assert process.returncode == (-signal.SIGKILL if block == IN_C else -second)
 
 
+@pytest.mark.slow
 def test_one_signal_is_a_request() -> None:
     process = child("")
     process.send_signal(signal.SIGINT)
@@ -270,6 +272,7 @@ def test_signals_of_a_fork_are_not_the_runs() -> None:
     assert out.endswith("stops SIGTERM\n"), out
 
 
+@pytest.mark.slow
 def test_the_watcher_ends_with_the_process(tmp_path: Path) -> None:
     process = child("time.sleep(86400)")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")

@@ -72,6 +72,7 @@ class Account:
                 self.committed = int(number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_is_lost_and_nothing_is_trained_twice(tmp_path: Path, seed: int) -> None:
     path = tmp_path / "run"

@@ -226,6 +226,7 @@ def test_small_bfloat16_gradients_are_not_lost() -> None:
         torch.testing.assert_close(grad, 256 * once[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_small_bfloat16_updates_are_not_lost() -> None:
     """Updates below bfloat16's resolution add up in the masters until the compute weights move."""
     settings = TrainerConfig(optimizer=OptimizerConfig(lr=1e-5))

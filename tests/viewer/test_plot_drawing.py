@@ -108,6 +108,7 @@ def test_smoothed_lines_have_the_recorded_ones_behind_them() -> None:
     assert "smoothed: mean of the last 4 batches, but for evaluations; faint: as recorded" in picture.words
 
 
+@pytest.mark.slow
 def test_long_runs_make_small_files() -> None:
     run = samples.learning_run(20_000, 20_000)
     chart = make_chart([run], ["demo"])

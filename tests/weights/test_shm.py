@@ -101,6 +101,7 @@ def test_damage_is_told(tmp_path: Path) -> None:
         ShmReceiver(publisher.address).latest()
 
 
+@pytest.mark.slow
 def test_a_reader_in_another_process_never_sees_two_versions_and_outlives_the_writer(tmp_path: Path) -> None:
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
