@@ -34,9 +34,9 @@ $(TRACKERS_READY): pyproject.toml constraints-trackers.txt
 
 trackers-env: $(TRACKERS_READY)
 
-# What takes more than a second and a half or so: 35 minutes at most, of which 5 for 10^5 random sequences of events, 3
-# for the wheel and the sdist in an empty environment. Then 4 for the trackers, their environment included, and 9 at most
-# for whole runs in which all that would cross between processes is copied through the wire codec: the quick ones, and of
+# What takes more than a second and a half or so: 45 minutes at most, of which 5 for 10^5 random sequences of events, 3
+# for the wheel and the sdist in an empty environment. Then 4 for the trackers, their environment included, and 16 at
+# most for whole runs in which all that would cross between processes is copied through the wire codec: the quick ones, and of
 # the slow those that start no worker process (mark `copied`).
 test-slow: $(READY) $(TRACKERS_READY)
 	$(BIN)/python -m pytest -m slow $(SHARED) $(ARGS)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 
-from headrace.experience.dataset import Prompt
-from headrace.rollout.policy import Policy
-from headrace.rollout.trajectory import Trajectory
+from headrace import Policy, Prompt, Trajectory
 
 TURNS, TOKENS, CPU_S = 4, 16, 0.002
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,9 @@ def own(model: Path, dtype: str, overrides: list[str]) -> None:
     from headrace.config import TrainConfig
     from headrace.controller.planning.plan import make_plan
     from headrace.controller.train import train
+    from headrace.observe.listeners import Listeners
+    from headrace.observe.record import BatchRecord
+    from headrace.sandbox.tree import computed_s_by, descendants
 
     raw: dict[str, Any] = {
         "model": {"path": str(model), "dtype": dtype},
@@ -70,8 +75,15 @@ def own(model: Path, dtype: str, overrides: list[str]) -> None:
         else:
             raw[section] = json.loads(value)
     run = Path(tempfile.mkdtemp())
+    computed: dict[int, tuple[float, float]] = {}
+    """By batch: when it ended, and the processor seconds of the run until then, in all its processes."""
+
+    def note(batch: BatchRecord) -> None:
+        computed[batch.batch] = time.perf_counter(), computed_s_by([os.getpid(), *descendants()])
+
     try:
-        ended = asyncio.run(train(make_plan(TrainConfig.model_validate(raw)), run / "run", "new"))
+        plan = make_plan(TrainConfig.model_validate(raw))
+        ended = asyncio.run(train(plan, run / "run", "new", listeners=Listeners(batch=note)))
         lanes = lane_shares(run / "run" / "trace.json")
     finally:
         shutil.rmtree(run, ignore_errors=True)
@@ -80,10 +92,12 @@ def own(model: Path, dtype: str, overrides: list[str]) -> None:
     first, last = batches[WARM_UP - 1].totals, timed[-1].totals
     seconds = last.elapsed_s - first.elapsed_s
     samples = sum(batch.samples for batch in timed)
+    (began, before), (stopped, after) = computed[batches[WARM_UP - 1].batch], computed[timed[-1].batch]
     print(
         json.dumps(
             {
                 "samples_per_s": samples / seconds,
+                "bound": (stopped - began) * THREADS / (after - before),
                 "lane_shares": lanes,
                 "mean_length": statistics.mean(batch.response_tokens_mean for batch in batches),
                 "train_share": (last.train_s - first.train_s) / seconds,

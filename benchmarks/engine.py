@@ -30,7 +30,7 @@ from transformers import GenerationConfig
 from benchmarks.machine import save, spread
 from benchmarks.policy_model import EOS, VOCABULARY, make_model
 from headrace.config import EngineConfig
-from headrace.controller.threads import inline_runtime
+from headrace.controller.building.threads import inline_runtime
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.protocol import GenerateRequest, SamplingParams, SwapMode, TokenChunk
 from headrace.models.loading import load_causal_lm

@@ -99,8 +99,8 @@ def measure_data(folder: Path) -> dict[str, float]:
     """In a process of its own."""
     from headrace.config import TrainConfig, load_config
     from headrace.controller.planning import plan
-    from headrace.experience.dataset import PromptOrder, PromptSource
-    from headrace.experience.prompt_order import FixedOrder, MixedOrder
+    from headrace.experience.prompts.dataset import PromptOrder, PromptSource
+    from headrace.experience.prompts.prompt_order import FixedOrder, MixedOrder
 
     config = load_config(TrainConfig, folder / "million.parquet.yaml")
     before, began, cpu_before = psutil.Process().memory_info().rss, time.perf_counter(), time.process_time()

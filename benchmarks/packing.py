@@ -16,10 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from benchmarks.machine import save, spread
+from headrace.models.length_batches import SegmentPlan
 from headrace.models.logprobs import token_logprobs
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import PackRow, pack
-from headrace.models.segments import SegmentPlan
 
 RUNS = 5
 PROMPT_SHARE = 0.25

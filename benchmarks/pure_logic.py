@@ -27,11 +27,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from benchmarks.machine import save
-from headrace.experience.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
 from headrace.experience.flow import Admission, Flow
-from headrace.experience.group_journal import GroupJournal
 from headrace.experience.index import Consumer, Sampler
 from headrace.experience.loader import StreamingLoader, row_length
+from headrace.experience.prompts.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
+from headrace.experience.records.group_journal import GroupJournal
 from headrace.experience.sample import Group, Sample, SampleStatus
 from headrace.experience.samplers import token_budget, whole_groups
 from headrace.experience.schedule import Schedule

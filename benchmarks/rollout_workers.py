@@ -5,7 +5,8 @@
 GRPO as in `benchmarks.end_to_end`, with its own batches; samples a second over the timed ones. `plain`: one completion
 a sample. `busy`: `benchmarks/busy_workflow.py`, 4 turns of 16 tokens with 2 ms of pure Python before each. Sides, in
 turn: `rollout.workers` 0 and 1 of this tree, and with `--old` the tree at PATH. `bound`: what a second process could
-bring at best, if no core ever rested: the seconds of a run, by the processor seconds of all its threads per core.
+bring at best, if no core rested while the timed batches are made: their seconds, by the processor seconds that all
+threads of the run's processes computed meanwhile, per core.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,11 @@ def run(tree: Path, model: Path, workflow: str | None, workers: int | None) -> d
     overrides += [f"rollout.workers={workers}"] if workers is not None else []
     command = [sys.executable, "-m", "benchmarks.end_to_end", "--own", str(model), "--dtype", "float32", *overrides]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree / "src"), str(tree)])}
-    before, began = os.times(), time.perf_counter()
     out = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=900, check=False)
     if out.returncode:
         raise RuntimeError(out.stderr[-2000:])
-    after, wall = os.times(), time.perf_counter() - began
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
     told: dict[str, Any] = json.loads(out.stdout.splitlines()[-1])
-    return {"samples_per_s": told["samples_per_s"], "bound": wall * len(os.sched_getaffinity(0)) / cpu}
+    return told
 
 
 def main() -> None:

@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import save
-from headrace.experience.rollout_codec import RolloutDetail, encode_detail
+from headrace.experience.records.rollout_codec import RolloutDetail, encode_detail
 from headrace.store import RunStore
 from headrace.store.rollouts import Rollout, Rollouts, Turn
 from headrace.viewer.rollout_page import page
-from headrace.viewer.tokens import TokenTexts
+from headrace.viewer.token_text import TokenTexts
 
 BATCHES, RUNS = 10_000, 5
 TEXT = "the answer of this sum is therefore seven and that is not what was asked for in the first place"

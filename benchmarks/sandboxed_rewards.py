@@ -23,7 +23,7 @@ import psutil
 
 from benchmarks.machine import save, spread
 from headrace.config.reward import RewardConfig
-from headrace.rewards.pool import RewardPool
+from headrace.rewards.reward_pool import RewardPool
 from headrace.runtime.inline import SystemClock
 
 SAMPLES, CALLS = 64, 400

@@ -18,7 +18,7 @@ import torch
 from benchmarks.machine import save, spread
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.process.processes import Processes
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host, Placement
 from headrace.weights.shm import ShmPublisher, ShmReceiver
 from headrace.weights.version import Version

@@ -6,9 +6,7 @@ import asyncio
 import math
 import random
 
-from headrace.experience.dataset import Prompt
-from headrace.rollout.policy import Policy
-from headrace.rollout.trajectory import Trajectory
+from headrace import Policy, Prompt, Trajectory
 
 LONGEST = 512
 """Tokens of a `DrawnLength`."""

@@ -1,5 +1,5 @@
-"""From `headrace train` to its first trained step, tiny model, as a whole process; and what `import headrace` adds to
-the start of Python.
+"""From `headrace train` to its first trained step, tiny model, as a whole process, without and with a rollout worker
+process in turn; and what `import headrace` adds to the start of Python.
 
 python -m benchmarks.startup [--runs 5]
 """
@@ -20,9 +20,10 @@ from benchmarks.machine import save, spread
 from benchmarks.policy_model import make_model, make_prompts
 
 
-def first_step_s(folder: Path) -> float:
+def first_step_s(folder: Path, workers: int) -> float:
     """Seconds from the start of the process to the line that it prints for its first batch."""
     command = [sys.executable, "-m", "headrace.cli.main", "train", str(folder / "grpo.yaml")]
+    command.append(f"rollout.workers={workers}")
     began = time.perf_counter()
     with subprocess.Popen(
         [*command, "--dir", str(folder / "run"), "--fresh", "--plain"], stdout=subprocess.PIPE, text=True
@@ -57,9 +58,14 @@ def main() -> None:
             "trainer": {"batches": 1},
         }
         (folder / "grpo.yaml").write_text(yaml.safe_dump(config))
-        times = [first_step_s(folder) for _ in range(args.runs)]
+        pairs = [(first_step_s(folder, 0), first_step_s(folder, 1)) for _ in range(args.runs)]
     imports = [process_s("import headrace") - process_s("pass") for _ in range(args.runs)]
-    result = {"first_trained_step_s": spread(times), "import_s": spread(imports)}
+    result = {
+        "first_trained_step_s": spread([without for without, _ in pairs]),
+        "with_one_rollout_process_s": spread([beside for _, beside in pairs]),
+        "more_s": spread([beside - without for without, beside in pairs]),
+        "import_s": spread(imports),
+    }
     print(json.dumps(result))
     save("startup", result)
 

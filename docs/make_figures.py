@@ -14,10 +14,10 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from rich.console import Console
 
-from headrace.viewer.terminal.live import render
 from headrace.observe.run_record import RunRecord, RunWatcher
-from headrace.viewer.terminal.snapshot import take_snapshot
 from headrace.store import RunReader
+from headrace.viewer.terminal.live import render
+from headrace.viewer.terminal.snapshot import take_snapshot
 
 FOLDER = Path(__file__).parent / "figures"
 WIDTH, HEIGHT = 100, 30

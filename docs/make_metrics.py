@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.observe import spent
-from headrace.observe.metrics import EPOCH, SUMMARY, TOTALS, Metric
+from headrace.observe.metrics import EPOCH, SUMMARY, TOTALS, Metric, offline
 from headrace.observe.metrics import batch as rows
-from headrace.observe.metrics import offline
 
 HEAD = """# Metrics
 

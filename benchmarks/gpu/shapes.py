@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.config import EngineConfig
-from headrace.controller.threads import inline_runtime
+from headrace.controller.building.threads import inline_runtime
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.protocol import GenerateRequest, SamplingParams, SwapMode, SwapReport, TokenChunk
 from headrace.weights.in_process import MemoryPublisher

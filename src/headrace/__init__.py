@@ -33,7 +33,7 @@ _PUBLIC = {
     "SFTConfig": "headrace.config",
     "RMConfig": "headrace.config",
     "DPOConfig": "headrace.config",
-    "Prompt": "headrace.experience.dataset",
+    "Prompt": "headrace.experience.prompts.dataset",
     "Group": "headrace.experience.sample",
     "Policy": "headrace.rollout.policy",
     "StepResult": "headrace.rollout.environment",

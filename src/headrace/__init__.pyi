@@ -81,11 +81,11 @@ from headrace.engines.protocol import (
 from headrace.errors import (
     HeadraceError as HeadraceError,
 )
-from headrace.experience.dataset import (
-    Prompt as Prompt,
-)
 from headrace.experience.flow import (
     NothingToTrain as NothingToTrain,
+)
+from headrace.experience.prompts.dataset import (
+    Prompt as Prompt,
 )
 from headrace.experience.sample import (
     Group as Group,

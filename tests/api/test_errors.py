@@ -9,9 +9,9 @@ from headrace.api.errors import for_caller, is_told
 from headrace.config import ConfigError
 from headrace.errors import HeadraceError
 from headrace.experience.schedule import ScheduleError
+from headrace.runtime.local.service import as_worker_error
 from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.refs import Ref, RefLost
-from headrace.runtime.service import as_worker_error
 from headrace.runtime.workers import WorkerError, WorkerLost
 from headrace.store import RunInUse
 from headrace.training.protocol import CheckpointError

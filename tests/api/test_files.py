@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from api_cells import cell, written
 
-from headrace.api.files import by_file
-from headrace.api.sources import source_of
+from headrace.api.given.defining_file import by_file
+from headrace.api.given.sources import source_of
 
 OBJECTS = """
 import functools, threading

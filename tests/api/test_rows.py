@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.api.rows import lines_of
+from headrace.api.given.given_rows import lines_of
 from headrace.config import ConfigError
 
 JSON = st.recursive(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from api_cells import cell, written
 
-from headrace.api.sources import source_of
+from headrace.api.given.sources import source_of
 
 OTHER = {
     "lambdas of a loop": "fs = []\nfor w in (1.0, 2.0): fs.append(lambda response, row, w=w: w)\nscore = fs[0]",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from api_cells import cell, written
 
-from headrace.api.sources import source_of
+from headrace.api.given.sources import source_of
 
 GOOD = {
     "plain": "def score(response, row): return len(response) / 4",

@@ -118,7 +118,7 @@ def test_rollouts_that_are_asked_for_wrongly_are_one_error(trained: tuple[headra
 
 def test_metrics_are_a_frame_where_pandas_is(trained: tuple[headrace.Run, Heard], monkeypatch: Any) -> None:
     run, _ = trained
-    monkeypatch.setattr("headrace.api.table.find_spec", lambda name: None)
+    monkeypatch.setattr("headrace.api.frame.find_spec", lambda name: None)
     with pytest.raises(headrace.ConfigError, match=r"^frame\(\) needs pandas: pip install pandas"):
         run.metrics.frame()
     monkeypatch.undo()

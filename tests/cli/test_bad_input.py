@@ -29,9 +29,13 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         raise AssertionError("a model was loaded before the input was checked")
 
     # The modules that use it first: their import must still see the real one.
-    monkeypatch.setattr("headrace.controller.models.load_causal_lm", forbidden)
-    monkeypatch.setattr("headrace.controller.serve.load_causal_lm", forbidden)
-    monkeypatch.setattr("headrace.models.loading.load_causal_lm", forbidden)
+    for place in (
+        "controller.building.engine_workers",
+        "roles.workers.engine",
+        "roles.workers.trainer",
+        "models.loading",
+    ):
+        monkeypatch.setattr(f"headrace.{place}.load_causal_lm", forbidden)
 
     def run(*arguments: str) -> str:
         code = main(list(arguments) or ["check", str(folder / "grpo.yaml")])

@@ -139,8 +139,13 @@ def test_a_dry_run_prints_the_same_plan_and_starts_nothing(
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("headrace.models.loading.load_causal_lm", forbidden)
-    monkeypatch.setattr("headrace.controller.models.load_causal_lm", forbidden, raising=False)
+    for place in (
+        "controller.building.engine_workers",
+        "roles.workers.engine",
+        "roles.workers.trainer",
+        "models.loading",
+    ):
+        monkeypatch.setattr(f"headrace.{place}.load_causal_lm", forbidden)
     monkeypatch.chdir(tmp_path)
     assert main(["check", str(job)]) == 0
     plan = capsys.readouterr().out

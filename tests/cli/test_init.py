@@ -16,7 +16,7 @@ from headrace.cli.init import trl, verl
 from headrace.cli.init.translate import Unreadable, translate
 from headrace.cli.main import main
 from headrace.config import TrainConfig, load_config
-from headrace.config.synonyms import SYNONYMS
+from headrace.config.reading.synonyms import SYNONYMS
 
 Captured = pytest.CaptureFixture[str]
 FILES = ["README.md", "config.yaml", "eval.jsonl", "reward.py", "test_reward.py", "train.jsonl"]

@@ -46,7 +46,8 @@ def refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("a model was loaded before the input was checked")
 
-    for place in ("controller.models", "offline.sft", "offline.pairs", "models.loading"):
+    loads = ("controller.building.engine_workers", "roles.workers.engine", "roles.workers.trainer", "models.loading")
+    for place in (*loads, "offline.sft", "offline.pairs"):
         monkeypatch.setattr(f"headrace.{place}.load_causal_lm", forbidden)
 
     def run(command: str, config: Path, *overrides: str) -> str:

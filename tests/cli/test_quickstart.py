@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.config import TrainConfig, config_sha256, load_config
-from headrace.experience.codec import decode_group
+from headrace.experience.records.codec import decode_group
 from headrace.store import RunStore
 
 

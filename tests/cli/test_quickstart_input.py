@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from headrace.cli.called_as import program
 from headrace.cli.main import main
-from headrace.cli.program import program
 from headrace.cli.quickstart.data import EVAL_ROWS, GUESS_SHARE, MOSTLY_GUESSED_ROWS, TRAIN_ROWS, WORKED_ROWS
 from headrace.cli.quickstart.inputs import QuickstartFiles, make_inputs
 from headrace.cli.quickstart.report import render_next_steps

@@ -15,7 +15,7 @@ import pytest
 from controller_jobs import make_job
 
 from headrace.cli.main import main
-from headrace.controller.threads import available_threads
+from headrace.controller.building.threads import available_threads
 
 UNREAD = 141
 HEADRACE = [sys.executable, "-m", "headrace.cli.main"]

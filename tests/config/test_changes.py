@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.config import TrainConfig, config_sha256, dump_config
-from headrace.config.changes import describe_changes
+from headrace.config.reading.changes import describe_changes
 
 
 def dumped(**changes: Any) -> str:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from headrace.config import ConfigError, SFTConfig, TrainConfig, config_sha256, dump_config, load_config
-from headrace.config.unused_keys import ineffective
+from headrace.config.reading.unused_keys import ineffective
 
 
 def load(folder: Path, data: Any, kind: Any = TrainConfig, **sections: Any) -> Any:

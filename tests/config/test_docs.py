@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.main import _parser
-from headrace.config.explain import known_keys
 from headrace.config.kinds import KINDS
+from headrace.config.reading.explain import known_keys
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

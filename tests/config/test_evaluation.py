@@ -79,7 +79,7 @@ def test_majority_wants_single_turns() -> None:
 
 
 def test_what_only_sets_read_has_an_effect_without_data_eval() -> None:
-    from headrace.config.unused_keys import ineffective
+    from headrace.config.reading.unused_keys import ineffective
 
     alone = {"model": {"path": "m"}, "data": {"train": "t"}, "evaluation": {"every": 5}}
     assert any("evaluation.every has no effect" in line for line in ineffective(TrainConfig.model_validate(alone)))

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from headrace.config import ConfigError, TrainConfig, load_config
-from headrace.config.explain import known_keys
 from headrace.config.kinds import KINDS
-from headrace.config.synonyms import SYNONYMS
+from headrace.config.reading.explain import known_keys
+from headrace.config.reading.synonyms import SYNONYMS
 
 SECTIONS = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}}
 Says = Callable[..., str]

@@ -18,7 +18,7 @@ from headrace.config import (
     dump_config,
     load_config,
 )
-from headrace.config.unused_keys import ineffective
+from headrace.config.reading.unused_keys import ineffective
 from headrace.experience.schedule import reachable_staleness
 
 ROOT = Path(__file__).parents[2]

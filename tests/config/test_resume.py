@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.config import TrainConfig
-from headrace.config.explain import known_keys
-from headrace.config.resume import SAFE, is_operational, is_safe, why_not
+from headrace.config.reading.explain import known_keys
+from headrace.config.reading.resume import SAFE, is_operational, is_safe, why_not
 
 
 def test_every_key_of_the_table_is_one_of_the_config() -> None:

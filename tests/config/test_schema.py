@@ -12,8 +12,8 @@ import yaml
 
 from headrace.cli.main import main
 from headrace.config import ConfigError, dump_config, load_config
-from headrace.config.json_schema import json_schema
 from headrace.config.kinds import KINDS
+from headrace.config.reading.json_schema import json_schema
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml"))
 LEAST: dict[str, dict[str, Any]] = {

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headrace.controller.device_lanes import DeviceLanes
+from headrace.controller.building.device_lanes import DeviceLanes
 
 CUDA = torch.device("cuda")
 

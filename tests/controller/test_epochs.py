@@ -12,7 +12,7 @@ from headrace.config import TrainConfig, load_config
 from headrace.controller.planning.describe import describe_plan
 from headrace.controller.planning.plan import make_plan
 from headrace.controller.train import Ended, train
-from headrace.training.lr_schedule import learning_rate
+from headrace.training.optimizer.lr_schedule import learning_rate
 
 BATCHES, EPOCHS = 3, 3
 PPO = {"recipe": "ppo", "epochs_per_batch": EPOCHS, "updates_per_batch": 2}

@@ -156,6 +156,7 @@ def test_while_an_evaluation_holds_the_engine_versions_go_by_and_are_counted(tmp
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_an_evaluation_that_a_kill_cut_off_is_made_again(tmp_path: Path) -> None:
     """`held` hangs in the evaluation of version 1 or later while there is a file; `eval`, which is done, is not."""
     job = make_job(tmp_path / "job", checkpoint__every=1)
@@ -243,6 +244,7 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_a_resumed_run_knows_the_best(tmp_path: Path) -> None:
     """0.1, 0.9 and 0.2 for versions 0, 2 and 4; then, in another process, 0.5 for version 6."""
     run = tmp_path / "run"

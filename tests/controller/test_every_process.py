@@ -16,15 +16,21 @@ from headrace.store import RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu]
 
-EVERY: dict[str, Any] = {"trainer__placement": "process", "engine__process": True, "rollout__workers": 1}
-KL = {"algorithm__kl__coefficient": 0.1, "reference__placement": "process"}
+EVERY: dict[str, Any] = {
+    "trainer__placement": "process",
+    "engine__process": True,
+    "functions__placement": "process",
+    "rollout__workers": 1,
+    "algorithm__kl__coefficient": 0.1,
+    "algorithm__kl__place": "reward",  # so that advantages are of tokens
+    "reference__placement": "process",
+}
+WORKERS = ("trainer/0", "engine/0", "functions/0", "rollout/0", "reference/0")
 PPO = {
-    **KL,
     "algorithm__recipe": "ppo",
     "algorithm__updates_per_batch": 2,
     "critic__placement": "process",
     "proximal__placement": "process",
-    "functions__placement": "process",
 }
 STAGES = """
 import os
@@ -55,16 +61,15 @@ def finished(folder: Path, *workers: str, batches: int = 4) -> None:
 
 
 def test_grpo(tmp_path: Path) -> None:
-    job = make_job(tmp_path / "job", trainer__batches=4, **EVERY, **KL)
+    job = make_job(tmp_path / "job", trainer__batches=4, **EVERY)
     train(job, tmp_path / "run")
-    finished(tmp_path / "run", "trainer/0", "engine/0", "rollout/0", "reference/0")
+    finished(tmp_path / "run", *WORKERS)
 
 
 def test_ppo_with_critic_and_reference_and_two_engines(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", trainer__batches=4, **EVERY, **PPO, engine__replicas=2)
     train(job, tmp_path / "run")
-    workers = ("trainer", "critic", "engine", "rollout", "reference", "proximal", "functions")
-    finished(tmp_path / "run", *(f"{name}/0" for name in workers), "engine/1")
+    finished(tmp_path / "run", *WORKERS, "critic/0", "proximal/0", "engine/1")
 
 
 def test_functions_of_the_users_own_and_a_reward_model(tmp_path: Path) -> None:
@@ -84,11 +89,10 @@ def test_functions_of_the_users_own_and_a_reward_model(tmp_path: Path) -> None:
         algorithm__loss=f"{tmp_path}/stages.py:loss",
         algorithm__loss_reads=["bonus"],
         algorithm__stages=[{**stage, "writes": ["bonus"]}],
-        functions__placement="process",
         reward__model={"path": str(tmp_path / "rm"), "placement": "process"},
     )
     train(job, tmp_path / "run")
-    finished(tmp_path / "run", "trainer/0", "engine/0", "rollout/0", "functions/0", "reward/0")
+    finished(tmp_path / "run", *WORKERS, "reward/0")
 
 
 def test_a_judge_beside_the_policy(tmp_path: Path) -> None:
@@ -104,7 +108,7 @@ def test_a_judge_beside_the_policy(tmp_path: Path) -> None:
     }
     job = make_job(tmp_path / "job", trainer__batches=4, **EVERY, reward={"function": "judge", "judge": judge})
     train(job, tmp_path / "run")
-    finished(tmp_path / "run", "trainer/0", "engine/0", "rollout/0")
+    finished(tmp_path / "run", *WORKERS, "judge/0")
 
 
 def test_evaluation(tmp_path: Path) -> None:
@@ -117,7 +121,7 @@ def test_evaluation(tmp_path: Path) -> None:
         evaluation__temperature=1.0,
     )
     train(job, tmp_path / "run")
-    finished(tmp_path / "run", "trainer/0", "engine/0", "rollout/0")
+    finished(tmp_path / "run", *WORKERS)
     with RunReader(tmp_path / "run") as reader:
         evaluations = reader.metrics.read("eval")
         assert [row.number for row in evaluations] == [0, 2, 4]
@@ -128,5 +132,4 @@ def test_a_run_that_is_resumed(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", **EVERY, **PPO)
     train(job, tmp_path / "run", "trainer.batches=2")
     train(job, tmp_path / "run", "trainer.batches=4", "--resume")
-    workers = ("trainer", "critic", "engine", "rollout", "reference", "proximal", "functions")
-    finished(tmp_path / "run", *(f"{name}/0" for name in workers))
+    finished(tmp_path / "run", *WORKERS, "critic/0", "proximal/0")

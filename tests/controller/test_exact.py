@@ -15,11 +15,11 @@ from controller_jobs import make_job, run, start
 from safetensors.torch import load_file
 
 from headrace.config import TrainConfig, config_sha256, load_config
-from headrace.experience.codec import decode_group
+from headrace.experience.records.codec import decode_group
 from headrace.experience.sample import Group
 from headrace.store import RunReader, RunStore
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.copied, pytest.mark.timeout(900)]
 LAST = 3
 """Number of the last batch."""
 LOSS = """

@@ -74,6 +74,7 @@ def test_the_weights_become_version_0_and_the_source_may_go(tmp_path: Path, caps
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_the_critic_begins_from_the_others_where_both_have_one(tmp_path: Path) -> None:
     ppo = {"recipe": "ppo", "kl": {"coefficient": 0.0}}
     job = on_policy(tmp_path / "job", algorithm=ppo, critic={"optimizer": {"lr": 1e-3}})
@@ -87,6 +88,7 @@ def test_the_critic_begins_from_the_others_where_both_have_one(tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_master_weights_are_taken_where_the_model_is_them_rounded(tmp_path: Path) -> None:
     """A run in bfloat16 begins from the float32 masters of one in bfloat16; one in float32 from what was served."""
     job, first = on_policy(tmp_path / "job", model={"dtype": "bfloat16"}, trainer__batches=1), tmp_path / "first"

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from headrace.algorithms.pieces import PieceError
 from headrace.config import ConfigError, TrainConfig, load_config
-from headrace.config.unused_keys import ineffective
+from headrace.config.reading.unused_keys import ineffective
 from headrace.controller.planning.describe import describe_plan
 from headrace.controller.planning.plan import make_plan
 from headrace.controller.train import Ended, train

@@ -8,7 +8,7 @@ from controller_jobs import make_job, make_model
 from controller_notes import Note, model_logprobs, note_stage, notes
 
 from headrace.config import ConfigError, TrainConfig, load_config
-from headrace.config.unused_keys import ineffective
+from headrace.config.reading.unused_keys import ineffective
 from headrace.controller.planning.describe import describe_plan
 from headrace.controller.planning.plan import make_plan
 from headrace.controller.train import Ended, train

@@ -15,10 +15,10 @@ from controller_jobs import make_job
 from headrace.cli.main import main
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.protocol import EngineError, GenerateRequest, TokenChunk
-from headrace.experience.codec import decode_group
+from headrace.experience.records.codec import decode_group
 from headrace.experience.sample import Group
 from headrace.observe.run_record import RunWatcher
-from headrace.roles import gap_sample
+from headrace.roles.actors import gap_sample
 from headrace.store import RunReader, RunStore
 
 OF_A_GAP_SAMPLE = "2147483646/"

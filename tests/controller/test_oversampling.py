@@ -32,6 +32,7 @@ def test_every_batch_is_full_and_the_surplus_comes_again(tmp_path: Path, mode: s
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_rewards_that_never_differ_end_the_run_with_the_reason_and_it_can_go_on(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", rollout__max_drops_per_batch=5, trainer__batches=2)
     reward = tmp_path / "job" / "reward.py"

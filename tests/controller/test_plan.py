@@ -14,7 +14,7 @@ import torch
 from controller_jobs import CONFIGS, make_job
 
 from headrace.config import ConfigError, TrainConfig, load_config
-from headrace.controller.episode_runners import policy_settings
+from headrace.controller.building.episode_runners import policy_settings
 from headrace.controller.planning import memory_estimate as memory
 from headrace.controller.planning.describe import describe_plan
 from headrace.controller.planning.memory_estimate import estimate_memory, plan_kv_cache
@@ -22,7 +22,7 @@ from headrace.controller.planning.plan import make_plan
 from headrace.controller.planning.table_size import largest_group, table_bytes
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.models.loading import count_parameters
-from headrace.runtime.inline import SystemClock
+from headrace.runtime.inline import InlineRuntime
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 SLOT = 96 * 2 * 2 * 2 * 8
@@ -73,7 +73,9 @@ def test_kept_sets_are_counted(job: Path, overrides: list[str], tokens: int) -> 
     config = load_config(TrainConfig, job, ["rollout.sampling.top_p=0.9", *overrides])
     uses = estimate_memory(config, CONFIGS["qwen3"](), CPU).uses
     bitmap = math.ceil(CONFIGS["qwen3"]().vocab_size / 8)
-    assert uses["experience table: kept sets, at most"] == config.table_groups(8) * 3 * tokens * (bitmap + 4)
+    assert uses["experience table: kept sets, at most"] == config.table_groups(config.ahead(8)) * 3 * tokens * (
+        bitmap + 4
+    )
 
 
 @pytest.mark.parametrize(("table_bytes", "kept"), [(10_000, 20 * 336), (4000, 4000), (1, 2 * 336)])
@@ -129,10 +131,10 @@ def test_an_engine_that_cannot_say_what_it_kept_is_refused(job: Path) -> None:
     plan = make_plan(load_config(TrainConfig, job, ["rollout.sampling.top_k=9"]))
     engine = Forgetful.__new__(Forgetful)
     with pytest.raises(ConfigError, match=r"top_p 1 and top_k 9, but the engine cannot say which tokens they keep"):
-        policy_settings(plan, engine, SystemClock())
-    assert not policy_settings(plan, engine, SystemClock(), plan.config.held_out[0]).return_kept
+        policy_settings(plan, engine, InlineRuntime())
+    assert not policy_settings(plan, engine, InlineRuntime(), plan.config.held_out[0]).return_kept
     plain = make_plan(load_config(TrainConfig, job))
-    policy_settings(plain, engine, SystemClock())
+    policy_settings(plain, engine, InlineRuntime())
 
 
 def test_memory_in_bfloat16_and_weights_by_disk(job: Path) -> None:

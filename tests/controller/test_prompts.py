@@ -14,14 +14,14 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from headrace.cli.main import main
 from headrace.config import ConfigError, TrainConfig, load_config
-from headrace.controller.episode_runners import policy_settings
+from headrace.controller.building.episode_runners import policy_settings
 from headrace.controller.planning.describe import describe_plan
 from headrace.controller.planning.plan import make_plan
 from headrace.engines.absent import AbsentEngine
 from headrace.engines.pool import EnginePool
 from headrace.experience.sample import GroupKey
 from headrace.rollout.policy import Policy
-from headrace.runtime.inline import SystemClock
+from headrace.runtime.inline import InlineRuntime
 from headrace.store import RunReader
 from headrace.weights.version import INITIAL
 
@@ -130,7 +130,8 @@ def test_truncation_on_the_left_keeps_the_end(tmp_path: Path) -> None:
     path = chat_job(tmp_path, ROWS, data__too_long="truncate_left", data__shuffle=False)
     plan = make_plan(load_config(TrainConfig, path))
     assert len(plan.prompts) == 4
-    settings = policy_settings(plan, EnginePool([AbsentEngine()], SystemClock()), SystemClock())
+    runtime = InlineRuntime()
+    settings = policy_settings(plan, EnginePool([AbsentEngine()], runtime.clock), runtime)
     policy = Policy(settings, group=GroupKey(0, 0, 0), episode=0, min_version=INITIAL)
     whole = plan.codec().encode(plan.prompts[3].content)
     assert len(whole) == 300 + HEAD

@@ -76,6 +76,7 @@ def test_the_record_of_an_on_policy_run_gives_its_weights_again_bit_for_bit(
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_a_record_is_trained_on_by_another_loss_in_several_passes(tmp_path: Path) -> None:
     job = recorded(tmp_path / "job", async__mode="sync")
     run, own = tmp_path / "run", tmp_path / "run" / "config.yaml"
@@ -90,6 +91,7 @@ def test_a_record_is_trained_on_by_another_loss_in_several_passes(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_ages_are_those_of_the_record_also_where_its_first_batches_are_gone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,6 +157,7 @@ def test_what_does_not_hold_for_the_record_is_refused_by_key(
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_with_held_out_prompts_an_engine_answers_them(tmp_path: Path) -> None:
     job = recorded(tmp_path / "job", trainer__batches=2)
     run = tmp_path / "run"
@@ -171,6 +174,7 @@ def test_with_held_out_prompts_an_engine_answers_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_ppo_with_a_critic_learns_from_a_record(tmp_path: Path) -> None:
     job = recorded(tmp_path / "job", trainer__batches=2, rollout__sampling={"top_k": 5, "max_new_tokens": 8})
     run = tmp_path / "run"
@@ -185,6 +189,7 @@ def test_ppo_with_a_critic_learns_from_a_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_a_reward_models_part_is_worked_out_anew(tmp_path: Path) -> None:
     """The record has what the reward was before it; trained on, it comes to the same."""
     pairs = [{"prompt": f"{a}+{a}=", "chosen": "aaa", "rejected": "ZZZ"} for a in range(8)]
@@ -211,6 +216,7 @@ def test_a_reward_models_part_is_worked_out_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_a_kill_in_the_midst_of_a_record_loses_nothing(tmp_path: Path) -> None:
     job = recorded(tmp_path / "job", async__mode="sync", trainer__batches=12)
     run, killed = tmp_path / "run", tmp_path / "killed"

@@ -61,6 +61,7 @@ def check_record(folder: Path) -> dict:
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_sigterm_checkpoints_and_resume_goes_on_from_there(job: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start("train", job, "--dir", folder)
@@ -88,6 +89,7 @@ def test_sigterm_checkpoints_and_resume_goes_on_from_there(job: Path, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 @pytest.mark.parametrize("seed", range(3))
 def test_kill_at_any_moment_loses_nothing(job: Path, tmp_path: Path, seed: int) -> None:
     folder = tmp_path / "run"
@@ -119,6 +121,7 @@ def test_kill_at_any_moment_loses_nothing(job: Path, tmp_path: Path, seed: int) 
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_a_kill_long_after_the_last_commit_can_be_resumed(tmp_path: Path) -> None:
     """More groups come back than a running table ever holds."""
     job = make_job(tmp_path / "job", trainer__batches=18, checkpoint__every=1000)
@@ -141,6 +144,7 @@ def test_a_kill_long_after_the_last_commit_can_be_resumed(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_a_resumed_run_may_change_where_it_runs_but_not_what_it_computes(job: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code, out = run("train", job, "trainer.batches=2", "--dir", folder)
@@ -200,6 +204,7 @@ def test_a_stop_right_after_a_resume_shows_the_version_that_was_restored(job: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_a_damaged_checkpoint_is_refused_by_name(job: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start("train", job, "trainer.batches=100000", "--dir", folder)
@@ -246,6 +251,7 @@ def test_a_flipped_byte_in_the_journal_costs_its_group_and_not_the_run(tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_a_second_process_is_refused_while_the_first_runs(job: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start("train", job, "trainer.batches=100000", "--dir", folder)
@@ -333,6 +339,7 @@ def committed(job: Path, folder: Path) -> tuple[int, dict[str, float], dict[str,
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 @pytest.mark.parametrize(("place", "steps"), [("reward", 1), ("loss", 2)])
 def test_ppo_goes_on_from_the_commit_as_if_nothing_had_been(tmp_path: Path, place: str, steps: int) -> None:
     """Weights and optimisers of policy and critic, and the KL coefficient, come back together; `inspect` has all of the
@@ -369,6 +376,7 @@ def test_ppo_goes_on_from_the_commit_as_if_nothing_had_been(tmp_path: Path, plac
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_columns_that_models_fill_are_filled_again_after_a_kill(tmp_path: Path) -> None:
     """A batch that was trained after the commit comes from the journal, which has no column of a critic or a proximal
     policy: the restored weights give the values, also those of where samples were cut off, that they gave before."""

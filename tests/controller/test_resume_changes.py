@@ -149,6 +149,7 @@ def test_a_change_that_is_not_safe_is_refused_by_key_and_changes_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_a_run_is_killed_made_longer_killed_again_and_loses_nothing(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", trainer__batches=4, rollout__sampling__max_new_tokens=16, data__eval=None)
     folder = tmp_path / "run"

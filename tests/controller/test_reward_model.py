@@ -24,7 +24,7 @@ from headrace.controller.planning.plan import make_plan
 from headrace.controller.train import Ended, train
 from headrace.models.packing import MicroBatch
 from headrace.offline.pairs import run_rm
-from headrace.roles.reward_model import AskedRewardModel
+from headrace.roles.columns.reward_model import AskedRewardModel
 from headrace.runtime.workers import WorkerLost
 from headrace.store import RunReader
 from headrace.training.frozen import FrozenRewardModel

@@ -8,7 +8,7 @@ import pytest
 from controller_jobs import make_job
 
 from headrace.cli.main import _parser, main
-from headrace.experience.rollout_codec import decode_detail
+from headrace.experience.records.rollout_codec import decode_detail
 from headrace.store import RunReader
 from headrace.store.rollouts import ORDERS, Query, Rollout, RolloutsReader
 from headrace.viewer.rollouts import find

@@ -97,6 +97,7 @@ def test_no_memory_is_counted_for_a_trainer(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_a_kill_loses_and_doubles_nothing(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", trainer__batches=30, data__eval=None, rollout__sampling__max_new_tokens=24)
     folder = tmp_path / "run"

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from headrace.cli.main import main
 from headrace.config import TrainConfig, load_config
-from headrace.roles.frozen import InWorker
+from headrace.roles.columns.frozen import InWorker
 from headrace.store import RunReader
 
 KL = {"algorithm__kl__coefficient": 0.1}

@@ -77,6 +77,7 @@ def wait_for_version(process: subprocess.Popen[str], folder: Path, number: int) 
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_a_run_by_pass_rates_that_is_killed_draws_what_it_would_have_drawn(tmp_path: Path) -> None:
     job = make_job(
         tmp_path / "job",
@@ -114,6 +115,7 @@ def test_a_run_by_pass_rates_that_is_killed_draws_what_it_would_have_drawn(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 @pytest.mark.parametrize("curriculum", [{}, {"column": "level"}, {"pass_rate": 0.25}])
 def test_an_asynchronous_run_on_weighted_sources_that_is_killed_twice_loses_and_doubles_nothing(
     tmp_path: Path, curriculum: dict[str, object]

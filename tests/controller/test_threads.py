@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from headrace.controller.threads import ThreadShare
+from headrace.controller.building.threads import ThreadShare
 from headrace.runtime.inline import InlineRuntime
 
 

@@ -98,6 +98,7 @@ def test_a_missing_package_is_refused_with_its_extra(
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_trackers_may_change_when_a_run_is_resumed(tmp_path: Path) -> None:
     """One that is new is told of the whole run."""
     job, folder = make_job(tmp_path / "job", trainer__batches=4), tmp_path / "run"
@@ -126,6 +127,7 @@ main(["train", sys.argv[1], "--dir", sys.argv[2]])
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_a_kill_takes_back_what_was_tracked_beyond_the_commit(tmp_path: Path) -> None:
     """Checkpoints every 2 batches, ended after the third: batch 3 is trained again, and is in the files once."""
     job, folder = make_job(tmp_path / "job", trainer__batches=4, track=["csv"]), tmp_path / "run"

@@ -12,7 +12,7 @@ from controller_jobs import make_job, run, start
 
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.cli.main import main
-from headrace.controller import groundwork
+from headrace.controller.building import groundwork
 from headrace.experience.sample import GroupKey
 from headrace.experience.table import ExperienceTable, Lease
 from headrace.observe.record import BatchRecord
@@ -118,6 +118,7 @@ def test_whoever_is_the_policy_agrees_with_it(tmp_path: Path, changes: dict[str,
 
 
 @pytest.mark.slow
+@pytest.mark.copied
 def test_kept_sets_survive_a_kill(tmp_path: Path) -> None:
     """A group without its sets would show a drift of -log(kept mass), about 0.2."""
     changes = {"trainer__optimizer__lr": 1e-6, "trainer__batches": 60, "checkpoint__every": 5}

@@ -301,3 +301,31 @@ def test_a_groups_tokens_are_load_from_its_admission_and_leave_as_they_come() ->
         assert [member.outstanding for member in pool.members] == [0, 0]
 
     run_virtually(main)
+
+
+def test_an_engine_that_is_down_is_waited_for_where_those_that_serve_have_failed_the_request() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        good: Any = Says(FinishReason.STOP)
+        pool = EnginePool.of([Says(None, EngineError("not finite")), good], runtime.clock)  # type: ignore[list-item]
+        pool.return_deadline_s = 60.0
+        pool.members[1].state = EngineState.EJECTED
+
+        async def come_back() -> None:
+            await runtime.clock.sleep(7.0)
+            pool.members[1].state = EngineState.SERVING
+            pool.changed.notify()
+
+        back = runtime.spawn(come_back(), "return")
+        completion = await complete(pool, Asked("a", PROMPT, SamplingParams(4), 5))
+        assert (len(completion.tokens), runtime.clock.now()) == (1, 7.0)
+        await back
+        pool.members[1].state = EngineState.EJECTED
+        with pytest.raises(EngineError, match=r"no engine is left .* \(failed\), ejected") as raised:
+            await complete(pool, Asked("c", PROMPT, SamplingParams(4), 5))
+        assert (type(raised.value), runtime.clock.now()) == (EngineError, 67.0), "it would only be made again for ever"
+        pool.members[1].state = EngineState.GONE
+        with pytest.raises(EngineError, match=r"no engine is left .* \(failed\), gone"):
+            await complete(pool, Asked("b", PROMPT, SamplingParams(4), 5))
+        assert runtime.clock.now() == 67.0
+
+    run_virtually(main)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from engines_helpers import VOCAB, collect, prompt, published, request, serving, tiny_model, until
 
-from headrace.engines.embedded.batch import DecodeBatch
+from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.embedded.sampler import sample
-from headrace.engines.embedded.sequence import Sequence
+from headrace.engines.embedded.slot_arrays import DecodeBatch
 from headrace.engines.protocol import EngineError, SwapMode
 from headrace.weights.version import Version
 

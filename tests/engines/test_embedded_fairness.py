@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.engines.embedded.fairness import fair_order, to_give_way
+from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.embedded.scheduler import Scheduler
-from headrace.engines.embedded.sequence import Sequence
 from headrace.weights.version import Version
 
 

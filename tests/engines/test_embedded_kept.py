@@ -13,10 +13,10 @@ from engines_helpers import collect, joined_chunks, prompt, published, request, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.engines.embedded.batch import DecodeBatch
 from headrace.engines.embedded.largest import largest
+from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.embedded.sampler import sample
-from headrace.engines.embedded.sequence import Sequence
+from headrace.engines.embedded.slot_arrays import DecodeBatch
 from headrace.engines.protocol import SwapMode
 from headrace.weights.version import Version
 

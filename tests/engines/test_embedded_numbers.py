@@ -13,7 +13,7 @@ from engines_helpers import CONFIGS, FUSED, collect, greedy, prompt, reference_l
 
 from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
-from headrace.engines.embedded.probe import choose_runner
+from headrace.engines.embedded.runners.choice import choose_runner
 
 PROMPTS = [prompt(1, 1), prompt(2, 5), prompt(3, 19), prompt(4, 11), prompt(5, 2)]
 

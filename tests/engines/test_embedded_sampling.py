@@ -10,10 +10,10 @@ import pytest
 import torch
 from engines_helpers import VOCAB, collect, prompt, request, serving, tiny_model
 
-from headrace.engines.embedded.batch import DecodeBatch
 from headrace.engines.embedded.noise import stream_of, uniform
+from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.embedded.sampler import sample
-from headrace.engines.embedded.sequence import Sequence
+from headrace.engines.embedded.slot_arrays import DecodeBatch
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 

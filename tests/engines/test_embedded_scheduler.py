@@ -9,8 +9,8 @@ from engines_helpers import request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.embedded.scheduler import Copy, Plan, Scheduler, length_class
-from headrace.engines.embedded.sequence import Sequence
 from headrace.engines.protocol import FinishReason
 from headrace.weights.version import Version
 

@@ -16,7 +16,7 @@ from headrace.config import EngineConfig
 from headrace.engines.embedded.cache_plan import plan_cache
 from headrace.engines.embedded.core import EngineCore
 from headrace.engines.embedded.engine import EmbeddedEngine
-from headrace.engines.embedded.sequence import Sequence
+from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.protocol import GenerateRequest, SwapMode, SwapReport, TokenChunk
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.plane import WeightError, WeightReceiver

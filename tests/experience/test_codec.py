@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from headrace.algorithms.kept_sets import KeptSets
-from headrace.experience.codec import CodecError, decode_group, encode_group
+from headrace.experience.records.codec import CodecError, decode_group, encode_group
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 
 json_like = st.recursive(

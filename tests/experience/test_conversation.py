@@ -11,9 +11,9 @@ from rollout_helpers import EOS, PaperRewards, ScriptedEngine, ids, policy, says
 
 from headrace.config.reward import RewardConfig
 from headrace.config.rollout import RolloutConfig
-from headrace.experience.dataset import Prompt
+from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey
-from headrace.rewards.pool import RewardPool
+from headrace.rewards.reward_pool import RewardPool
 from headrace.rollout.environment import StepResult
 from headrace.rollout.episodes import EpisodeRunner
 from headrace.rollout.multi_turn import MultiTurn
@@ -204,6 +204,6 @@ class Listening:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def decode(self, *arguments: Any, **keywords: Any) -> str:
-        self._seen.append(self._inner.decode(*arguments, **keywords))
+    async def decoded(self, *arguments: Any, **keywords: Any) -> str:
+        self._seen.append(await self._inner.decoded(*arguments, **keywords))
         return self._seen[-1]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import ConfigError
-from headrace.experience.dataset import Prompt, PromptDataset, PromptOrder, PromptSource, open_prompts
+from headrace.experience.prompts.dataset import Prompt, PromptDataset, PromptOrder, PromptSource, open_prompts
 from headrace.experience.sample import GroupKey
 
 

@@ -14,11 +14,11 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from headrace.algorithms.kept_sets import KeptSets
-from headrace.experience.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
 from headrace.experience.flow import Admission, Flow, NothingToTrain
-from headrace.experience.group_journal import GroupJournal
 from headrace.experience.index import Consumer
 from headrace.experience.loader import StreamingLoader
+from headrace.experience.prompts.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
+from headrace.experience.records.group_journal import GroupJournal
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.experience.schedule import Schedule
 from headrace.experience.table import ExperienceTable

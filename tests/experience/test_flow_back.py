@@ -10,17 +10,17 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from headrace.experience.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
 from headrace.experience.flow import Admission, Flow
-from headrace.experience.group_journal import GroupJournal
 from headrace.experience.index import Consumer
+from headrace.experience.prompts.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
+from headrace.experience.records.group_journal import GroupJournal
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.experience.schedule import Schedule, WentBack
 from headrace.experience.table import ExperienceTable
 from headrace.experience.taken_back import read_back
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.store import Restored, RunStore
-from headrace.store.memory_files import MemoryFiles
+from headrace.store.media.memory_files import MemoryFiles
 
 CONSUMERS = [
     Consumer("filter", frozenset({"reward"}), "group"),

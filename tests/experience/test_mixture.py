@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import ConfigError
-from headrace.experience.dataset import PromptOrder
-from headrace.experience.mixture import Mixture
-from headrace.experience.prompt_order import FixedOrder, MixedOrder, PassRateOrder, RowOrder
+from headrace.experience.prompts.dataset import PromptOrder
+from headrace.experience.prompts.mixture import Mixture
+from headrace.experience.prompts.prompt_order import FixedOrder, MixedOrder, PassRateOrder, RowOrder
 
 WEIGHTS = st.lists(
     st.one_of(st.integers(1, 1000), st.floats(0.001, 100, allow_nan=False).map(lambda value: round(value, 3))),
@@ -60,7 +60,7 @@ def test_from_the_start_no_draw_is_left_out(weights: list[float]) -> None:
 @settings(deadline=None, max_examples=60)
 @given(weights=WEIGHTS, start=st.integers(0, 10**6), size=st.integers(1, 100))
 def test_shares_hold_in_every_window(weights: list[float], start: int, size: int) -> None:
-    """B*w, to within 1 + w*(k - 2): see `experience/mixture.py`."""
+    """B*w, to within 1 + w*(k - 2): see `experience/prompts/mixture.py`."""
     mixture = Mixture(weights)
     counts = Counter(mixture.draw(place)[0] for place in range(start, start + size))
     for source, weight in enumerate(weights):

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.experience.codec import encode_group
 from headrace.experience.columns import FinishedGroup, put_samples
-from headrace.experience.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
 from headrace.experience.flow import Admission, Flow
 from headrace.experience.header import header_of
 from headrace.experience.index import Consumer
-from headrace.experience.pass_rates import PassRates
-from headrace.experience.prompt_order import MixedOrder, PassRateOrder
+from headrace.experience.prompts.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
+from headrace.experience.prompts.pass_rates import PassRates
+from headrace.experience.prompts.prompt_order import MixedOrder, PassRateOrder
+from headrace.experience.records.codec import encode_group
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.experience.schedule import Schedule
 from headrace.experience.table import ExperienceTable

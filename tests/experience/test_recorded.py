@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import ConfigError
-from headrace.experience.codec import encode_group
-from headrace.experience.recorded import RecordedRollouts, RecordedSource
 from headrace.experience.recorded_schedule import RecordedSchedule
+from headrace.experience.records.codec import encode_group
+from headrace.experience.records.recorded import RecordedRollouts, RecordedSource
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.store.recorded import Recorded, RecordedGroup
 from headrace.store.segment import JournalOffset

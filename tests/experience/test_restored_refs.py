@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.experience.codec import encode_group
 from headrace.experience.columns import put_samples
-from headrace.experience.restored_refs import RestoredRefs
+from headrace.experience.records.codec import encode_group
+from headrace.experience.records.restored_refs import RestoredRefs
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
-from headrace.runtime.copying import Carrier
-from headrace.runtime.local_refs import Keepers, KeptHere
+from headrace.runtime.local.local_refs import Keepers, KeptHere
 from headrace.runtime.refs import RefLost
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.copying import Carrier
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.store import JournalWriter
 from headrace.store.journal import Journal
 

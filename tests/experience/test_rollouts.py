@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.experience.codec import CodecError
-from headrace.experience.rollout_codec import RolloutDetail, decode_detail, encode_detail
-from headrace.experience.rollouts import kept_of, quoted, rollout_of, turns_of
+from headrace.experience.records.codec import CodecError
+from headrace.experience.records.rollout_codec import RolloutDetail, decode_detail, encode_detail
+from headrace.experience.records.rollouts import kept_of, quoted, rollout_of, turns_of
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.store.rollouts import Turn
 

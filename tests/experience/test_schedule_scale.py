@@ -10,8 +10,8 @@ from typing import Any, get_args
 import pytest
 from schedule_oracle import PlainRecordedSchedule, PlainSchedule
 
-from headrace.experience.recorded import RecordedRollouts
 from headrace.experience.recorded_schedule import RecordedSchedule
+from headrace.experience.records.recorded import RecordedRollouts
 from headrace.experience.sample import GroupKey
 from headrace.experience.schedule import OnDeadline, Schedule, ScheduleError
 from headrace.store.recorded import Recorded, RecordedGroup

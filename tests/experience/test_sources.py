@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from headrace.config import ConfigError
 from headrace.config.data import SourceConfig
-from headrace.experience.dataset import SourcePrompts, open_prompts
+from headrace.experience.prompts.dataset import SourcePrompts, open_prompts
 
 ROWS = [{"prompt": f"{i} + {i} =\n", "answer": str(2 * i), "level": str(i % 7)} for i in range(1, 301)]
 """All values are text, which every format has."""
@@ -363,7 +363,7 @@ import sys
 for name in ("pyarrow", "datasets", "zstandard"):
     sys.modules[name] = None
 from headrace.config import ConfigError
-from headrace.experience.dataset import open_prompts
+from headrace.experience.prompts.dataset import open_prompts
 for name in sys.argv[1:]:
     try:
         print(len(open_prompts(name, prompt_column="prompt")))
@@ -436,7 +436,7 @@ def test_a_copy_for_which_there_is_no_room_is_told(tmp_path: Path, name: str) ->
     program = """
 import resource, signal, sys
 from headrace.config import ConfigError
-from headrace.experience.dataset import open_prompts
+from headrace.experience.prompts.dataset import open_prompts
 import pyarrow.parquet
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))

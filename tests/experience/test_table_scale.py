@@ -19,11 +19,11 @@ import table_oracle as plain
 from table_rows import new_row
 
 from headrace.experience import samplers
-from headrace.experience.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
 from headrace.experience.flow import Admission, Flow
-from headrace.experience.group_journal import GroupJournal
 from headrace.experience.index import Consumer, Lease, NewRow, Sampler, TableError, TableIndex
 from headrace.experience.loader import StreamingLoader, row_length
+from headrace.experience.prompts.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
+from headrace.experience.records.group_journal import GroupJournal
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.experience.schedule import Schedule
 from headrace.experience.table import ExperienceTable

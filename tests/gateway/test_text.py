@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from headrace.engines.protocol import FinishReason, TokenChunk
 from headrace.experience.text.detokenize import Detokenizer
 from headrace.experience.text.stops import StopStrings
-from headrace.gateway.text import TextDelta, TextStream
+from headrace.gateway.choice_text import TextDelta, TextStream
 
 BYTES = byte_tokenizer()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from headrace.api.sources import source_of
+from headrace.api.given.sources import source_of
 
 _CELLS = itertools.count()
 

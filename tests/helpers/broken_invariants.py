@@ -10,12 +10,12 @@ from planted_bugs import Plant
 
 from headrace.experience.schedule import Schedule
 from headrace.experience.shared_refs import SharedRefs
-from headrace.roles.batch_stats import StalenessRule
+from headrace.roles.actors.batch_stats import StalenessRule
 from headrace.store import checkpoints
 from headrace.store.checkpoints import Checkpoints
-from headrace.store.files import Files
 from headrace.store.journal_writer import JournalWriter
 from headrace.store.ledger import Ledger
+from headrace.store.media.files import Files
 
 
 def a_drop_is_not_counted(patch: pytest.MonkeyPatch) -> None:

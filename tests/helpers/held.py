@@ -9,8 +9,8 @@ from torch import Tensor
 
 from headrace.models.packing import MicroBatch, PackRow
 from headrace.runtime.refs import Ref
-from headrace.training.held_rows import HeldRows
 from headrace.training.protocol import StepReport
+from headrace.training.rows.held_rows import HeldRows
 
 
 async def ask(computing: Awaitable[Any]) -> Any:

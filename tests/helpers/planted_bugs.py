@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from headrace.engines import admission, completions, pool
 from headrace.experience.flow import Flow
 from headrace.experience.schedule import Schedule
-from headrace.roles.critic import CriticRole
+from headrace.roles.actors.critic import CriticRole
 from headrace.rollout.episodes import EpisodeRunner
 from headrace.store.ledger import Ledger
 
@@ -96,9 +97,32 @@ def a_lost_group_keeps_its_deadline_on_any_engine(patch: pytest.MonkeyPatch) -> 
 
 
 def versions_compared_as_tuples(patch: pytest.MonkeyPatch) -> None:
+    """Wherever an engine is chosen or a chunk is looked at, (branch, number) is compared, and nobody asks whether the
+    version is of the run's line: after a return to (1, 5), an engine that holds (0, 7) admits groups for 7."""
+
+    def candidates(engines: Any, line: Any, is_open: Any) -> Any:
+        return [(each, each.version) for each in engines if each.serves and is_open(each.version.number)]
+
+    def route(
+        engines: Any, line: Any, minimum: Any, *, excluded: Any = (), only: Any = (), home: Any = None
+    ) -> int | None:
+        able = [
+            each.index
+            for each in sorted(engines, key=lambda each: (each.index != home, each.outstanding, each.index))
+            if each.serves and each.index not in excluded and (not only or each.index in only)
+            if minimum is None or tuple(each.version) >= tuple(minimum)
+        ]
+        return able[0] if able else None
+
+    patch.setattr(admission, "candidates", candidates)
+    patch.setattr(pool, "route", route)
+    patch.setattr(completions, "_floor", lambda pool, asked: asked.minimum)
+    patch.setattr(completions, "_is_new_enough", lambda pool, chunk, minimum: True)
+
+
+def a_group_newer_than_the_return_keeps_its_deadline(patch: pytest.MonkeyPatch) -> None:
     """(0, 7) comes before (1, 5), so a group that began on it is taken for one that began before the return: it keeps
-    its place and its deadline, and the oldest token that it may have from then on is of (1, 5). It is only here that
-    the order of tuples decides: who may serve a request asks whether a version is of the run's line first."""
+    its place and its deadline, and the oldest token that it may have from then on is of (1, 5)."""
     back = Schedule.go_back
 
     def none_is_newer(self: Schedule, batch: int, trained: Any, ended: Any = ()) -> Any:
@@ -116,5 +140,6 @@ PLANTS: dict[str, Plant] = {
         critic_steps_on_seal,
         a_lost_group_keeps_its_deadline_on_any_engine,
         versions_compared_as_tuples,
+        a_group_newer_than_the_return_keeps_its_deadline,
     )
 }

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 
 from headrace.config.reward import RewardConfig, SandboxConfig
-from headrace.rewards.pool import RewardPool
+from headrace.rewards.reward_pool import RewardPool
 from headrace.runtime.inline import SystemClock
 
 

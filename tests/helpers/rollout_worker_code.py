@@ -54,6 +54,15 @@ class Blocks(Mine):
         return await super().run(prompt, policy)
 
 
+class ExitsAndBlocks(Mine):
+    async def run(self, prompt, policy):
+        if prompt.row["prompt"] == "0+0=":
+            os._exit(3)
+        if prompt.row["prompt"] == "0+1=":
+            time.sleep(1000)
+        return await super().run(prompt, policy)
+
+
 def keep(group):
     """Drops what another process played."""
     return all(sample.metadata["pid"] == os.getpid() for sample in group.trainable)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from headrace.runtime.refs import Ref
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Handle, Host
 
 

@@ -26,5 +26,5 @@ def tool(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine may be so slow that it is to blame for everything; these tests are of what programs do."""
-    for module in ("headrace.config.reward", "headrace.rewards.pool"):
+    for module in ("headrace.config.reward", "headrace.rewards.reward_pool"):
         monkeypatch.setattr(f"{module}.CODE_PATIENCE", 100)

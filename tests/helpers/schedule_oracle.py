@@ -8,7 +8,7 @@ from bisect import insort
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
-from headrace.experience.recorded import RecordedRollouts
+from headrace.experience.records.recorded import RecordedRollouts
 from headrace.experience.sample import GroupKey
 from headrace.experience.schedule import Bound, OnDeadline, Placement, ScheduleError, WentBack
 

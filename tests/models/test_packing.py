@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.models.length_batches import SegmentPlan
 from headrace.models.packing import PackRow, pack, plan_microbatches
-from headrace.models.segments import SegmentPlan
 
 
 def row(tokens: list[int], mask: list[bool], **columns: object) -> PackRow:

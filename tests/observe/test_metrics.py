@@ -13,8 +13,8 @@ from typing import Any
 import observe_samples as samples
 import pytest
 
-from headrace.config.explain import known_keys
 from headrace.config.kinds import KINDS
+from headrace.config.reading.explain import known_keys
 from headrace.observe import alarms
 from headrace.observe.metrics import ALL, BATCH, EPOCH, SUMMARY, TOTALS, Metric
 from headrace.observe.record import BatchRecord, EpochRecord, Totals

@@ -16,7 +16,7 @@ from headrace.observe.run_record import RunWatcher
 from headrace.observe.summary import build_summary
 from headrace.observe.trackers import follow
 from headrace.observe.trackers.csv import CsvFiles
-from headrace.observe.trackers.flat import flat
+from headrace.observe.trackers.dotted import flat
 from headrace.observe.trackers.follow import Follower
 from headrace.observe.trackers.names import batch_values
 from headrace.observe.trackers.position import Position

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headrace.config import ConfigError, SFTConfig, config_sha256, dump_config
 from headrace.config.sft import SFTDataConfig
-from headrace.experience.dataset import PromptOrder
+from headrace.experience.prompts.dataset import PromptOrder
 from headrace.models.loading import load_tokenizer
 from headrace.models.packing import PackRow
 from headrace.offline import loop as offline

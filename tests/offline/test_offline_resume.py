@@ -18,7 +18,7 @@ from headrace.offline.output import OutputFolder
 from headrace.offline.progress import Made, Progress, read_progress, write_progress
 from headrace.offline.sft import run_sft
 from headrace.store import RunDamaged, RunExists, RunInUse, RunMissing
-from headrace.store.lock import RunLock
+from headrace.store.media.lock import RunLock
 from headrace.training.protocol import StepReport
 from headrace.training.trainer import HFTrainer
 

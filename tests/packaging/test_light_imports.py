@@ -17,7 +17,7 @@ LAZY = (
     "headrace.controller.planning.origin",
     "headrace.controller.planning.plan",
     "headrace.controller.planning.replay",
-    "headrace.controller.threads",
+    "headrace.controller.building.threads",
     "headrace.models.folder",
     "headrace.models.loading",
     "headrace.roles.rollout_workers",

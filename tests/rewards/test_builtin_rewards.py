@@ -21,7 +21,7 @@ from headrace.rewards.builtin import (
     regex,
 )
 from headrace.rewards.outcome import NotARewardError, as_reward
-from headrace.rewards.prepared import FunctionScorer
+from headrace.rewards.processes.prepared import FunctionScorer
 from headrace.rewards.row_checks import required_columns
 
 

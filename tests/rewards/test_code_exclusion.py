@@ -241,7 +241,7 @@ print(6)
 @pytest.mark.skipif(sys.platform != "linux", reason="waiting for a processor is told on Linux alone")
 @pytest.mark.usefixtures("one_busy_processor")
 def test_a_host_that_is_too_slow_fails_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.rewards.pool.CODE_PATIENCE", 1)
+    monkeypatch.setattr("headrace.rewards.reward_pool.CODE_PATIENCE", 1)
     (outcome,) = score(SPIN, tests=SIX, timeout_s=0.6)
     assert outcome.value is None
     assert (outcome.failure or "").startswith("reward_timeout: the host was too slow: in 0.6 s the program had 0.")

@@ -19,7 +19,7 @@ from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import EngineError, FinishReason
 from headrace.rewards.judge import Ask, JudgeModel, defused, fill, number, texts
 from headrace.rewards.outcome import RewardOutcome
-from headrace.rewards.pool import RewardPool
+from headrace.rewards.reward_pool import RewardPool
 from headrace.rewards.row_checks import check_rows, required_columns
 from headrace.runtime.inline import SystemClock
 
@@ -197,7 +197,6 @@ def model(engine: Any, *, chat: bool = False, max_context: int = 400) -> JudgeMo
         stop_token_ids=(EOS,),
         max_context=max_context,
         seed=7,
-        clock=SystemClock(),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
-from headrace.rewards.model import Answered, ModelReward
+from headrace.rewards.model_reward import Answered, ModelReward
 
 KEY = GroupKey(0, 0, 0)
 

@@ -14,8 +14,8 @@ import pytest
 import headrace
 from headrace.config import ConfigError
 from headrace.config.reward import RewardConfig
-from headrace.rewards.pickled import packed, unpacked
-from headrace.rewards.pool import RewardPool
+from headrace.rewards.processes.pickled import packed, unpacked
+from headrace.rewards.reward_pool import RewardPool
 from headrace.runtime.inline import SystemClock
 
 SPEC = "<memory>:score"
@@ -62,7 +62,7 @@ def test_only_what_is_in_no_file_is_packed_and_comes_out_as_it_was() -> None:
 
 
 def test_what_holds_too_much_or_cannot_be_packed_or_made_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.rewards.pickled._MOST_MIB", 1)
+    monkeypatch.setattr("headrace.rewards.processes.pickled._MOST_MIB", 1)
     with pytest.raises(ValueError, match=r"the reward score is 2 MiB with all that it holds, and 1 MiB is the most"):
         packed({SPEC: make(bytes(2 << 20))}, [SPEC])
     with pytest.raises(ValueError, match=r"the reward score cannot be sent to another process: TypeError"):
@@ -96,4 +96,4 @@ def test_code_is_deserialised_in_one_place_alone() -> None:
         for line in path.read_text().splitlines()
         if loads.search(line) and not line.lstrip().startswith(("#", '"""'))
     }
-    assert found == {"rewards/pickled.py"}
+    assert found == {"rewards/processes/pickled.py"}

@@ -15,10 +15,10 @@ from rollout_helpers import EOS, ScriptedEngine, chunk, ids, settings
 
 from headrace.config import ConfigError
 from headrace.config.reward import RewardConfig
-from headrace.experience.dataset import Prompt
+from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey
 from headrace.rewards.outcome import RewardOutcome
-from headrace.rewards.pool import RewardPool
+from headrace.rewards.reward_pool import RewardPool
 from headrace.rewards.row_checks import check_rows, required_columns
 from headrace.rollout.episodes import EpisodeRunner
 from headrace.rollout.single_turn import SingleTurn

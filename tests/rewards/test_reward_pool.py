@@ -21,10 +21,10 @@ from headrace.config import ConfigError
 from headrace.config.reward import RewardConfig
 from headrace.experience.failures import failure_kind
 from headrace.observe.durations import quantile
-from headrace.rewards.clearing import Clearing
 from headrace.rewards.outcome import RewardOutcome
-from headrace.rewards.pool import RewardPool, worker_count
-from headrace.rewards.process import RewardProcess
+from headrace.rewards.processes.clearing import Clearing
+from headrace.rewards.processes.process import RewardProcess
+from headrace.rewards.reward_pool import RewardPool, worker_count
 from headrace.runtime.inline import SystemClock
 from headrace.runtime.protocol import Clock
 
@@ -226,7 +226,7 @@ def test_children_of_a_killed_reward_end_with_it(hostile: str, tmp_path: Path) -
 RUN = """
 import asyncio, sys
 from headrace.config.reward import RewardConfig
-from headrace.rewards.pool import RewardPool
+from headrace.rewards.reward_pool import RewardPool
 from headrace.runtime.inline import SystemClock
 
 async def play():
@@ -462,7 +462,7 @@ def test_closing_ends_what_runs(hostile: str) -> None:
 
 def test_the_child_imports_no_model_library() -> None:
     code = (
-        "import sys, headrace.rewards.worker; "
+        "import sys, headrace.rewards.processes.worker; "
         "print(sorted({'torch', 'transformers', 'numpy', 'pydantic', 'asyncio'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

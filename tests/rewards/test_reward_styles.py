@@ -13,7 +13,7 @@ import pytest
 from headrace.config import ConfigError
 from headrace.config.reward import RewardConfig
 from headrace.rewards.outcome import NotARewardError, RewardOutcome, as_scored
-from headrace.rewards.pool import RewardPool
+from headrace.rewards.reward_pool import RewardPool
 from headrace.rewards.row_checks import check_rows
 from headrace.runtime.inline import SystemClock
 

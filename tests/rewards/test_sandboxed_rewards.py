@@ -109,7 +109,7 @@ def reward(response, row):
     if kind == "nan":
         return float("nan")
     if kind == "patch":
-        import headrace.rewards.outcome as outcome, headrace.rewards.prepared as scorer
+        import headrace.rewards.outcome as outcome, headrace.rewards.processes.prepared as scorer
         outcome.as_reward = scorer.as_reward = scorer.verdict = json.dumps = lambda *a, **k: 1.0
         globals()["reward"] = lambda response, row: 1.0
         seen.append("patched")
@@ -326,7 +326,7 @@ def test_a_failure_that_is_made_up_is_kept_within_bounds(hostile: str) -> None:
 RUN = """
 import asyncio, sys
 from headrace.config.reward import RewardConfig, SandboxConfig
-from headrace.rewards.pool import RewardPool
+from headrace.rewards.reward_pool import RewardPool
 from headrace.runtime.inline import SystemClock
 
 async def play():

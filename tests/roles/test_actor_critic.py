@@ -13,17 +13,19 @@ import pytest
 import torch
 from table_rows import header
 
+from headrace.experience.columns import FinishedGroup
 from headrace.experience.flow import TrainedBatch
+from headrace.experience.header import GroupHeader
 from headrace.experience.index import Consumer, Lease, RowId
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.sample import GroupKey
 from headrace.experience.table import ExperienceTable
 from headrace.models.packing import MicroBatch
 from headrace.observe.waits import WaitMeter
-from headrace.roles.actor import ActorRole, TrainedStep
-from headrace.roles.batch_stats import FreshRule, StalenessRule
+from headrace.roles.actors.actor import ActorRole, TrainedStep
+from headrace.roles.actors.batch_stats import FreshRule, StalenessRule
+from headrace.roles.actors.critic import CriticRole
 from headrace.roles.context import RoleContext
-from headrace.roles.critic import CriticRole
 from headrace.runtime.signal import Signal
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.training.group import RankHere, TrainerGroup
@@ -144,6 +146,10 @@ async def house(runtime: VirtualRuntime) -> AsyncIterator[House]:
         await runtime.clock.sleep(0.01)
 
     async def after_step(step: TrainedStep) -> None:
+        """Who records the batch reads its rows, which nobody else holds any more."""
+        await runtime.clock.sleep(0.01)
+        found = [len(table.refs.get(row.row.columns["metadata"])["tokens"]) for row in step.rows]
+        assert found == [3, 3]
         done.append(step)
 
     lineage = Lineage(0, {0: 2**62})
@@ -190,7 +196,10 @@ def put(table: ExperienceTable, key: GroupKey, batch: int) -> list[RowId]:
         "batch": batch,
     }
     table.reserve(key)
-    return table.put(key, [(header(key, episode=episode), dict(arrays)) for episode in range(2)])
+    headers = tuple(header(key, episode=episode) for episode in range(2))
+    refs = tuple(table.refs.put({"tokens": arrays["tokens"]}) for _ in headers)
+    rows = [(one, {**arrays, "metadata": ref}) for one, ref in zip(headers, refs, strict=True)]
+    return table.put(key, rows, group=FinishedGroup(GroupHeader(key, "0", 0, 4, headers), refs))
 
 
 def virtually(body: Callable[[House], Awaitable[None]]) -> None:

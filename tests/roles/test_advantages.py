@@ -7,7 +7,7 @@ from table_rows import row as table_row
 
 from headrace.algorithms.estimate import Compared
 from headrace.experience.index import Row
-from headrace.roles import token_advantages
+from headrace.roles.columns import token_advantages
 
 READS = ("reward", "keep", "tokens", "loss_mask", "logprobs")
 

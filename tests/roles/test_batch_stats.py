@@ -10,8 +10,8 @@ from table_rows import row as table_row
 from headrace.experience.header import Span, mask_of
 from headrace.experience.index import Row
 from headrace.experience.sample import GroupKey, SampleStatus
-from headrace.roles.batch_stats import BatchStats, FreshRule, StalenessRule
-from headrace.training.spans import StalenessError, check_spans
+from headrace.roles.actors.batch_stats import BatchStats, FreshRule, StalenessRule
+from headrace.training.rows.spans import StalenessError, check_spans
 from headrace.weights.version import Lineage
 
 WAIT = StalenessRule(bound=2, masks=False, allows_late=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from functions_on_lane import OnLane
 from role_house import House, all_is_gone, try_role
 from torch import Tensor
 
@@ -15,35 +16,40 @@ from headrace.algorithms.estimate import AdvantageEstimator, Compared
 from headrace.algorithms.kl_controllers import KLCoefficient
 from headrace.config.algorithm import AlgorithmConfig, KLConfig
 from headrace.models.packing import MicroBatch
-from headrace.roles.advantages import AdvantagesRole
-from headrace.roles.function_stage import FunctionStageRole
-from headrace.roles.functions import Functions, OnLane
-from headrace.roles.own_stage import OwnStage
-from headrace.roles.scorer import ScorerRole
-from headrace.roles.token_advantages import TokenAdvantages
+from headrace.roles.columns.advantages import AdvantageColumns
+from headrace.roles.columns.filling import ColumnRole
+from headrace.roles.columns.function_stage import FunctionColumns
+from headrace.roles.columns.functions import Functions
+from headrace.roles.columns.own_stage import OwnStage
+from headrace.roles.columns.scorer import ScoredColumns
+from headrace.roles.columns.token_advantages import TokenAdvantages
+from headrace.runtime.workers import WorkerLost
 from headrace.training.scoring import Scoring
 
 
-def scorer(house: House) -> ScorerRole:
+def scorer(house: House) -> ColumnRole:
     def score(micro: MicroBatch) -> Tensor:
         house.long()
         return micro.tokens.float()
 
     scoring = Scoring(house.context.refs, score, "reference")
     asked = partial(house.context.compute, "reference", "scores", scoring)
-    return ScorerRole(house.context, name="reference", columns=("reference",), score=asked, max_tokens=100)
+    scored = ScoredColumns(house.context, name="reference", columns=("reference",), score=asked, max_tokens=100)
+    return ColumnRole(house.context, scored)
 
 
-def function_stage(house: House) -> FunctionStageRole:
+def function_stage(house: House) -> ColumnRole:
     def doubled(tokens: list[Any]) -> dict[str, list[Any]]:
         house.long()
-        return {"doubled": [2.0 * one for one in tokens]}
+        return {"doubled": [2.0 * one for one in tokens], "halved": [0.5 * one for one in tokens]}
 
     refs = house.context.refs
-    stage = OwnStage(refs, doubled, name="doubles", reads=("tokens",), writes=("doubled",), by_row=False)
+    stage = OwnStage(refs, doubled, name="doubles", reads=("tokens",), writes=("doubled", "halved"), by_row=False)
     estimator = AdvantageEstimator(AlgorithmConfig(advantage="mean_only"), max_length=8)
     functions = Functions({"doubles": stage}, TokenAdvantages(refs, estimator, ()), KLConfig())
-    return FunctionStageRole(house.context, OnLane(house.context, functions), name="doubles", reads=(), unit="group")
+    asked = OnLane(house.context, functions)
+    computed = FunctionColumns(house.context, asked, name="doubles", reads=(), unit="group")
+    return ColumnRole(house.context, computed)
 
 
 class PlaceInGroup:
@@ -59,18 +65,19 @@ class PlaceInGroup:
         return {"advantages": torch.arange(len(data.behavior), dtype=torch.float64)}, None
 
 
-def by_token(house: House) -> AdvantagesRole:
+def by_token(house: House) -> ColumnRole:
     return advantages_role(house, PlaceInGroup(house), ("reward", "tokens", "loss_mask", "logprobs"))
 
 
-def by_episode(house: House) -> AdvantagesRole:
+def by_episode(house: House) -> ColumnRole:
     estimator = AdvantageEstimator(AlgorithmConfig(advantage="mean_only"), max_length=8)
     return advantages_role(house, estimator, ("reward",))
 
 
-def advantages_role(house: House, estimator: Any, reads: Sequence[str]) -> AdvantagesRole:
+def advantages_role(house: House, estimator: Any, reads: Sequence[str]) -> ColumnRole:
     functions = Functions({}, TokenAdvantages(house.context.refs, estimator, reads), KLConfig())
-    return AdvantagesRole(house.context, estimator, OnLane(house.context, functions), KLCoefficient(KLConfig()))
+    asked = OnLane(house.context, functions)
+    return ColumnRole(house.context, AdvantageColumns(house.context, estimator, asked, KLCoefficient(KLConfig())))
 
 
 @pytest.mark.parametrize(
@@ -94,3 +101,45 @@ def test_a_row_is_held_while_it_is_computed_then_written_then_let_go(
         assert house.events == []
 
     try_role(name, reads, [column], make, body)
+
+
+@pytest.mark.parametrize("lost", ["worker", "lease"])
+@pytest.mark.parametrize(
+    ("name", "reads", "column", "make"),
+    [("doubles", ["tokens"], "doubled", function_stage), ("advantages", ["reward"], "advantages", by_token)],
+)
+def test_rows_whose_worker_or_lease_was_lost_in_the_midst_are_leased_again_at_once(
+    name: str, reads: list[str], column: str, make: Any, lost: str
+) -> None:
+    """What was computed for nobody is kept for nobody."""
+
+    def losing(house: House) -> Any:
+        role = make(house)
+        asked, first = role._computed._functions, iter((True, False, False))
+
+        async def answered(asking: Any) -> Any:
+            if not next(first):
+                return await asking
+            if lost == "worker":
+                asking.close()
+                raise WorkerLost(0, "it was killed")
+            answer = await asking
+            house.table.end_leases()
+            return answer
+
+        class Losing:
+            async def stage(self, *args: Any) -> Any:
+                return await answered(asked.stage(*args))
+
+            async def advantages(self, *args: Any, moves: bool) -> Any:
+                return await answered(asked.advantages(*args, moves=moves))
+
+        role._computed._functions = Losing()
+        return role
+
+    async def body(house: House) -> None:
+        assert len(await house.written(column)) == 4
+        await all_is_gone(house)
+        assert house.calls == (2 if lost == "worker" else 3)
+
+    try_role(name, reads, [column], losing, body)

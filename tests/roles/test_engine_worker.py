@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -30,7 +30,16 @@ from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.version import INITIAL, Version
 
 INLINE = Placement(deadline_s=60)
+_copies = [True]
+"""Whether messages go to an engine of this process."""
 OWN = Placement(process=True, threads=1, deadline_s=60, start_s=120)
+
+
+@pytest.fixture(params=[True, False], ids=["by messages", "in this process"])
+def copies(request: pytest.FixtureRequest) -> Iterator[bool]:
+    _copies[0] = request.param
+    yield request.param
+    _copies[0] = True
 
 
 def spec(folder: Path, seed: int = 0) -> EngineSpec:
@@ -42,7 +51,7 @@ def spec(folder: Path, seed: int = 0) -> EngineSpec:
 async def workers(
     folder: Path, where: Placement = INLINE, count: int = 1
 ) -> AsyncIterator[tuple[InlineRuntime, Workers[EngineWorker]]]:
-    runtime = InlineRuntime(copying=True, processes=Processes("engines") if where.process else None)
+    runtime = InlineRuntime(copying=_copies[0], processes=Processes("engines") if where.process else None)
     try:
         yield runtime, await runtime.start(EngineWorker, [spec(folder)] * count, where)
     finally:
@@ -73,6 +82,7 @@ async def rest(chunks: AsyncIterator[TokenChunk], got: list[TokenChunk]) -> None
         got.append(chunk)  # noqa: PERF401 (what came before an error counts)
 
 
+@pytest.mark.usefixtures("copies")
 def test_it_samples_what_the_engine_itself_does(tmp_path: Path) -> None:
     wanted = [
         request(f"r{number}", prompt(number, 5 + number), 20, key=number, stream=True, return_kept=True, top_k=20)
@@ -116,6 +126,7 @@ def test_what_a_client_pinned_is_released_when_its_stream_ends(tmp_path: Path) -
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("copies")
 def test_leaving_a_request_aborts_it_and_a_bad_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     aborted: list[str] = []
     abort = EmbeddedEngine.abort
@@ -144,6 +155,7 @@ def test_leaving_a_request_aborts_it_and_a_bad_one_is_refused(tmp_path: Path, mo
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("copies")
 def test_an_update_is_received_by_the_worker_and_a_pin_holds_it_back(tmp_path: Path) -> None:
     async def main() -> None:
         publisher = MemoryPublisher()
@@ -188,7 +200,7 @@ def test_a_pin_on_a_version_that_the_engine_has_just_left_is_lost(tmp_path: Path
     asyncio.run(main())
 
 
-def test_an_engine_that_dies_in_its_worker_comes_back_with_the_newest_version(tmp_path: Path) -> None:
+def test_an_engine_that_dies_in_its_worker_comes_back_with_the_newest_version(tmp_path: Path, copies: bool) -> None:
     async def main() -> None:
         publisher = MemoryPublisher()
         publisher.publish(Version(0, 1), tiny_model(seed=1).named_parameters())
@@ -200,7 +212,9 @@ def test_an_engine_that_dies_in_its_worker_comes_back_with_the_newest_version(tm
             await group.call("kill", "of this test", rank=0, what="its death")
             with pytest.raises(EngineError, match="of this test"):
                 await rest(chunks, [])
-            await until(lambda: remote.failure is not None)
+            if copies:
+                await until(lambda: remote.failure is not None)
+            assert remote.failure is not None, "known when the request fails: no other is asked of it"
             await remote.stop()
             await remote.revive(publisher.receiver())
             other = RemoteEngine(PeerOfRank(group, 0), runtime, "test")
@@ -210,6 +224,58 @@ def test_an_engine_that_dies_in_its_worker_comes_back_with_the_newest_version(tm
             await other.stop()
 
     asyncio.run(main())
+
+
+def test_an_engine_that_is_taken_out_is_dead_to_its_other_clients_until_it_is_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        publisher = MemoryPublisher()
+        publisher.publish(Version(0, 1), tiny_model(seed=1).named_parameters())
+        async with workers(tmp_path) as (runtime, group):
+            owner, other = (RemoteEngine(PeerOfRank(group, 0), runtime, name) for name in ("owner", "other"))
+            await owner.start()
+            await other.attach()
+            chunks = other.generate(request("long", prompt(1, 5), 100, stream=True))
+            await anext(chunks)
+            await owner.stop()
+            with pytest.raises(EngineError, match="it was taken out"):
+                await rest(chunks, [])
+            assert other.failure is not None, "known when the request fails"
+            await other.detach()
+            again = RemoteEngine(PeerOfRank(group, 0), runtime, "other")
+            with pytest.raises(EngineError, match="it was taken out"):
+                await again.attach()
+            await again.detach()
+            await owner.revive(publisher.receiver())
+            back = RemoteEngine(PeerOfRank(group, 0), runtime, "other")
+            await back.attach()
+            assert (back.failure, back.version) == (None, Version(0, 1))
+            await back.detach()
+
+    asyncio.run(main())
+
+
+def test_a_blocked_event_loop_is_not_the_death_of_an_engine_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.engines.remote.SILENCE_S", 0.3)
+    _copies[0] = False
+
+    async def main() -> None:
+        async with engine(tmp_path) as remote:
+            time.sleep(1.0)  # noqa: ASYNC251
+            await asyncio.sleep(0.3)
+            assert remote.failure is None
+            assert len((await collect(remote, request("r", prompt(1, 5), 4))).tokens) == 4  # type: ignore[arg-type]
+            before = remote.stats()
+            await remote.detach()
+            after = remote.stats()
+            assert before.generated_tokens == after.generated_tokens == 4
+            assert after.idle_s >= before.idle_s, "totals never fall"
+
+    try:
+        asyncio.run(main())
+    finally:
+        _copies[0] = True
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from role_pool import Line, Pool, Scene, play
 
+from headrace.engines.completions import NotServed
 from headrace.engines.pool_state import EngineState
 from headrace.roles.evaluator import EvaluatorRole
 from headrace.runtime.protocol import WaitTimeout
@@ -147,9 +148,14 @@ def test_one_whose_engines_died_begins_again_once_on_the_newest_and_is_then_give
     case.play(body)
 
 
-def test_one_that_takes_too_long_is_given_up_and_the_others_go_on() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [WaitTimeout("the evaluation of v2", 60.0), NotServed("no engine came within 600 s")],
+    ids=lambda e: type(e).__name__,
+)
+def test_one_that_takes_too_long_or_is_not_served_is_given_up_and_the_others_go_on(error: Exception) -> None:
     async def late() -> None:
-        raise WaitTimeout("the evaluation of v2", 60.0)
+        raise error
 
     case = Case(HeldOut("late", 2, [late]), HeldOut("next", 2))
 

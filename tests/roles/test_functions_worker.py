@@ -15,23 +15,24 @@ from table_rows import header
 from headrace.algorithms.kl_controllers import KLCoefficient
 from headrace.algorithms.pieces import PieceError
 from headrace.config.algorithm import KLConfig
-from headrace.experience.codec import encode_group
 from headrace.experience.columns import SAMPLE_COLUMNS, FinishedGroup, read
 from headrace.experience.header import GroupHeader
 from headrace.experience.index import Consumer, Lease
-from headrace.experience.restored_refs import RestoredRefs
+from headrace.experience.records.codec import encode_group
+from headrace.experience.records.restored_refs import RestoredRefs
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.experience.table import ExperienceTable
 from headrace.observe.waits import WaitMeter
-from headrace.roles.advantages import AdvantagesRole
+from headrace.roles.columns.advantages import AdvantageColumns
+from headrace.roles.columns.filling import ColumnRole
+from headrace.roles.columns.function_stage import FunctionColumns
+from headrace.roles.columns.functions import Advantages, Columns, FunctionsLost
+from headrace.roles.columns.functions_worker import InWorker
 from headrace.roles.context import RoleContext
-from headrace.roles.function_stage import FunctionStageRole
-from headrace.roles.functions import Advantages, Columns, FunctionsLost
-from headrace.roles.functions_worker import InWorker
 from headrace.roles.workers.functions import FunctionRow, FunctionsWorker
 from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host, Placement, Workers
 from headrace.store import JournalOffset
 
@@ -138,8 +139,11 @@ def try_worker(play: Play, body: Callable[[Room], Awaitable[None]]) -> None:
         table.put(KEY, rows, group=finished)
         estimator: Any = type("ByToken", (), {"is_of_episodes": False})
         roles = [
-            FunctionStageRole(context, functions, name="stage", reads=("tokens", "group"), unit="group"),
-            AdvantagesRole(context, estimator, functions, KLCoefficient(KLConfig())),
+            ColumnRole(
+                context,
+                FunctionColumns(context, functions, name="stage", reads=("tokens", "group"), unit="group"),
+            ),
+            ColumnRole(context, AdvantageColumns(context, estimator, functions, KLCoefficient(KLConfig()))),
             functions,
         ]
         running = [runtime.spawn(role.run(), "role") for role in roles]  # type: ignore[attr-defined]

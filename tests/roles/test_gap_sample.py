@@ -17,12 +17,12 @@ from rollout_helpers import ScriptedEngine, chunk, dead, hangs, ids, settings
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import FinishReason, GenerateRequest, SamplingParams, TokenChunk
-from headrace.experience.dataset import Prompt, PromptDataset
+from headrace.experience.prompts.dataset import Prompt, PromptDataset
 from headrace.models.packing import MicroBatch, PackRow
 from headrace.observe.waits import WaitMeter
-from headrace.roles.batch_stats import FreshRule
+from headrace.roles.actors.batch_stats import FreshRule
+from headrace.roles.actors.gap_sample import GapSampler
 from headrace.roles.context import RoleContext
-from headrace.roles.gap_sample import GapSampler
 from headrace.rollout.policy import noise_key
 from headrace.runtime.inline import SystemClock
 from headrace.runtime.signal import Signal

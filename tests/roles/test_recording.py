@@ -7,7 +7,7 @@ from typing import Any
 from role_house import LONG_S, STALL_S, House, all_is_gone, try_role
 
 from headrace.experience.loader import StreamingLoader
-from headrace.roles.actor import TrainedStep
+from headrace.roles.actors.actor import TrainedStep
 from headrace.roles.recording import NAME, RecordingRole
 from headrace.weights.version import Lineage
 
@@ -16,9 +16,13 @@ class Recording:
     def __init__(self) -> None:
         self.done: list[TrainedStep] = []
         self.role: RecordingRole | None = None
+        self.read: list[list[int]] = []
 
     def make(self, house: House) -> RecordingRole:
         async def after(step: TrainedStep) -> None:
+            """Who records the batch reads its rows, which nobody else holds any more."""
+            await house.written("reward")
+            self.read = [house.table.refs.get(row.row.columns["metadata"])["tokens"].tolist() for row in step.rows]
             self.done.append(step)
 
         flow: Any = house.flow
@@ -40,8 +44,8 @@ def test_a_batch_whose_rows_come_late_is_recorded_whole_and_once() -> None:
         (step,) = recording.done
         assert (step.batch, step.stats.samples, step.only_recorded) == (0, 4, True)
         assert house.flow.batch == 1
-        await house.written("reward")
         await all_is_gone(house)
+        assert recording.read == [[0, 1, 2]] * 4
 
     try_role(NAME, ["reward", "batch"], ["reward"], recording.make, body)
 

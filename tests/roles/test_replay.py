@@ -8,8 +8,8 @@ from typing import Any
 
 from role_pool import STALL_S, Scene, play
 
-from headrace.experience.dataset import Prompt
 from headrace.experience.flow import Admission
+from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey
 from headrace.roles.replay import ReplayRole
 from headrace.runtime.signal import Signal

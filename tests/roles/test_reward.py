@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from role_house import LONG_S, House, all_is_gone, try_role
 
-from headrace.experience.restored_refs import RestoredRefs
+from headrace.experience.records.restored_refs import RestoredRefs
 from headrace.experience.sample import GroupKey
-from headrace.rewards.model import Answered, ModelReward
-from headrace.roles.reward import RewardRole
+from headrace.rewards.model_reward import Answered, ModelReward
+from headrace.roles.columns.filling import ColumnRole
+from headrace.roles.columns.reward import RewardColumns
 from headrace.runtime.refs import Ref, RefLost
 
 FIRST, SECOND = GroupKey(0, 0, 0), GroupKey(0, 1, 0)
@@ -44,7 +45,7 @@ class Model:
 def try_reward(model: Any, body: Any, *, by_group: bool = False, restored: bool = False) -> None:
     made: list[Model] = []
 
-    def make(house: House) -> RewardRole:
+    def make(house: House) -> ColumnRole:
         made.append(model(house))
         remove = house.flow.drop
 
@@ -53,7 +54,7 @@ def try_reward(model: Any, body: Any, *, by_group: bool = False, restored: bool 
             house.table.remove(key)
 
         house.flow.drop = drop  # type: ignore[method-assign]
-        return RewardRole(house.context, ModelReward(made[-1], 10.0), by_group=by_group)
+        return ColumnRole(house.context, RewardColumns(house.context, ModelReward(made[-1], 10.0), by_group=by_group))
 
     async def watched(house: House) -> None:
         await body(house, made[-1])

@@ -13,13 +13,13 @@ import torch
 from controller_jobs import make_model
 from transformers import AutoModelForSequenceClassification
 
-from headrace.rewards.model import Answered
-from headrace.roles.reward_model import AskedRewardModel
+from headrace.rewards.model_reward import Answered
+from headrace.roles.columns.reward_model import AskedRewardModel
 from headrace.roles.workers.reward import RewardSpec, RewardWorker
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.process.processes import Processes
 from headrace.runtime.refs import Ref, RefLost
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host, Placement
 
 

@@ -16,9 +16,9 @@ from table_rows import header
 from headrace.engines.completions import NotServed
 from headrace.engines.pool import Place
 from headrace.engines.protocol import EngineError
-from headrace.experience.dataset import Prompt
 from headrace.experience.flow import Admission
 from headrace.experience.header import GroupHeader
+from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import GroupKey, SampleStatus
 from headrace.observe.tally import Tally
 from headrace.roles.reissue import Losses
@@ -310,7 +310,7 @@ def test_the_third_loss_of_a_worker_hands_it_back_and_a_group_that_ended_begins_
         ((kind, key, reason, words),) = case.flow.told
         assert (kind, key, reason) == ("back", FIRST, "failed: worker_lost")
         assert "loss 2" in words
-        assert not case.losses.is_alone(FIRST)
+        assert case.losses.is_alone(FIRST), "what comes of the row next"
         case.ends[FIRST] = [WorkerLost(0, "again"), group(FIRST)]
         case.flow.waiting.append(admission(FIRST))
         case.flow.changed.notify()

@@ -12,21 +12,20 @@ from controller_jobs import make_job
 from rollout_helpers import EOS, ScriptedEngine, char_tokenizer, chunk, ids
 from rollout_worker_code import SOURCE
 
-from headrace.config import load_config
+from headrace.config import EngineConfig, load_config
 from headrace.config.train import TrainConfig
-from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import EngineStats, GenerateRequest
-from headrace.experience.codec import decode_group
 from headrace.experience.columns import COLUMN_TYPES, group_of
-from headrace.experience.dataset import Prompt
+from headrace.experience.prompts.dataset import Prompt
+from headrace.experience.records.codec import decode_group
 from headrace.experience.sample import GroupKey
 from headrace.experience.text.fast_tokenizer import TokenizerSpec
-from headrace.roles.workers.engine_desk import DeskSpec, desks_of
+from headrace.roles.workers.engine import EngineSpec, EngineWorker
 from headrace.roles.workers.rollout import RolloutWorker
 from headrace.roles.workers.rollout_types import Assignment, ModelSpec, RolloutSpec
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.process.processes import Processes
-from headrace.runtime.workers import Handle, Placement, WorkerError
+from headrace.runtime.workers import Handle, Host, Placement, WorkerError
 from headrace.store import JournalWriter
 from headrace.store.journal import Journal
 from headrace.weights.version import INITIAL
@@ -69,13 +68,23 @@ def answers(request: GenerateRequest) -> Any:
     return chunk([*ids("ab" * (1 + int(request.request_id.split("/")[-1].partition(".")[0]))), EOS])
 
 
+class ScriptedWorker(EngineWorker):
+    """An engine that has no model."""
+
+    def _made(self, spec: EngineSpec, host: Host) -> Any:
+        return Engine(answers)
+
+
+async def engines(runtime: InlineRuntime) -> tuple[Handle, ...]:
+    spec = EngineSpec("nowhere", "float32", "cpu", EngineConfig())
+    return tuple((await runtime.start(ScriptedWorker, [spec], Placement())).handles)
+
+
 def test_a_group_is_played_scored_journaled_and_judged_without_torch(tmp_path: Path) -> None:
     async def main() -> None:
         runtime = InlineRuntime(processes=Processes("rollouts", logs=tmp_path), types=COLUMN_TYPES, copying=True)
-        pool = EnginePool.of([Engine(answers)], runtime.clock)
         try:
-            desks = await runtime.start(desks_of([(pool.members[0], pool.changed)]), [DeskSpec(0)], Placement())
-            spec = spec_of(tmp_path, tuple(desks.handles))
+            spec = spec_of(tmp_path, await engines(runtime))
             workers = await runtime.start(RolloutWorker, [spec], Placement(process=True, threads=1))
             await workers.call("begin", 7, rank=0, what="a worker")
             prompt = Prompt("p", "1+1=", {"prompt": "1+1=", "answer": "2"})
@@ -123,9 +132,7 @@ def test_code_that_does_not_load_is_told(tmp_path: Path, missing: str) -> None:
     async def main() -> None:
         runtime = InlineRuntime(processes=Processes("rollouts", logs=tmp_path), types=COLUMN_TYPES)
         try:
-            pool = EnginePool.of([Engine(answers)], runtime.clock)
-            desks = await runtime.start(desks_of([(pool.members[0], pool.changed)]), [DeskSpec(0)], Placement())
-            spec = spec_of(tmp_path, tuple(desks.handles))
+            spec = spec_of(tmp_path, await engines(runtime))
             (tmp_path / "job" / missing.partition(":")[0]).unlink()
 
             async def begin() -> None:

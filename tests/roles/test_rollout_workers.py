@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from headrace.engines.completions import NotServed
-from headrace.experience.dataset import Prompt
 from headrace.experience.flow import NothingToTrain
 from headrace.experience.header import GroupHeader
-from headrace.experience.restored_refs import RestoredRefs
+from headrace.experience.prompts.dataset import Prompt
+from headrace.experience.records.restored_refs import RestoredRefs
 from headrace.experience.sample import GroupKey
 from headrace.observe.durations import Durations
 from headrace.roles.reissue import Losses

@@ -16,8 +16,9 @@ from headrace.experience.sample import GroupKey
 from headrace.experience.table import ExperienceTable
 from headrace.models.packing import MicroBatch
 from headrace.observe.waits import WaitMeter
+from headrace.roles.columns.filling import ColumnRole
+from headrace.roles.columns.scorer import ScoredColumns
 from headrace.roles.context import RoleContext
-from headrace.roles.scorer import ScorerRole
 from headrace.runtime.inline import InlineRuntime
 from headrace.training.scoring import Scoring
 
@@ -37,7 +38,7 @@ def passes(*, by_group: bool, max_tokens: int) -> list[list[int]]:
             return micro.tokens.float()
 
         context = RoleContext(runtime, flow, table, WaitMeter(runtime.clock.now), lambda *_: None, 60.0)
-        role = ScorerRole(
+        scored = ScoredColumns(
             context,
             name="reference",
             columns=("reference",),
@@ -45,6 +46,7 @@ def passes(*, by_group: bool, max_tokens: int) -> list[list[int]]:
             max_tokens=max_tokens,
             by_group=by_group,
         )
+        role = ColumnRole(context, scored)
         for position in (1, 0):
             key = GroupKey(0, position, 0)
             table.reserve(key)

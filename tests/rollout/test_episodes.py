@@ -12,15 +12,16 @@ from rollout_helpers import EOS, PaperRewards, ScriptedEngine, chunk, dead, hang
 
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.engines.protocol import FinishReason, GenerateRequest, RequestError, SamplingParams, TokenChunk
-from headrace.experience.codec import decode_group, encode_group
-from headrace.experience.dataset import Prompt
+from headrace.experience.prompts.dataset import Prompt
+from headrace.experience.records.codec import decode_group, encode_group
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.rewards.outcome import RewardOutcome
 from headrace.rollout.episodes import EpisodeRunner
 from headrace.rollout.policy import Completion, Policy
 from headrace.rollout.single_turn import SingleTurn
 from headrace.rollout.trajectory import Trajectory
-from headrace.runtime.inline import SystemClock
+from headrace.runtime.inline import InlineRuntime, Span, SystemClock
+from headrace.runtime.off_loop import FEW, LANE
 from headrace.weights.version import Version
 
 KEY = GroupKey(1, 5, 0)
@@ -299,3 +300,32 @@ def test_an_engine_that_leaves_out_kept_sets_fails_the_sample(kept: KeptSets | N
     engine = ScriptedEngine(lambda request: replace(with_kept(request), kept=kept))
     group = run(engine, sampling=CUT, return_kept=True)
     assert words in str(group.samples[0].failure)
+
+
+@pytest.mark.parametrize(("tokens", "calls"), [(9, 0), (FEW, 4)])
+def test_work_on_many_tokens_is_off_the_event_loop(tokens: int, calls: int) -> None:
+    """The prompt is encoded, parts of the answer are joined, the answer is decoded, and the samples are made."""
+    lanes: list[str] = []
+
+    def noted(span: Span) -> None:
+        lanes.append(span.lane)
+
+    class TwoParts(ScriptedEngine):
+        async def generate(self, request: GenerateRequest) -> Any:
+            yield chunk(ids("1" * (tokens - 1)), None)
+            yield chunk([EOS])
+
+    prompt = Prompt("p", "3+" * 2 * tokens, {"answer": "1" * (tokens - 1)})
+
+    async def play() -> Group:
+        runtime = InlineRuntime(trace=noted)
+        sampling = SamplingParams(max_new_tokens=2 * tokens, stop_token_ids=(EOS,))
+        episodes = runner(TwoParts(), samples=1, services=runtime, sampling=sampling)
+        try:
+            return await episodes.run_group(KEY, prompt, Version(0, 0), 6)
+        finally:
+            await runtime.close()
+
+    (sample,) = asyncio.run(play()).samples
+    assert (sample.reward, sample.response_tokens) == (1.0, tokens)
+    assert lanes == [LANE] * calls

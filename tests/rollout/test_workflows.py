@@ -9,7 +9,7 @@ from rollout_helpers import EOS, ScriptedEngine, ids, policy, says
 
 from headrace.config import ConfigError
 from headrace.config.rollout import RolloutConfig
-from headrace.experience.dataset import Prompt
+from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import GroupKey, Sample, SampleStatus
 from headrace.rollout.environment import StepResult
 from headrace.rollout.multi_turn import MultiTurn

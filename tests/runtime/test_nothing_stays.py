@@ -17,7 +17,7 @@ from headrace.runtime.process.channel import Channel
 from headrace.runtime.process.frames import Kind
 from headrace.runtime.process.shared_memory import Segment, Segments
 from headrace.runtime.refs import Ref, RefLost
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import BASE_TYPES, Host, Placement, WorkerError
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import os
 import shutil
 import signal
@@ -21,8 +22,8 @@ import psutil
 import pytest
 from runtime_worker_kinds import Probe, Spec
 
-from headrace.runtime import answers
 from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.local import awaited as answers
 from headrace.runtime.process.boot import class_at, path_of
 from headrace.runtime.process.frames import EMPTY, Frame, Kind, read_frame, to_bytes
 from headrace.runtime.process.processes import Processes
@@ -30,8 +31,8 @@ from headrace.runtime.process.shared_memory import Segments
 from headrace.runtime.process.site import Site, site_parent
 from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.refs import RefLost
-from headrace.runtime.wire import pack
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_format import pack
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Placement, WorkerError, WorkerLost, Workers
 
 PACKAGES = ["headrace", "runtime_worker_kinds"]
@@ -54,8 +55,10 @@ async def pid(of: Workers[Probe], rank: int = 0) -> int:
     return (await of.call("where", rank=rank, what="a pid"))[0][0]  # type: ignore[no-any-return]
 
 
-def sites() -> list[str]:
-    return sorted(path.name for path in site_parent().glob(f"headrace-{os.getuid()}-*"))
+def sites(run: str) -> list[str]:
+    """Folders in memory of this run's processes."""
+    digest = hashlib.sha256(run.encode()).hexdigest()[:8]
+    return sorted(path.name for path in site_parent().glob(f"headrace-{os.getuid()}-{digest}-*"))
 
 
 async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -197,7 +200,9 @@ def test_what_a_worker_prints_is_in_its_log_and_never_holds_it_up(tmp_path: Path
 def test_big_arrays_cross_and_leave_nothing() -> None:
     async def main() -> None:
         async with probes(2) as (runtime, workers):
-            folder = site_parent() / sites()[0]
+            processes = runtime._place._processes
+            assert processes is not None
+            folder = processes.folder
             big = np.random.default_rng(0).standard_normal(1_500_000)
             for value in (big, big[:20_000], [big[:100], {"a": big.reshape(1000, -1)}]):
                 (back,) = await workers.call("same", value, rank=0, what="it")
@@ -287,8 +292,8 @@ from runtime_worker_kinds import Probe, Spec
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.process.frames import EMPTY, Frame, Kind, read_frame, to_bytes
 from headrace.runtime.process.processes import Processes
-from headrace.runtime.wire import pack
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_format import pack
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Placement
 
 async def main():
@@ -308,7 +313,7 @@ asyncio.run(main())
 @pytest.mark.slow
 @pytest.mark.parametrize("stopped", ["stopped", "running"])
 def test_workers_end_with_a_killed_parent_and_nothing_stays(tmp_path: Path, stopped: str) -> None:
-    before = sites()
+    before = sites("another")
     here = str(Path(__file__).parents[1] / "helpers")
     process = subprocess.Popen(
         [sys.executable, "-c", PARENT, stopped],
@@ -318,13 +323,13 @@ def test_workers_end_with_a_killed_parent_and_nothing_stays(tmp_path: Path, stop
     )
     assert process.stdout is not None
     _, *workers = map(int, process.stdout.readline().split())
-    during = set(sites()) - set(before)
+    during = set(sites("another")) - set(before)
     assert len(workers) == 2
     assert len(during) == 1
     process.kill()
     process.wait()
     asyncio.run(until(lambda: not any(map(psutil.pid_exists, workers))))
-    asyncio.run(until(lambda: not during & set(sites())))
+    asyncio.run(until(lambda: not during & set(sites("another"))))
 
 
 def test_the_next_start_sweeps_what_a_killed_runtime_and_janitor_left(tmp_path: Path) -> None:

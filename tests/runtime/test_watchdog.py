@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.runtime.dumps import Frame, blocked_at, stacks
-from headrace.runtime.loop_watch import BEAT_S, BLOCKED_S, SETTLE_S, LoopWatch
+from headrace.runtime.watchdogs.dumps import Frame, blocked_at, stacks
+from headrace.runtime.watchdogs.loop_watch import BEAT_S, BLOCKED_S, SETTLE_S, LoopWatch
 
 STANDARD = os.path.dirname(os.__file__)
 ASYNCIO = f"{STANDARD}/asyncio/base_events.py"
@@ -203,7 +203,7 @@ def test_nothing_is_told_of_a_loop_that_beats_in_time_or_is_never_seen_in_anythi
 CHILD = """
 import asyncio, itertools, os, sys, time
 from headrace.controller.stopping import StopRequest
-from headrace.runtime.watchdog import LoopWatchdog
+from headrace.runtime.watchdogs.watchdog import LoopWatchdog
 
 async def main():
     async with LoopWatchdog(owners={}, ends_after_s=900):

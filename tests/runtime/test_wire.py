@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from headrace.config.algorithm import KLConfig
-from headrace.runtime import wire
 from headrace.runtime.refs import Ref
-from headrace.runtime.wire import LARGE, MOST_DEPTH, Parcel, copied, pack, unpack
-from headrace.runtime.wire_types import WireError, WireTypes
+from headrace.runtime.wire import wire_format
+from headrace.runtime.wire.wire_format import LARGE, MOST_DEPTH, Parcel, copied, pack, unpack
+from headrace.runtime.wire.wire_types import WireError, WireTypes
 
 
 class Colour(StrEnum):
@@ -200,7 +200,7 @@ def test_depth_and_size_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     for depth in (MOST_DEPTH + 2, 5000):
         with pytest.raises(WireError):
             unpack(Parcel(b"\x91" * depth + b"\x00"), NONE)
-    monkeypatch.setattr(wire, "MOST_ENVELOPE", 10)
+    monkeypatch.setattr(wire_format, "MOST_ENVELOPE", 10)
     with pytest.raises(WireError, match="the argument takes 22 bytes beside its arrays; 10 may be sent at once"):
         pack("x" * 20 + "y", NONE, "the argument")
     with pytest.raises(WireError, match="has 12 bytes; 10 may be sent at once"):

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 from runtime_worker_kinds import Closing, Point, Probe, Spec
 
-from headrace.runtime import answers
-from headrace.runtime.answers import WINDOW
-from headrace.runtime.copying import ENVIRONMENT
 from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.local import awaited as answers
+from headrace.runtime.local.awaited import WINDOW
 from headrace.runtime.process.processes import Processes
 from headrace.runtime.protocol import Runtime, WaitTimeout
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.virtual import run_virtually
-from headrace.runtime.wire_types import WireError
-from headrace.runtime.workers import Placement, WorkerError, WorkerLost, Workers
+from headrace.runtime.wire.copying import ENVIRONMENT
+from headrace.runtime.wire.wire_types import WireError
+from headrace.runtime.workers import Host, Placement, WorkerError, WorkerLost, Workers
 
 Main = Callable[[Runtime], Coroutine[Any, Any, None]]
 Run = Callable[[Main], None]
@@ -403,3 +403,29 @@ def test_what_a_worker_spawned_ends_with_it(where: str) -> None:
         assert not any("sleeper" in task.get_name() for task in asyncio.all_tasks())
 
     RUNS[where](main)
+
+
+class Loading(Probe):
+    """One that loads a model: what it sets meanwhile is the process's."""
+
+    kind = "loading"
+    now = most = 0
+
+    def __init__(self, spec: Spec, host: Host) -> None:
+        Loading.now += 1
+        Loading.most = max(Loading.most, Loading.now)
+        time.sleep(0.02)
+        Loading.now -= 1
+        super().__init__(spec, host)
+
+
+class LoadingToo(Loading):
+    kind = "loading_too"
+
+
+def test_in_one_process_no_worker_is_made_while_another_is() -> None:
+    async def main(runtime: Runtime) -> None:
+        await asyncio.gather(runtime.start(Loading, [A, B], HERE), runtime.start(LoadingToo, [A, B], HERE))
+        assert Loading.most == 1
+
+    inline(copying=False)(main)

@@ -17,7 +17,7 @@ from reward_pools_running import running
 from headrace.config import ConfigError
 from headrace.config.reward import RewardConfig, SandboxConfig
 from headrace.rewards.outcome import RewardOutcome
-from headrace.rewards.pool import RewardPool
+from headrace.rewards.reward_pool import RewardPool
 from headrace.runtime.inline import SystemClock
 from headrace.sandbox import places
 from headrace.sandbox.places import own_places

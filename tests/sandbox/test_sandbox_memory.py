@@ -17,7 +17,7 @@ from reward_pools_running import running
 from sandbox_helpers import score
 
 from headrace.rewards.outcome import RewardOutcome
-from headrace.sandbox import filter as call_filter
+from headrace.sandbox import call_filter
 from headrace.sandbox.meters import MemoryMeter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what processes use")
@@ -198,9 +198,9 @@ def run(code: str) -> Any:
 
 FILTERED = """
 import ctypes, json, os, sys
-from headrace.sandbox import filter, linux
+from headrace.sandbox import call_filter, linux
 linux.gain_nothing()
-linux.filter_calls(filter.refusals(is_program=IS_PROGRAM))
+linux.filter_calls(call_filter.refusals(is_program=IS_PROGRAM))
 libc = ctypes.CDLL(None, use_errno=True)
 def errno_of(number, *arguments):
     values = [ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0, 0, 0)[:6]]
@@ -375,6 +375,7 @@ def test_a_meter_looks_again_before_the_limit_could_be_reached(monkeypatch: pyte
     monkeypatch.setattr("headrace.sandbox.meters.descendants", dict)
     monkeypatch.setattr("headrace.sandbox.meters.memory_of", lambda tree: (used[0], 0))
     monkeypatch.setattr("headrace.sandbox.meters.exact_memory_of", lambda tree: used[0])
+    monkeypatch.setattr("headrace.sandbox.meters.living_of", set)
     meter = MemoryMeter(gib, "host")
     for used[0], expected in (
         (gib - (1 << 20), (False, 0.005)),
@@ -384,3 +385,21 @@ def test_a_meter_looks_again_before_the_limit_could_be_reached(monkeypatch: pyte
         (gib + 1, (True, 0.005)),
     ):
         assert meter.look(0.0) == pytest.approx(expected)
+
+
+def test_what_processes_shared_is_read_again_where_one_ends_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two share 1.5 GiB: of the first 0.75 are read, then it ends, and of the second all 1.5."""
+    gib = 1 << 30
+    living, exact = {7, 8}, iter([int(2.25 * gib), int(1.5 * gib), int(2.25 * gib)])
+
+    def read(tree: object) -> int:
+        living.discard(7)
+        return next(exact)
+
+    monkeypatch.setattr("headrace.sandbox.meters.descendants", lambda: dict.fromkeys(living, 1))
+    monkeypatch.setattr("headrace.sandbox.meters.memory_of", lambda tree: (3 * gib, 0))
+    monkeypatch.setattr("headrace.sandbox.meters.living_of", lambda tree: set(living))
+    monkeypatch.setattr("headrace.sandbox.meters.exact_memory_of", read)
+    meter = MemoryMeter(2 * gib, "host")
+    assert meter.look(0.0)[0] is False
+    assert meter.look(0.1)[0] is True, "the same processes before and after: it is believed"

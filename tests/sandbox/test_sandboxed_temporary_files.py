@@ -9,7 +9,7 @@ import pytest
 
 from headrace.config.reward import RewardConfig, SandboxConfig
 from headrace.rewards.outcome import RewardOutcome
-from headrace.rewards.pool import RewardPool
+from headrace.rewards.reward_pool import RewardPool
 from headrace.runtime.inline import SystemClock
 
 REWARD = """

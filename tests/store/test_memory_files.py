@@ -8,8 +8,8 @@ import pytest
 from store_helpers import CONFIG, SHA
 
 from headrace.store import RunReader, RunStore
-from headrace.store.files import LOCAL, Files, write_whole
-from headrace.store.memory_files import MemoryFiles, PowerCut
+from headrace.store.media.files import LOCAL, Files, write_whole
+from headrace.store.media.memory_files import MemoryFiles, PowerCut
 
 RUN = Path("/run")
 

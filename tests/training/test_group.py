@@ -9,7 +9,7 @@ import pytest
 
 from headrace.algorithms.pieces import PieceError
 from headrace.runtime.inline import InlineRuntime
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Placement
 from headrace.training.group import RankWorkers
 

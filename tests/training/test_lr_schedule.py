@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.config.trainer import LRScheduleConfig
-from headrace.training.lr_schedule import learning_rate
+from headrace.training.optimizer.lr_schedule import learning_rate
 
 
 def rates(total: int, **settings: object) -> list[float]:

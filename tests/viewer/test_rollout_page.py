@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from headrace.experience.rollout_codec import RolloutDetail, encode_detail
+from headrace.experience.records.rollout_codec import RolloutDetail, encode_detail
 from headrace.observe.untrusted import visible
 from headrace.store.rollouts import Rollout, Turn
 from headrace.viewer.rollout_page import page
 from headrace.viewer.rollout_text import as_json, as_text
-from headrace.viewer.tokens import TokenTexts
+from headrace.viewer.token_text import TokenTexts
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=alert(2)> <!-- --> ]]> &lt;b&gt; \" ' ` ${x} "

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from headrace.config.errors import ConfigError
-from headrace.config.paths import path_of
+from headrace.config.values.paths import path_of
 
 
 def folder_of(dir: object) -> Path | None:

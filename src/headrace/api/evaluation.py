@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.api import background
-from headrace.api.inputs import Inputs
-from headrace.api.places import named, several
+from headrace.api.given.inputs import Inputs
+from headrace.api.given.objects_in_config import named, several
 from headrace.api.training import Config, dotted
 from headrace.api.view import notes
 from headrace.config import TrainConfig, load_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeVar, overload
 
-from headrace.api.table import frame_of
+from headrace.api.frame import frame_of
 
 
 class Entry(Protocol):

@@ -13,15 +13,15 @@ from headrace.api import background
 from headrace.api.arguments import check_resume, folder_of
 from headrace.api.callbacks import OFFLINE, Callbacks
 from headrace.api.errors import for_caller
-from headrace.api.inputs import Inputs
+from headrace.api.given.inputs import Inputs
+from headrace.api.given.objects_in_config import named
 from headrace.api.interrupted import Interrupted
 from headrace.api.metrics import Metrics
 from headrace.api.picture import Picture, picture_of
-from headrace.api.places import named
 from headrace.api.training import dotted
 from headrace.api.view import notes, offline_view
 from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, load_config
-from headrace.config.unused_keys import ineffective
+from headrace.config.reading.unused_keys import ineffective
 from headrace.observe.offline.record import HeldOutRows, OfflineStep
 from headrace.observe.offline.run import OfflineRun as OfflineRecord
 from headrace.observe.offline.run import OfflineWatcher

@@ -12,8 +12,8 @@ from headrace.config.errors import ConfigError
 from headrace.observe.offline.run import OfflineWatcher
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.store import RunReader
-from headrace.store.files import write_whole
-from headrace.store.schema import TRAIN
+from headrace.store.media.files import write_whole
+from headrace.store.tables import TRAIN
 from headrace.viewer.plot.chart import Chart, NotDrawable, make_chart
 from headrace.viewer.plot.curves import Axis
 from headrace.viewer.plot.drawn import Drawn

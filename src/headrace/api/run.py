@@ -15,7 +15,7 @@ from headrace.observe.run_record import Evaluation, RunRecord, RunWatcher
 from headrace.observe.summary import build_summary
 from headrace.store import RunMissing, RunReader, RunStore, StoreError
 from headrace.store.rollouts import ORDERS, Order, Query
-from headrace.store.schema import TRAIN
+from headrace.store.tables import TRAIN
 from headrace.viewer.plot.curves import Axis
 
 _STATUSES = ("completed", "truncated", "failed", "dropped")

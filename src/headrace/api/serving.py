@@ -11,8 +11,8 @@ from typing import Any
 
 from headrace.api import background
 from headrace.api.errors import for_caller
-from headrace.config.load import load_config
 from headrace.config.model import EngineConfig
+from headrace.config.reading.load import load_config
 from headrace.config.template import TemplateConfig
 from headrace.runtime.lane_thread import LaneThread
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from headrace.api import background
 from headrace.api.arguments import check_resume, folder_of
 from headrace.api.callbacks import Callbacks
-from headrace.api.inputs import Inputs
+from headrace.api.given.inputs import Inputs
+from headrace.api.given.objects_in_config import named, several
 from headrace.api.interrupted import Interrupted
-from headrace.api.places import named, several
 from headrace.api.run import Run
 from headrace.api.view import caller_view, note, notes
 from headrace.config import ConfigError, TrainConfig, load_config
-from headrace.config.unused_keys import ineffective
+from headrace.config.reading.unused_keys import ineffective
 from headrace.store import RunExists, RunMissing, RunStore
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from headrace import __version__
-from headrace.controller.threads import available_threads
+from headrace.controller.building.threads import available_threads
 from headrace.observe.trackers.packages import PACKAGES
 
 _NEEDED = (

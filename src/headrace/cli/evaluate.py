@@ -13,10 +13,10 @@ from headrace.api.evaluation import as_json
 from headrace.cli.load import tell_notes
 from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.config.evaluation import PLAIN
-from headrace.config.paths import path_of
+from headrace.config.values.paths import path_of
 from headrace.store import RunReader
 from headrace.store.run_store import CONFIG_NAME
-from headrace.store.schema import TRAIN
+from headrace.store.tables import TRAIN
 
 _BEST, _LAST = "best", "last"
 

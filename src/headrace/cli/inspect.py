@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from headrace.cli.piped import PipedConsole
-from headrace.config.paths import path_of
+from headrace.config.values.paths import path_of
 from headrace.observe.offline import summary as offline_summary
 from headrace.observe.offline.record import OfflineStep
 from headrace.observe.offline.run import OfflineWatcher
@@ -18,7 +18,7 @@ from headrace.observe.record import BatchRecord
 from headrace.observe.run_record import RunWatcher
 from headrace.observe.summary import build_summary
 from headrace.store import RunReader
-from headrace.store.schema import TRAIN
+from headrace.store.tables import TRAIN
 from headrace.viewer.terminal import offline_text as offline_text
 from headrace.viewer.terminal.text import describe_run
 

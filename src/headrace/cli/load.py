@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from headrace.config import DPOConfig, RMConfig, SFTConfig, TrainConfig, load_config
-from headrace.config.unused_keys import ineffective
+from headrace.config.reading.unused_keys import ineffective
 from headrace.observe.untrusted import visible
 
 C = TypeVar("C", TrainConfig, SFTConfig, RMConfig, DPOConfig)

@@ -8,11 +8,11 @@ import shlex
 import time
 from typing import TYPE_CHECKING
 
+from headrace.cli.called_as import program
 from headrace.cli.load import load_noted
 from headrace.cli.piped import PipedConsole, tell
-from headrace.cli.program import program
 from headrace.config import DPOConfig, RMConfig, SFTConfig
-from headrace.config.paths import path_of
+from headrace.config.values.paths import path_of
 from headrace.observe.glyphs import near_zero
 from headrace.viewer.terminal.offline_view import OfflineLines, OfflineLiveView
 

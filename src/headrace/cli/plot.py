@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from headrace.api.picture import picture_of
-from headrace.config.paths import path_of
+from headrace.config.values.paths import path_of
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,10 +10,10 @@ from rich.text import Text
 
 from headrace.cli.piped import PipedConsole
 from headrace.config.errors import ConfigError
-from headrace.config.paths import path_of
+from headrace.config.values.paths import path_of
 from headrace.store import RunReader
 from headrace.store.rollouts import DROPPED, Order, Query
-from headrace.store.schema import TRAIN
+from headrace.store.tables import TRAIN
 
 _SHOWN = 20
 _ASCENDING = ("batch",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from headrace.config.json_schema import json_schema
+from headrace.config.reading.json_schema import json_schema
 
 
 def run(args: argparse.Namespace) -> int:

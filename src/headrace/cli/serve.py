@@ -9,8 +9,8 @@ import os
 from pydantic import ValidationError
 
 from headrace.config import ConfigError
-from headrace.config.explain import explain
 from headrace.config.model import EngineConfig
+from headrace.config.reading.explain import explain
 from headrace.config.template import TemplateConfig
 
 _OPTIONS = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from headrace.cli.program import program
+from headrace.cli.called_as import program
 from headrace.config.evaluation import PLAIN
-from headrace.controller.train import Ended
+from headrace.controller.run_folder import Ended
 
 
 def print_end(folder: Path, ended: Ended) -> None:

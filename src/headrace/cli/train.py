@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace.cli.load import load_noted, tell_note, tell_notes
 from headrace.config import TrainConfig
-from headrace.config.paths import path_of
+from headrace.config.values.paths import path_of
 
 
 def run(args: argparse.Namespace) -> int:

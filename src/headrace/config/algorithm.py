@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from headrace.config.base import Section
-from headrace.config.named import is_own, one_of
 from headrace.config.recipe_defaults import with_defaults
+from headrace.config.values.name_or_function import is_own, one_of
 
 RecipeName = Literal[
     "grpo",

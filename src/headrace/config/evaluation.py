@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 from headrace.config.base import Section
 from headrace.config.data import OneSource, SourceConfig
 from headrace.config.reward import RewardConfig
-from headrace.config.temperature import AnyTemperature
+from headrace.config.values.temperature import AnyTemperature
 
 PLAIN = "eval"
 """Name of the set that `data.eval` names."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
 
 from headrace.config.base import Section
-from headrace.config.named import tag_of
+from headrace.config.values.name_or_function import tag_of
 
 
 class RewardRangeFilter(Section):

@@ -9,10 +9,10 @@ from pydantic import AfterValidator, Field, model_validator
 from headrace.config.base import Section
 from headrace.config.data import OneSource, Sources, TooLong, TrainingData, check_unweighted
 from headrace.config.model import ModelConfig
-from headrace.config.named import one_of
 from headrace.config.sft import OfflineCheckpointConfig, OfflineEvaluationConfig, SFTRuntimeConfig, Trackers, differ
 from headrace.config.template import TemplateConfig
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
+from headrace.config.values.name_or_function import one_of
 
 
 class PairDataConfig(TrainingData):

@@ -13,8 +13,8 @@ from pydantic_core import PydanticUndefined
 
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.base import Section
+from headrace.config.reading.unused_keys import unread
 from headrace.config.recipe_defaults import RECIPE_DEFAULTS
-from headrace.config.unused_keys import unread
 
 
 def render_reference(title: str, kind: type[Section]) -> str:

@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from headrace.config.base import Section
 from headrace.config.model import EngineConfig
-from headrace.config.temperature import AnyTemperature
+from headrace.config.values.temperature import AnyTemperature
 
 
 class RemoteRewardConfig(Section):

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from headrace.config.base import Section
 from headrace.config.filters import FilterConfig
-from headrace.config.temperature import SamplingTemperature
+from headrace.config.values.temperature import SamplingTemperature
 
 TOP_K_OF_TOP_P = 512
 """The limit on what `top_p` keeps unless another is given."""

@@ -10,10 +10,10 @@ from pydantic import AfterValidator, Field, model_validator
 from headrace.config.base import Section
 from headrace.config.data import OneSource, Sources, TooLong, TrainingData, check_unweighted
 from headrace.config.model import ModelConfig
-from headrace.config.named import one_of
 from headrace.config.template import TemplateConfig
 from headrace.config.track import TrackerConfig, each_once
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
+from headrace.config.values.name_or_function import one_of
 
 S = TypeVar("S", bound=Section)
 Trackers = Annotated[tuple[TrackerConfig, ...], AfterValidator(each_once)]

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator
 
 from headrace.config.base import Section
-from headrace.config.named import tag_of
+from headrace.config.values.name_or_function import tag_of
 
 PROJECT = "headrace"
 """The project or experiment of a run that names none."""

@@ -13,12 +13,12 @@ from headrace.config.data import DataConfig, sources_of
 from headrace.config.evaluation import PLAIN, BestBy, EvaluationConfig, EvaluationSetConfig, HeldOut, best_by
 from headrace.config.filters import FilterConfig
 from headrace.config.model import EngineConfig, ModelConfig, PolicyEngineConfig
-from headrace.config.named import one_of
 from headrace.config.origin import FromConfig
 from headrace.config.reward import RewardConfig
 from headrace.config.rollout import AsyncConfig, OnDeadline, RolloutConfig
 from headrace.config.track import TrackerConfig, TrackerSection, each_once, sections
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig, TrainerConfig
+from headrace.config.values.name_or_function import one_of
 
 
 class WeightsConfig(Section):
@@ -313,9 +313,9 @@ class TrainConfig(Section):
         bound = (self.async_.staleness_bound + 1) * batch
         return min(bound, max(2 * batch, full)) + self.rollout.surplus
 
-    def table_groups(self, slots: int) -> int:
-        """Groups that the experience table has places for. `slots`: see `ahead`."""
-        return self.ahead(slots) + (self.async_.staleness_bound + 2) * self.rollout.prompts_per_batch
+    def table_groups(self, ahead: int) -> int:
+        """Groups that the experience table has places for. `ahead`: that may run or wait for a batch."""
+        return ahead + (self.async_.staleness_bound + 2) * self.rollout.prompts_per_batch
 
     @model_validator(mode="after")
     def _evaluation_fits(self) -> TrainConfig:

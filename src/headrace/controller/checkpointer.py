@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from headrace.controller.best import BestCheckpoint
 from headrace.observe.spent import CHECKPOINTS, Activity
-from headrace.roles.actor import TRAINER_LANE
+from headrace.roles.actors.actor import TRAINER_LANE
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunStore
 from headrace.weights.version import Version

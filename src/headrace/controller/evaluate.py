@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.config import ConfigError
-from headrace.controller.episode_runners import evaluations
-from headrace.controller.judge_engines import asker, load_judges, serving
-from headrace.controller.models import load_engines
+from headrace.controller.building.engine_workers import load_engines, load_judges
+from headrace.controller.building.episode_runners import evaluations
+from headrace.controller.building.judge_engines import asker, serving
+from headrace.controller.building.processors import own_threads
+from headrace.controller.building.reward_model import load_model_reward
+from headrace.controller.building.reward_pools import reward_pools
+from headrace.controller.building.threads import inline_runtime
+from headrace.controller.building.worker_processes import worker_processes
 from headrace.controller.planning.plan import Plan
-from headrace.controller.processors import own_threads
-from headrace.controller.reward_model import load_model_reward
-from headrace.controller.reward_pools import reward_pools
-from headrace.controller.threads import inline_runtime
 from headrace.controller.watching import watchdog
-from headrace.controller.worker_processes import worker_processes
 from headrace.models.loading import resolve_device
 
 
@@ -43,11 +43,11 @@ async def evaluate(plan: Plan, only: Sequence[str] = ()) -> dict[str, dict[str, 
         clock = runtime.clock
         results = {}
         async with (
-            reward_pools(plan, clock, asker(plan, engines, judges, clock)) as rewards,
+            reward_pools(plan, clock, asker(plan, engines, judges, runtime)) as rewards,
             watchdog(plan),
             serving({"policy": engines, **judges}, clock),
         ):
-            for each in evaluations(plan, engines, clock, rewards, model_reward):
+            for each in evaluations(plan, engines, runtime, rewards, model_reward):
                 if not only or each.held_out.name in only:
                     results[each.held_out.name] = await each.run(engines.version)
     finally:

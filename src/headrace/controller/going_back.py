@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from headrace.controller.building.rollout_workers import RolloutHands
+from headrace.controller.building.wiring import Parts, evaluated
 from headrace.controller.planning.plan import Plan
-from headrace.controller.rollout_workers import RolloutHands
-from headrace.controller.wiring import Parts, evaluated
 from headrace.experience.taken_back import read_back
-from headrace.roles.scorer import ScorerRole
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.supervision import TRAINER, Measure, after_failure
 from headrace.runtime.workers import WorkerLost
@@ -89,8 +88,7 @@ class GoingBack:
         if parts.critic is not None:
             parts.critic.begin_again()
         for scorer in parts.scorers:
-            if isinstance(scorer, ScorerRole):
-                scorer.begin_again()
+            scorer.begin_again()
         message = f"the run goes on from {version}: what was trained since is trained again"
         parts.recorder.event("went_back", {"version": str(version), "from": str(left), "message": message})
 

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Protocol
 
 from headrace.config.track import TrackerSection
-from headrace.controller.functions_worker import start_functions
-from headrace.controller.models import Models, load_models
+from headrace.controller.building.functions_worker import start_functions
+from headrace.controller.building.models import Models, load_models
+from headrace.controller.building.processors import own_threads
+from headrace.controller.building.reward_pools import RewardPools
+from headrace.controller.building.threads import inline_runtime, takes_turns
+from headrace.controller.building.wiring import Parts
+from headrace.controller.building.worker_processes import worker_processes
 from headrace.controller.planning.plan import Plan
-from headrace.controller.processors import own_threads
-from headrace.controller.reward_pools import RewardPools
 from headrace.controller.supervise import rewards
-from headrace.controller.threads import inline_runtime, takes_turns
 from headrace.controller.tracking import Tell, tracking
 from headrace.controller.watching import watchdog
-from headrace.controller.wiring import Parts
-from headrace.controller.worker_processes import worker_processes
-from headrace.experience.group_journal import GroupJournal
+from headrace.experience.records.group_journal import GroupJournal
 from headrace.models.loading import resolve_device
 from headrace.rewards.judge import Ask
 from headrace.roles.reissue import Losses
@@ -30,7 +30,7 @@ from headrace.runtime.inline import Span
 from headrace.runtime.process.processes import Processes
 from headrace.runtime.protocol import Clock, Runtime
 from headrace.runtime.workers import Workers
-from headrace.store.files import LOCAL, Files
+from headrace.store.media.files import LOCAL, Files
 
 
 class Outside(Protocol):
@@ -52,7 +52,7 @@ class Outside(Protocol):
         """Who plays groups, as `runner` does. `losses`: who is to be alone aboard a worker. `journal`: where what
         comes late from a worker that was lost is written all the same."""
 
-    async def functions(self, plan: Plan, runtime: Runtime) -> Workers[FunctionsWorker] | None:
+    async def functions(self, plan: Plan, runtime: Runtime) -> Workers[FunctionsWorker]:
         """See `start_functions`."""
 
     def began(self, parts: Parts) -> None:
@@ -104,7 +104,7 @@ class ThisMachine:
     def crew(self, runner: GroupRunner, losses: Losses, journal: GroupJournal, runtime: Runtime) -> GroupRunner:
         return runner
 
-    async def functions(self, plan: Plan, runtime: Runtime) -> Workers[FunctionsWorker] | None:
+    async def functions(self, plan: Plan, runtime: Runtime) -> Workers[FunctionsWorker]:
         return await start_functions(plan, runtime)
 
     def began(self, parts: Parts) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from headrace.algorithms.policy_loss import OWN
 from headrace.controller.time_spent import TimeSpent
 from headrace.engines.pool import EnginePool
-from headrace.experience.dataset import source_of
 from headrace.experience.flow import Flow
+from headrace.experience.prompts.dataset import source_of
 from headrace.observe.durations import Durations, quantile
 from headrace.observe.listeners import NOBODY, Listeners
 from headrace.observe.record import BatchRecord, EpochRecord, Totals
@@ -18,7 +18,7 @@ from headrace.observe.run_record import Evaluation
 from headrace.observe.tally import Tally
 from headrace.observe.totals import add, since
 from headrace.observe.waits import WaitMeter
-from headrace.roles.actor import TrainedStep
+from headrace.roles.actors.actor import TrainedStep
 from headrace.runtime.protocol import Clock
 from headrace.store import MetricRow, RunStore
 from headrace.training.gap import Gap

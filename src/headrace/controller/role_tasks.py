@@ -4,26 +4,61 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from headrace.controller.building.wiring import Parts
 from headrace.controller.going_back import GoingBack, is_of_trainer
 from headrace.controller.supervise import end, see_through, unless
-from headrace.controller.wiring import Parts
+from headrace.roles.columns.functions import FunctionsLost
 from headrace.roles.engine_watch import EnginesLost
-from headrace.roles.functions import FunctionsLost
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.workers import WorkerLost
+
+
+class Role(Protocol):
+    async def run(self) -> Any:
+        """Until the run is finished, or it is cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The roles of a run, in the order in which a group, and the weights that it makes, meet them."""
+
+    rollout: Role
+    columns: Sequence[tuple[str, Role]]
+    """With their names."""
+    critic: Role | None
+    actor: Role
+    followers: Sequence[Role]
+    evaluator: Role | None
+    gap: Role | None
+    watch: Role | None
+    """Over engines that died."""
+    functions: Role
+    """Brings the functions worker back."""
 
 
 class RoleTasks:
     """Those that lease rows begin again when the run goes back to a commit: actor, critic, and all that fill columns
     for them. The others go on: rollouts, evaluation, the gap sample."""
 
-    def __init__(self, parts: Parts, runtime: Runtime, back: GoingBack) -> None:
+    def __init__(self, loop: Loop, parts: Parts, runtime: Runtime, back: GoingBack) -> None:
+        self._loop = loop
         self._parts = parts
         self._runtime = runtime
         self._back = back
         self._going_on: dict[str, asyncio.Task[Any]] = {}
+
+    def keepers(self) -> dict[str, asyncio.Task[Any]]:
+        """Those that keep engines and functions at work, by name, begun: from before the first evaluation to behind
+        the last."""
+        loop = self._loop
+        roles = {f"weight follower {index}": follower for index, follower in enumerate(loop.followers)}
+        if loop.watch is not None:
+            roles["engine watch"] = loop.watch
+        roles["functions worker"] = loop.functions
+        return {name: self._runtime.spawn(role.run(), name) for name, role in roles.items()}
 
     async def run(
         self, stopping: asyncio.Task[Any], keepers: Sequence[asyncio.Task[Any]]
@@ -60,25 +95,19 @@ class RoleTasks:
 
     def _begin(self) -> tuple[asyncio.Task[Any], list[asyncio.Task[Any]]]:
         """The actor, and the others that lease rows."""
-        parts, spawn = self._parts, self._runtime.spawn
-        actor = spawn(parts.actor.run(), "actor")
-        self._go_on("rollout", parts.rollout)
-        columns = [
-            spawn(parts.filter.run(), "filter"),
-            *(spawn(stage.run(), "stage") for stage in parts.stages),
-            *(spawn(scorer.run(), "scorer") for scorer in parts.scorers),
-        ]
-        if parts.advantages is not None:
-            columns.append(spawn(parts.advantages.run(), "advantages"))
-        if parts.critic is not None:
-            columns.append(spawn(parts.critic.run(), "critic"))
-        if parts.evaluator is not None:
-            self._go_on("evaluator", parts.evaluator)
-        if parts.gap is not None:
-            self._go_on("gap sample", parts.gap)
+        loop, spawn = self._loop, self._runtime.spawn
+        actor = spawn(loop.actor.run(), "actor")
+        self._go_on("rollout", loop.rollout)
+        columns = [spawn(role.run(), name) for name, role in loop.columns]
+        if loop.critic is not None:
+            columns.append(spawn(loop.critic.run(), "critic"))
+        if loop.evaluator is not None:
+            self._go_on("evaluator", loop.evaluator)
+        if loop.gap is not None:
+            self._go_on("gap sample", loop.gap)
         return actor, columns
 
-    def _go_on(self, name: str, role: Any) -> None:
+    def _go_on(self, name: str, role: Role) -> None:
         """Begun, unless it is at work, or has failed."""
         task = self._going_on.get(name)
         if task is None or (task.done() and not task.cancelled() and task.exception() is None):

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from headrace.controller.groundwork import Groundwork, filter_role, lay_groundwork, rollout_role
-from headrace.controller.judge_engines import asker, load_judges, serving, stop_engine
-from headrace.controller.models import load_engines
+from headrace.controller.building.engine_workers import load_engines, load_judges
+from headrace.controller.building.groundwork import Groundwork, filter_role, lay_groundwork, rollout_role
+from headrace.controller.building.judge_engines import asker, serving, stop_engine
+from headrace.controller.building.reward_model import load_model_reward
+from headrace.controller.building.rollout_workers import end_rollout_workers, start_rollout_workers
 from headrace.controller.planning.plan import Plan
-from headrace.controller.reward_model import load_model_reward
-from headrace.controller.rollout_workers import end_rollout_workers, start_rollout_workers
 from headrace.controller.stopping import StopRequest
 from headrace.controller.supervise import end, rewards, see_through, tell_of_damage, watching
 from headrace.engines.pool import EnginePool
@@ -23,11 +23,12 @@ from headrace.engines.protocol import SwapMode
 from headrace.experience.loader import StreamingLoader
 from headrace.models.loading import resolve_device
 from headrace.observe.listeners import Listeners
-from headrace.rewards.model import ModelReward
-from headrace.roles.actor import TrainedStep
+from headrace.rewards.model_reward import ModelReward
+from headrace.roles.actors.actor import TrainedStep
+from headrace.roles.columns.filling import ColumnRole
+from headrace.roles.columns.reward import RewardColumns
 from headrace.roles.engine_watch import EngineWatchRole
 from headrace.roles.recording import NAME, RecordingRole
-from headrace.roles.reward import RewardRole
 from headrace.roles.rollout import RolloutRole
 from headrace.roles.weight_follower import WeightFollowerRole
 from headrace.runtime.collection import rare_collections
@@ -54,7 +55,7 @@ async def record_rollouts(
     engines, judges = await load_engines(plan, runtime, plane=plane), await load_judges(plan, runtime)
     scores = await load_model_reward(plan, runtime)
     lineage = Lineage(begun.branch, store.checkpoints.lineage())
-    async with rewards(plan, folder, runtime, asker(plan, engines, judges, runtime.clock)) as pool:
+    async with rewards(plan, folder, runtime, asker(plan, engines, judges, runtime)) as pool:
         await engines.start(lineage, plane.receiver())
         hands = None
         try:
@@ -144,7 +145,11 @@ async def _run_roles(
     others += [runtime.spawn(keeper.run(), "engines") for keeper in keepers]
     if scores is not None:
         by_group = plan.config.async_.in_order
-        others.append(runtime.spawn(RewardRole(base.context, scores, by_group=by_group).run(), "reward model"))
+        others.append(
+            runtime.spawn(
+                ColumnRole(base.context, RewardColumns(base.context, scores, by_group=by_group)).run(), "reward model"
+            )
+        )
     try:
         with rare_collections():
             await see_through(recorded, others, stopping, recording.stop)

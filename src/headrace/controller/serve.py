@@ -6,22 +6,18 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from headrace.config.model import EngineConfig
 from headrace.config.template import TemplateConfig
+from headrace.controller.building.engine_workers import load_engine
+from headrace.controller.building.threads import inline_runtime
 from headrace.controller.planning.memory_estimate import plan_kv_cache
 from headrace.controller.planning.prompt_notes import unread_notes
 from headrace.controller.stopping import StopRequest
-from headrace.controller.threads import inline_runtime
-from headrace.engines.embedded.engine import EmbeddedEngine
-from headrace.engines.pool import EnginePool
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.gateway.app import build_app
 from headrace.gateway.server import check_host, serve
 from headrace.models.loading import (
     check_model,
-    load_causal_lm,
     load_tokenizer,
     read_generation_stops,
     read_model_config,
@@ -30,8 +26,6 @@ from headrace.models.loading import (
 from headrace.runtime.collection import rare_collections
 
 logger = logging.getLogger(__name__)
-
-_LOADING_LANE = "weights"
 
 
 async def serve_model(
@@ -64,10 +58,7 @@ async def serve_model(
     max_context = plan_kv_cache(model_config, config, dtype, device).max_context
     runtime = inline_runtime(None, device=device)
     try:
-        model = await runtime.compute(
-            _LOADING_LANE, lambda: load_causal_lm(path, dtype=getattr(torch, dtype), device=device)
-        )
-        engines = EnginePool([EmbeddedEngine(model, config=config, runtime=runtime)], runtime.clock)
+        engines = await load_engine(path, config, dtype, runtime)
         app = build_app(
             engines,
             tokenizer,

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from headrace.controller.building.reward_pools import RewardPools, reward_pools
 from headrace.controller.planning.plan import Plan
 from headrace.controller.recorder import Recorder
-from headrace.controller.reward_pools import RewardPools, reward_pools
 from headrace.experience.sample import GroupKey
 from headrace.observe.run_record import RunWatcher
 from headrace.rewards.judge import Ask
-from headrace.rewards.pool import RewardPool
+from headrace.rewards.reward_pool import RewardPool
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunReader, RunStore
 from headrace.viewer.terminal.latest import LatestRollouts

@@ -6,7 +6,7 @@ from headrace.engines.pool import EnginePool
 from headrace.experience.flow import Flow
 from headrace.observe import spent
 from headrace.observe.spent import Activity, Spent
-from headrace.roles.actor import TRAINER_LANE
+from headrace.roles.actors.actor import TRAINER_LANE
 from headrace.runtime.protocol import Clock
 
 _KEYS = {"staleness": "max_staleness", "ahead": "ahead", "bytes": "table_gib"}

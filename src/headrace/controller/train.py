@@ -1,49 +1,52 @@
-"""A training run from its folder to its summary: begin or restore, supervise, checkpoint, leave cleanly."""
+"""A training run: its loop, and all around it from the folder to the summary."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, closing, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
-from headrace.config import ConfigError, config_sha256, dump_config
-from headrace.config.paths import path_of
 from headrace.controller.begin import Begin
+from headrace.controller.building.judge_engines import LateAsk, asker, serving, stop_engine
+from headrace.controller.building.models import Models
+from headrace.controller.building.reward_pools import RewardPools
+from headrace.controller.building.rollout_workers import end_rollout_workers, start_rollout_workers
+from headrace.controller.building.wiring import Parts, connect
 from headrace.controller.going_back import GoingBack
-from headrace.controller.judge_engines import LateAsk, asker, serving, stop_engine
-from headrace.controller.models import Models
 from headrace.controller.outside import Outside, ThisMachine
 from headrace.controller.planning.origin import begin_from
 from headrace.controller.planning.out_of_memory import told
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.replay import note_replay
 from headrace.controller.planning.resumed import resumed_plan
-from headrace.controller.reward_pools import RewardPools
-from headrace.controller.role_tasks import RoleTasks
-from headrace.controller.rollout_workers import end_rollout_workers, start_rollout_workers
+from headrace.controller.role_tasks import Loop, RoleTasks
 from headrace.controller.rollouts_only import record_rollouts
+from headrace.controller.run_folder import (
+    Ended,
+    Status,
+    ended_before,
+    note_failure,
+    note_once,
+    open_store,
+    refuse_to_erase,
+    summarise,
+    with_own_origin,
+)
 from headrace.controller.stopping import StopRequest
 from headrace.controller.supervise import end, tell_of_damage, unless, watching
-from headrace.controller.wiring import Parts, connect
 from headrace.models.loading import resolve_device
-from headrace.observe.failure import FAILED, words_of
 from headrace.observe.listeners import NOBODY, Listeners
-from headrace.observe.run_record import RunRecord, RunWatcher
-from headrace.observe.summary import build_summary, write_summary
 from headrace.observe.trace import write_trace
 from headrace.roles.workers.functions import FunctionsWorker
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.together import together
 from headrace.runtime.workers import Workers
-from headrace.store import Restored, RunReader, RunStore, StoreError
-from headrace.store.files import LOCAL, Files
-from headrace.store.origin import take_origin, taken_origin
+from headrace.store import Restored, RunStore, StoreError
 from headrace.store.run_store import DATABASE_NAME
 from headrace.viewer.terminal.showing import Noticed, View
 from headrace.weights.version import INITIAL, Lineage, Version
@@ -54,60 +57,31 @@ _MOST_SPANS = 200_000
 STOPPING = "the batch at hand is given up; a second signal ends all at once"
 """What is said of a signal to stop."""
 
-Status = Literal["finished", "stopped", "failed"]
 
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a run ended."""
-
-    status: Status
-    record: RunRecord
-
-
-def open_store(
-    plan: Plan,
-    folder: Path,
-    begin: Begin,
-    now: float,
-    tell: Callable[[str], None] = lambda line: None,
-    files: Files = LOCAL,
-) -> tuple[RunStore, Restored | None]:
-    """The run's record, held by this process. `tell` is given each key of the config that a resumed run changes. Raises
-    StoreErrors that name the folder and the mend."""
-    digest, text = config_sha256(plan.config), dump_config(plan.config)
-    keep, keep_journal = plan.config.checkpoint.keep, plan.config.keeps_journal
-    if begin == "resume":
-        store = RunStore.open(
-            folder,
-            config_sha256=digest,
-            config_yaml=text,
-            keep_checkpoints=keep,
-            keep_journal=keep_journal,
-            files=files,
-        )
-        try:
-            store.claim_data(plan.prompts.contents())
-            for change in store.changed:
-                tell(str(change))
-            store.take_config(text, digest, now)
-            return store, store.checkpoints.restore()
-        except BaseException:
-            store.close()
-            raise
-    if begin == "fresh" and RunStore.exists(folder, files):
-        RunStore.erase(folder, files)
-    created = RunStore.create(
-        folder,
-        config_yaml=text,
-        config_sha256=digest,
-        now=now,
-        keep_checkpoints=keep,
-        keep_journal=keep_journal,
-        files=files,
+def loop_of(parts: Parts) -> Loop:
+    """The way of a group. Each role runs by itself, as fast as it can: they meet in the experience table, which has a
+    row when its columns are there, and in the weight plane, which has a version when it is whole."""
+    return Loop(
+        # Admit, generate, score: a group goes through the gate onto an engine; it is played, scored and journaled.
+        rollout=parts.rollout,
+        # Fill: it is kept or dropped; then each column is computed as soon as what it is computed from is there.
+        columns=[
+            ("filter", parts.filter),
+            *(("stage", stage) for stage in parts.stages),
+            *(("scorer", scorer) for scorer in parts.scorers),
+            *([("advantages", parts.advantages)] if parts.advantages else []),
+        ],
+        # Train, publish: micro-batches as their rows come, a step of both, and the version that follows is offered.
+        critic=parts.critic,
+        actor=parts.actor,
+        # Swap: each engine takes it by itself.
+        followers=parts.followers,
+        # Beside it.
+        evaluator=parts.evaluator,
+        gap=parts.gap,
+        watch=parts.watch,
+        functions=parts.functions,
     )
-    created.claim_data(plan.prompts.contents())
-    return created, None
 
 
 async def train(
@@ -132,8 +106,8 @@ async def train(
     outside = outside or ThisMachine()
     files = outside.files
     if begin == "fresh":
-        _refuse_to_erase(plan, folder)
-    if begin == "resume" and (ended := _ended(plan, folder, files)) is not None:
+        refuse_to_erase(plan, folder)
+    if begin == "resume" and (ended := ended_before(plan, folder, files)) is not None:
         return ended
     if begin == "resume" and RunStore.exists(folder, files):
         plan = resumed_plan(plan, folder, files)
@@ -144,14 +118,12 @@ async def train(
         plan, folder, begin, runtime.clock.wall(), lambda line: tell(f"--resume: {line}"), files
     )
     try:
-        plan = _with_own_origin(plan, store, runtime.clock.wall())
+        plan = with_own_origin(plan, store, runtime.clock.wall())
         if plan.replay is not None:
             tell(f"data.rollouts: {plan.config.data.rollouts} holds {plan.replay.describe()}")
-            _note_once(
-                store, runtime.clock.wall(), "replays", note_replay(plan.replay, plan.config.data.rollouts or "")
-            )
+            note_once(store, runtime.clock.wall(), "replays", note_replay(plan.replay, plan.config.data.rollouts or ""))
     except BaseException as error:
-        _note_failure(store, runtime.clock.wall(), error)
+        note_failure(store, runtime.clock.wall(), error)
         store.set_status("failed")
         store.close()
         raise
@@ -173,7 +145,7 @@ async def train(
                             go = record_rollouts if plan.config.rollouts_only else partial(_train, outside)
                             status = await go(plan, folder, store, restored, runtime, told_to_stop, noticed, listeners)
                 except BaseException as error:
-                    _note_failure(store, runtime.clock.wall(), error)
+                    note_failure(store, runtime.clock.wall(), error)
                     raise
                 finally:
                     await runtime.close()
@@ -182,59 +154,9 @@ async def train(
                     store.set_status(status)
     except BaseException:
         with suppress(StoreError, OSError):  # what went wrong first is what the user must hear of
-            _summarise(folder, files)
+            summarise(folder, files)
         raise
-    return Ended(status, _summarise(folder, files))
-
-
-def _with_own_origin(plan: Plan, store: RunStore, now: float) -> Plan:
-    """The plan of a run that holds what it begins from, whatever becomes of the source. Blocking."""
-    if plan.origin is None:
-        return plan
-    own = taken_origin(store.path, plan.origin.name) or take_origin(plan.origin, store.path)
-    data = {"run": own.name, "optimizer": plan.config.from_.optimizer, "critic": own.critic is not None}
-    _note_once(store, now, "began_from", data)
-    return replace(plan, origin=own)
-
-
-def _refuse_to_erase(plan: Plan, folder: Path) -> None:
-    """Raises ConfigError where the run would erase what it is to begin from."""
-    sources = {
-        "--from": None if plan.origin is None else plan.origin.path,
-        "data.rollouts": None if plan.replay is None else path_of(plan.config.data.rollouts or ""),
-    }
-    for key, path in sources.items():
-        if path is not None and path.resolve().is_relative_to(folder.resolve()):
-            raise ConfigError(f"{key} is {path}, in {folder}, which --fresh would erase; give another --dir")
-
-
-def _note_failure(store: RunStore, now: float, error: BaseException) -> None:
-    """Why the run fails, for who comes later."""
-    with suppress(StoreError, OSError):  # it may be the record that failed
-        store.events.write(now, FAILED, {"message": words_of(error)})
-
-
-def _note_once(store: RunStore, now: float, kind: str, data: dict[str, Any]) -> None:
-    """An event of how the run began, which a kill may have come before."""
-    if all(event.kind != kind for event in store.events.read()):
-        store.events.write(now, kind, data)
-
-
-def _ended(plan: Plan, folder: Path, files: Files) -> Ended | None:
-    """The run in `folder`, if it is finished and of this config."""
-    if not RunStore.exists(folder, files):
-        return None
-    with RunReader(folder, files) as reader:
-        if reader.status().name != "finished" or reader.config_sha256 != config_sha256(plan.config):
-            return None
-        return Ended("finished", RunWatcher(reader).read())
-
-
-def _summarise(folder: Path, files: Files) -> RunRecord:
-    with RunReader(folder, files) as reader:
-        record = RunWatcher(reader).read()
-    write_summary(folder / "summary.json", build_summary(record), files)
-    return record
+    return Ended(status, summarise(folder, files))
 
 
 async def _train(
@@ -270,7 +192,7 @@ async def _train(
                 listeners,
                 outside.crew,
                 hands,
-                functions,
+                functions=functions,
             )
             started = {
                 "version": str(begun),
@@ -292,7 +214,7 @@ async def _train(
                     load = partial(_load_models, plan, models)
                     back = GoingBack(plan, parts, store, runtime, load, hands)
                     with outside.at_work():
-                        status = await _supervise(parts, RoleTasks(parts, runtime, back), runtime, stop)
+                        status = await _supervise(parts, RoleTasks(loop_of(parts), parts, runtime, back), runtime, stop)
                     store.set_status(status)
                     return status
             finally:
@@ -305,17 +227,19 @@ async def _train(
 
 async def _loaded(
     outside: Outside, plan: Plan, folder: Path, restored: Restored | None, runtime: Runtime, stack: AsyncExitStack
-) -> tuple[Models, Version, RewardPools, Workers[FunctionsWorker] | None]:
+) -> tuple[Models, Version, RewardPools, Workers[FunctionsWorker]]:
     """Models with what the run begins from, and its version; what scores, until `stack` is closed; and who computes the
-    user's functions. These have processes of their own, which load beside the models."""
+    user's functions. Those that have processes of their own load beside the models."""
     models: list[tuple[Models, Version]] = []
     pools: list[RewardPools] = []
-    functions: list[Workers[FunctionsWorker] | None] = []
+    functions: list[Workers[FunctionsWorker]] = []
     ask = LateAsk()
 
     async def load() -> None:
         made = await outside.models(plan, runtime, folder)
         models.append((made, await _restore_models(plan, made, restored, runtime)))
+        if not plan.config.functions_process:
+            await compute()  # nothing of the user's is imported in this process while a model is built
 
     async def score() -> None:
         pools.append(await stack.enter_async_context(outside.rewards(plan, folder, runtime, ask)))
@@ -323,10 +247,12 @@ async def _loaded(
     async def compute() -> None:
         functions.append(await outside.functions(plan, runtime))
 
-    await together([load(), score(), compute()], ["models", "rewards", "functions"])
+    await together(
+        [load(), score(), *([compute()] if plan.config.functions_process else [])], ["models", "rewards", "functions"]
+    )
     ((made, begun),) = models
     if plan.needs_engine and any(reward.judges for reward in plan.config.rewards):
-        ask.answers = asker(plan, made.engines, made.judges, runtime.clock)
+        ask.answers = asker(plan, made.engines, made.judges, runtime)
     return made, begun, pools[0], functions[0]
 
 
@@ -352,15 +278,14 @@ async def _load_models(plan: Plan, models: Models, path: Path | None) -> None:
 async def _supervise(parts: Parts, roles: RoleTasks, runtime: Runtime, stop: StopRequest) -> Status:
     """Evaluate, run the roles until the actor is done, evaluate again, checkpoint."""
     stopping = runtime.spawn(stop.wait(), "stop request")
-    followers = [runtime.spawn(follower.run(), "weight follower") for follower in parts.followers]
-    watch = None if parts.watch is None else runtime.spawn(parts.watch.run(), "engine watch")
-    functions = [] if parts.functions is None else [runtime.spawn(parts.functions.run(), "functions worker")]
+    keepers = roles.keepers()
+    watch = keepers.get("engine watch")
     try:
         if parts.evaluator is not None:
             await unless(stopping, runtime.spawn(parts.evaluator.before(), "evaluation before"), watch)
         lost = None
         if not stopping.done():
-            lost = await roles.run(stopping, [*followers, *functions, *([watch] if watch else [])])
+            lost = await roles.run(stopping, [*keepers.values()])
         version = Version(parts.branch, parts.flow.batch)
         await parts.checkpointer.commit(version)
         if lost is not None:
@@ -373,7 +298,7 @@ async def _supervise(parts: Parts, roles: RoleTasks, runtime: Runtime, stop: Sto
         parts.recorder.event("finished", {"version": str(version)})
         return "finished"
     finally:
-        await end([stopping, *followers, *functions, *([watch] if watch else [])])
+        await end([stopping, *keepers.values()])
 
 
 async def _evaluate_last(parts: Parts) -> None:

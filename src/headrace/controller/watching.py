@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from headrace.config.named import is_own
+from headrace.config.values.name_or_function import is_own
 from headrace.controller.planning.given_inputs import texts_of
 from headrace.controller.planning.plan import Plan
 from headrace.plugins.named import file_of
-from headrace.runtime.watchdog import LoopWatchdog
+from headrace.runtime.watchdogs.watchdog import LoopWatchdog
 
 
 def watchdog(plan: Plan, owners: Mapping[str, str] = MappingProxyType({}), record: Path | None = None) -> LoopWatchdog:

@@ -11,12 +11,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.algorithms.kept_sets import KeptSets, joined
+from headrace.algorithms.kept_sets import KeptSets
+from headrace.algorithms.kept_sets import joined as joined_sets
 from headrace.engines.member import Member
 from headrace.engines.pool import EnginePool, Place
+from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import EngineError, FinishReason, GenerateRequest, SamplingParams, TokenChunk
+from headrace.runtime.off_loop import off_loop
 from headrace.runtime.patience import StandStill
-from headrace.runtime.protocol import WaitTimeout
+from headrace.runtime.protocol import Services, WaitTimeout
 from headrace.weights.version import Version
 
 _MOST_FAILURES = 3
@@ -105,9 +108,8 @@ async def stream(pool: EnginePool, asked: Asked) -> AsyncGenerator[TokenChunk, N
                 async for chunk in chunks:
                     state.take(chunk)
                     if chunk.finish_reason is FinishReason.ABORT and pool.is_lost(member, engine):
-                        chunk = replace(
-                            chunk, finish_reason=FinishReason.INTERRUPTED
-                        )  # it was taken out, not the request
+                        # The engine was taken out, not the request.
+                        chunk = replace(chunk, finish_reason=FinishReason.INTERRUPTED)
                     if chunk.finish_reason not in (None, FinishReason.INTERRUPTED):
                         yield chunk
                         return
@@ -136,20 +138,27 @@ async def stream(pool: EnginePool, asked: Asked) -> AsyncGenerator[TokenChunk, N
     yield TokenChunk(none, np.empty(0, np.float32), none, none, state.ended_by())
 
 
-async def complete(pool: EnginePool, asked: Asked, stops: Stops | None = None) -> Completion:
-    """The completion, whole; `stops` may end it early. Raises as `stream`, and GenerationAborted."""
+async def complete(
+    pool: EnginePool, asked: Asked, stops: Stops | None = None, services: Services | None = None
+) -> Completion:
+    """The completion, whole; `stops` may end it early. `services`: for what is off the event loop. Raises as `stream`,
+    and GenerationAborted."""
     parts: list[TokenChunk] = []
+
+    async def joined(finish: FinishReason) -> Completion:
+        return await off_loop(services, sum(len(part.tokens) for part in parts), joined_parts, parts, finish)
+
     async with aclosing(stream(pool, asked)) as chunks:
         async for chunk in chunks:
             parts.append(chunk)
             stopped = None if stops is None else stops.push(chunk.tokens)
             if stopped is not None:
-                return joined_parts(parts, FinishReason.STOP).first(stopped)
+                return (await joined(FinishReason.STOP)).first(stopped)
             if chunk.finish_reason is FinishReason.ABORT:
                 raise GenerationAborted(f"request {asked.name} was aborted")
             if chunk.finish_reason is not None:
-                return joined_parts(parts, chunk.finish_reason)
-    return joined_parts(parts, FinishReason.LENGTH)
+                return await joined(chunk.finish_reason)
+    return await joined(FinishReason.LENGTH)
 
 
 def joined_parts(chunks: Sequence[TokenChunk], finish: FinishReason) -> Completion:
@@ -162,7 +171,7 @@ def joined_parts(chunks: Sequence[TokenChunk], finish: FinishReason) -> Completi
         versions=np.concatenate([np.empty(0, np.int32), *(chunk.versions for chunk in chunks)], dtype=np.int32),
         branches=np.concatenate([np.empty(0, np.int32), *(chunk.branches for chunk in chunks)], dtype=np.int32),
         finish_reason=finish,
-        kept=joined([chunk.kept for chunk in chunks], [len(chunk.tokens) for chunk in chunks]),
+        kept=joined_sets([chunk.kept for chunk in chunks], [len(chunk.tokens) for chunk in chunks]),
     )
 
 
@@ -231,7 +240,14 @@ async def _engine_for(pool: EnginePool, asked: Asked, failed: Sequence[int]) -> 
         f"{view.version or view.state}{' (failed)' if view.index in failed else ''}" for view in pool.views()
     )
     why = f"no engine is left for a request that needs {wanted}; engines have {have}"
-    if failed or pool.failure is not None:
+
+    def is_hopeless() -> bool:
+        """All that may come back have failed it."""
+        only = () if asked.place is None else asked.place.only
+        left = [view for view in pool.views() if view.index not in failed and (not only or view.index in only)]
+        return pool.failure is not None or all(view.state is EngineState.GONE for view in left)
+
+    if is_hopeless():
         raise EngineError(why)
     found: list[Member] = []
 
@@ -239,7 +255,7 @@ async def _engine_for(pool: EnginePool, asked: Asked, failed: Sequence[int]) -> 
         member = pool.route(_floor(pool, asked), asked.place, failed)
         if member is not None:
             found.append(member)
-        return member is not None or pool.failure is not None
+        return member is not None or is_hopeless()
 
     with ExitStack() as standing:
         for clock in (pool.outage, *asked.still):
@@ -248,6 +264,8 @@ async def _engine_for(pool: EnginePool, asked: Asked, failed: Sequence[int]) -> 
             try:
                 await pool.changed.wait_until(is_there, pool.clock, pool.return_deadline_s, lambda: "an engine")
             except WaitTimeout as late:
+                if failed:
+                    raise EngineError(why) from late  # an engine could serve it, and failed it: it is not made again
                 # Where none serves at all, it is for whoever watches over the engines to end the run.
                 if any(view.serves for view in pool.views()):
                     raise NotServed(f"{why}, and none came within {pool.return_deadline_s:g} s") from late

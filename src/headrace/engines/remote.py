@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, cast
 
 from headrace.config import ConfigError
 from headrace.engines.member import NO_STATS
 from headrace.engines.protocol import (
+    Engine,
     EngineError,
     EngineStats,
     GenerateRequest,
@@ -27,7 +28,9 @@ from headrace.weights.version import INITIAL, Version
 
 _SWAP_S = 7200.0
 """In which new weights have to be taken: the engine's own limits on pins and sequences in flight are shorter."""
-_START_S = 300.0
+_START_S = 1800.0
+"""A large model is moved, and its passes are tried or captured."""
+_FOR_EVER_S = 1e9
 _STOP_S = 90.0
 
 _ERRORS: dict[str, type[Exception]] = {error.__name__: error for error in (WeightError, ConfigError)}
@@ -50,13 +53,30 @@ class PeerOfRank:
         """See `Peer.stream`."""
         return self._workers.stream(method, *args, rank=self._rank, what=what, seconds=seconds)
 
+    @property
+    def here(self) -> object | None:
+        """See `Peer.here`."""
+        return self._workers.here(self._rank)
+
+
+class EngineHere(Protocol):
+    """The worker of an engine, for those who are in the same process."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+    def state(self) -> EngineStatus:
+        """Now."""
+
 
 class RemoteEngine:
-    """See `Engine`. Of all requests of one client, chunks come by one stream, those of a decode step in one message.
+    """See `Engine`. Of all requests of one client, chunks come by one stream, those of a decode step in one message;
+    of an engine in this process, whose requests would cost more than what they bring, each by a stream of its own.
 
     What it says of the engine (`version`, `stats`, `failure`) is what was heard last: a version that is older than the
-    engine's own, for as long as a message takes, and never one that is newer. The end of the worker is the death of
-    the engine; another `RemoteEngine` takes its place once the worker is made anew.
+    engine's own, for as long as a message takes, and never one that is newer. Version and stats of one in this process
+    are its own. The end of the worker is the death of the engine; another `RemoteEngine` takes its place once the
+    worker is made anew.
     """
 
     gives_kept_sets = True
@@ -90,7 +110,8 @@ class RemoteEngine:
 
     @property
     def version(self) -> Version:
-        return self._status.version
+        here = self._here()
+        return self._status.version if here is None else max(here.engine.version, self._status.version)
 
     @property
     def failure(self) -> Exception | None:
@@ -126,6 +147,7 @@ class RemoteEngine:
 
     async def detach(self) -> None:
         """Ask nothing more; the engine serves on for others."""
+        self._note_last()
         self._stopping = True
         self._end_requests("the client has left it")
         tasks, self._tasks = self._tasks, []
@@ -137,14 +159,19 @@ class RemoteEngine:
 
     async def stop(self) -> None:
         """See `Engine.stop`. Of one that is lost, nothing is asked."""
+        self._note_last()
         self._stopping = True
         if self._failure is None and self._tasks:
             with suppress(EngineError):
                 self._hear(await self._call("stop", what="the engine to stop", seconds=_STOP_S))
         await self.detach()
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         """See `Engine.generate`."""
+        here = cast(EngineHere | None, self._peer.here)
+        return self._asked(request) if here is None else self._asked_here(here, request)
+
+    async def _asked(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         self._serving()
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is in use; give each request its own")
@@ -158,6 +185,8 @@ class RemoteEngine:
                 chunk = await chunks.get()
                 finished = isinstance(chunk, RequestFailed) or chunk.finish_reason is not None
                 if isinstance(chunk, RequestFailed):
+                    if not chunk.is_refused:
+                        await self._look_after()
                     raise RequestError(chunk.text) if chunk.is_refused else EngineError(chunk.text)
                 yield chunk
         finally:
@@ -165,8 +194,28 @@ class RemoteEngine:
                 self.abort([request.request_id])
             self._requests.pop(request.request_id, None)
 
+    async def _look_after(self) -> None:
+        """A request failed: whoever asked looks whether the engine has died."""
+        if self._failure is None and not self._stopping:
+            with suppress(EngineError):
+                self._hear(await self._call("status", what="the engine's state"))
+
+    async def _asked_here(self, here: EngineHere, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+        self._serving()
+        try:
+            async with aclosing(here.engine.generate(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except EngineError:
+            self._hear(here.state())  # whoever asked looks whether it has died
+            raise
+
     def abort(self, request_ids: Iterable[str]) -> None:
         """See `Engine.abort`."""
+        here = cast(EngineHere | None, self._peer.here)
+        if here is not None:
+            here.engine.abort(request_ids)
+            return
         mine = [each for each in request_ids if each in self._requests]
         if mine and self._failure is None:
             self._to_abort += mine
@@ -199,8 +248,19 @@ class RemoteEngine:
         return RemotePin(self, self.version)
 
     def stats(self) -> EngineStats:
-        """As it was heard last."""
-        return self._status.stats
+        """As it was heard last; of an engine in this process, now: what its time goes to is told by the moment."""
+        here = self._here()
+        return self._status.stats if here is None else here.engine.stats()
+
+    def _here(self) -> EngineHere | None:
+        """While it serves."""
+        lives = self._failure is None and bool(self._tasks) and not self._stopping
+        return cast(EngineHere | None, self._peer.here) if lives else None
+
+    def _note_last(self) -> None:
+        """Before it serves no more."""
+        if (here := self._here()) is not None:
+            self._status = replace(self._status, stats=here.engine.stats(), version=self.version)
 
     def _serving(self) -> None:
         if self._failure is not None:
@@ -236,21 +296,30 @@ class RemoteEngine:
                     self._put(request.request_id, RequestFailed(str(error)))
 
     async def _read_outputs(self) -> None:
-        def take(outputs: list[Output]) -> None:
+        async def take(outputs: list[Output]) -> None:
             self._open.set()
             for request_id, chunk in outputs:
                 self._put(request_id, chunk)
+                if isinstance(chunk, RequestFailed) or chunk.finish_reason is not None:
+                    # Whoever waited for it goes on, and what it asks next is sent, before others compute that ended in
+                    # the same step: else the engine would rest until the last of them has.
+                    await asyncio.sleep(0)
 
         await self._read("outputs", (self._client,), take)
 
     async def _read_statuses(self) -> None:
-        await self._read("statuses", (), self._hear)
+        async def take(status: EngineStatus) -> None:
+            self._hear(status)
 
-    async def _read(self, method: str, args: tuple[Any, ...], take: Callable[[Any], None]) -> None:
+        await self._read("statuses", (), take)
+
+    async def _read(self, method: str, args: tuple[Any, ...], take: Callable[[Any], Awaitable[None]]) -> None:
+        # Silence in this process says that its event loop is blocked, and nothing of the engine.
+        silence_s = SILENCE_S if self._peer.here is None else _FOR_EVER_S
         try:
-            async with aclosing(self._peer.stream(method, *args, what=f"{method} of it", seconds=SILENCE_S)) as items:
+            async with aclosing(self._peer.stream(method, *args, what=f"{method} of it", seconds=silence_s)) as items:
                 async for item in items:
-                    take(item)
+                    await take(item)
             self._fail(EngineError(f"it ended its {method}"))
         except _LOST as error:
             self._fail(error)
@@ -277,6 +346,7 @@ class RemoteEngine:
     def _fail(self, error: Exception) -> None:
         """It is dead: nobody may wait for it. What came before is handed out."""
         if self._failure is None and not self._stopping:
+            self._note_last()
             self._failure = error
             self._open.set()
             self._end_requests(str(error))

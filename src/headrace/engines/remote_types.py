@@ -14,7 +14,7 @@ from headrace.engines.protocol import (
     SwapReport,
     TokenChunk,
 )
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.weights.offer_types import WEIGHT_TYPES
 from headrace.weights.version import Version
 

@@ -13,7 +13,7 @@ from headrace.algorithms.kept_sets import KeptSets
 from headrace.experience.header import GroupHeader, SampleHeader
 from headrace.experience.sample import Group, Sample
 from headrace.runtime.refs import Ref, Refs
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 
 COLUMN_TYPES = WireTypes({"kept_sets": KeptSets})
 """What columns consist of, beside arrays and JSON-like values."""

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headrace.errors import HeadraceError
-from headrace.experience.codec import CodecError, decode_group
 from headrace.experience.columns import SAMPLE_COLUMNS, FinishedGroup, put_samples, rewarded
-from headrace.experience.dataset import Prompt, PromptSource
 from headrace.experience.header import GroupHeader, SampleHeader, header_of
 from headrace.experience.index import NewRow
-from headrace.experience.pass_rates import PassRates
-from headrace.experience.recorded import RecordedSource
+from headrace.experience.prompts.dataset import Prompt, PromptSource
+from headrace.experience.prompts.pass_rates import PassRates
+from headrace.experience.records.codec import CodecError, decode_group
+from headrace.experience.records.recorded import RecordedSource
 from headrace.experience.sample import Group, GroupKey
 from headrace.experience.schedule import Bound, Placement, Schedule
 from headrace.experience.table import ExperienceTable

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.experience.recorded import RecordedRollouts
+from headrace.experience.records.recorded import RecordedRollouts
 from headrace.experience.sample import GroupKey
 from headrace.experience.schedule import Bound, Live, Schedule, ScheduleError
 

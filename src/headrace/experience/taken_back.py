@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from headrace.experience.codec import CodecError, decode_group
 from headrace.experience.columns import FinishedGroup, put_samples
 from headrace.experience.header import header_of
+from headrace.experience.records.codec import CodecError, decode_group
 from headrace.experience.sample import GroupKey
 from headrace.runtime.refs import Refs
 from headrace.store import AttemptRow, JournalOffset, StoreError

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.config.temperature import HIGHEST_TEMPERATURE, TEMPERATURES, is_temperature
 from headrace.config.template import check_variables
+from headrace.config.values.temperature import HIGHEST_TEMPERATURE, TEMPERATURES, is_temperature
 from headrace.engines.protocol import SamplingParams
 from headrace.experience.text.messages import Message, as_messages
 from headrace.experience.text.tokens import Content, TextCodec

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from headrace.gateway.text import TextDelta, TokenText
+from headrace.gateway.choice_text import TextDelta, TokenText
 
 
 class Shape(Protocol):

@@ -13,16 +13,16 @@ from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import EngineError
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.tokens import HFTokenizer, TextCodec
+from headrace.gateway.choice_text import TextDelta, TextStream
+from headrace.gateway.http_json import read_json, respond, stream_events
 from headrace.gateway.requests import Job, ModelLimits, parse_chat, parse_completion, parse_generate
 from headrace.gateway.responses import ChatShape, CompletionShape, Envelope, Shape, usage
 from headrace.gateway.sampling import Deadline, merged, noise_key, sample
-from headrace.gateway.text import TextDelta, TextStream
 from headrace.gateway.token_events import token_event, token_events
-from headrace.gateway.wire import read_json, respond, stream_events
 from headrace.runtime.event_loop import on_own_thread
 from headrace.runtime.protocol import Clock
 
-_MUCH_TEXT = 2**16
+_MUCH_TEXT = 2**13
 """Bytes of a request."""
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headrace.models.segments import SegmentPlan
+from headrace.models.length_batches import SegmentPlan
 
 PACKED_ATTENTION = "headrace_packed"
 _UNSUPPORTED = ("s_aux", "position_bias", "head_mask", "cache")

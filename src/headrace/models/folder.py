@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 
 from headrace.config import ConfigError
-from headrace.config.paths import path_of
+from headrace.config.values.paths import path_of
 from headrace.models.hub import offline_snapshot
 from headrace.models.weight_files import read_headers
 

@@ -235,7 +235,7 @@ def _load(
             **options,
         )
 
-    from headrace.models.finite import check_finite
+    from headrace.models.finite_weights import check_finite
 
     model, report = _read(path, what, load)
     check_report(str(path), model, report, head=head)

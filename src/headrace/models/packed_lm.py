@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from headrace.models.attention import PACKED_ATTENTION, UnsupportedAttention, register_packed_attention
+from headrace.models.length_batches import SegmentPlan
 from headrace.models.prefixes import SharedPrefixes
-from headrace.models.segments import SegmentPlan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -20,7 +20,7 @@ from headrace.observe.durations import quantile
 from headrace.observe.metrics import ringing
 from headrace.observe.record import BatchRecord
 from headrace.observe.run_record import Evaluation, RunRecord
-from headrace.store.files import LOCAL, Files, write_whole
+from headrace.store.media.files import LOCAL, Files, write_whole
 
 
 def build_summary(run: RunRecord) -> dict[str, Any]:

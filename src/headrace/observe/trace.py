@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from headrace.store.files import LOCAL, Files, write_whole
+from headrace.store.media.files import LOCAL, Files, write_whole
 
 
 class Spanned(Protocol):

@@ -9,7 +9,7 @@ import numpy as np
 from headrace.config import ConfigError
 from headrace.config.data import SourceConfig
 from headrace.config.sft import SFTDataConfig
-from headrace.experience.dataset import open_prompts
+from headrace.experience.prompts.dataset import open_prompts
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.loss_spans import LossTurns, Part, conversation_parts
 from headrace.models.packing import PackRow

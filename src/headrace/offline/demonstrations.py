@@ -13,7 +13,7 @@ from headrace.config import ConfigError
 from headrace.config.data import SourceConfig, named_all
 from headrace.config.pairs import PairDataConfig
 from headrace.config.sft import SFTDataConfig
-from headrace.experience.dataset import Prompt, open_prompts
+from headrace.experience.prompts.dataset import Prompt, open_prompts
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.tokens import TextCodec
 from headrace.models.packing import PackRow

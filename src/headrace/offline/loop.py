@@ -14,15 +14,15 @@ from typing import Any, Literal
 import torch
 
 from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, config_sha256, dump_config
-from headrace.config.paths import path_of
 from headrace.config.track import sections
+from headrace.config.values.paths import path_of
 from headrace.controller.begin import Begin
+from headrace.controller.building.threads import available_threads, check_threads
 from headrace.controller.planning.given_inputs import check_inputs
 from headrace.controller.planning.out_of_memory import told
 from headrace.controller.planning.prompt_notes import unread_notes
 from headrace.controller.stopping import StopFlag
-from headrace.controller.threads import available_threads, check_threads
-from headrace.experience.dataset import PromptOrder
+from headrace.experience.prompts.dataset import PromptOrder
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.models.loading import (
     check_model,

@@ -11,8 +11,8 @@ from headrace.config import ConfigError
 from headrace.controller.begin import Begin
 from headrace.offline.replaced_folder import ReplacedFolder
 from headrace.store import RunExists, RunMissing, RunStore
-from headrace.store.files import write_whole
-from headrace.store.lock import RunLock
+from headrace.store.media.files import write_whole
+from headrace.store.media.lock import RunLock
 from headrace.store.offline import refuse_run
 
 

@@ -17,7 +17,7 @@ from headrace.algorithms.losses.pairs import Preference
 from headrace.algorithms.pieces import not_a_pair_loss
 from headrace.config import DPOConfig, RMConfig
 from headrace.config.data import SourceConfig
-from headrace.config.named import is_own
+from headrace.config.values.name_or_function import is_own
 from headrace.controller.begin import Begin
 from headrace.controller.stopping import StopFlag
 from headrace.models.loading import load_causal_lm, load_value_model, save_reward_model

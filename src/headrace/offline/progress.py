@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from headrace.config.changes import describe_changes
+from headrace.config.reading.changes import describe_changes
 from headrace.store import ConfigMismatch, RunDamaged
 from headrace.training.protocol import StepReport
 

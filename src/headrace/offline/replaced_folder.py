@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 
 from headrace.store import DiskFull
 from headrace.store.errors import write_failed
-from headrace.store.files import remove, sync_path
+from headrace.store.media.files import remove, sync_path
 
 
 class ReplacedFolder:

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.experience.failures import FailureKind, describe
 from headrace.observe.durations import Durations
 from headrace.rewards.outcome import Verdict
-from headrace.rewards.prepared import Scorer
+from headrace.rewards.processes.prepared import Scorer
 from headrace.runtime.lane_thread import LaneThread
 from headrace.runtime.protocol import Clock, WaitTimeout
 

@@ -12,7 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
+import numpy as np
 import regex
+from numpy.typing import NDArray
 
 from headrace.config.reward import PLACEHOLDER, JudgeConfig
 from headrace.engines.completions import Asked, GenerationAborted, complete
@@ -21,8 +23,9 @@ from headrace.engines.protocol import EngineError, RequestError, SamplingParams
 from headrace.experience.failures import FailureKind, describe
 from headrace.experience.text.tokens import Content, TextCodec
 from headrace.rewards.outcome import FailedReward, NotARewardError, Verdict, as_reward
+from headrace.runtime.off_loop import off_loop, tokens_in
 from headrace.runtime.patience import Patience, StandStill
-from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.runtime.protocol import Clock, Services, WaitTimeout
 
 _PATTERN_TIMEOUT_S = 0.5
 """A pattern can take exponential time, and it is looked for in the event loop."""
@@ -117,11 +120,12 @@ class JudgeModel:
         stop_token_ids: tuple[int, ...],
         max_context: int,
         seed: int,
-        clock: Clock,
+        services: Services | None = None,
         asker: str = "",
     ) -> None:
-        """`tokenizer`: a Hugging Face one; with a chat template, questions are asked as a user's message. `asker`: who
-        else asks these engines has another name."""
+        """`tokenizer`: a Hugging Face one; with a chat template, questions are asked as a user's message. `services`:
+        for long questions and answers; without, they are read in the event loop. `asker`: who else asks these engines
+        has another name."""
         self._engines = engines
         self._text = TextCodec(tokenizer)
         self._is_chat = bool(tokenizer.chat_template)
@@ -129,15 +133,14 @@ class JudgeModel:
         self._stops = stop_token_ids
         self._max_context = max_context
         self._seed = seed
-        self._clock = clock
+        self._services = services
         self._name = f"judge/{asker}/" if asker else "judge/"
         self._asked = count()
 
     async def answer(self, config: JudgeConfig, values: Mapping[str, str], still: StandStill) -> str:
         """See `Ask`. The same question gets the same noise, whenever it is asked."""
-        values = {name: defused(text, self._control_tokens) for name, text in values.items()}
-        question = fill(config.prompt or "", values)
-        tokens = self._text.encode([{"role": "user", "content": question}] if self._is_chat else question)
+        length = len(config.prompt or "") + sum(map(len, values.values()))
+        tokens = await off_loop(self._services, tokens_in(length), self._question, config, values)
         room = self._max_context - len(tokens)
         if room < 1:
             raise RequestError(
@@ -149,8 +152,15 @@ class JudgeModel:
         )
         name = f"{self._name}{next(self._asked)}"
         key_of = int.from_bytes(key, "little")
-        completion = await complete(self._engines, Asked(name, tokens, sampling, key_of, still=(still,)))
-        return self._text.decode(completion.tokens)
+        asked = Asked(name, tokens, sampling, key_of, still=(still,))
+        completion = await complete(self._engines, asked, services=self._services)
+        return await off_loop(self._services, len(completion.tokens), self._text.decode, completion.tokens)
+
+    def _question(self, config: JudgeConfig, values: Mapping[str, str]) -> NDArray[np.int32]:
+        question = fill(
+            config.prompt or "", {name: defused(text, self._control_tokens) for name, text in values.items()}
+        )
+        return self._text.encode([{"role": "user", "content": question}] if self._is_chat else question)
 
 
 def _control_tokens(tokenizer: Any) -> tuple[str, ...]:

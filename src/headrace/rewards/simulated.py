@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headrace.models.simulated import identities, stream_of, uniform
 from headrace.observe.durations import Durations
 from headrace.rewards.outcome import RewardOutcome
-from headrace.rewards.pool import Messages, PromptContent
+from headrace.rewards.reward_pool import Messages, PromptContent
 from headrace.runtime.protocol import Clock
 
 _VALUE, _TIME = 1, 2
@@ -28,7 +28,7 @@ class RewardCosts:
 
 
 class SimulatedRewards:
-    """Implements `headrace.rewards.pool.Rewards`, in any number at once."""
+    """Implements `headrace.rewards.reward_pool.Rewards`, in any number at once."""
 
     def __init__(self, clock: Clock, costs: RewardCosts = RewardCosts()) -> None:
         self._clock = clock

@@ -23,23 +23,23 @@ async def freed_if_left(context: RoleContext, asking: Coroutine[Any, Any, T], wh
 
         def free(done: asyncio.Task[T]) -> None:
             if not done.cancelled() and done.exception() is None:
-                for ref in _refs(done.result()):
+                for ref in refs_in(done.result()):
                     context.refs.free(ref)
 
         answer.add_done_callback(free)
         raise
 
 
-def _refs(value: Any) -> Iterator[Ref]:
+def refs_in(value: Any) -> Iterator[Ref]:
     """In plain data."""
     if isinstance(value, Ref):
         yield value
     elif isinstance(value, Mapping):
         for each in value.values():
-            yield from _refs(each)
+            yield from refs_in(each)
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from _refs(each)
+            yield from refs_in(each)
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            yield from _refs(getattr(value, field.name))
+            yield from refs_in(getattr(value, field.name))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from headrace.engines.completions import NotServed
 from headrace.engines.pool import EnginePool, PinnedEngines
 from headrace.roles.context import RoleContext
 from headrace.rollout.evaluation import Evaluation
@@ -130,7 +131,7 @@ class EvaluatorRole:
             if not running.done() or pinned.is_lost:
                 return False
             result = running.result()
-        except WaitTimeout as late:
+        except (WaitTimeout, NotServed) as late:
             self._give_up(each, version, str(late))
             return True
         finally:

@@ -48,6 +48,7 @@ class FilterRole:
         async for lease in self._context.leases(NAME, whole_groups, "finished groups"):
             finished = table.group(lease.rows[0].group)
             header, samples = _judged(finished.header, lease.rows), finished.refs
+            table.hold(lease)
             reason, faults = await self._reason(header, samples)
             if not lease.rows:  # it was handed back meanwhile
                 table.ack(lease)
@@ -65,8 +66,7 @@ class FilterRole:
     async def _reason(self, header: GroupHeader, samples: Sequence[Ref]) -> tuple[str | None, Sequence[str]]:
         batch = self._context.flow.batch
         if self._elsewhere is not None:
-            with self._context.table.keep_refs([header.key]):
-                return await self._elsewhere(header, samples, batch)
+            return await self._elsewhere(header, samples, batch)
         faults: list[str] = []
         return drop_reason(self._filters, header, self._loader(header, samples), batch, faults.append), faults
 

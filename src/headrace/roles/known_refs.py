@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from headrace.experience.restored_refs import RestoredRefs
+from headrace.experience.records.restored_refs import RestoredRefs
 from headrace.roles.context import RoleContext
 from headrace.runtime.refs import Ref, RefLost
-from headrace.training.rows import RowToTrain
+from headrace.training.rows.packed_rows import RowToTrain
 
 T = TypeVar("T")
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headrace.experience.flow import Admission
-from headrace.experience.group_journal import GroupJournal
 from headrace.experience.header import Span
-from headrace.experience.recorded import RecordedRollouts
-from headrace.roles.batch_stats import FreshRule
+from headrace.experience.records.group_journal import GroupJournal
+from headrace.experience.records.recorded import RecordedRollouts
+from headrace.roles.actors.batch_stats import FreshRule
 from headrace.roles.context import RoleContext
 from headrace.weights.version import Lineage
 

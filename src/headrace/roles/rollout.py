@@ -11,10 +11,10 @@ from headrace.engines.completions import NotServed
 from headrace.engines.pool import EnginePool, Place
 from headrace.engines.protocol import EngineError
 from headrace.experience.columns import FinishedGroup
-from headrace.experience.dataset import Prompt
 from headrace.experience.failures import FailureKind, describe
 from headrace.experience.flow import Admission, Flow
 from headrace.experience.header import GroupHeader
+from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey
 from headrace.observe.tally import Tally
 from headrace.roles.context import RoleContext

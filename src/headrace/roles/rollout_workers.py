@@ -10,19 +10,20 @@ from typing import Any, TypeVar
 from headrace.config.evaluation import HeldOut
 from headrace.engines.completions import NotServed
 from headrace.engines.pool import Place
-from headrace.experience.codec import CodecError, decode_group
 from headrace.experience.columns import FinishedGroup, put_samples
-from headrace.experience.dataset import Prompt
 from headrace.experience.failures import FailureKind, describe
 from headrace.experience.flow import NothingToTrain
 from headrace.experience.header import GroupHeader, header_of
-from headrace.experience.restored_refs import RestoredRefs
+from headrace.experience.prompts.dataset import Prompt
+from headrace.experience.records.codec import CodecError, decode_group
+from headrace.experience.records.restored_refs import RestoredRefs
 from headrace.experience.sample import Group, GroupKey, SampleStatus
 from headrace.observe.durations import Durations
-from headrace.roles.reissue import Blame, Losses
+from headrace.roles.reissue import Blame, Losses, LostTime
 from headrace.roles.workers.rollout import RolloutWorker
 from headrace.roles.workers.rollout_types import Assignment, Played
 from headrace.rollout.episodes import empty_sample
+from headrace.runtime import off_loop
 from headrace.runtime.protocol import Runtime, WaitTimeout
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.signal import Signal
@@ -58,6 +59,8 @@ class _Seat:
     alone: GroupKey | None = None
     """Nothing else comes aboard."""
     blame: Blame = field(default_factory=Blame)
+    since: float = 0.0
+    """When it began with what it is at, or was lost."""
 
 
 class RolloutWorkers:
@@ -90,6 +93,7 @@ class RolloutWorkers:
         self._next_writer = taken + 1 + count
         self._changed = Signal()
         self._given_up: Exception | None = None
+        self.lost_time = LostTime(runtime.clock.now)
         self._closing = False
         self._line: tuple[Version, Mapping[int, int]] | None = None
         """Where the run went on, if it went back since they were made."""
@@ -146,7 +150,7 @@ class RolloutWorkers:
                     raise
                 played = found
         assert isinstance(played, Played)
-        seat.blame.finished()
+        self._finished(seat)
         for seconds, count in played.reward_calls.items():
             self._times.counts[seconds] += count
         if played.receipt is not None:
@@ -154,12 +158,12 @@ class RolloutWorkers:
         self._written[key] = played
         return played.header
 
-    def failed_of(self, key: GroupKey) -> Group | None:
+    async def failed_of(self, key: GroupKey) -> Group | None:
         """Of a group that was just played, those samples that failed, if somebody keeps them."""
         failed = self._written[key].failed
         if self._written[key].receipt is None:
             del self._written[key]
-        return None if failed is None else decode_group(failed)
+        return None if failed is None else await self._runtime.compute(off_loop.LANE, decode_group, failed)
 
     async def write(self, header: GroupHeader) -> tuple[FinishedGroup, Receipt]:
         """What its worker has written of the group that was just played."""
@@ -204,9 +208,9 @@ class RolloutWorkers:
                     encoded = await self._last(
                         seat, "answer", given, held_out.name, what=f"{held_out.name} {given.key}"
                     )
-                seat.blame.finished()
+                self._finished(seat)
                 self._losses.ended(given.key)
-                return decode_group(bytes(encoded))
+                return await self._runtime.compute(off_loop.LANE, decode_group, bytes(encoded))
             except WorkerLost as error:
                 if seat is not None:
                     await self._gone(seat, life)
@@ -246,6 +250,8 @@ class RolloutWorkers:
         try:
             if alone:
                 await self._until(lambda: seat.is_up and not seat.aboard)
+            if not seat.aboard:
+                seat.since = self._runtime.clock.now()
             seat.aboard.append(key)
             try:
                 yield seat
@@ -277,6 +283,15 @@ class RolloutWorkers:
         if self._given_up is not None:
             raise self._given_up
 
+    def _finished(self, seat: _Seat) -> None:
+        seat.blame.finished()
+        seat.since = self._runtime.clock.now()
+
+    def _lost(self, seat: _Seat) -> None:
+        """What it was at is lost, or it is back."""
+        self.lost_time.lost(seat.since)
+        seat.since = self._runtime.clock.now()
+
     async def _gone(self, seat: _Seat, life: int) -> None:
         """Until nothing is left of the worker that had this life: it has come back, or is given up."""
         self._look()
@@ -287,6 +302,7 @@ class RolloutWorkers:
         for seat in self._seats:
             if seat.is_up and seat.rank in self._workers.lost and not self._closing:
                 seat.is_up = False
+                self._lost(seat)
                 reason = self._workers.lost[seat.rank]
                 self._runtime.spawn(self._bring_back(seat, reason, (*seat.aboard,)), f"return of rollout/{seat.rank}")
 
@@ -320,6 +336,8 @@ class RolloutWorkers:
     async def _begin(self, seat: _Seat) -> None:
         await self._workers.call("begin", seat.writer, rank=seat.rank, what="a rollout worker", seconds=_BEGIN_S)
         await self._tell_line(seat)
+        if seat.life:
+            self._lost(seat)
         seat.life += 1
         seat.is_up = True
         self._changed.notify()
@@ -381,7 +399,7 @@ def recording_failed(workers: RolloutWorkers, record: Record) -> Callable[[Group
     """Has `record` keep the samples that failed, which alone it looks at."""
 
     async def failed(header: GroupHeader) -> None:
-        group = workers.failed_of(header.key)
+        group = await workers.failed_of(header.key)
         if group is not None:
             await record(group)
 

@@ -10,11 +10,11 @@ from headrace.config.train import TrainConfig
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import SamplingParams
 from headrace.experience.text.tokens import TextCodec
-from headrace.rewards.pool import Rewards
+from headrace.rewards.reward_pool import Rewards
 from headrace.rollout.episodes import EpisodeRunner
 from headrace.rollout.policy import PolicySettings
 from headrace.rollout.workflow import Workflow
-from headrace.runtime.protocol import Clock
+from headrace.runtime.protocol import Services
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Reading:
 
 
 def policy_settings(
-    config: TrainConfig, reading: Reading, engines: EnginePool, clock: Clock, held_out: HeldOut | None = None
+    config: TrainConfig, reading: Reading, engines: EnginePool, services: Services, held_out: HeldOut | None = None
 ) -> PolicySettings:
     """Of the policy that is trained, or of the evaluation of a set. Raises ConfigError if the engine cannot give what
     training needs."""
@@ -61,7 +61,8 @@ def policy_settings(
         text=reading.text,
         sampling=params,
         seed=config.seed,
-        clock=clock,
+        clock=services.clock,
+        services=services,
         request_timeout_s=config.rollout.episode_timeout_s,
         max_context=reading.max_context,
         return_kept=held_out is None,

@@ -12,23 +12,25 @@ from numpy.typing import NDArray
 from headrace.engines.completions import GenerationAborted, NotServed
 from headrace.engines.pool import Place
 from headrace.engines.protocol import EngineError, RequestError
-from headrace.experience.codec import check_metadata
-from headrace.experience.dataset import Prompt
 from headrace.experience.failures import FailureKind, describe
+from headrace.experience.prompts.dataset import Prompt
+from headrace.experience.records.codec import check_metadata
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.experience.text.conversation import Messages, are_messages, opening
 from headrace.plugins.raised import describe_exception
 from headrace.rewards.outcome import NotARewardError, RewardOutcome, as_reward
-from headrace.rewards.pool import GroupScorer, Scorer
+from headrace.rewards.reward_pool import GroupScorer, Scorer
 from headrace.rollout.policy import Policy, PolicySettings
 from headrace.rollout.trajectory import Trajectory
 from headrace.rollout.workflow import Workflow
 from headrace.runtime.leaving import ended_or_left
+from headrace.runtime.off_loop import off_loop
 from headrace.runtime.patience import Patience
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.together import together
 from headrace.weights.version import Version
 
+_NONE = np.empty(0, np.int32)
 _GRACE_S = 5.0
 """In which an episode whose time is up ends."""
 
@@ -101,8 +103,9 @@ class EpisodeRunner:
         )
         if self._group_rewards is not None:
             played = await self._judge_together(played, prompt, self._group_rewards)
-        samples = [sample for episode, one in enumerate(played) for sample in _samples(key, episode, one, self._policy)]
-        return Group(key, prompt.prompt_id, start_version.number, deadline, tuple(samples), issue)
+        tokens = sum(trajectory.length for one in played if isinstance(one, _Played) for trajectory in one.trajectories)
+        samples = await off_loop(self._policy.services, tokens, _samples_of_all, key, played, self._policy)
+        return Group(key, prompt.prompt_id, start_version.number, deadline, samples, issue)
 
     async def _episode(
         self, key: GroupKey, episode: int, prompt: Prompt, min_version: Version, issue: int, place: Place | None
@@ -153,10 +156,10 @@ class EpisodeRunner:
         own = [_own_outcome(trajectory) for trajectory in trajectories]
         last = trajectories[-1]
         needs_text = own[-1] is None or self._group_rewards is not None
-        response, messages = (self._response(last), self._messages(last, prompt)) if needs_text else ("", None)
-        final = own[-1] or await self._rewards.score(
-            response, prompt.row, prompt.content, messages, _after_prompt(last)
-        )
+        response, messages, after = "", None, _NONE
+        if needs_text:
+            response, messages, after = await off_loop(self._policy.services, last.length, self._text_of, last, prompt)
+        final = own[-1] or await self._rewards.score(response, prompt.row, prompt.content, messages, after)
         shares = [outcome is None for outcome in own[:-1]] + [True]
         return _Played(trajectories, [outcome or final for outcome in own[:-1]] + [final], shares, response, messages)
 
@@ -179,6 +182,10 @@ class EpisodeRunner:
             _with_final(one, changed[i]) if isinstance(one, _Played) and i in changed else one
             for i, one in enumerate(played)
         ]
+
+    def _text_of(self, trajectory: Trajectory, prompt: Prompt) -> tuple[str, Messages | None, NDArray[np.int32]]:
+        """The response, the conversation, and the tokens behind the prompt."""
+        return self._response(trajectory), self._messages(trajectory, prompt), _after_prompt(trajectory)
 
     def _response(self, trajectory: Trajectory) -> str:
         if trajectory.response is not None:
@@ -206,6 +213,13 @@ def _with_final(played: _Played, final: RewardOutcome) -> _Played:
         for own, shares in zip(played.outcomes, played.shares, strict=True)
     ]
     return replace(played, outcomes=outcomes)
+
+
+def _samples_of_all(
+    key: GroupKey, played: Sequence[_Played | list[Sample]], policy: PolicySettings
+) -> tuple[Sample, ...]:
+    """Those of each episode, in order."""
+    return tuple(sample for episode, one in enumerate(played) for sample in _samples(key, episode, one, policy))
 
 
 def _samples(key: GroupKey, episode: int, played: _Played | list[Sample], policy: PolicySettings) -> list[Sample]:

@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 
 from headrace.config.evaluation import PLAIN, HeldOut, passes
 from headrace.engines.pool import Place
-from headrace.experience.dataset import Prompt
 from headrace.experience.failures import failure_kind
+from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import EVALUATION_EPOCH, Group, GroupKey, Sample
-from headrace.rewards.model import ModelReward
+from headrace.rewards.model_reward import ModelReward
 from headrace.rewards.votes import Answer, answer_of
 from headrace.rollout import estimates
 from headrace.rollout.estimates import Estimate, Scored
-from headrace.runtime.protocol import Clock
+from headrace.runtime.off_loop import LANE
+from headrace.runtime.protocol import Services
 from headrace.runtime.together import together
 from headrace.weights.version import Version
 
@@ -58,7 +59,7 @@ class Evaluation:
         runner: PromptRunner,
         prompts: Sequence[Prompt],
         decode: Callable[[NDArray[np.int32]], str],
-        clock: Clock,
+        services: Services,
         *,
         concurrency: int,
         model_reward: ModelReward | None = None,
@@ -72,7 +73,7 @@ class Evaluation:
         self._runner = runner
         self._prompts = prompts
         self._decode = decode
-        self._clock = clock
+        self._services = services
         self._concurrency = concurrency
         self._attempt = 0 if held_out.name == PLAIN else zlib.crc32(held_out.name.encode())
         votes = "majority" in held_out.metrics
@@ -88,8 +89,8 @@ class Evaluation:
         `samples`. Raises WaitTimeout.
         """
         what = f"the evaluation of {version}" + (f" on {self.held_out.name}" if self.held_out.name != PLAIN else "")
-        groups = await self._clock.wait_for(self._answers(version, place), self.held_out.timeout_s, what)
-        return self._result(groups)
+        groups = await self._services.clock.wait_for(self._answers(version, place), self.held_out.timeout_s, what)
+        return await self._services.compute(LANE, self._result, groups)
 
     async def _answers(self, version: Version, place: Place | None) -> list[Group]:
         places = asyncio.Semaphore(self._concurrency)

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from headrace.experience.dataset import Prompt
+from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import SampleStatus
 from headrace.experience.text.conversation import opening
 from headrace.rollout.environment import Environment, StepResult
@@ -30,7 +30,7 @@ class MultiTurn:
         content = await _result(environment.reset(prompt.row))
         if content is None:
             content = prompt.content
-        trajectory = Trajectory(policy.encode(content))
+        trajectory = Trajectory(await policy.encoded(content))
         trajectory.messages = messages = opening(content)
         for turn in range(1, self._max_turns + 1):
             completion = await policy.generate(trajectory.tokens)
@@ -39,7 +39,7 @@ class MultiTurn:
                 break
             trajectory.add_completion(completion)
             trajectory.metadata["turns"] = turn
-            action = policy.decode(completion.tokens, keep_special_tokens=self._keep_special_tokens)
+            action = await policy.decoded(completion.tokens, keep_special_tokens=self._keep_special_tokens)
             messages.append({"role": "assistant", "content": action})
             step = await _result(environment.step(action))
             if not isinstance(step, StepResult):
@@ -53,7 +53,8 @@ class MultiTurn:
             # After the last turn too: this is the state that the limit cuts off, whose value a critic knows.
             last = int(completion.tokens[-1])
             chat = not isinstance(content, str)
-            trajectory.add_observation(policy.encode_observation(step.observation, chat=chat, last_token=last))
+            observed = await policy.encoded_observation(step.observation, chat=chat, last_token=last)
+            trajectory.add_observation(observed)
             messages.append({"role": policy.observation_role, "content": step.observation})
         return trajectory
 

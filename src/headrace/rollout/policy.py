@@ -19,8 +19,9 @@ from headrace.experience.sample import GroupKey
 from headrace.experience.text.messages import Tool
 from headrace.experience.text.stop_texts import StopTexts
 from headrace.experience.text.tokens import Content, TextCodec
+from headrace.runtime.off_loop import off_loop, tokens_in
 from headrace.runtime.patience import Patience, StandStill
-from headrace.runtime.protocol import Clock
+from headrace.runtime.protocol import Clock, Services
 from headrace.weights.version import Version
 
 __all__ = ["Completion", "GenerationAborted", "Policy", "PolicySettings", "noise_key"]
@@ -47,6 +48,8 @@ class PolicySettings:
     """Texts that end a completion, with the token that completes one."""
     truncate_to: int | None = None
     """A prompt that has more tokens keeps the last so many."""
+    services: Services | None = None
+    """For work on many tokens; without, it is done in the event loop."""
 
 
 def noise_key(seed: int, group: GroupKey, episode: int, index: int) -> int:
@@ -99,6 +102,11 @@ class Policy:
         ids = text.encode(content, None if isinstance(content, str) else self._tools)
         return ids if longest is None else text.truncated_left(ids, longest)
 
+    async def encoded(self, content: Content) -> NDArray[np.int32]:
+        """As `encode`; of a long prompt off the event loop."""
+        length = len(content) if isinstance(content, str) else sum(len(str(each)) for each in content)
+        return await off_loop(self._settings.services, tokens_in(length), self.encode, content)
+
     @property
     def observation_role(self) -> str:
         """Of what an environment says, in a chat."""
@@ -111,9 +119,19 @@ class Policy:
             text, chat=chat, last_token=last_token, role=self.observation_role, tools=self._tools
         )
 
+    async def encoded_observation(self, text: str, *, chat: bool, last_token: int | None = None) -> NDArray[np.int32]:
+        """As `encode_observation`; of a long one off the event loop."""
+        encode = partial(self.encode_observation, text, chat=chat, last_token=last_token)
+        return await off_loop(self._settings.services, tokens_in(len(text)), encode)
+
     def decode(self, tokens: ArrayLike, *, keep_special_tokens: bool = False) -> str:
         """See `TextCodec.decode`."""
         return self._settings.text.decode(tokens, keep_special_tokens=keep_special_tokens)
+
+    async def decoded(self, tokens: NDArray[np.int32], *, keep_special_tokens: bool = False) -> str:
+        """As `decode`; of many tokens off the event loop."""
+        decode = partial(self.decode, tokens, keep_special_tokens=keep_special_tokens)
+        return await off_loop(self._settings.services, len(tokens), decode)
 
     async def generate(
         self, prompt: Sequence[int] | NDArray[np.int32], *, max_new_tokens: int | None = None, index: int = 0
@@ -152,6 +170,6 @@ class Policy:
         decode = partial(settings.text.decode, keep_special_tokens=True)
         stops = StopTexts(decode, tokens, settings.stop) if settings.stop else None
         return await patience.wait_for(
-            complete(settings.engines, asked, stops),
+            complete(settings.engines, asked, stops, settings.services),
             f"a completion of group {self._group}, episode {self._episode}",
         )

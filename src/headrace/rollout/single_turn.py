@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.experience.dataset import Prompt
+from headrace.experience.prompts.dataset import Prompt
 from headrace.rollout.policy import Policy
 from headrace.rollout.trajectory import Trajectory
 
@@ -11,6 +11,6 @@ class SingleTurn:
     """The shortest workflow, and the model for writing another."""
 
     async def run(self, prompt: Prompt, policy: Policy) -> Trajectory:
-        trajectory = Trajectory(policy.encode(prompt.content))
+        trajectory = Trajectory(await policy.encoded(prompt.content))
         trajectory.add_completion(await policy.generate(trajectory.tokens))
         return trajectory

@@ -45,6 +45,11 @@ class Trajectory:
         return np.concatenate(self._tokens)
 
     @property
+    def length(self) -> int:
+        """Tokens so far."""
+        return sum(map(len, self._tokens))
+
+    @property
     def last_completion(self) -> NDArray[np.int32]:
         """Token ids of the policy's last turn; empty before the first."""
         return self._last

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from headrace.config.errors import ConfigError
 from headrace.config.rollout import RolloutConfig
-from headrace.experience.dataset import Prompt
+from headrace.experience.prompts.dataset import Prompt
 from headrace.plugins.named import NOTHING_GIVEN, Given, load_class
 from headrace.rollout.multi_turn import MultiTurn
 from headrace.rollout.policy import Policy

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headrace.runtime.copying import is_copying
-from headrace.runtime.place import Place
+from headrace.runtime.local.place import Place
 from headrace.runtime.protocol import Clock
 from headrace.runtime.refs import Ref, Refs
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.copying import is_copying
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Placement, Worker, Workers
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from headrace.runtime.event_loop import on_own_thread
 from headrace.runtime.event_loop_services import NO_TYPES, EventLoopServices
 from headrace.runtime.lane_thread import LaneThread
 from headrace.runtime.protocol import Clock
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 
 if TYPE_CHECKING:
     from headrace.runtime.process.processes import Processes

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 from headrace.runtime.clock import LoopClock
 from headrace.runtime.event_loop_services import NO_TYPES, EventLoopServices
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Placement, Worker, Workers
 
 T = TypeVar("T")

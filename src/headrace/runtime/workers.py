@@ -2,8 +2,9 @@
 
 A worker is an object of a class with a `kind` and `types`, made as `W(spec, host)`. Its public methods can be called.
 An async method runs in the event loop of the worker's process, a blocking one on the worker's lane; so do async and
-plain generators, which are streams. Specs, arguments, results and items are plain data (`runtime/wire.py`), whether the
-worker is in a process of its own or not. If it has a method `close`, async or blocking, that is called at its end.
+plain generators, which are streams. Specs, arguments, results and items are plain data
+(`runtime/wire/wire_format.py`), whether the worker is in a process of its own or not. If it has a method `close`, async
+or blocking, that is called at its end.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from headrace.errors import HeadraceError
 from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Ref
 from headrace.runtime.signal import Signal
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 
 
 class WorkerError(HeadraceError, RuntimeError):
@@ -90,6 +91,11 @@ class Peer(Protocol):
     def stream(self, method: str, *args: Any, what: str, seconds: float | None = None) -> AsyncGenerator[Any, None]:
         """See `Workers.stream`."""
 
+    @property
+    def here(self) -> object | None:
+        """The worker itself, where it is in this process and nothing is copied; None elsewhere, and if it is lost. For
+        what is asked so often that messages would cost more than it does."""
+
 
 class Host(Services, Protocol):
     """What a worker is made with. Lanes are its own, whatever they are called."""
@@ -151,6 +157,9 @@ class Workers(Protocol[W_co]):
     ) -> AsyncGenerator[Any, None]:
         """The items of a generator, as they come. A worker is few items ahead of who reads them. Each is waited for
         `seconds`. Closing it tells the worker to stop; use `contextlib.aclosing`. Raises what `call` does."""
+
+    def here(self, rank: int) -> object | None:
+        """See `Peer.here`."""
 
     async def restart(self, rank: int) -> None:
         """End it, if it is there, and make it anew from its spec. Calls in flight and its refs are lost."""

@@ -8,7 +8,7 @@ import resource
 from dataclasses import dataclass
 
 from headrace.sandbox import linux
-from headrace.sandbox.filter import refusals
+from headrace.sandbox.call_filter import refusals
 
 NOBODY = 65534
 """The user that samples run as where root has none of their own for them; see `users`."""

@@ -13,6 +13,7 @@ from headrace.sandbox.tree import (
     computed_s_by,
     descendants,
     exact_memory_of,
+    living_of,
     memory_of,
     socket_bytes_of,
     threads_of,
@@ -61,11 +62,22 @@ class MemoryMeter:
         for _ in range(_TRIES):  # a process that hands its memory on and ends could be missed
             tree = descendants()
             used, gone = memory_of(tree)
-            used = exact_memory_of(tree) if used > self._most_bytes else used
+            used = self._exact(tree) if used > self._most_bytes else used
             most = max(most, used + self._held_by_sockets(tree))
             if not gone:
                 break
         return most
+
+    def _exact(self, tree: Mapping[int, int]) -> int:
+        """What processes share is told in parts, of one process after another. Where some end meanwhile, the others
+        share it among fewer, and the parts are too large together: they are read again, as often as it may be."""
+        for _ in range(_TRIES - 1):
+            living = living_of(tree)
+            used = exact_memory_of(tree)
+            if used <= self._most_bytes or living_of(tree) == living:
+                return used
+            tree = descendants()
+        return exact_memory_of(tree)
 
     def _held_by_sockets(self, tree: Mapping[int, int]) -> int:
         match self._network:

@@ -26,7 +26,7 @@ def remove(folder: str) -> None:
 
 
 def _call(name: str, *arguments: str) -> None:
-    import shutil  # seldom needed, and dear: see `rewards/forked.py`
+    import shutil  # seldom needed, and dear: see `rewards/processes/forked.py`
     import subprocess
 
     program = shutil.which(name, path=f"{_PROGRAMS}:{os.environ.get('PATH', '')}")

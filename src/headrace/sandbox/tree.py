@@ -89,6 +89,11 @@ def exact_memory_of(tree: Mapping[int, int]) -> int:
     return used
 
 
+def living_of(tree: Iterable[int]) -> set[int]:
+    """Those of the processes that have memory: one that has ended has none, also before its parent has taken note."""
+    return {pid for pid in tree if _fields(f"/proc/{pid}/status", _OWN[:1])}
+
+
 def socket_bytes_of(pid: int) -> int:
     """The most that all sockets may hold of the network that the process sees; 0 where the kernel does not tell."""
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from headrace.store.database import Database
-from headrace.store.files import LOCAL, Files
+from headrace.store.media.database import Database
+from headrace.store.media.files import LOCAL, Files
 
 _NAME = "best"
 LINK_NAME = "best"

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from headrace.store.best import Best, link_best, read_best, write_best
-from headrace.store.database import Database
 from headrace.store.errors import RunDamaged, StoreError, write_failed
-from headrace.store.files import LOCAL, Files, sha256_of
 from headrace.store.journal import Journal
 from headrace.store.ledger import AttemptRow, Ledger
+from headrace.store.media.database import Database
+from headrace.store.media.files import LOCAL, Files, sha256_of
 from headrace.store.recovery import removable_segments
 from headrace.store.segment import AttemptKey
 

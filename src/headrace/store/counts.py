@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace.store.database import Database
 from headrace.store.errors import LawBroken
+from headrace.store.media.database import Database
 
 
 @dataclass(frozen=True, slots=True)

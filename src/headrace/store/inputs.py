@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from headrace.config.errors import ConfigError
 from headrace.store.errors import write_failed
-from headrace.store.files import sha256_of, sync_path
+from headrace.store.media.files import sha256_of, sync_path
 
 FOLDER_NAME = "inputs"
 _DIGITS = 16

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.store.errors import write_failed
-from headrace.store.files import LOCAL, Files
+from headrace.store.media.files import LOCAL, Files
 from headrace.store.segment import HEADER_BYTES, JournalOffset, Receipt, damaged, decode, scan
 
 _NAME = re.compile(r"(?:(\d+)-)?(\d+)\.journal")

@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 
 from headrace.store.errors import IllegalTransition, StoreError, write_failed
-from headrace.store.files import LOCAL, Appending, Files
 from headrace.store.journal import Journal
+from headrace.store.media.files import LOCAL, Appending, Files
 from headrace.store.segment import MAGIC, AttemptKey, JournalOffset, Receipt, encode
 
 SEGMENT_BYTES = 64 << 20

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.store.counts import Counts, count
-from headrace.store.database import Database
 from headrace.store.errors import IllegalTransition
 from headrace.store.journal import Journal
+from headrace.store.media.database import Database
 from headrace.store.segment import AttemptKey, JournalOffset, Receipt
 
 STATES = ("running", "ready", "trained", "dropped")

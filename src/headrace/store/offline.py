@@ -6,14 +6,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from headrace.store.database import Database
 from headrace.store.errors import RunExists, RunMissing, write_failed
-from headrace.store.files import remove
-from headrace.store.lock import RunLock
+from headrace.store.media.database import Database
+from headrace.store.media.files import remove
+from headrace.store.media.lock import RunLock
 from headrace.store.reader import RunReader
 from headrace.store.records import Events, Metrics
 from headrace.store.run_store import DATABASE_NAME, TRACKERS_NAME
-from headrace.store.schema import KIND, STATUSES, TRAIN
+from headrace.store.tables import KIND, STATUSES, TRAIN
 
 
 class OfflineStore:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.config.paths import path_of
+from headrace.config.values.paths import path_of
 from headrace.store.checkpoints import MANIFEST_NAME
 from headrace.store.errors import RunDamaged, RunMissing, write_failed
-from headrace.store.files import remove, sha256_of, sync_path
+from headrace.store.media.files import remove, sha256_of, sync_path
 
 ORIGIN_NAME = "origin"
 """A run's folder of what it began from."""

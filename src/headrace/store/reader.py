@@ -10,14 +10,14 @@ from types import TracebackType
 
 from headrace.store.best import Best, read_best
 from headrace.store.counts import Counts, count
-from headrace.store.database import Database
 from headrace.store.errors import RunDamaged
-from headrace.store.files import LOCAL, Files
 from headrace.store.journal import Journal
+from headrace.store.media.database import Database
+from headrace.store.media.files import LOCAL, Files
 from headrace.store.records import EventsReader, MetricsReader
 from headrace.store.run_store import DATABASE_NAME
-from headrace.store.schema import KIND, TRAIN
 from headrace.store.segment import JournalOffset
+from headrace.store.tables import KIND, TRAIN
 
 _LAST_BATCH = 2**62
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headrace.store.database import Database
 from headrace.store.journal import Journal, SegmentId
+from headrace.store.media.database import Database
 from headrace.store.run_store import DATABASE_NAME
-from headrace.store.schema import RUN
 from headrace.store.segment import AttemptKey, JournalOffset
+from headrace.store.tables import RUN
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.store.database import Database
+from headrace.store.media.database import Database
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headrace.store.database import Database
 from headrace.store.journal import Journal, SegmentId
+from headrace.store.media.database import Database
 from headrace.store.segment import AttemptKey, JournalOffset
 
 # A group may still be trained, or trained again, if it is ready, or was trained after the oldest kept checkpoint.

@@ -14,11 +14,11 @@ from typing import Any, Literal, NamedTuple
 
 import regex
 
-from headrace.store.database import Database
 from headrace.store.errors import StoreError
-from headrace.store.files import LOCAL, Files
+from headrace.store.media.database import Database
+from headrace.store.media.files import LOCAL, Files
 from headrace.store.run_store import ROLLOUTS_NAME
-from headrace.store.schema import ROLLOUTS
+from headrace.store.tables import ROLLOUTS
 
 Order = Literal["batch", "reward", "advantage", "tokens", "staleness"]
 ORDERS: tuple[Order, ...] = ("batch", "reward", "advantage", "tokens", "staleness")
@@ -62,7 +62,7 @@ class Rollout:
     """Of its stalest token, in versions; None where nothing was trained."""
     turns: tuple[Turn, ...]
     data: bytes
-    """What else is known of it, packed by `headrace.experience.rollout_codec`."""
+    """What else is known of it, packed by `headrace.experience.records.rollout_codec`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,21 +7,21 @@ from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
-from headrace.config.changes import Change, changes, listed
-from headrace.config.resume import is_safe, why_not
+from headrace.config.reading.changes import Change, changes, listed
+from headrace.config.reading.resume import is_safe, why_not
 from headrace.store.checkpoints import Checkpoints
-from headrace.store.database import Database
 from headrace.store.errors import ConfigMismatch, DataMismatch, RunExists, RunMissing, write_failed
-from headrace.store.files import LOCAL, Files, Lock, write_whole
 from headrace.store.journal import Journal
 from headrace.store.journal_writer import SEGMENT_BYTES, JournalWriter
 from headrace.store.ledger import Ledger
-from headrace.store.lock import LOCK_NAME
+from headrace.store.media.database import Database
+from headrace.store.media.files import LOCAL, Files, Lock, write_whole
+from headrace.store.media.lock import LOCK_NAME
 from headrace.store.origin import ORIGIN_NAME
 from headrace.store.records import Events, Metrics
 from headrace.store.recovery import recover
-from headrace.store.schema import STATUSES
 from headrace.store.segment import AttemptKey
+from headrace.store.tables import STATUSES
 
 DATABASE_NAME = "run.db"
 ROLLOUTS_NAME = "rollouts.db"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.store.errors import RunDamaged
-from headrace.store.files import LOCAL, Files
+from headrace.store.media.files import LOCAL, Files
 
 AttemptKey = tuple[int, int, int]
 """(epoch, position, attempt)."""

@@ -16,8 +16,8 @@ from headrace.models.packing import MicroBatch
 from headrace.models.values import sample_scores
 from headrace.training.state import read_tensors, write_tensors
 from headrace.training.trainer import HFTrainer
+from headrace.weights.expected import WeightSchema
 from headrace.weights.plane import Manifest
-from headrace.weights.schema import WeightSchema
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -17,8 +17,8 @@ from headrace.runtime.workers import WorkerError, Workers
 from headrace.training.gap import Gap
 from headrace.training.protocol import CheckpointError, StepReport
 from headrace.training.rank import TrainerRank
-from headrace.training.rows import RowToTrain
-from headrace.training.spans import StalenessError
+from headrace.training.rows.packed_rows import RowToTrain
+from headrace.training.rows.spans import StalenessError
 from headrace.weights.plane import Manifest, Received, WeightError, WeightOffer, WeightReceiver
 from headrace.weights.receiving import receiver_at
 from headrace.weights.version import Version

@@ -14,7 +14,7 @@ from headrace.algorithms.losses import Loss, value_loss
 from headrace.algorithms.pieces import Pieces
 from headrace.algorithms.policy_loss import PolicyLoss, PolicyTokens, interpolated
 from headrace.config.algorithm import AlgorithmConfig
-from headrace.config.named import is_own
+from headrace.config.values.name_or_function import is_own
 from headrace.models.logprobs import Column, token_columns
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch

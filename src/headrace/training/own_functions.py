@@ -8,7 +8,7 @@ from typing import Any
 from headrace.algorithms import pieces
 from headrace.algorithms.pieces import Pieces, guarded
 from headrace.config import TrainConfig
-from headrace.config.named import is_own
+from headrace.config.values.name_or_function import is_own
 from headrace.plugins.named import load_function
 
 

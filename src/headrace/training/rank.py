@@ -15,14 +15,14 @@ from headrace.models.packing import MicroBatch, PackRow, pack
 from headrace.models.values import values_and_last
 from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Ref, Refs
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.training.gap import Gap, measure
-from headrace.training.held_rows import HeldRows
 from headrace.training.objective import policy_columns, prepare_batch
 from headrace.training.protocol import PolicyTrainer, StepReport, Trainer
-from headrace.training.rows import ROW_TYPES, RowToTrain, pack_row, put_each, split
+from headrace.training.rows.held_rows import HeldRows
+from headrace.training.rows.packed_rows import ROW_TYPES, RowToTrain, pack_row, put_each, split
+from headrace.training.rows.spans import SPANNED, check_spans
 from headrace.training.scoring import Scoring
-from headrace.training.spans import SPANNED, check_spans
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.plane import Snapshot, WeightPublisher
 from headrace.weights.swap_check import SwapCheck

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headrace.models.packing import MicroBatch, pack
 from headrace.runtime.refs import Ref, Refs
-from headrace.training.rows import RowToTrain, pack_row, put_each, split
+from headrace.training.rows.packed_rows import RowToTrain, pack_row, put_each, split
 
 Score = Callable[[MicroBatch], Tensor]
 """[N] float32, 0 outside the mask; or [N, 2], whose second column has what is of the whole sample at its last token."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from headrace.models.packing import MicroBatch
 from headrace.models.simulated import Words, identities, logprobs_of, mixed
 from headrace.runtime.workers import WorkerLost
-from headrace.store.files import Files
+from headrace.store.media.files import Files
 from headrace.training.protocol import CheckpointError, Outputs, StepReport
 from headrace.weights.plane import Manifest
 

@@ -19,12 +19,12 @@ from headrace.models.logprobs import token_logprobs
 from headrace.models.norms import use_written_out_norms
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch, PackRow, pack
-from headrace.training.adamw import FlatAdamW, OptimizerSettings
 from headrace.training.deterministic import deterministic, lacks_kernel
 from headrace.training.dropout import remove_dropout
-from headrace.training.flat import FlatParameters
 from headrace.training.layer_hooks import call_between_layers
-from headrace.training.lr_schedule import ScheduleSettings, learning_rate
+from headrace.training.optimizer.adamw import FlatAdamW, OptimizerSettings
+from headrace.training.optimizer.flat_buffers import FlatParameters
+from headrace.training.optimizer.lr_schedule import ScheduleSettings, learning_rate
 from headrace.training.protocol import Loss, Outputs, StepReport
 from headrace.training.state import (
     TrainerRecord,

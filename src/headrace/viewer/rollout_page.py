@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.experience.rollout_codec import decode_detail
+from headrace.experience.records.rollout_codec import decode_detail
 from headrace.experience.sample import EVALUATION_EPOCH
 from headrace.observe.untrusted import visible
 from headrace.store import RunReader
@@ -25,7 +25,7 @@ from headrace.store.errors import write_failed
 from headrace.store.rollouts import Rollout
 from headrace.viewer.html import json_element, policy
 from headrace.viewer.rollout_text import gap
-from headrace.viewer.tokens import TokenTexts
+from headrace.viewer.token_text import TokenTexts
 
 _DIGITS = 3
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from headrace.experience.rollout_codec import RolloutDetail, decode_detail
+from headrace.experience.records.rollout_codec import RolloutDetail, decode_detail
 from headrace.experience.sample import EVALUATION_EPOCH
 from headrace.observe.untrusted import visible
 from headrace.store.rollouts import Rollout

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from headrace.experience.codec import CodecError, decode_group
-from headrace.experience.rollouts import rollout_of
+from headrace.experience.records.codec import CodecError, decode_group
+from headrace.experience.records.rollouts import rollout_of
 from headrace.store import RunDamaged, RunReader
 from headrace.store.rollouts import DROPPED, Query, Rollout, RolloutsReader
-from headrace.viewer.tokens import TokenTexts
+from headrace.viewer.token_text import TokenTexts
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.weights.plane import Manifest, TensorEntry, WeightOffer
 from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import Version

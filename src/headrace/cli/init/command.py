@@ -7,11 +7,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from headrace.cli.called_as import program
 from headrace.cli.init.files import files
 from headrace.cli.init.translate import Translation, nested, translate
-from headrace.cli.program import program
 from headrace.config import ConfigError, TrainConfig, load_config
-from headrace.config.paths import path_of
+from headrace.config.values.paths import path_of
 
 README = "README.md"
 

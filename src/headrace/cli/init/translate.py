@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import ConfigError, TrainConfig, load_config
-from headrace.config.explain import known_keys
-from headrace.config.synonyms import meant_by
+from headrace.config.reading.explain import known_keys
+from headrace.config.reading.synonyms import meant_by
 
 _BEGUN = {"model": {"path": "model"}, "data": {"train": "train.jsonl"}}
 _OTHERS = ("critic.", "reference.", "proximal.", "teacher.", "reward.", "evaluation.")

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.program import program
+from headrace.cli.called_as import program
 from headrace.config import ConfigError
-from headrace.config.paths import path_of
+from headrace.config.values.paths import path_of
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.program import program
+from headrace.cli.called_as import program
 from headrace.observe.record import BatchRecord
 from headrace.observe.run_record import Evaluation, RunRecord
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.config import ConfigError
 from headrace.config.data import TooLong
-from headrace.experience.dataset import Prompt, PromptDataset, SourcePrompts
+from headrace.experience.prompts.dataset import Prompt, PromptDataset, SourcePrompts
 from headrace.experience.text.tokens import TextCodec
 from headrace.experience.token_bound import TokenBound, token_bound
 

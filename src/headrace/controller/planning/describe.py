@@ -6,15 +6,15 @@ from headrace.algorithms.kept_sets import most_bytes
 from headrace.algorithms.recipes import check_dataflow
 from headrace.config import TrainConfig
 from headrace.config.evaluation import PLAIN
+from headrace.controller.building.processors import threads_of_worker
+from headrace.controller.building.threads import available_threads, takes_turns
 from headrace.controller.planning import rollout_workers
 from headrace.controller.planning.memory_estimate import GIB, MIB
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.prompt_notes import first_prompt
 from headrace.controller.planning.table_size import largest_group, table_bytes
-from headrace.controller.processors import threads_of_worker
-from headrace.controller.threads import available_threads, takes_turns
 from headrace.experience.schedule import reachable_staleness
-from headrace.rewards.pool import worker_count
+from headrace.rewards.reward_pool import worker_count
 
 _LANE_OF = {"rollout": "engine", "actor": "trainer"}
 _TRAINED_AS = {"actor": "trainer", "critic.value": "critic", "critic.update": "critic"}

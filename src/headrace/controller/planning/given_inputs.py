@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config.base import Section
-from headrace.config.named import is_own
+from headrace.config.values.name_or_function import is_own
 from headrace.store.inputs import check_input
 
 

@@ -214,7 +214,7 @@ def _kept_sets(config: TrainConfig, cache: CachePlan, vocab_size: int) -> int:
     rollout, longest = config.rollout, most_sampled(config, cache.max_context)
     of_group = rollout.samples_per_prompt * longest * most_bytes(vocab_size, rollout.sampling.top_k)
     bound = max(table_bytes(config), rollout.prompts_per_batch * of_group)
-    return min(config.table_groups(config.engine.replicas * cache.slots) * of_group, bound)
+    return min(config.table_groups(config.ahead(config.engine.replicas * cache.slots)) * of_group, bound)
 
 
 def plan_kv_cache(

@@ -16,14 +16,14 @@ from headrace.config.data import SourceConfig
 from headrace.config.evaluation import HeldOut
 from headrace.config.reward import RewardConfig
 from headrace.config.trainer import ENTROPY_VOCABULARY
+from headrace.controller.building.threads import check_threads
 from headrace.controller.planning.context_room import Fit, Room
 from headrace.controller.planning.given_inputs import check_inputs
 from headrace.controller.planning.origin import check_origin, with_origin
 from headrace.controller.planning.prompt_notes import check_template, length_notes, template_notes, told_of
 from headrace.controller.planning.replay import Replay, find_record, open_replay
 from headrace.controller.planning.rollout_workers import rollout_workers
-from headrace.controller.threads import check_threads
-from headrace.experience.dataset import Prompt, PromptDataset, open_prompts
+from headrace.experience.prompts.dataset import Prompt, PromptDataset, open_prompts
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.tokens import TextCodec
 from headrace.models.folder import check_weights
@@ -37,7 +37,7 @@ from headrace.models.loading import (
 )
 from headrace.observe.trackers.packages import check_packages
 from headrace.plugins.named import NOTHING_GIVEN, Given
-from headrace.rewards.pool import RewardPool
+from headrace.rewards.reward_pool import RewardPool
 from headrace.rewards.row_checks import check_rows, read_columns, required_columns
 from headrace.rollout.filters import Filter, load_filters
 from headrace.rollout.workflow import Workflow, load_workflow

@@ -9,7 +9,7 @@ from headrace.config import ConfigError, TrainConfig
 from headrace.config.data import DataConfig
 from headrace.config.evaluation import PLAIN
 from headrace.config.template import TemplateConfig
-from headrace.experience.dataset import Prompt, PromptDataset
+from headrace.experience.prompts.dataset import Prompt, PromptDataset
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.tokens import TextCodec
 

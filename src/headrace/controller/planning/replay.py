@@ -10,12 +10,12 @@ import yaml
 from pydantic import ValidationError
 
 from headrace.config import ConfigError, TrainConfig, dump_config
-from headrace.config.changes import changes, listed
-from headrace.config.paths import path_of
+from headrace.config.reading.changes import changes, listed
 from headrace.config.reward import RewardConfig
-from headrace.experience.recorded import RecordedRollouts
+from headrace.config.values.paths import path_of
+from headrace.experience.records.recorded import RecordedRollouts
 from headrace.experience.sample import GroupKey
-from headrace.roles.batch_stats import StalenessRule
+from headrace.roles.actors.batch_stats import StalenessRule
 from headrace.store import ConfigMismatch, RunReader, RunStore
 from headrace.store.recorded import Recorded, read_recorded
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace.controller.planning.plan import Plan
 from headrace.store import ConfigMismatch, RunReader
-from headrace.store.files import Files
+from headrace.store.media.files import Files
 
 
 def resumed_plan(plan: Plan, folder: Path, files: Files) -> Plan:

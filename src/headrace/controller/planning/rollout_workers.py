@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.filters import FunctionFilter
-from headrace.config.named import is_own
+from headrace.config.values.name_or_function import is_own
 from headrace.experience.text.fast_tokenizer import TokenizerSpec
 from headrace.plugins.named import IN_MEMORY, Given
 

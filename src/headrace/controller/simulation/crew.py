@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from headrace.engines.pool import Place
-from headrace.experience.dataset import Prompt
 from headrace.experience.flow import NothingToTrain
+from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey
 from headrace.roles.reissue import Blame, Losses
 from headrace.roles.rollout import GroupRunner
@@ -18,7 +18,7 @@ from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import ROLLOUT_WORKER, Measure, after_failure
 from headrace.runtime.workers import WorkerLost
 from headrace.store import StoreError
-from headrace.store.memory_files import PowerCut
+from headrace.store.media.memory_files import PowerCut
 from headrace.weights.version import Version
 
 _WAIT_S = 3600.0

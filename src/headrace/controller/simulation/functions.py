@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.controller.functions_worker import start_functions
+from headrace.controller.building.functions_worker import start_functions
 from headrace.controller.planning.plan import Plan
 from headrace.experience.columns import FinishedGroup
-from headrace.roles.functions import Advantages, Columns
+from headrace.roles.columns.functions import Advantages, Columns
 from headrace.roles.workers.functions import FunctionRow, FunctionsWorker
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.workers import Workers
@@ -24,7 +24,7 @@ class FunctionsFaults:
     deaths: tuple[float, ...] = ()
     """Seconds of the clock."""
     call_s: float = 0.3
-    """That a call takes."""
+    """That a call takes, where the worker is apart."""
 
 
 async def simulated_functions(
@@ -33,7 +33,7 @@ async def simulated_functions(
     faults: FunctionsFaults,
     charge: Callable[[float], None],
     took: Callable[[str], None],
-) -> Workers[FunctionsWorker] | None:
+) -> Workers[FunctionsWorker]:
     """`charge`: for the seconds of a call. `took`: told of each death."""
 
     class Charged(FunctionsWorker):
@@ -45,11 +45,11 @@ async def simulated_functions(
             charge(faults.call_s)
             return super().advantages(rows, beta, moves)
 
-    workers = await start_functions(plan, runtime, Charged, processes=False)
-    if workers is not None:
-        for at in faults.deaths:
-            if at > runtime.clock.now():
-                runtime.spawn(_die_at(at, workers, runtime, took), "death of the functions worker")
+    kind = Charged if plan.config.functions_process else FunctionsWorker
+    workers = await start_functions(plan, runtime, kind, processes=False)
+    for at in faults.deaths:
+        if at > runtime.clock.now():
+            runtime.spawn(_die_at(at, workers, runtime, took), "death of the functions worker")
     return workers
 
 

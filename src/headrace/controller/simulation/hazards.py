@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.controller.wiring import Parts
+from headrace.controller.building.wiring import Parts
 from headrace.experience.schedule import ScheduleError
-from headrace.roles import actor, critic
+from headrace.roles.actors import actor, critic
 from headrace.runtime.workers import WorkerLost
 from headrace.store.errors import LawBroken
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.store.memory_files import PowerCut
+from headrace.store.media.memory_files import PowerCut
 
 _TAKES_SPACE = ("write", "append", "make")
 _NEEDS_NONE = ("ROLLBACK", "RELEASE", "DELETE")

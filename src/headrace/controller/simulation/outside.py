@@ -13,25 +13,25 @@ import torch
 from headrace.algorithms.kl_controllers import KLCoefficient
 from headrace.config.model import PolicyEngineConfig
 from headrace.config.track import TrackerSection
-from headrace.controller.models import Models
+from headrace.controller.building.models import Models
+from headrace.controller.building.reward_pools import RewardPools
+from headrace.controller.building.wiring import Parts
 from headrace.controller.planning.plan import Plan
-from headrace.controller.reward_pools import RewardPools
 from headrace.controller.simulation.crew import CrewFaults, SimulatedCrew
 from headrace.controller.simulation.functions import FunctionsFaults, simulated_functions
 from headrace.controller.simulation.hazards import Hazards
 from headrace.controller.simulation.machine import DiskCosts
 from headrace.controller.tracking import Tell
-from headrace.controller.wiring import Parts
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine
 from headrace.engines.simulated import NO_FAULTS, EngineCosts, EngineFaults, SimulatedEngine
 from headrace.engines.simulated_answers import Answers
 from headrace.experience.flow import Flow
-from headrace.experience.group_journal import GroupJournal
+from headrace.experience.records.group_journal import GroupJournal
 from headrace.experience.sample import Group
 from headrace.rewards.judge import Ask
 from headrace.rewards.simulated import RewardCosts, SimulatedRewards
-from headrace.roles.frozen import OnLane
+from headrace.roles.columns.frozen import OnLane
 from headrace.roles.reissue import Losses
 from headrace.roles.rollout import GroupRunner
 from headrace.roles.workers.functions import FunctionsWorker
@@ -39,7 +39,7 @@ from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Clock, Runtime
 from headrace.runtime.virtual import VirtualRuntime
 from headrace.runtime.workers import Workers
-from headrace.store.files import Files
+from headrace.store.media.files import Files
 from headrace.training.group import RankHere, TrainerGroup
 from headrace.training.rank import TrainerRank, policy_task, value_task
 from headrace.training.simulated import SimulatedReference, SimulatedScorer, SimulatedTrainer, TrainerCosts
@@ -194,7 +194,7 @@ class SimulatedOutside:
 
         return SimulatedCrew(runner, losses, runtime, self._crew_faults, took, late)
 
-    async def functions(self, plan: Plan, runtime: Runtime) -> Workers[FunctionsWorker] | None:
+    async def functions(self, plan: Plan, runtime: Runtime) -> Workers[FunctionsWorker]:
         took = self._hazards.took
         return await simulated_functions(
             plan, runtime, self._functions_faults, self._runtime.charge, lambda fault: took.update([fault])

@@ -13,7 +13,7 @@ from headrace.controller.planning.context_room import Fit
 from headrace.controller.planning.memory_estimate import MemoryEstimate
 from headrace.controller.planning.plan import Plan, compose_recipe
 from headrace.engines.embedded.cache_plan import CachePlan
-from headrace.experience.dataset import Prompt, PromptDataset
+from headrace.experience.prompts.dataset import Prompt, PromptDataset
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.rollout.filters import load_filters
 from headrace.rollout.workflow import load_workflow

@@ -26,7 +26,7 @@ from headrace.experience.columns import COLUMN_TYPES
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.runtime.virtual import VirtualClock, VirtualRuntime, run_virtually
 from headrace.store import Counts, RunReader
-from headrace.store.memory_files import MemoryFiles
+from headrace.store.media.memory_files import MemoryFiles
 from headrace.training.simulated import TrainedState
 
 FOLDER = Path("/run")

@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.controller.simulation.cases import RULES, Case, case_of
 from headrace.controller.simulation.run import FOLDER, Outcome
-from headrace.experience.codec import decode_group
+from headrace.experience.records.codec import decode_group
 from headrace.experience.sample import Group
 from headrace.models.simulated import identities
 from headrace.store import RunReader

@@ -10,20 +10,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.engines.embedded.batch import DecodeBatch
 from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
-from headrace.engines.embedded.check import require_right
-from headrace.engines.embedded.finite import finite_steps, not_finite
+from headrace.engines.embedded.finite_logits import finite_steps, not_finite
 from headrace.engines.embedded.kept_run import KeptRun
+from headrace.engines.embedded.own_swap_check import require_right
 from headrace.engines.embedded.prefill import padded_passes
-from headrace.engines.embedded.probe import choose_runner
+from headrace.engines.embedded.request_state import Sequence
+from headrace.engines.embedded.runners.choice import choose_runner
 from headrace.engines.embedded.sampler import Kept, sample
 from headrace.engines.embedded.scheduler import Chunk, Copy, Plan, Scheduler
-from headrace.engines.embedded.sequence import Sequence
+from headrace.engines.embedded.slot_arrays import DecodeBatch
 from headrace.engines.protocol import EngineError, FinishReason, SwapMode, TokenChunk
+from headrace.weights.expected import WeightSchema
 from headrace.weights.plane import Received, WeightReceiver
-from headrace.weights.schema import WeightSchema
 from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import Version
 

@@ -12,7 +12,7 @@ import torch
 from headrace.config import EngineConfig
 from headrace.engines.embedded.cache_plan import CachePlan, plan_cache
 from headrace.engines.embedded.core import EngineCore, FlipCost, NewWeights, Output
-from headrace.engines.embedded.sequence import Sequence
+from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.embedded.skeleton import Skeleton
 from headrace.engines.embedded.validate import check_request
 from headrace.engines.protocol import (

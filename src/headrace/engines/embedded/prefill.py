@@ -8,7 +8,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from headrace.engines.embedded.runner import PrefillPass
+from headrace.engines.embedded.runners.runner import PrefillPass
 from headrace.engines.embedded.scheduler import Chunk
 
 

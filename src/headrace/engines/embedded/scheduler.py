@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headrace.engines.embedded.fairness import fair_order, to_give_way
-from headrace.engines.embedded.sequence import Sequence
+from headrace.engines.embedded.request_state import Sequence
 from headrace.weights.version import Version
 
 _LONGEST_RUN = 16

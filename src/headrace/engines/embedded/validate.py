@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.config.temperature import TEMPERATURES, is_temperature
+from headrace.config.values.temperature import TEMPERATURES, is_temperature
 from headrace.engines.protocol import GenerateRequest, RequestError
 from headrace.weights.version import Version
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import ConfigError
-from headrace.experience.sources.columns import check_names, decoded, readable, rows_of
+from headrace.experience.sources.arrow_batches import check_names, decoded, readable, rows_of
 from headrace.experience.sources.rows import Row
 from headrace.experience.sources.spool import close_with, no_room, temporary_file
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config import ConfigError
 from headrace.config.data import SourceConfig
+from headrace.experience.sources.arrow_batches import check_names, readable, rows_of
 from headrace.experience.sources.arrow_files import Look
-from headrace.experience.sources.columns import check_names, readable, rows_of
 from headrace.experience.sources.rows import Row
 
 if TYPE_CHECKING:

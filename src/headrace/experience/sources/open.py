@@ -8,7 +8,7 @@ from typing import Protocol
 
 from headrace.config import ConfigError
 from headrace.config.data import SourceConfig
-from headrace.config.paths import path_of
+from headrace.config.values.paths import path_of
 from headrace.experience.sources.arrow_files import Look, read_arrow, read_parquet
 from headrace.experience.sources.compressed import COMPRESSIONS
 from headrace.experience.sources.hub import read_dataset

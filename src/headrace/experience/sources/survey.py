@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config import ConfigError
-from headrace.experience.sources.arrow_files import Look
-from headrace.experience.sources.columns import (
+from headrace.experience.sources.arrow_batches import (
     ids_of,
     message_counts,
     numbers_of,
@@ -22,6 +21,7 @@ from headrace.experience.sources.columns import (
     rows_from,
     rows_of,
 )
+from headrace.experience.sources.arrow_files import Look
 from headrace.experience.sources.rows import Row, Rows, dig, name_row, with_nested
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headrace.config import ConfigError
-from headrace.config.paths import path_of
 from headrace.config.template import TemplateConfig
+from headrace.config.values.paths import path_of
 from headrace.experience.text.messages import Message, Tool, with_text_arguments
 
 _SYSTEM_ROLES = ("system", "developer")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.observe.trackers.flat import flat
+from headrace.observe.trackers.dotted import flat
 from headrace.observe.trackers.folders import refuse_others
 from headrace.observe.trackers.protocol import Cell, TrackedRun
 

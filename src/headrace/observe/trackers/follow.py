@@ -22,7 +22,7 @@ from headrace.observe.trackers.position import Position
 from headrace.observe.trackers.protocol import Tracker
 from headrace.observe.trackers.samples import samples_of
 from headrace.store import MetricRow, RunReader
-from headrace.store.schema import TRAIN
+from headrace.store.tables import TRAIN
 
 KINDS = ("batch", "eval")
 """Of a run of `headrace train`; others are offline trainers."""

@@ -10,7 +10,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
 
 from headrace.config.track import MlflowTracker
-from headrace.observe.trackers.flat import flat
+from headrace.observe.trackers.dotted import flat
 from headrace.observe.trackers.names import safe
 from headrace.observe.trackers.protocol import Cell, TrackedRun
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from headrace.store.files import write_whole
+from headrace.store.media.files import write_whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import trackio
 
 from headrace.config.track import TrackioTracker
-from headrace.observe.trackers.flat import flat
+from headrace.observe.trackers.dotted import flat
 from headrace.observe.trackers.protocol import Cell, TrackedRun
 
 

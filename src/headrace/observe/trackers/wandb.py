@@ -9,7 +9,7 @@ from typing import Any
 import wandb
 
 from headrace.config.track import PROJECT, WandbTracker
-from headrace.observe.trackers.flat import flat
+from headrace.observe.trackers.dotted import flat
 from headrace.observe.trackers.protocol import Cell, TrackedRun
 
 STEP = "batches"

@@ -33,7 +33,7 @@ from headrace.engines.remote_types import (
 )
 from headrace.models.loading import load_causal_lm
 from headrace.runtime.protocol import Services, WaitTimeout
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.weights.plane import WeightOffer, WeightReceiver
 from headrace.weights.receiving import HeldTo, receiver_at
@@ -52,6 +52,8 @@ class EngineSpec:
     config: EngineConfig
     cache: CachePlan | None = None
     """Of this size; unless given, as the engine finds room when it starts."""
+    returns: bool = False
+    """Whether somebody brings it back once it has died."""
 
 
 class EngineWorker:
@@ -74,9 +76,11 @@ class EngineWorker:
         if host.threads is not None:
             torch.set_num_threads(host.threads)
         self._services: Services = host
-        model = load_causal_lm(spec.weights, dtype=getattr(torch, spec.dtype), device=spec.device)
-        self._engine = EmbeddedEngine(model, config=spec.config, runtime=host, cache=spec.cache)
+        self._returns = spec.returns
+        self._engine = self._made(spec, host)
         self._clients: dict[str, _Client] = {}
+        self._taken_out: EngineError | None = None
+        """Though it lives."""
         self._pins: dict[tuple[str, int], PinnedVersion] = {}
         self._receivers: dict[tuple[str, str], WeightReceiver] = {}
         self._numbers = count()
@@ -85,12 +89,19 @@ class EngineWorker:
     async def start(self) -> None:
         """See `Engine.start`."""
         await self._engine.start()
+        self._taken_out = None
 
     async def stop(self) -> EngineStatus:
-        """See `Engine.stop`. Its last state."""
+        """See `Engine.stop`. Its last state. Other clients hear that it died, being taken out: their requests go on
+        elsewhere, or here once it is back."""
+        self._taken_out = EngineError("it was taken out")
+        for client in self._clients.values():
+            for name in list(client.asked):
+                client.put((name, RequestFailed(f"request {name!r} was lost: {self._taken_out}")))
+        self._news.set()
         await self._engine.stop()
         self._news.set()
-        return self._state()
+        return self.state()
 
     async def close(self) -> None:
         """Its end."""
@@ -98,14 +109,14 @@ class EngineWorker:
 
     async def status(self) -> EngineStatus:
         """Now."""
-        return self._state()
+        return self.state()
 
     async def statuses(self) -> AsyncGenerator[EngineStatus, None]:
         """Whenever it has changed; of totals alone, once in a while."""
         clock = self._services.clock
         last, told = None, 0.0
         while True:
-            state, now = self._state(), clock.now()
+            state, now = self.state(), clock.now()
             busy = replace(state, stats=replace(state.stats, idle_s=0.0))
             if busy != last or now - told >= STATUS_BEAT_S:
                 last, told = busy, now
@@ -157,6 +168,7 @@ class EngineWorker:
         dead = self._engine
         await dead.stop()
         self._engine = await dead.successor(self._receiver(offer))
+        self._taken_out = None
         self._news.set()
 
     async def pin(self, client: str, version: Version) -> int:
@@ -178,6 +190,25 @@ class EngineWorker:
         """Let the engine die, and the worker live, as a fault of the engine's own does."""
         self._engine.kill(reason)
 
+    @property
+    def engine(self) -> EmbeddedEngine:
+        """For whoever is in this process: see `EngineHere`."""
+        return self._engine
+
+    def state(self) -> EngineStatus:
+        """Now, for whoever is in this process."""
+        engine = self._engine
+        status = EngineStatus(engine.version, engine.slots, engine.stats())
+        failure = engine.failure or self._taken_out
+        if failure is None:
+            return status
+        kind = type(failure).__name__
+        return replace(status, failure=str(failure) or kind, failed_by=kind, is_gone=not self._returns)
+
+    def _made(self, spec: EngineSpec, host: Host) -> EmbeddedEngine:
+        model = load_causal_lm(spec.weights, dtype=getattr(torch, spec.dtype), device=spec.device)
+        return EmbeddedEngine(model, config=spec.config, runtime=host, lane=self.kind, cache=spec.cache)
+
     def _receiver(self, offer: WeightOffer) -> WeightReceiver:
         """What it has mapped stays mapped; but a trainer has another address in each life, and the slots of the one
         before are let go."""
@@ -190,14 +221,6 @@ class EngineWorker:
         for name, number in list(self._pins):
             if name == client:
                 self._pins.pop((name, number)).release()
-
-    def _state(self) -> EngineStatus:
-        engine = self._engine
-        status = EngineStatus(engine.version, engine.slots, engine.stats())
-        if engine.failure is None:
-            return status
-        kind = type(engine.failure).__name__
-        return replace(status, failure=str(engine.failure) or kind, failed_by=kind)
 
     async def _serve(self, client: _Client, request: GenerateRequest) -> None:
         """Hand on what one request gets. Several that get something at once have it in one item."""
@@ -213,6 +236,12 @@ class EngineWorker:
             self._news.set()
         finally:
             client.asked.pop(name, None)
+
+
+class JudgeEngineWorker(EngineWorker):
+    """Of a judge that is a model of its own."""
+
+    kind: ClassVar[str] = "judge"
 
 
 class _Client:

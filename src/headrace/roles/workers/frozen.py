@@ -1,4 +1,4 @@
-"""Frozen models as workers: `roles/frozen.py` is how they are spoken to."""
+"""Frozen models as workers: `roles/columns/frozen.py` is how they are spoken to."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import torch
 
 from headrace.models.loading import load_causal_lm
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.training.frozen import FrozenScorer
-from headrace.training.rows import ROW_TYPES, RowToTrain
+from headrace.training.rows.packed_rows import ROW_TYPES, RowToTrain
 from headrace.training.scoring import Scoring
 from headrace.training.taking import taken
 from headrace.weights.offer_types import WEIGHT_TYPES

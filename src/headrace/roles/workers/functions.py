@@ -1,4 +1,4 @@
-"""The user's functions and advantages of tokens, as a worker: `roles/functions.py` is how they are asked for."""
+"""The user's functions and advantages of tokens, as a worker: `roles/columns/functions.py` has how they are asked."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from headrace.config.train import TrainConfig
 from headrace.experience.columns import FinishedGroup
 from headrace.experience.header import GroupHeader, SampleHeader
-from headrace.roles.functions import LANE, Advantages, Columns, Functions
-from headrace.runtime.wire_types import WireTypes
+from headrace.roles.columns.functions import LANE, Advantages, Columns, Functions
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.training.own_functions import load_pieces, load_stage_functions
-from headrace.training.rows import ROW_TYPES
+from headrace.training.rows.packed_rows import ROW_TYPES
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The reward model as a worker: `roles/reward_model.py` is how it is spoken to."""
+"""The reward model as a worker: `roles/columns/reward_model.py` is how it is spoken to."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from headrace.experience.columns import COLUMN_TYPES
 from headrace.models.loading import load_reward_model
 from headrace.models.packing import PackRow, pack
-from headrace.rewards.model import Answered
+from headrace.rewards.model_reward import Answered
 from headrace.runtime.refs import Ref
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.training.frozen import FrozenRewardModel
 

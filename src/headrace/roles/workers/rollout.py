@@ -18,26 +18,27 @@ from typing import Any, ClassVar, TypeVar
 from headrace.config.evaluation import HeldOut
 from headrace.config.reward import JudgeConfig, RewardConfig
 from headrace.engines.pool import EnginePool, Place
-from headrace.experience.codec import encode_group
 from headrace.experience.columns import SAMPLE_COLUMNS, group_of
-from headrace.experience.group_journal import GroupJournal
 from headrace.experience.header import GroupHeader, header_of
+from headrace.experience.records.codec import encode_group
+from headrace.experience.records.group_journal import GroupJournal
 from headrace.experience.sample import Group, SampleStatus
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.fast_tokenizer import FastTokenizer
 from headrace.experience.text.tokens import TextCodec
 from headrace.rewards.judge import JudgeModel
-from headrace.rewards.pool import RewardPool, worker_count
+from headrace.rewards.reward_pool import RewardPool, worker_count
 from headrace.roles.workers.engine_clients import EngineClients
 from headrace.roles.workers.rollout_types import ROLLOUT_TYPES, Assignment, ModelSpec, Played, RolloutSpec
 from headrace.rollout.assembly import Reading, episode_runner, policy_settings
 from headrace.rollout.episodes import EpisodeRunner
 from headrace.rollout.filters import drop_reason, load_filters
 from headrace.rollout.workflow import load_workflow
+from headrace.runtime.off_loop import LANE
 from headrace.runtime.patience import StandStill
 from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.refs import Ref, RefLost
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.store import JournalWriter
 from headrace.weights.version import Lineage, Version
@@ -107,7 +108,7 @@ class RolloutWorker:
             longest = spec.longest[name]
             text = TextCodec(self._tokenizer, self._template)
             reading = Reading(text, spec.policy.stop_token_ids, spec.policy.max_context, longest)
-            policy = policy_settings(config, reading, engines, clock, held_out)
+            policy = policy_settings(config, reading, engines, self._host, held_out)
             pool = next(pool for known, pool in rewards if known == reward)
             self._runners[name] = episode_runner(config, self._workflow, policy, pool, held_out)
 
@@ -146,7 +147,8 @@ class RolloutWorker:
         failed = None
         if self._spec.keeps_failed:
             those = tuple(sample for sample in group.samples if sample.status is SampleStatus.FAILED)
-            failed = encode_group(replace(group, samples=those)) if those else None
+            if those:
+                failed = await self._host.compute(LANE, encode_group, replace(group, samples=those))
         if len(group.trainable) < self._spec.min_samples:
             return Played(header_of(group), (), None, failed, self._reward_calls())
         assert self._journal is not None
@@ -154,7 +156,7 @@ class RolloutWorker:
         return Played(finished.header, finished.refs, receipt, failed, self._reward_calls())
 
     async def _answered(self, given: Assignment, held_out: str) -> bytes:
-        return encode_group(await self._run(given, held_out))
+        return await self._host.compute(LANE, encode_group, await self._run(given, held_out))
 
     async def _run(self, given: Assignment, name: str) -> Group:
         place = Place(given.version, given.home, given.only)
@@ -203,7 +205,7 @@ class RolloutWorker:
             stop_token_ids=model.stop_token_ids,
             max_context=model.max_context,
             seed=self._config.seed,
-            clock=self._host.clock,
+            services=self._host,
             asker=self._host.name,
         )
 

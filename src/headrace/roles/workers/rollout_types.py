@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from headrace.config.train import TrainConfig
 from headrace.engines.remote_types import ENGINE_TYPES
 from headrace.experience.columns import COLUMN_TYPES
-from headrace.experience.dataset import Prompt
 from headrace.experience.header import GroupHeader, SampleHeader, Span
+from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import GroupKey, SampleStatus
 from headrace.experience.text.fast_tokenizer import TokenizerSpec
 from headrace.runtime.refs import Ref
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Handle
 from headrace.store import JournalOffset, Receipt
 from headrace.weights.version import Version

@@ -16,7 +16,7 @@ from headrace.algorithms.policy_loss import PolicyLoss
 from headrace.config.train import TrainConfig
 from headrace.models.loading import load_causal_lm, load_tokenizer, load_value_model
 from headrace.models.values import token_values
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.training.frozen import HybridReference
 from headrace.training.objective import PolicyObjective, PolicyOutputs, ValueObjective, output_columns

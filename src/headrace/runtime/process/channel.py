@@ -9,8 +9,8 @@ from typing import Any
 from headrace.runtime.event_loop import on_own_thread
 from headrace.runtime.process.frames import EMPTY, IN_BAND, Frame, Kind, read_frame, to_bytes
 from headrace.runtime.process.shared_memory import Segment, Segments, Sent, remove
-from headrace.runtime.wire import Parcel, pack, unpack
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_format import Parcel, pack, unpack
+from headrace.runtime.wire.wire_types import WireTypes
 
 _LONG = 1 << 23
 """Bytes from which on copying is not for the event loop."""

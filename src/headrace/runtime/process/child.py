@@ -11,16 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from headrace.runtime.host import WorkerHost
 from headrace.runtime.inline import InlineRuntime
-from headrace.runtime.local_refs import GENERATION
+from headrace.runtime.local.host import WorkerHost
+from headrace.runtime.local.local_refs import GENERATION
+from headrace.runtime.local.service import Service
 from headrace.runtime.process.boot import Boot, class_at
 from headrace.runtime.process.identity import end_with_parent, name_process, open_many_files
 from headrace.runtime.process.kept import Links, SegmentRefs, WorkerRefs
 from headrace.runtime.process.listener import Server
 from headrace.runtime.process.peer import LinkedPeer
 from headrace.runtime.process.shared_memory import Segments
-from headrace.runtime.service import Service
 from headrace.runtime.workers import BASE_TYPES, Handle, Peer, WorkerLost
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 
 from headrace.runtime.process.shared_memory import Segment, read
-from headrace.runtime.wire import MOST_ENVELOPE, Parcel
+from headrace.runtime.wire.wire_format import MOST_ENVELOPE, Parcel
 
 IN_BAND = 1 << 18
 """Bytes of buffers that go through the socket; more go into shared memory."""

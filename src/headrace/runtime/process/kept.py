@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from headrace.runtime.local_refs import Keepers
+from headrace.runtime.local.local_refs import Keepers
 from headrace.runtime.process.channel import Channel
 from headrace.runtime.process.frames import Kind
 from headrace.runtime.process.link import FETCH_S, Link
@@ -18,8 +18,8 @@ from headrace.runtime.process.shared_memory import Segment, Segments, read, remo
 from headrace.runtime.process.site import socket_path
 from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Ref, RefLost, Refs
-from headrace.runtime.wire import Parcel, pack, unpack
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_format import Parcel, pack, unpack
+from headrace.runtime.wire.wire_types import WireTypes
 
 SHARED = 1 << 16
 """Bytes from which on what is put lies in shared memory."""

@@ -9,13 +9,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from headrace.runtime.answers import Asked, Incoming, answered
+from headrace.runtime.local.awaited import Asked, Incoming, answered
 from headrace.runtime.process.channel import Channel
 from headrace.runtime.process.frames import Frame, FrameError, Kind
 from headrace.runtime.process.shared_memory import Segments
 from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Ref, RefLost
-from headrace.runtime.wire_types import WireError, WireTypes
+from headrace.runtime.wire.wire_types import WireError, WireTypes
 from headrace.runtime.workers import WorkerError, WorkerLost
 
 FETCH_S = 60.0

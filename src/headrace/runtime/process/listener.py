@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from headrace.runtime.answers import WINDOW
+from headrace.runtime.local.awaited import WINDOW
+from headrace.runtime.local.service import Service, as_worker_error
 from headrace.runtime.process.channel import Channel
 from headrace.runtime.process.frames import Frame, FrameError, Kind
 from headrace.runtime.process.shared_memory import Segments
 from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Ref
-from headrace.runtime.service import Service, as_worker_error
-from headrace.runtime.wire_types import WireError, WireTypes
+from headrace.runtime.wire.wire_types import WireError, WireTypes
 from headrace.runtime.workers import WorkerError, WorkerLost
 
 BEAT_S = 0.5

@@ -14,6 +14,8 @@ from headrace.runtime.workers import DEADLINE_S, Handle, WorkerLost
 class LinkedPeer:
     """A `Peer`."""
 
+    here = None
+
     def __init__(self, handle: Handle, links: Links) -> None:
         self._handle = handle
         self._links = links

@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace.runtime.local_refs import Keepers
+from headrace.runtime.local.local_refs import Keepers
+from headrace.runtime.local.service import Service
 from headrace.runtime.process.boot import PACKAGE, path_of
 from headrace.runtime.process.kept import Links, RefsElsewhere, ShownRefs
 from headrace.runtime.process.listener import Server
@@ -17,8 +18,7 @@ from headrace.runtime.process.shared_memory import Segments
 from headrace.runtime.process.site import Site, socket_path
 from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Ref, Refs
-from headrace.runtime.service import Service
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Placement, Worker
 
 W = TypeVar("W", bound=Worker)

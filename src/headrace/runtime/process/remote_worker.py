@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.runtime.answers import END_S
+from headrace.runtime.local.awaited import END_S
 from headrace.runtime.process.launch import ChildProcess
 from headrace.runtime.process.link import Link
 from headrace.runtime.process.shared_memory import Segments
 from headrace.runtime.process.site import socket_path
 from headrace.runtime.protocol import Services
-from headrace.runtime.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Placement, WorkerLost
 
 _LOOK_S = 0.5
@@ -42,6 +42,8 @@ class Origin:
 
 class RemoteWorker:
     """A `Peer`, and a member of a `WorkerGroup`."""
+
+    here = None
 
     def __init__(
         self,

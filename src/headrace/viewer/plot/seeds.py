@@ -7,8 +7,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
-from headrace.config.load import decisive
-from headrace.config.resume import LENGTHS
+from headrace.config.reading.load import decisive
+from headrace.config.reading.resume import LENGTHS
 from headrace.observe.offline.run import OfflineRun
 from headrace.observe.run_record import RunRecord
 from headrace.viewer.plot.points import Curve, Point

@@ -1,0 +1,1 @@
+"""What a run is given in Python: rows and callables."""

@@ -1,0 +1,1 @@
+"""Kinds of values that several sections have."""

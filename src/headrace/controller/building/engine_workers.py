@@ -1,0 +1,171 @@
+"""Engines as workers, on lanes of this process or in processes of their own: the policy's, and those of judges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from headrace.config import ConfigError, EngineConfig, TrainConfig
+from headrace.controller.building.processors import threads_of_worker
+from headrace.controller.planning.judges import own_judges
+from headrace.controller.planning.plan import Plan
+from headrace.engines.embedded.cache_plan import CachePlan
+from headrace.engines.pool import EnginePool
+from headrace.engines.protocol import Engine, EngineError, SwapMode
+from headrace.engines.remote import PeerOfRank, RemoteEngine
+from headrace.models.loading import load_causal_lm, resolve_device
+from headrace.roles.actors.actor import TRAINER_LANE
+from headrace.roles.workers.engine import EngineSpec, EngineWorker, JudgeEngineWorker
+from headrace.runtime.protocol import Runtime
+from headrace.runtime.signal import Signal
+from headrace.runtime.workers import Placement, WorkerError, WorkerLost, Workers
+from headrace.weights.plane import WeightPublisher, WeightReceiver
+from headrace.weights.version import INITIAL
+
+CLIENT = "controller"
+"""By which the controller asks them."""
+_START_S = 1800.0
+"""A large model may come from a slow disk."""
+
+
+async def load_engines(
+    plan: Plan, runtime: Runtime, *, returns: bool = True, plane: WeightPublisher | None = None
+) -> EnginePool:
+    """The policy's engines, each with weights of its own, not started. `returns`: one that died comes back, where
+    weights are published. `plane`: has them as version 0, where no trainer publishes it and they are needed again.
+    Raises ConfigError, EngineError, WaitTimeout."""
+    config = plan.config
+    process = config.engine.process
+    if plane is not None and not process:
+        await runtime.compute(TRAINER_LANE, _publish, plan, plane)
+    spec = engine_spec(
+        plan.weights, config.engine, config.model.dtype, config.model.device, cache=plan.memory.cache, returns=returns
+    )
+    workers = await _started(EngineWorker, [spec] * config.engine.replicas, runtime, _where(config))
+    asked = _Asked(workers, runtime)
+    return asked.pool(
+        range(config.engine.replicas),
+        revive=_Revive(workers, asked, anew=process) if returns else None,
+        return_deadline_s=config.engine.return_deadline_s,
+        spread=config.engine.spread,
+    )
+
+
+async def load_judges(plan: Plan, runtime: Runtime) -> dict[str, EnginePool]:
+    """The engines of judges that are models of their own, by the model's name; not started. Each computes on a lane of
+    its own, beside the policy's, or where those have processes in one of its own. Raises as `load_engines`."""
+    model, judges = plan.config.model, own_judges(plan.config.rewards)
+    if not judges:
+        return {}
+    specs = [engine_spec(own.path, own.engine, model.dtype, model.device) for own in judges]
+    workers = await _started(JudgeEngineWorker, specs, runtime, _where(plan.config))
+    return {own.path: _Asked(workers, runtime).pool([rank]) for rank, own in enumerate(judges)}
+
+
+async def load_engine(path: str, config: EngineConfig, dtype: str, runtime: Runtime) -> EnginePool:
+    """One engine of the model at `path`, not started, that does not come back. Raises as `load_engines`."""
+    spec = engine_spec(path, config, dtype, "auto")
+    workers = await _started(EngineWorker, [spec], runtime, Placement(start_s=_START_S))
+    return _Asked(workers, runtime).pool([0])
+
+
+def engine_spec(
+    path: str,
+    config: EngineConfig,
+    dtype: str,
+    device: str,
+    *,
+    cache: CachePlan | None = None,
+    returns: bool = False,
+) -> EngineSpec:
+    """`dtype` and `device` of the run's models."""
+    return EngineSpec(path, config.dtype or dtype, str(resolve_device(device)), config, cache, returns)
+
+
+def _where(config: TrainConfig) -> Placement:
+    process = config.engine.process
+    return Placement(
+        process=process,
+        threads=threads_of_worker(config) if process else None,
+        deadline_s=config.runtime.stall_timeout_s,
+        start_s=_START_S,
+    )
+
+
+async def _started(
+    kind: type[EngineWorker], specs: Sequence[EngineSpec], runtime: Runtime, where: Placement
+) -> Workers[Any]:
+    """Each loads its model itself."""
+    try:
+        return await runtime.start(kind, specs, where)
+    except WorkerError as error:
+        if error.is_fault:
+            raise  # with where it was raised
+        raise (ConfigError if error.type == ConfigError.__name__ else EngineError)(error.text) from error
+    except WorkerLost as error:
+        raise EngineError(str(error)) from error
+
+
+def _publish(plan: Plan, plane: WeightPublisher) -> None:
+    """Version 0. Blocking."""
+    dtype = getattr(torch, plan.config.engine.dtype or plan.config.model.dtype)
+    model = load_causal_lm(plan.weights, dtype=dtype, device="cpu")
+    plane.publish(INITIAL, ((name, parameter.detach()) for name, parameter in model.named_parameters()))
+
+
+class _Asked:
+    """The engines of workers, as the controller asks them."""
+
+    def __init__(self, workers: Workers[Any], runtime: Runtime) -> None:
+        self._workers = workers
+        self._runtime = runtime
+        self._changed = Signal()
+        """Notified when version or failure of one has."""
+
+    def engine(self, rank: int) -> RemoteEngine:
+        peer = PeerOfRank(self._workers, rank)
+        return RemoteEngine(peer, self._runtime, CLIENT, rank=rank, changed=self._changed.notify)
+
+    def pool(self, ranks: Sequence[int], **more: Any) -> EnginePool:
+        """Of those of these ranks, which hears of their changes. `more`: see `EnginePool`."""
+        handles = [self._workers.handles[rank] for rank in ranks]
+        pool = EnginePool([self.engine(rank) for rank in ranks], self._runtime.clock, handles=handles, **more)
+        self._changed.listen(pool.changed.notify)
+        return pool
+
+
+class _Revive:
+    """Brings back the engine of a rank."""
+
+    def __init__(self, workers: Workers[Any], asked: _Asked, *, anew: bool) -> None:
+        """`anew`: its process is begun again, as version 0 where nothing newer was published. Else the worker keeps its
+        module's skeleton: nothing is loaded in this process while others compute."""
+        self._workers = workers
+        self._asked = asked
+        self._anew = anew
+
+    async def __call__(self, dead: Engine, receiver: WeightReceiver) -> Engine:
+        """See `Revive`."""
+        assert isinstance(dead, RemoteEngine)
+        rank = dead.rank
+        engine = self._asked.engine(rank)
+        if not self._anew:
+            if rank in self._workers.lost:
+                raise EngineError(
+                    f"the worker of engine {rank} ended ({self._workers.lost[rank]}), and no model is loaded in a "
+                    "process in which others compute; resume the run to go on"
+                )
+            await dead.revive(receiver)
+            await engine.attach()
+            return engine
+        try:
+            await self._workers.restart(rank)
+        except (WorkerError, WorkerLost) as error:
+            raise EngineError(str(error)) from error
+        await engine.start()
+        latest = receiver.latest()
+        if latest is not None and latest != INITIAL:
+            await engine.update(receiver, SwapMode.RECOMPUTE)
+        return engine

@@ -1,0 +1,32 @@
+"""Workers that hold a model, one of a kind: on a lane of this process, or in a process of their own."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from headrace.config import ConfigError, TrainConfig
+from headrace.controller.building.processors import threads_of_worker
+from headrace.runtime.protocol import Runtime
+from headrace.runtime.workers import Placement, Worker, WorkerError, Workers
+
+W = TypeVar("W", bound=Worker)
+
+
+async def started(kind: type[W], spec: object, runtime: Runtime, config: TrainConfig) -> Workers[Any]:
+    """One worker of this kind, where the config has it. It loads its model itself. Raises ConfigError, WorkerLost,
+    WaitTimeout; in this process whatever loading raises."""
+    process = kind.kind in (*config.trainer_processes, *config.scorer_processes)
+    where = Placement(
+        process=process,
+        threads=threads_of_worker(config) if process else None,
+        deadline_s=config.runtime.stall_timeout_s,
+    )
+    try:
+        return await runtime.start(kind, [spec], where)
+    except WorkerError as error:
+        own = error.__cause__
+        if not isinstance(own, Exception):
+            if error.type == ConfigError.__name__:
+                raise ConfigError(error.text) from error
+            raise
+    raise own  # not while the other is handled: each would come of the other

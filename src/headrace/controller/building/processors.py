@@ -1,0 +1,28 @@
+"""The processors of a run whose workers have processes of their own."""
+
+from __future__ import annotations
+
+from headrace.config import TrainConfig
+from headrace.controller.building.threads import available_threads
+from headrace.controller.planning.judges import own_judges
+
+
+def process_count(config: TrainConfig) -> int:
+    """Worker processes that compute with models."""
+    engines = (config.engine.replicas + len(own_judges(config.rewards))) * config.engine.process
+    return engines + len(config.scorer_processes) + len(config.trainer_processes)
+
+
+def threads_of_worker(config: TrainConfig) -> int:
+    """Processors that each of them computes with."""
+    total = available_threads(config.runtime.threads)
+    if config.async_.in_order or config.runtime.turns:
+        return total  # they and the trainer compute in turn
+    computes_here = not (config.engine.process and "trainer" in config.trainer_processes)
+    return max(total // (process_count(config) + computes_here), 1)
+
+
+def own_threads(config: TrainConfig) -> int:
+    """Processors that this process computes with: those that are no worker process's."""
+    total, each = available_threads(config.runtime.threads), threads_of_worker(config)
+    return total if each == total else max(total - each * process_count(config), 1)

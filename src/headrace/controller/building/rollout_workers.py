@@ -1,0 +1,114 @@
+"""The rollout workers of a run, built: their specs, and their start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.config import ConfigError
+from headrace.controller.building.reward_pools import RewardPools
+from headrace.controller.planning.judges import own_judges
+from headrace.controller.planning.plan import Plan
+from headrace.engines.embedded.cache_plan import context_limit
+from headrace.engines.pool import EnginePool
+from headrace.experience.records.restored_refs import RestoredRefs
+from headrace.experience.text.fast_tokenizer import TokenizerSpec
+from headrace.models.loading import load_tokenizer, read_generation_stops, read_model_config
+from headrace.roles.reissue import Losses
+from headrace.roles.rollout_workers import RolloutWorkers
+from headrace.roles.workers.rollout import RolloutWorker
+from headrace.roles.workers.rollout_types import ModelSpec, RolloutSpec
+from headrace.runtime.protocol import Clock, Runtime, WaitTimeout
+from headrace.runtime.workers import Handle, Placement, WorkerError, WorkerLost
+from headrace.store import RunStore
+from headrace.weights.version import Lineage
+
+_THREADS = 1
+_END_S = 20.0
+_START_S = 600.0
+"""A user's module may import much."""
+
+logger = logging.getLogger(__name__)
+
+
+class RolloutHands:
+    """Rollout workers, and what others of the run know them by."""
+
+    def __init__(self, workers: RolloutWorkers, refs: RestoredRefs, losses: Losses) -> None:
+        self.workers = workers
+        self.refs = refs
+        """Where the table's columns are: of samples that workers keep, too."""
+        self.losses = losses
+
+
+async def start_rollout_workers(
+    plan: Plan,
+    folder: Path,
+    runtime: Runtime,
+    store: RunStore,
+    engines: EnginePool,
+    judges: Mapping[str, EnginePool],
+    rewards: RewardPools,
+    lineage: Lineage,
+) -> RolloutHands | None:
+    """None if the run has none. `engines` have started. Raises ConfigError, WorkerError, WorkerLost."""
+    count, config = plan.rollout_workers, plan.config
+    if not count:
+        return None
+    handles = [pool.handles for pool in (engines, *judges.values())]
+    template = TokenizerSpec.of(plan.tokenizer)
+    policy = ModelSpec(config.model.path, template, plan.stop_token_ids, plan.max_context, handles[0])
+    spec = RolloutSpec(
+        config=config,
+        policy=policy,
+        judges={
+            own.path: _judge(own.path, own.engine, of_judge)
+            for own, of_judge in zip(own_judges(config.rewards), handles[1:], strict=True)
+        },
+        longest={"": plan.fit.longest, **{name: fit.longest for name, fit in plan.held_out_fits.items()}},
+        branch=lineage.branch,
+        last_kept=store.checkpoints.lineage(),
+        journal=str((store.path / "journal").resolve()),
+        reward_log=str((folder / "logs" / "reward.log").resolve()),
+        workers=count,
+        min_samples=least_samples(plan),
+        keeps_failed=config.record.samples_per_batch != 0,
+    )
+    where = Placement(process=True, threads=_THREADS, start_s=_START_S, silence_s=config.rollout.block_timeout_s)
+    losses, refs = Losses(), RestoredRefs(runtime.refs, store.journal.read)
+    try:
+        group = await runtime.start(RolloutWorker, [spec] * count, where)
+        workers = RolloutWorkers(group, count, runtime, store, refs, losses, times=rewards.training.times)
+        await workers.begin()
+    except WorkerError as error:
+        raise (ConfigError(error.text) if error.type == ConfigError.__name__ else error) from error
+    return RolloutHands(workers, refs, losses)
+
+
+async def end_rollout_workers(hands: RolloutHands | None, clock: Clock) -> None:
+    """With a deadline; what is left then ends with the runtime."""
+    if hands is None:
+        return
+    try:
+        await clock.wait_for(hands.workers.close(), _END_S, "the rollout workers to end")
+    except (WaitTimeout, WorkerError, WorkerLost) as error:
+        logger.warning("%s", error)
+
+
+def least_samples(plan: Plan) -> int:
+    """Of a group that did not fail, for it to be trained on."""
+    rollout = plan.config.rollout
+    return rollout.min_samples or min(2, rollout.samples_per_prompt)
+
+
+def _judge(path: str, engine: Any, handles: tuple[Handle, ...]) -> ModelSpec:
+    tokenizer = load_tokenizer(path)
+    return ModelSpec(
+        path,
+        TokenizerSpec.of(tokenizer),
+        read_generation_stops(path, tokenizer),
+        context_limit(read_model_config(path), engine),
+        handles,
+    )

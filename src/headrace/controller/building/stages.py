@@ -1,0 +1,90 @@
+"""The roles that fill columns between the rollout and the trainers: models that score, and the user's own stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from headrace.config.train import CriticConfig, ProximalConfig, ReferenceConfig, TeacherConfig
+from headrace.controller.building.models import Models
+from headrace.controller.planning.plan import Plan
+from headrace.roles.columns.filling import ColumnRole
+from headrace.roles.columns.frozen import AskedModel
+from headrace.roles.columns.function_stage import FunctionColumns
+from headrace.roles.columns.functions import AskedFunctions
+from headrace.roles.columns.reward import RewardColumns
+from headrace.roles.columns.scorer import FollowedWeights, Score, ScoredColumns
+from headrace.roles.context import RoleContext
+from headrace.roles.known_refs import with_known_refs
+from headrace.runtime.signal import Signal
+from headrace.training.group import TrainerGroup
+from headrace.training.rows.packed_rows import RowToTrain
+from headrace.weights.version import INITIAL, Version
+
+ScorerSettings = ReferenceConfig | ProximalConfig | TeacherConfig | CriticConfig
+
+
+def scorers(
+    context: RoleContext, plan: Plan, models: Models, published: Signal, committed: Version
+) -> tuple[ColumnRole, ...]:
+    """Those that the recipe has stages for."""
+    config = plan.config
+    by_group = config.async_.in_order
+    found: list[ColumnRole] = []
+
+    def add(name: str, section: ScorerSettings, score: Score, **changes: Any) -> None:
+        """A scorer that names its stage and its column alike, but for `changes`."""
+        named = {"name": name, "columns": (name,), "by_group": by_group, **changes}
+        scored = ScoredColumns(context, score=score, max_tokens=section.max_tokens_per_microbatch, **named)
+        found.append(ColumnRole(context, scored))
+
+    def asked(lane: str, name: str, scores: Score) -> Score:
+        """What a model gives, with what was lost of its rows put back."""
+        what = f"scores of {name}"
+
+        async def score(rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
+            return await with_known_refs(context, rows, lambda known: context.computed(lane, what, scores(known)))
+
+        return score
+
+    def of(model: AskedModel) -> Score:
+        return asked(model.name, model.name, model.scores)
+
+    def of_group(group: TrainerGroup, column: str) -> Score:
+        return asked(group.name, column, partial(group.scores, column))
+
+    if models.reward is not None:
+        found.append(ColumnRole(context, RewardColumns(context, models.reward, by_group=by_group)))
+    if models.proximal is not None:
+        follows = FollowedWeights(
+            context,
+            models.trainer.receiver(),
+            published,
+            models.proximal.take,
+            name="proximal",
+            loaded=0 if committed == INITIAL else None,
+        )
+        add("proximal", config.proximal, of(models.proximal), follows=follows)
+    elif plan.recipe.has("proximal"):
+        # A row enters a batch once the actor has stepped to the version that the batch begins with, and the actor
+        # steps no further before all of its rows are scored: the trainer has those weights.
+        add("proximal", config.proximal, of_group(models.trainer, "proximal"))
+    if models.reference is not None:
+        add("reference", config.reference, of(models.reference))
+    elif plan.recipe.has("reference"):
+        add("reference", config.reference, of_group(models.trainer, "reference"))
+    if models.teacher is not None:
+        add("teacher", config.teacher, of(models.teacher))
+    if models.critic is not None:
+        bootstraps = config.algorithm.truncated == "bootstrap"
+        values: dict[str, Any] = {"columns": ("values", "last_value"), "reads": ("truncated",)} if bootstraps else {}
+        add("critic.value", config.critic, of_group(models.critic, "values"), **{"columns": ("values",), **values})
+    return tuple(found)
+
+
+def own_stages(context: RoleContext, plan: Plan, functions: AskedFunctions) -> tuple[ColumnRole, ...]:
+    return tuple(
+        ColumnRole(context, FunctionColumns(context, functions, name=stage.name, reads=stage.reads, unit=stage.unit))
+        for stage in plan.config.algorithm.stages
+    )

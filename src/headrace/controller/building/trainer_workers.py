@@ -1,0 +1,57 @@
+"""The models in training as workers: on lanes of this process, or in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from headrace.controller.building.model_workers import started
+from headrace.controller.planning.plan import Plan
+from headrace.models.loading import resolve_device
+from headrace.roles.workers.trainer import CriticWorker, TrainerSpec, TrainerWorker
+from headrace.runtime.protocol import Runtime
+from headrace.training.group import RankWorkers, TrainerGroup
+from headrace.weights.transport import Transport
+
+
+async def policy_group(
+    plan: Plan, runtime: Runtime, folder: Path, in_memory: Callable[[str], Path] | None
+) -> TrainerGroup:
+    """The actor's. `folder` of the run; `in_memory` makes one that the run's processes share, of the name that it is
+    given. Raises as `started`."""
+    config = plan.config
+    transport: Transport = config.transport if plan.needs_engine else "memory"
+    trained = max(plan.total_batches - plan.warm_up_batches, 1)
+    needs_aside = config.reference.refresh_every is not None and "trainer" in config.trainer_processes
+    spec = TrainerSpec(
+        config,
+        plan.weights,
+        str(resolve_device(config.model.device)),
+        trained * config.algorithm.steps_per_batch,
+        plan.records_entropy,
+        transport,
+        str(in_memory("weights") if transport == "shm" and in_memory is not None else folder / "weights"),
+        aside=str(in_memory("reference")) if needs_aside and in_memory is not None else None,
+    )
+    return await _group(TrainerWorker, spec, plan, runtime)
+
+
+async def value_group(plan: Plan, runtime: Runtime, weights: str, folder: Path) -> TrainerGroup:
+    """The critic's, from the model at `weights`. As `policy_group`."""
+    config = plan.config
+    spec = TrainerSpec(
+        config,
+        weights,
+        str(resolve_device(config.model.device)),
+        plan.total_batches * config.algorithm.epochs_per_batch * config.critic.updates_per_batch,
+        records_entropy=False,
+        transport="memory",
+        folder=str(folder),
+    )
+    return await _group(CriticWorker, spec, plan, runtime)
+
+
+async def _group(
+    kind: type[TrainerWorker] | type[CriticWorker], spec: TrainerSpec, plan: Plan, runtime: Runtime
+) -> TrainerGroup:
+    return await TrainerGroup.of(kind.kind, RankWorkers(await started(kind, spec, runtime, plan.config)))

@@ -1,0 +1,336 @@
+"""Builds the parts of a training run and connects them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from headrace.algorithms.estimate import AdvantageEstimator
+from headrace.config.evaluation import PLAIN
+from headrace.controller.best import BestCheckpoint
+from headrace.controller.building.episode_runners import evaluations, policy_settings
+from headrace.controller.building.functions_worker import asked_functions
+from headrace.controller.building.groundwork import Crew, filter_role, lay_groundwork, rollout_role
+from headrace.controller.building.models import Models
+from headrace.controller.building.reward_pools import RewardPools
+from headrace.controller.building.rollout_workers import RolloutHands
+from headrace.controller.building.stages import own_stages, scorers
+from headrace.controller.checkpointer import Checkpointer
+from headrace.controller.divergence import Divergence
+from headrace.controller.planning.plan import Plan
+from headrace.controller.recorder import Recorder
+from headrace.engines.protocol import SwapMode
+from headrace.experience.flow import Flow
+from headrace.experience.loader import StreamingLoader
+from headrace.observe.listeners import NOBODY, Listeners
+from headrace.roles.actors import actor
+from headrace.roles.actors.actor import ActorRole, TrainedStep, WholeBatches
+from headrace.roles.actors.batch_stats import BatchStats, FreshRule, StalenessRule
+from headrace.roles.actors.critic import CriticRole
+from headrace.roles.actors.gap_sample import GapSampler, due_after
+from headrace.roles.columns.advantages import AdvantageColumns
+from headrace.roles.columns.filling import ColumnRole
+from headrace.roles.columns.functions_worker import InWorker
+from headrace.roles.context import RoleContext
+from headrace.roles.engine_watch import EngineWatchRole
+from headrace.roles.evaluator import EvaluatorRole
+from headrace.roles.filter import FilterRole
+from headrace.roles.replay import NeverFresh, RecordedLineage, ReplayRole
+from headrace.roles.rollout import RolloutRole
+from headrace.roles.rollout_record import RolloutRecord
+from headrace.roles.weight_follower import WeightFollowerRole, taken_up
+from headrace.roles.workers.functions import FunctionsWorker
+from headrace.runtime.protocol import Runtime
+from headrace.runtime.signal import Signal
+from headrace.runtime.workers import Workers
+from headrace.store import RunStore
+from headrace.training.epochs import Epochs
+from headrace.training.objective import policy_columns, prepare_batch
+from headrace.training.protocol import StepReport
+from headrace.weights.version import Lineage, Version
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A run, ready to start."""
+
+    lineage: Lineage
+    """Of the versions that are made: where the run goes back, it knows."""
+    begun: Version
+    """Where this process began."""
+    ahead: int
+    """Most groups that run or wait for a batch."""
+    models: Models
+    flow: Flow
+    context: RoleContext
+    estimator: AdvantageEstimator
+    recorder: Recorder
+    checkpointer: Checkpointer
+    rollouts: RolloutRecord
+    rollout: RolloutRole | ReplayRole
+    filter: FilterRole
+    scorers: tuple[ColumnRole, ...]
+    stages: tuple[ColumnRole, ...]
+    functions: InWorker
+    """Whom to ask for what the user's functions compute."""
+    advantages: ColumnRole | None
+    """None where the loss reads a teacher instead."""
+    critic: CriticRole | None
+    actor: ActorRole
+    followers: tuple[WeightFollowerRole, ...]
+    """Of each engine one."""
+    watch: EngineWatchRole | None
+    """None where nothing is generated."""
+    evaluator: EvaluatorRole | None
+    gap: GapSampler | None
+    """None on-policy, where every token shows the gap."""
+    best: BestCheckpoint | None
+    """Keeps the checkpoint that is best on a held-out set; None if none is to be kept."""
+
+    @property
+    def branch(self) -> int:
+        """Of the versions that are made now."""
+        return self.lineage.branch
+
+    async def taken_up(self) -> None:
+        """Until an engine serves the newest version."""
+        await taken_up(self.context, self.models.engines, self.models.trainer.receiver())
+
+    def stop(self) -> None:
+        """Have the actor end before the batch that it is at."""
+        self.actor.stop()
+        if self.best is not None:
+            self.best.let_go()
+
+
+def connect(
+    plan: Plan,
+    models: Models,
+    store: RunStore,
+    runtime: Runtime,
+    rewards: RewardPools,
+    lineage: Lineage,
+    committed: Version,
+    listeners: Listeners = NOBODY,
+    crew: Crew = lambda runner, *parts: runner,
+    hands: RolloutHands | None = None,
+    *,
+    functions: Workers[FunctionsWorker],
+) -> Parts:
+    """Build roles, table and schedule around the models, whose engines have started. `committed`: the version that the
+    run begins from."""
+    config, replay = plan.config, plan.replay
+    rollout = config.rollout
+    if replay is not None:
+        lineage = RecordedLineage(lineage.branch, {})
+    algorithm, kl = config.algorithm, models.kl
+    base = lay_groundwork(
+        plan,
+        store,
+        runtime,
+        models.engines,
+        rewards,
+        lineage,
+        committed,
+        kl_coefficient=lambda batch: kl.of(batch) if algorithm.kl.moves else None,
+        listeners=listeners,
+        hands=hands,
+    )
+    flow, table, context, recorder, record = base.flow, base.table, base.context, base.recorder, base.record
+    eta = config.async_.staleness_bound
+    estimator = AdvantageEstimator(
+        algorithm, max_length=rollout.sampling.max_new_tokens, pieces=plan.pieces, coefficient=kl
+    )
+    asked = asked_functions(plan, context, functions)
+    best = None
+    if (by := config.best_by) is not None:
+        best = BestCheckpoint(store.checkpoints, by, context, recorder.event)
+    checkpointer = Checkpointer(
+        store,
+        models.trainer,
+        runtime,
+        context.activity,
+        others=models.parts,
+        state=lambda: dict(kl.state),
+        every=config.checkpoint.every,
+        committed=committed.number,
+        listener=listeners.checkpoint,
+        best=best,
+    )
+    published, pool = Signal(), models.engines
+    published.listen(pool.changed.notify)
+    pool.changed.listen(flow.changed.notify)
+    pool.tell = recorder.event
+    truncated = algorithm.truncated == "mask"
+    rule = StalenessRule(eta, config.deadline_rule == "mask", config.deadline_rule == "late", truncated)
+    if replay is not None:
+        rule = replay.rule(masks_truncated=truncated)
+
+    def stood_still() -> float:
+        """No row could come while no engine served, or of what a rollout worker was lost with."""
+        return pool.outage.seconds() + (0.0 if hands is None else hands.workers.lost_time.seconds())
+
+    def loader(consumer: str, max_tokens: int, epochs: Epochs | None) -> StreamingLoader:
+        return StreamingLoader(
+            table,
+            flow,
+            consumer=consumer,
+            max_tokens=max_tokens if epochs is None else None,
+            streaming=config.async_.streaming and epochs is None,
+            timeout_s=config.runtime.stall_timeout_s,
+            unfinished=context.unfinished,
+            stood_still=stood_still,
+        )
+
+    refresh = _refresh(plan, models, lineage)
+
+    async def trained(batch: int, reports: Sequence[StepReport], stats: BatchStats) -> None:
+        measured = [report.stats["reference_kl"] for report in reports if "reference_kl" in report.stats]
+        if algorithm.kl.place == "loss" and algorithm.kl.moves and measured and stats.trained_samples:
+            samples = stats.trained_samples
+            kl.take(batch, await asked.coefficient(kl.value, sum(measured), samples))
+        await refresh(batch + 1)
+        checkpointer.trained()
+
+    def epochs(updates: int, whole: bool) -> Epochs | None:
+        """Over batches that are all there before they are trained on, if they are."""
+        return Epochs(algorithm.epochs_per_batch, updates, config.seed) if whole or config.async_.in_order else None
+
+    critic = None
+    if models.critic is not None:
+        of_critic, budget = config.critic, config.critic.max_tokens_per_microbatch
+        over = epochs(of_critic.updates_per_batch, config.seals_critic)
+        rows = loader("critic.update", budget, over)
+        critic = CriticRole(context, rows, models.critic, rule, max_tokens=budget, epochs=over)
+    over = epochs(algorithm.updates_per_batch, algorithm.seals_batch)
+    gap, fresh = None, FreshRule(lineage, keeps_keys=config.async_.swap == "keep")
+    if replay is not None:
+        fresh = NeverFresh(lineage)
+    elif eta:
+        policy = policy_settings(plan, models.engines, runtime)
+        # The first batch that the actor looks at shows the gap, unless it comes after others, when it may be stale.
+        warms_up = plan.warm_up_batches > committed.number
+        first = plan.warm_up_batches if warms_up else due_after(committed.number)
+        gap = GapSampler(context, pool, policy, plan.prompts, fresh, first=first)
+    answers = None if hands is None else hands.workers.answers
+    return Parts(
+        lineage=lineage,
+        begun=committed,
+        ahead=base.ahead,
+        models=models,
+        flow=flow,
+        context=context,
+        estimator=estimator,
+        recorder=recorder,
+        checkpointer=checkpointer,
+        rollouts=record,
+        rollout=rollout_role(plan, base, models.engines, models.judges, rewards, crew)
+        if replay is None
+        else ReplayRole(context, replay.rollouts, base.journal),
+        filter=filter_role(plan, base),
+        scorers=scorers(context, plan, models, published, committed),
+        stages=own_stages(context, plan, asked),
+        functions=asked,
+        advantages=ColumnRole(
+            context,
+            AdvantageColumns(
+                context,
+                estimator,
+                asked,
+                kl,
+                moves=algorithm.kl.moves,
+                whole_batch=algorithm.needs_whole_batch,
+            ),
+        )
+        if plan.recipe.has("advantages")
+        else None,
+        critic=critic,
+        actor=ActorRole(
+            context,
+            loader(actor.NAME, config.trainer.max_tokens_per_microbatch, over),
+            models.trainer,
+            published,
+            lineage,
+            rule,
+            fresh,
+            columns=policy_columns(algorithm, own_proximal=config.own_proximal),
+            max_tokens_per_microbatch=config.trainer.max_tokens_per_microbatch,
+            whole=WholeBatches(
+                over,
+                recompute=algorithm.needs_proximal and not config.own_proximal,
+                prepares=prepare_batch(algorithm) is not None,
+                stop_kl=algorithm.stop_kl,
+            )
+            if over is not None
+            else None,
+            critic=critic,
+            warm_up_batches=plan.warm_up_batches,
+            gap_rows=gap.rows if gap is not None else lambda batch: (),
+            coefficient=lambda: kl.value if algorithm.kl.place == "loss" and algorithm.kl.moves else None,
+            trained=trained,
+            after_step=_after_step(
+                recorder, record, Divergence(masks_truncated=rule.masks_truncated), checkpointer, best, lineage
+            ),
+        ),
+        followers=tuple(
+            WeightFollowerRole(context, pool, member, models.trainer.receiver(), SwapMode(config.async_.swap))
+            for member in pool.members
+        ),
+        watch=None if pool.is_absent else EngineWatchRole(context, pool, models.trainer.receiver()),
+        evaluator=EvaluatorRole(
+            context,
+            models.engines,
+            evaluations(plan, models.engines, runtime, rewards, models.reward, base.answered, answers),
+            recorder.evaluation,
+            recorded=evaluated(store),
+            count=config.evaluation.engines,
+            begins=None if best is None else best.begins,
+            ended=None if best is None else best.ended,
+        )
+        if plan.held_out
+        else None,
+        gap=gap,
+        best=best,
+    )
+
+
+def _after_step(
+    recorder: Recorder,
+    rollouts: RolloutRecord,
+    divergence: Divergence,
+    checkpointer: Checkpointer,
+    best: BestCheckpoint | None,
+    lineage: Lineage,
+) -> Callable[[TrainedStep], Awaitable[None]]:
+    async def after_step(step: TrainedStep) -> None:
+        await rollouts.trained(step)  # before the batch's entry: who reads that finds its samples
+        recorder.batch(step)
+        divergence.look_at(step)
+        await checkpointer.after(Version(lineage.branch, step.batch + 1))
+        if best is not None:
+            await best.begun(step.batch + 1)
+
+    return after_step
+
+
+def _refresh(plan: Plan, models: Models, lineage: Lineage) -> Callable[[int], Awaitable[None]]:
+    """Called with the number of each version before a row of its batch can be scored: makes every n-th the
+    reference."""
+    every = plan.config.reference.refresh_every
+    own = models.reference
+
+    async def refresh(number: int) -> None:
+        if models.refreshed is None or every is None or number % every:
+            return
+        if own is None:
+            await models.trainer.keep_reference()
+        else:  # nobody else is to receive this version yet
+            await own.take(await models.trainer.show_aside(Version(lineage.branch, number)))
+            await models.trainer.end_aside()
+
+    return refresh
+
+
+def evaluated(store: RunStore) -> dict[str, int]:
+    """Of each held-out set the newest version whose evaluation stands in the record."""
+    return {str(row.record.get("set", PLAIN)): row.number for row in store.metrics.read("eval")}

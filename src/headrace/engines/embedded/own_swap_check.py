@@ -1,0 +1,26 @@
+"""The swap check as an engine makes it: its ids go through the engine's own decode steps, under the new weights."""
+
+from __future__ import annotations
+
+import torch
+
+from headrace.engines.embedded.runners.runner import Runner
+from headrace.weights.plane import WeightError
+from headrace.weights.swap_check import SwapCheck
+from headrace.weights.version import Version
+
+
+def require_right(runner: Runner, check: SwapCheck, version: Version, dtype: torch.dtype, device: torch.device) -> None:
+    """`runner`: with the weights of `version` and a cache that is empty, of as many slots and tokens as the check has.
+    Raises WeightError where its log-probs are not those of whoever made the weights."""
+    tokens = torch.from_numpy(check.tokens).to(device, torch.int64)
+    samples, length = tokens.shape
+    found = []
+    for place in range(length - 1):
+        positions = torch.full((samples,), place, dtype=torch.int64, device=device)
+        logits = runner.decode(tokens[:, place].contiguous(), positions, place + 1)
+        logprobs = torch.log_softmax(logits / check.temperature, dim=-1)
+        found.append(logprobs.gather(1, tokens[:, place + 1, None])[:, 0])
+    fault = check.fault(torch.stack(found, dim=1).cpu().numpy(), str(dtype).removeprefix("torch."))
+    if fault is not None:
+        raise WeightError(f"{version} did not arrive as it was published: {fault}; it is not taken")

@@ -1,0 +1,84 @@
+"""Choosing a runner, and checking at load time that it computes what the Hugging Face model computes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from headrace.engines.embedded.cache import KeyValueCache
+from headrace.engines.embedded.runners.fused_runner import FusedRunner
+from headrace.engines.embedded.runners.generic_runner import GenericRunner
+from headrace.engines.embedded.runners.runner import PrefillPass, Runner
+from headrace.engines.protocol import EngineError
+
+_ROWS, _LENGTH = 2, 9
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+
+
+def choose_runner(model: Any, cache: KeyValueCache) -> Runner:
+    """The fused runner where it agrees with the model, else the generic one. Raises EngineError if neither does, or if
+    the model computes nothing that could be compared. The cache is zero again afterwards."""
+    try:
+        return _choose(model, cache)
+    finally:
+        for slot in range(min(_ROWS, cache.slots)):
+            cache.clear(slot, _LENGTH)
+
+
+def _choose(model: Any, cache: KeyValueCache) -> Runner:
+    tokens = _probe_tokens(model, cache)
+    tolerance = _TOLERANCE[model.dtype]
+    expected = model(input_ids=tokens, use_cache=False).logits.float()
+    if not torch.isfinite(expected[:, -1]).all(dim=-1).any():
+        raise EngineError(
+            f"{type(model).__name__} computes logits that are not finite, whatever it is given: what it computes "
+            f"overflows {str(model.dtype).removeprefix('torch.')}; look at its weights and its config.json"
+            + (", or use dtype float32" if model.dtype is not torch.float32 else "")
+        )
+    fused = FusedRunner.of(model, cache)
+    if fused is not None and _error(fused, tokens, expected, tolerance) <= 1.0:
+        return fused
+    generic = GenericRunner(model, cache)
+    try:
+        error = _error(generic, tokens, expected, tolerance)
+    except (TypeError, AttributeError, IndexError, RuntimeError) as cause:
+        raise EngineError(
+            f"{type(model).__name__} does not run over the KV cache of the embedded engine ({cause}); "
+            "use an architecture whose attention goes through transformers' Cache and AttentionInterface"
+        ) from cause
+    if error > 1.0:
+        raise EngineError(
+            f"over the KV cache of the embedded engine {type(model).__name__} computes other logits than its own "
+            f"forward pass ({error:.1f} times the tolerance); use plain or sliding-window attention"
+        )
+    return generic
+
+
+def _probe_tokens(model: Any, cache: KeyValueCache) -> torch.Tensor:
+    """Int64 [rows, length] of arbitrary but fixed tokens."""
+    rows, length = min(_ROWS, cache.slots), min(_LENGTH, cache.max_context)
+    numbers = torch.arange(rows * length).view(rows, length)
+    return ((numbers * 7919 + 13) % model.config.get_text_config().vocab_size).to(model.device)
+
+
+def _error(runner: Runner, tokens: torch.Tensor, expected: torch.Tensor, tolerance: float) -> float:
+    """Greatest deviation of the logits of the later half, in units of what is allowed, over the places where they are
+    expected to be finite. Prefills the earlier half."""
+    rows, length = tokens.shape
+    half = length // 2
+    positions = torch.arange(length, device=tokens.device).repeat(rows, 1)
+    slots = torch.arange(rows, device=tokens.device)
+    if half:
+        runner.prefill(PrefillPass(tokens[:, :half], positions[:, :half], slots, half))
+    worst = 0.0
+    for i in range(half, length):
+        logits = runner.decode(tokens[:, i].contiguous(), positions[:, i].contiguous(), i + 1)
+        sound = torch.isfinite(expected[:, i]).all(dim=-1)
+        if not sound.any():
+            continue
+        wanted = expected[sound, i]
+        error = (logits[sound] - wanted).abs().max().item() / (tolerance * (1.0 + wanted.abs().max().item()))
+        worst = max(worst, error if math.isfinite(error) else math.inf)
+    return worst

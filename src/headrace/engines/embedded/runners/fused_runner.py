@@ -1,0 +1,165 @@
+"""The forward pass of Llama-like decoders (Llama, Mistral, Qwen2, Qwen3) over fused weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from headrace.engines.embedded.cache import KeyValueCache
+from headrace.engines.embedded.ranges import RowRange, split_rows
+from headrace.engines.embedded.runners.fused_weights import FusedShape, FusedWeights, fuse, fused_names
+from headrace.engines.embedded.runners.graphs import DecodeGraphs
+from headrace.engines.embedded.runners.rope import RotaryTable
+from headrace.engines.embedded.runners.runner import PrefillPass
+from headrace.engines.embedded.runners.slot_attention import decode_attention, decode_bias, prefill_attention, visible
+
+_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Those whose frequencies do not depend on the sequence's length."""
+
+Attend = Callable[[int, torch.Tensor], torch.Tensor | None]
+"""(layer, [N, heads + 2 kv_heads, head_dim] after norm and rotation) -> [N, heads x head_dim]; None ends the pass."""
+
+
+class FusedRunner:
+    """See `Runner`. On a CPU activations are float32 between the matrix products, whatever the weights are."""
+
+    def __init__(
+        self,
+        weights: FusedWeights,
+        shape: FusedShape,
+        rotary: RotaryTable,
+        cache: KeyValueCache,
+        *,
+        graphs: bool = True,
+    ) -> None:
+        """`graphs`: whether decode steps on a CUDA device are captured."""
+        self._weights = weights
+        self._shape = shape
+        self._rotary = rotary
+        self._cache = cache
+        self._dtype = weights.embedding.dtype
+        self._rows = torch.arange(len(cache.layers[0][0]), device=weights.embedding.device)
+        self._graphs: DecodeGraphs | None = None
+        if graphs and weights.embedding.is_cuda:
+            self._graphs = DecodeGraphs(self._decode, cache, self._rows, len(weights.embedding))
+
+    @classmethod
+    def of(cls, model: Any, cache: KeyValueCache) -> FusedRunner | None:
+        """For a Hugging Face model; None if its architecture, or anything in its config, is not of this kind."""
+        config = model.config
+        parameters = dict(model.named_parameters())
+        rope = getattr(config, "rope_parameters", None) or {}
+        layer_types = frozenset(getattr(config, "layer_types", None) or ("full_attention",))
+        if (
+            type(model).__name__ not in _ARCHITECTURES
+            or rope.get("rope_type") not in _ROPE_TYPES
+            or rope.get("partial_rotary_factor", 1.0) != 1.0
+            or layer_types != {"full_attention"}
+            or getattr(config, "sliding_window", None) is not None
+            or config.hidden_act != "silu"
+        ):
+            return None
+        heads = config.num_attention_heads
+        shape = FusedShape(
+            layers=config.num_hidden_layers,
+            heads=heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            norm_eps=config.rms_norm_eps,
+            tied="lm_head.weight" not in parameters,
+        )
+        if fused_names(shape, frozenset(parameters)) != frozenset(parameters):
+            return None
+        rotary = model.model.rotary_emb
+        table = RotaryTable(rotary.inv_freq, rotary.attention_scaling, cache)
+        return cls(fuse({name: p.detach() for name, p in parameters.items()}, shape), shape, table, cache)
+
+    def prepare(self, weights: Mapping[str, torch.Tensor], *, lasts: bool = True) -> Any:
+        return fuse(weights, self._shape)
+
+    def beside(self, cache: KeyValueCache, prepared: Any = None) -> FusedRunner:
+        return FusedRunner(prepared or self._weights, self._shape, self._rotary, cache, graphs=False)
+
+    def flip(self, prepared: Any) -> None:
+        if self._graphs is None:
+            self._weights = prepared
+        else:  # captured graphs hold the addresses of the present ones
+            self._weights.overwrite(prepared)
+
+    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
+        if self._graphs is not None:
+            return self._graphs.decode(tokens, positions, length)
+        return self._decode(tokens, positions, self._rows[: len(tokens)], length).float()
+
+    def prefill(self, work: PrefillPass) -> None:
+        shape, cache = self._shape, self._cache
+        batch, width = work.tokens.shape
+        mask = visible(work.positions, work.length, None)[:, None]
+        scale = shape.head_dim**-0.5
+
+        def attend(layer: int, qkv: torch.Tensor) -> torch.Tensor | None:
+            qkv = qkv.view(batch, width, -1, shape.head_dim)
+            new = qkv[:, :, shape.heads :].view(batch, width, 2, shape.kv_heads, shape.head_dim)
+            cache.layers[layer][:, work.slots[:, None], :, work.positions] = new
+            if layer == shape.layers - 1:
+                return None  # prefilling wants no more than the keys and values
+            keys, values = cache.gather(layer, work.slots, work.length)
+            query = qkv[:, :, : shape.heads].transpose(1, 2)
+            return prefill_attention(query, keys, values, mask, scale).transpose(1, 2).flatten(0, 1).flatten(1)
+
+        self._layers(work.tokens.flatten(), work.positions.flatten(), attend)
+
+    def _decode(self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tensor:
+        """Logits [n, V] in the weights' dtype. `rows` [n]: the slots that row i writes to; it reads slot i."""
+        shape, cache = self._shape, self._cache
+        count = len(tokens)
+        parts = [
+            (part, decode_bias(positions[part.begin : part.end], part.length, None, cache.dtype))
+            for part in (split_rows(positions) if self._graphs is None else [RowRange(0, count, length)])
+        ]
+        scale = shape.head_dim**-0.5
+
+        def attend(layer: int, qkv: torch.Tensor) -> torch.Tensor:
+            new = qkv[:, shape.heads :].view(count, 2, shape.kv_heads, shape.head_dim)
+            cache.layers[layer][:, rows, :, positions] = new
+            query = qkv[:, : shape.heads]
+            outs = []
+            for part, bias in parts:
+                keys, values = cache.window(layer, part.end, part.length)
+                those = slice(part.begin, part.end)
+                outs.append(decode_attention(query[those], keys[those], values[those], bias, scale))
+            return (outs[0] if len(outs) == 1 else torch.cat(outs)).view(count, -1)
+
+        hidden = self._layers(tokens, positions, attend)
+        normed = self._weights.norm(hidden).to(self._dtype)
+        return self._weights.head(normed)
+
+    def _layers(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """Hidden states [N, hidden] after the last layer, before the last norm; or where `attend` ended the pass."""
+        shape, dtype = self._shape, self._dtype
+        turned = shape.heads + shape.kv_heads
+        cos, sin = self._rotary.at(positions)
+        hidden = F.embedding(tokens, self._weights.embedding).to(self._cache.dtype)
+        for i, layer in enumerate(self._weights.layers):
+            normed = layer.input_norm(hidden).to(dtype)
+            qkv = layer.qkv(normed).to(self._cache.dtype).view(len(tokens), -1, shape.head_dim)
+            qk = qkv[:, :turned]
+            source = qk if layer.qk_norm is None else layer.qk_norm(qk)
+            half_turn = source.roll(shape.head_dim // 2, -1)
+            torch.addcmul(source * cos, half_turn, sin, out=qk)
+            attended = attend(i, qkv)
+            if attended is None:
+                break
+            hidden = self._add(hidden, attended.to(dtype), layer.out)
+            gate, up = layer.gate_up(layer.post_norm(hidden).to(dtype)).chunk(2, dim=1)
+            hidden = self._add(hidden, F.silu(gate).mul_(up), layer.down)
+        return hidden
+
+    def _add(self, hidden: torch.Tensor, x: torch.Tensor, projection: Any) -> torch.Tensor:
+        if projection.bias is None and hidden.dtype == x.dtype:
+            return torch.addmm(hidden, x, projection.weight)
+        return hidden.add_(projection(x))

@@ -1,0 +1,1 @@
+"""Prompts: datasets, their order and mixture, and how often each was passed."""

@@ -1,0 +1,1 @@
+"""Groups as bytes, in the journal and out of it."""

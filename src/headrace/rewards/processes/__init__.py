@@ -1,0 +1,1 @@
+"""The processes that score, and how they are spoken to, refreshed and ended."""

@@ -1,0 +1,1 @@
+"""What trains: the actor, and the critic beside it."""

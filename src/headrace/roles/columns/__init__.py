@@ -1,0 +1,1 @@
+"""The roles that fill columns, and whom they ask."""

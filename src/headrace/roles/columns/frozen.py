@@ -1,0 +1,107 @@
+"""Models that only score, as roles ask them: on a lane of the run's own process, or in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from headrace.runtime.protocol import Runtime
+from headrace.runtime.refs import Ref, RefLost
+from headrace.runtime.workers import WorkerError, Workers
+from headrace.training.protocol import CheckpointError, FrozenModel
+from headrace.training.rows.packed_rows import RowToTrain
+from headrace.training.scoring import Scoring
+from headrace.training.taking import taken
+from headrace.weights.plane import WeightError, WeightReceiver
+from headrace.weights.version import Version
+
+_LOST = RefLost.__name__
+_ERRORS: dict[str, type[Exception]] = {each.__name__: each for each in (CheckpointError, OSError, WeightError)}
+
+
+class AskedModel(Protocol):
+    """One that writes the column of its name."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def scores(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
+        """Of each row a ref to the log-probs of its tokens; from one forward pass. Raises RefLost."""
+
+    async def take(self, receiver: WeightReceiver) -> Version:
+        """Compute with the newest version from now on. Raises WeightError."""
+
+    async def save(self, path: Path) -> None:
+        """Into the folder `path`, which is made. Raises OSError."""
+
+    async def load(self, path: Path) -> None:
+        """What `save` wrote. Raises CheckpointError."""
+
+
+class OnLane:
+    """An `AskedModel` of this process."""
+
+    def __init__(self, model: FrozenModel, name: str, runtime: Runtime) -> None:
+        self.name = name
+        self._model = model
+        self._runtime = runtime
+        self._scoring = Scoring(runtime.refs, model.logprobs, name)
+
+    async def scores(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
+        """See `AskedModel.scores`."""
+        return await self._runtime.compute(self.name, self._scoring, rows)
+
+    async def take(self, receiver: WeightReceiver) -> Version:
+        """See `AskedModel.take`."""
+
+        return await self._runtime.compute(self.name, taken, self._model, receiver)
+
+    async def save(self, path: Path) -> None:
+        """See `AskedModel.save`."""
+        await self._runtime.compute(self.name, self._model.save, path)
+
+    async def load(self, path: Path) -> None:
+        """See `AskedModel.load`."""
+        await self._runtime.compute(self.name, self._model.load, path)
+
+
+class InWorker:
+    """An `AskedModel` that is the only worker of its kind. Its end ends the run, which can be resumed."""
+
+    def __init__(self, workers: Workers[Any], name: str) -> None:
+        self.name = name
+        self._workers = workers
+
+    async def scores(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
+        """See `AskedModel.scores`."""
+        try:
+            found: Sequence[Sequence[Any]] = await self._call("scores", list(rows), what=f"scores of {self.name}")
+        except WorkerError as error:
+            if error.type == _LOST:
+                raise RefLost(
+                    next(ref for row in rows for ref in row.columns.values() if isinstance(ref, Ref))
+                ) from error
+            raise
+        return found
+
+    async def take(self, receiver: WeightReceiver) -> Version:
+        """See `AskedModel.take`."""
+        version: Version = await self._call("take", receiver.offer(), what="new weights")
+        return version
+
+    async def save(self, path: Path) -> None:
+        """See `AskedModel.save`."""
+        await self._call("save", str(path), what="its part of a checkpoint")
+
+    async def load(self, path: Path) -> None:
+        """See `AskedModel.load`."""
+        await self._call("load", str(path), what="its part of a checkpoint")
+
+    async def _call(self, method: str, argument: object, *, what: str) -> Any:
+        try:
+            return (await self._workers.call(method, argument, rank=0, what=what))[0]
+        except WorkerError as error:
+            if error.type in _ERRORS:
+                raise _ERRORS[error.type](error.text) from error
+            raise

@@ -1,0 +1,124 @@
+"""A scorer: fills columns of the rows that are ready, as a model sees their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from headrace.experience.index import Lease, RowId
+from headrace.experience.loader import row_length
+from headrace.experience.samplers import token_budget, whole_groups
+from headrace.models.packing import plan_microbatches
+from headrace.roles.abandoned import freed_if_left
+from headrace.roles.columns.filling import Filled
+from headrace.roles.context import RoleContext
+from headrace.runtime.signal import Signal
+from headrace.training.rows.packed_rows import RowToTrain, to_train
+from headrace.weights.plane import WeightReceiver
+from headrace.weights.version import Version
+
+Score = Callable[[Sequence[RowToTrain]], Awaitable[Sequence[Sequence[Any]]]]
+"""Scores the rows of one forward pass, wherever the model is: of each the values of the role's columns."""
+
+
+class FollowedWeights:
+    """The weights of a model that takes the policy's versions, as they are published."""
+
+    def __init__(
+        self,
+        context: RoleContext,
+        receiver: WeightReceiver,
+        published: Signal,
+        take: Callable[[WeightReceiver], Awaitable[Version]],
+        *,
+        name: str,
+        loaded: int | None,
+    ) -> None:
+        """`take` has the model `name` load the newest version, and returns which that is. `loaded`: number of the
+        version that the model has, if it is one of the run."""
+        self._context = context
+        self._receiver = receiver
+        self._published = published
+        self._take = take
+        self._name = name
+        self._loaded = loaded
+
+    def forget(self) -> None:
+        """The version that the model has may have been taken back."""
+        self._loaded = None
+
+    async def reach(self, number: int) -> None:
+        """Have version `number`, which is about to be published if it is not. Raises WaitTimeout, WeightError."""
+        if self._loaded == number:
+            return
+        context = self._context
+
+        def is_there() -> bool:
+            latest = self._receiver.latest()
+            return latest is not None and latest.number >= number
+
+        await self._published.wait_until(
+            is_there,
+            context.runtime.clock,
+            context.stall_timeout_s,
+            lambda: f"version {number} to be published, for the {self._name} model",
+        )
+        self._loaded = (await self._take(self._receiver)).number
+
+
+class ScoredColumns:
+    """Reference, proximal, teacher, and the critic's values: each a consumer of its own, of a model of its own. See
+    `Computed`."""
+
+    waits_for = "kept groups"
+
+    def __init__(
+        self,
+        context: RoleContext,
+        *,
+        name: str,
+        columns: Sequence[str],
+        score: Score,
+        max_tokens: int,
+        reads: Sequence[str] = (),
+        follows: FollowedWeights | None = None,
+        by_group: bool = False,
+    ) -> None:
+        """`name`: of the stage. `columns`: that it writes, one of the tokens and where `score` gives it one of the
+        sample. `reads`: columns that the model finds, beside tokens and mask. `max_tokens`: budget of one forward pass;
+        a longer row is one of its own. `follows`: the weights must be those that the batch begins with. `by_group`:
+        rows of different groups never share a pass, so that no score depends on which groups came together."""
+        self._reads = tuple(reads)
+        self._follows = follows
+        self._context = context
+        self.name = name
+        self._columns = tuple(columns)
+        self._score = score
+        self._max_tokens = max_tokens
+        self.sampler = whole_groups if by_group else token_budget(max_tokens, row_length)
+
+    def begin_again(self) -> None:
+        """See `Computed.begin_again`."""
+        if self._follows is not None:
+            self._follows.forget()
+
+    async def compute(self, lease: Lease) -> Filled:
+        """See `Computed.compute`."""
+        rows = list(lease.rows)
+        if self._follows is not None:
+            await self._follows.reach(self._context.flow.batch)
+        of_row: dict[RowId, Sequence[Any]] = {}
+        for places in plan_microbatches([row.header.length for row in rows], self._max_tokens):
+            some = [rows[place] for place in places]
+            asking = self._asked([to_train(row, row.header.spans, self._reads) for row in some])
+            found = await freed_if_left(self._context, asking, f"a pass of {self.name}")
+            of_row |= {row.row_id: one for row, one in zip(some, found, strict=True)}
+        return Filled(
+            {
+                column: {row_id: found[place] for row_id, found in of_row.items()}
+                for place, column in enumerate(self._columns)
+            }
+        )
+
+    async def _asked(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
+        return await self._score(rows)

@@ -1,0 +1,1 @@
+"""Workers of this process: made, asked, awaited, and where their columns are."""

@@ -1,0 +1,142 @@
+"""All workers of one runtime, and whose refs are where."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from headrace.runtime.local.host import WorkerHost
+from headrace.runtime.local.local_refs import Keepers, KeptHere
+from headrace.runtime.local.local_worker import LocalWorker, Make
+from headrace.runtime.local.service import Service
+from headrace.runtime.local.worker_group import Member, WorkerGroup
+from headrace.runtime.protocol import Services
+from headrace.runtime.refs import Ref, RefLost
+from headrace.runtime.together import together
+from headrace.runtime.wire.copying import Carrier
+from headrace.runtime.wire.wire_types import WireTypes
+from headrace.runtime.workers import BASE_TYPES, Handle, Peer, Placement, Worker, WorkerLost
+
+if TYPE_CHECKING:
+    from headrace.runtime.process.processes import Processes
+
+W = TypeVar("W", bound=Worker)
+
+logger = logging.getLogger(__name__)
+
+
+class Place:
+    def __init__(
+        self, services: Services, *, copying: bool, types: WireTypes, processes: Processes | None = None
+    ) -> None:
+        """`types` of columns."""
+        self._services = services
+        self._copying = copying
+        self._types = BASE_TYPES.with_types(types)
+        self._processes = processes
+        self._members: dict[str, Member] = {}
+        self._groups: list[WorkerGroup[Any]] = []
+        self._keepers = Keepers()
+        self._opening = asyncio.Lock()
+        self._making = asyncio.Lock()
+        """In this process nothing is made while another is: those who load models share what is the process's."""
+        self.refs = KeptHere("", self._keepers, Carrier(self._types, copying=copying))
+
+    async def start(self, kind: type[W], specs: Sequence[object], where: Placement) -> WorkerGroup[W]:
+        """See `Runtime.start`."""
+        names = [f"{kind.kind}/{rank}" for rank in range(len(specs))]
+        if not names:
+            raise ValueError(f"{kind.__name__}: no spec is given; give one for each worker")
+        if names[0] in self._members:
+            raise ValueError(f"{names[0]} is there already; start all workers of a kind at once")
+        self._types = self._types.with_types(kind.types)
+        if self._processes is not None:
+            async with self._opening:
+                self._keepers.elsewhere = await self._processes.open(
+                    self._services, lambda: self._types, self._keepers, self._service
+                )
+        members = [
+            self._member(kind, spec, name, rank, where)
+            for rank, (name, spec) in enumerate(zip(names, specs, strict=True))
+        ]
+        self._members.update(zip(names, members, strict=True))
+        try:
+            async with self._making:
+                for member in members:
+                    if isinstance(member, LocalWorker):
+                        await member.start()
+            apart = [member for member in members if not isinstance(member, LocalWorker)]
+            await together((member.start() for member in apart), [member.name for member in apart])
+        except BaseException:
+            await asyncio.gather(*(member.close() for member in members), return_exceptions=True)
+            for name in names:
+                del self._members[name]
+            raise
+        group: WorkerGroup[W] = WorkerGroup(members, [self._handle(member) for member in members])
+        self._groups.append(group)
+        return group
+
+    def reach(self, handle: Handle) -> Peer:
+        """Raises WorkerLost if there is none of the name."""
+        if handle.worker not in self._members:
+            raise WorkerLost(handle.rank, "there is none of this name", worker=handle.worker)
+        return self._members[handle.worker]
+
+    async def get(self, ref: Ref, names: Collection[str] | None = None) -> Mapping[str, Any]:
+        """See `Services.get`."""
+        if ref.keeper in self._keepers:
+            return self.refs.get(ref, names)
+        if self._keepers.elsewhere is None or self._processes is None:
+            raise RefLost(ref)
+        return await self._processes.get(ref, names)
+
+    async def close(self) -> None:
+        """End all workers, those that were started last first. Their errors are logged."""
+        groups, self._groups = self._groups, []
+        for group in reversed(groups):
+            try:
+                await group.close()
+            except Exception as error:
+                logger.warning("at its end: %s", error)
+        if self._processes is not None:
+            await self._processes.close()
+
+    def _member(self, kind: type[W], spec: object, name: str, rank: int, where: Placement) -> Member:
+        if where.process:
+            if self._processes is None:
+                raise ValueError(f"{name} is to have a process of its own, and this runtime was given no `processes`")
+            return self._processes.member(kind, spec, name, rank, self._types, where)
+        carrier = Carrier(self._types, copying=self._copying)
+        member = LocalWorker(name, rank, self._maker(kind, spec, name, rank, carrier), self._services, carrier, where)
+        member.when_lost(partial(self._keepers.remove, name))
+        return member
+
+    def _maker(self, kind: type[W], spec: object, name: str, rank: int, carrier: Carrier) -> Make:
+        async def make() -> tuple[WorkerHost, Service]:
+            refs = KeptHere(name, self._keepers, carrier)
+            host = WorkerHost(name, rank, self._services, refs, self.get, self.reach)
+            try:
+                carried = carrier.carry(spec, f"the spec of {name}")
+                return host, await Service.make(kind, carried, host, name, rank, self._services)
+            except BaseException:
+                host.end()
+                self._keepers.remove(name)
+                raise
+
+        return make
+
+    def _handle(self, member: Member) -> Handle:
+        if self._processes is None:
+            return Handle(member.name, member.rank, "")
+        here = isinstance(member, LocalWorker)
+        return Handle(member.name, member.rank, self._processes.address("" if here else member.name))
+
+    def _service(self, name: str) -> Service:
+        """Of a worker in this process. Raises WorkerLost."""
+        member = self._members.get(name)
+        if not isinstance(member, LocalWorker):
+            raise WorkerLost(0, "it is not in the controller's process", worker=name)
+        return member.service

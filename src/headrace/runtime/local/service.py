@@ -1,0 +1,143 @@
+"""One worker in the process where it is: which of its methods can be called, and where they run."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar, cast
+
+from headrace.errors import HeadraceError
+from headrace.runtime.protocol import Services
+from headrace.runtime.workers import WorkerError
+
+T = TypeVar("T")
+
+_END = object()
+_MOST_TEXT = 1 << 16
+"""Characters of an error."""
+
+
+def lane_of(worker: str) -> str:
+    """Of a worker, by its name: that of its kind, and for the second and later ones with the rank."""
+    return worker.removesuffix("/0")
+
+
+class Service:
+    def __init__(self, worker: object, name: str, rank: int, services: Services) -> None:
+        """`services` of the event loop; blocking methods run on the worker's lane."""
+        self._worker = worker
+        self._name = name
+        self._lane = lane_of(name)
+        self._rank = rank
+        self._services = services
+
+    @classmethod
+    async def make(
+        cls, kind: Callable[[Any, Any], object], spec: object, host: object, name: str, rank: int, services: Services
+    ) -> Service:
+        """Of a worker that is made on its lane. Raises WorkerError."""
+        try:
+            worker = await on_lane(services, lane_of(name), kind, spec, host)
+        except (Exception, SystemExit) as error:
+            raise as_worker_error(error, name, rank) from error
+        return cls(worker, name, rank, services)
+
+    async def call(self, method: str, args: Sequence[Any]) -> Any:
+        """What the method returns. Raises WorkerError for whatever it raises."""
+        try:
+            function = self._method(method)
+            if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+                raise TypeError(f"{method} yields; ask for it as a stream")
+            if inspect.iscoroutinefunction(function):
+                return await function(*args)
+            return await on_lane(self._services, self._lane, function, *args)
+        except (Exception, SystemExit) as error:
+            raise as_worker_error(error, self._name, self._rank) from error
+
+    async def stream(self, method: str, args: Sequence[Any], emit: Callable[[Any], Awaitable[None]]) -> None:
+        """Hand each item that the method yields to `emit`, which may wait. Raises WorkerError."""
+        try:
+            function = self._method(method)
+            if inspect.isasyncgenfunction(function):
+                async with aclosing(function(*args)) as items:
+                    async for item in items:
+                        await emit(item)
+            elif inspect.isgeneratorfunction(function):
+                await self._blocking_stream(function(*args), emit)
+            else:
+                raise TypeError(f"{method} yields nothing; call it")
+        except (Exception, SystemExit) as error:
+            raise as_worker_error(error, self._name, self._rank) from error
+
+    @property
+    def worker(self) -> object:
+        return self._worker
+
+    @property
+    def closes(self) -> bool:
+        """Whether it has an end of its own: a method `close`."""
+        return callable(getattr(self._worker, "close", None))
+
+    async def _blocking_stream(self, items: Iterator[Any], emit: Callable[[Any], Awaitable[None]]) -> None:
+        try:
+            while (item := await on_lane(self._services, self._lane, next, items, _END)) is not _END:
+                await emit(item)
+        finally:
+            await on_lane(self._services, self._lane, items.close)  # type: ignore[attr-defined]
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        kind = type(self._worker)
+        if name.startswith("_") or not inspect.isfunction(inspect.getattr_static(kind, name, None)):
+            public = sorted(
+                each for each, _ in inspect.getmembers(kind, inspect.isfunction) if not each.startswith("_")
+            )
+            raise LookupError(f"{kind.__name__} has no method {name[:60]!r}; it has {', '.join(public)}")
+        function: Callable[..., Any] = getattr(self._worker, name)
+        return function
+
+
+async def on_lane(services: Services, lane: str, function: Callable[..., T], *args: Any) -> T:
+    """As `compute`. But a caller that is cancelled stops waiting only where the work has not begun; else it waits for
+    its end."""
+    lock, begun, is_left = threading.Lock(), False, False
+
+    def run() -> tuple[T | None, BaseException | None]:
+        nonlocal begun
+        with lock:
+            if is_left:
+                return None, None
+            begun = True
+        try:
+            return function(*args), None
+        except BaseException as error:  # no event loop could carry SystemExit and StopIteration
+            return None, error
+
+    work = services.spawn(services.compute(lane, run), f"call on {lane}")
+    try:
+        value, error = await asyncio.shield(work)
+    except asyncio.CancelledError:
+        with lock:
+            is_left = not begun
+        if begun and not work.done():
+            await asyncio.wait([work])
+        raise
+    if error is not None:
+        raise error
+    return cast(T, value)
+
+
+def as_worker_error(error: BaseException, worker: str, rank: int) -> WorkerError:
+    trace = "" if isinstance(error, HeadraceError) else "".join(traceback.format_exception(error))
+    return WorkerError(rank, type(error).__name__, _text_of(error), worker=worker, trace=trace[-_MOST_TEXT:])
+
+
+def _text_of(error: BaseException) -> str:
+    """Plain text of a bounded length, whatever the error's own class makes of itself."""
+    try:
+        return "".join((str(error),))[:_MOST_TEXT]
+    except Exception as other:
+        return f"an error without words: its text raises {type(other).__name__}"

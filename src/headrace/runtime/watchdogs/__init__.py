@@ -1,0 +1,1 @@
+"""What sees that an event loop goes round."""

@@ -1,0 +1,1 @@
+"""How plain data crosses between processes."""

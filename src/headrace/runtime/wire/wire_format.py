@@ -1,0 +1,311 @@
+"""The wire codec: plain data to bytes and back, for what crosses between processes.
+
+None, bools, ints, floats, text, bytes, lists, tuples, dicts with text or int keys, numpy arrays of plain dtypes, and
+the types of a registry (`WireTypes`). The envelope is msgpack; arrays and bytes of `LARGE` bytes and more lie beside
+it, so that they can be handed over without a copy. What is no type of msgpack is a map whose only key is nil, which is
+no dict of this codec. Decoding trusts nothing: it looks up names and dtypes, and imports and runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.runtime.wire.wire_types import WireError, WireTypes
+
+LARGE = 1 << 10
+"""Bytes from which on a buffer lies beside the envelope."""
+MOST_DEPTH = 64
+MOST_ENVELOPE = 1 << 28
+"""Bytes."""
+_MOST_INT_BYTES = 1 << 10
+_MOST_DIMENSIONS = 32
+
+_INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_FLOATS = ("float16", "float32", "float64")
+_DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("bool", *_INTS, *_FLOATS)}
+_SCALARS = frozenset({type(None), bool, float, str})
+
+_TUPLE, _INT, _BYTES, _ARRAY, _TYPE = "tuple", "int", "bytes", "array", "type"
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A value on its way."""
+
+    envelope: bytes
+    buffers: Sequence[memoryview] = ()
+    """Of bytes. Of what was packed: its memory, not copies of it."""
+
+
+def pack(value: Any, types: WireTypes, what: str = "the value") -> Parcel:
+    """Raises WireError for what is no plain data; places in messages begin with `what`."""
+    writer = _Writer(types)
+    try:
+        writer.write(value, what, 0)
+    except UnicodeEncodeError as error:
+        raise WireError(f"{what} has text that is none: {error}") from error
+    envelope = writer.packer.bytes()
+    if len(envelope) > MOST_ENVELOPE:
+        raise WireError(
+            f"{what} takes {len(envelope)} bytes beside its arrays; {MOST_ENVELOPE} may be sent at once: give it in "
+            "pieces, or as arrays"
+        )
+    return Parcel(envelope, writer.buffers)
+
+
+def unpack(parcel: Parcel, types: WireTypes, what: str = "a message") -> Any:
+    """Inverse of `pack`. Small arrays are fresh and writable; those that lay beside the envelope are views of their
+    buffers, and writable where these are. Raises WireError."""
+    if len(parcel.envelope) > MOST_ENVELOPE:
+        raise WireError(f"{what} has {len(parcel.envelope)} bytes; {MOST_ENVELOPE} may be sent at once")
+    try:
+        unpacked = msgpack.unpackb(
+            parcel.envelope, unicode_errors="surrogatepass", strict_map_key=False, object_pairs_hook=_Map, use_list=True
+        )
+    except (ValueError, TypeError, RecursionError, OverflowError) as error:  # msgpack's own errors are ValueErrors
+        raise WireError(f"{what} of {len(parcel.envelope)} bytes is not msgpack: {error}") from error
+    reader = _Reader(types, parcel.buffers)
+    value = reader.read(unpacked, what, 0)
+    if reader.taken != len(parcel.buffers):
+        raise WireError(f"{what} has {len(parcel.buffers)} buffers and names {reader.taken}")
+    return value
+
+
+def copied(value: Any, types: WireTypes, what: str) -> Any:
+    """`value` after a journey: no part of it is shared. Raises WireError for what is no plain data."""
+    parcel = pack(value, types, what)
+    buffers = [memoryview(bytearray(buffer)) for buffer in parcel.buffers]
+    return unpack(Parcel(parcel.envelope, buffers), types, what)
+
+
+class _Map(list[Any]):
+    """The pairs of a map, as they stood."""
+
+
+class _Writer:
+    def __init__(self, types: WireTypes) -> None:
+        self.packer = msgpack.Packer(autoreset=False, unicode_errors="surrogatepass")
+        self.buffers: list[memoryview] = []
+        self._types = types
+
+    def write(self, value: Any, where: str, depth: int) -> None:
+        if depth > MOST_DEPTH:
+            raise WireError(f"{_short(where)} is nested deeper than {MOST_DEPTH}, or holds itself")
+        kind = type(value)
+        if kind in _SCALARS:
+            self.packer.pack(value)
+        elif kind is int:
+            self._int(value, where)
+        elif kind is bytes:
+            self._bytes(value)
+        elif kind is list:
+            self.packer.pack_array_header(len(value))
+            self._items(value, where, depth)
+        elif kind is tuple:
+            self._tagged(_TUPLE, len(value))
+            self._items(value, where, depth)
+        elif kind is dict:
+            self._dict(value, where, depth)
+        elif kind is np.ndarray:
+            self._array(value, where)
+        else:
+            self._registered(value, where, depth)
+
+    def _tagged(self, tag: str, parts: int) -> None:
+        self.packer.pack_map_header(1)
+        self.packer.pack(None)
+        self.packer.pack_array_header(1 + parts)
+        self.packer.pack(tag)
+
+    def _items(self, items: Sequence[Any], where: str, depth: int) -> None:
+        for place, item in enumerate(items):
+            if type(item) in _SCALARS or (type(item) is int and -(2**63) <= item < 2**64):
+                self.packer.pack(item)
+            else:
+                self.write(item, f"{where}[{place}]", depth + 1)
+
+    def _int(self, value: int, where: str) -> None:
+        if -(2**63) <= value < 2**64:
+            self.packer.pack(value)
+            return
+        size = value.bit_length() // 8 + 1
+        if size > _MOST_INT_BYTES:
+            raise WireError(f"{_short(where)} is an int of {size} bytes; {_MOST_INT_BYTES} at most may travel")
+        self._tagged(_INT, 1)
+        self.packer.pack(value.to_bytes(size, "little", signed=True))
+
+    def _bytes(self, value: bytes) -> None:
+        if len(value) < LARGE:
+            self.packer.pack(value)
+            return
+        self._tagged(_BYTES, 1)
+        self._beside(memoryview(value))
+
+    def _beside(self, buffer: memoryview) -> None:
+        self.packer.pack(len(self.buffers))
+        self.buffers.append(buffer)
+
+    def _dict(self, value: dict[Any, Any], where: str, depth: int) -> None:
+        self.packer.pack_map_header(len(value))
+        for key, item in value.items():
+            if type(key) is not str and not (type(key) is int and -(2**63) <= key < 2**64):
+                raise WireError(
+                    f"{_short(where)} has the key {key!r}, a {type(key).__qualname__}; keys are text or ints of 64 bits"
+                )
+            self.packer.pack(key)
+            self.write(item, f"{where}[{key!r}]", depth + 1)
+
+    def _array(self, array: NDArray[Any], where: str) -> None:
+        little = array.dtype.newbyteorder("<") if array.dtype.kind in "biuf" else array.dtype
+        if str(little) not in _DTYPES:
+            raise WireError(
+                f"{_short(where)} is an array of dtype {array.dtype}; those that may travel: {', '.join(_DTYPES)}"
+            )
+        straight = np.asarray(array, dtype=little, order="C")  # a copy only where it has to be one
+        data = straight.reshape(-1).view(np.uint8).data
+        self._tagged(_ARRAY, 3)
+        self.packer.pack(str(little))
+        self.packer.pack(list(array.shape))
+        if len(data) < LARGE:
+            self.packer.pack(bytes(data))
+        else:
+            self._beside(data)
+
+    def _registered(self, value: Any, where: str, depth: int) -> None:
+        form = self._types.of(type(value))
+        if form is None:
+            raise WireError(f"{_short(where)} is {_described(value)}, which is no plain data{_mend(value)}")
+        parts = form.parts(value)
+        self._tagged(_TYPE, 1 + len(parts))
+        self.packer.pack(form.name)
+        for field, part in zip(form.fields, parts, strict=True):
+            self.write(part, f"{where}.{field}", depth + 1)
+
+
+class _Reader:
+    def __init__(self, types: WireTypes, buffers: Sequence[memoryview]) -> None:
+        self.taken = 0
+        self._types = types
+        self._buffers = buffers
+
+    def read(self, value: Any, where: str, depth: int) -> Any:
+        if depth > MOST_DEPTH:
+            raise WireError(f"{_short(where)} is nested deeper than {MOST_DEPTH}")
+        if type(value) is list:
+            return self._items(value, where, depth)
+        if type(value) is _Map:
+            return self._map(value, where, depth)
+        if type(value) in _SCALARS or type(value) in (int, bytes):
+            return value
+        raise WireError(f"{_short(where)} is a {type(value).__qualname__} of msgpack, which this codec has no use for")
+
+    def _items(self, items: list[Any], where: str, depth: int) -> list[Any]:
+        return [
+            item if type(item) in _SCALARS or type(item) is int else self.read(item, f"{where}[{place}]", depth + 1)
+            for place, item in enumerate(items)
+        ]
+
+    def _map(self, pairs: _Map, where: str, depth: int) -> Any:
+        if len(pairs) == 1 and pairs[0][0] is None:
+            return self._tagged(pairs[0][1], where, depth)
+        read: dict[Any, Any] = {}
+        for key, item in pairs:
+            if type(key) is not str and type(key) is not int:
+                raise WireError(f"{_short(where)} has the key {str(key)[:60]!r}; keys are text or ints")
+            if key in read:
+                raise WireError(f"{_short(where)} has the key {str(key)[:60]!r} twice")
+            read[key] = self.read(item, f"{where}[{key!r}]", depth + 1)
+        return read
+
+    def _tagged(self, tagged: Any, where: str, depth: int) -> Any:
+        if type(tagged) is not list or not tagged:
+            raise WireError(f"{_short(where)} has a mark without anything marked")
+        tag, *parts = tagged
+        match tag:
+            case "tuple":
+                return tuple(self._items(parts, where, depth))
+            case "int":
+                return self._int(parts, where)
+            case "bytes":
+                (place,) = _parts(parts, 1, where)
+                return bytes(self._beside(place, where))
+            case "array":
+                return self._array(parts, where)
+            case "type":
+                return self._registered(parts, where, depth)
+            case _:
+                raise WireError(f"{_short(where)} has the mark {str(tag)[:60]!r}, which this codec does not have")
+
+    def _int(self, parts: list[Any], where: str) -> int:
+        (data,) = _parts(parts, 1, where)
+        if type(data) is not bytes or len(data) > _MOST_INT_BYTES:
+            raise WireError(f"{_short(where)} is an int of other than at most {_MOST_INT_BYTES} bytes")
+        return int.from_bytes(data, "little", signed=True)
+
+    def _beside(self, place: Any, where: str) -> memoryview:
+        if type(place) is not int or place != self.taken or place >= len(self._buffers):
+            raise WireError(
+                f"{_short(where)} lies in buffer {str(place)[:20]}, where {self.taken} of {len(self._buffers)} is next"
+            )
+        self.taken += 1
+        return self._buffers[place]
+
+    def _array(self, parts: list[Any], where: str) -> NDArray[Any]:
+        name, shape, data = _parts(parts, 3, where)
+        dtype = _DTYPES.get(name) if type(name) is str else None
+        if dtype is None:
+            raise WireError(f"{_short(where)} is an array of dtype {str(name)[:40]!r}; there are {', '.join(_DTYPES)}")
+        if type(shape) is not list or len(shape) > _MOST_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
+            raise WireError(f"{_short(where)} is an array of the shape {str(shape)[:60]}")
+        buffer = bytearray(data) if type(data) is bytes else self._beside(data, where)
+        items = 1
+        for size in shape:
+            items *= size
+        if items * dtype.itemsize != len(buffer):
+            raise WireError(f"{_short(where)} is an array of {items} × {dtype}, but has {len(buffer)} bytes")
+        if dtype.kind == "b" and len(buffer) and np.frombuffer(buffer, np.uint8).max() > 1:
+            raise WireError(f"{_short(where)} is an array of bools with a byte that is neither 0 nor 1")
+        return cast(NDArray[Any], np.frombuffer(buffer, dtype).reshape(shape))
+
+    def _registered(self, parts: list[Any], where: str, depth: int) -> Any:
+        if not parts:
+            raise WireError(f"{_short(where)} is of a type without a name")
+        name, *packed = parts
+        form = self._types.named(name, _short(where))
+        if len(packed) != len(form.fields):
+            raise WireError(f"{_short(where)} is a {form.name!r} with {len(packed)} fields, not {len(form.fields)}")
+        read = [self.read(part, f"{where}.{field}", depth + 1) for field, part in zip(form.fields, packed, strict=True)]
+        try:
+            return form.make(read)
+        except Exception as error:  # whatever the type's own checks raise of parts that they did not expect
+            raise WireError(f"{_short(where)} is no {form.name!r}: {error}") from error
+
+
+def _parts(parts: list[Any], count: int, where: str) -> list[Any]:
+    if len(parts) != count:
+        raise WireError(f"{_short(where)} has {len(parts)} parts, not {count}")
+    return parts
+
+
+def _described(value: Any) -> str:
+    return f"a {type(value).__module__}.{type(value).__qualname__}".replace("a builtins.", "a ")
+
+
+def _mend(value: Any) -> str:
+    if isinstance(value, np.generic):
+        return "; give a number of Python's, as value.item()"
+    if isinstance(value, set | frozenset):
+        return "; give a list"
+    if callable(value):
+        return "; a callable travels by name"
+    return "; give numbers, text, lists, dicts or arrays, or register the type"
+
+
+def _short(where: str) -> str:
+    return where if len(where) <= 160 else f"{where[:60]} … {where[-90:]}"

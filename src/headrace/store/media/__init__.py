@@ -1,0 +1,1 @@
+"""What files and databases are on: this machine, or memory that can lose power."""

@@ -1,0 +1,1 @@
+"""Rows of the table as a trainer takes them."""
