@@ -6,14 +6,13 @@ import asyncio
 import csv
 import fcntl
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from controller_jobs import make_job, run
+from killed_run import run_killed
 
 from headrace.cli.main import main
 from headrace.config import TrainConfig, dump_config, load_config
@@ -102,28 +101,11 @@ def test_a_missing_package_is_refused_with_its_extra(
 def test_trackers_may_change_when_a_run_is_resumed(tmp_path: Path) -> None:
     """One that is new is told of the whole run."""
     job, folder = make_job(tmp_path / "job", trainer__batches=4), tmp_path / "run"
-    process = subprocess.run(
-        [sys.executable, "-c", _ENDS_EARLY, str(job), str(folder)], capture_output=True, text=True, timeout=120
-    )
-    assert process.returncode == 9, process.stderr
+    run_killed(["train", str(job), "--dir", str(folder)], folder, after=3)
     assert not (folder / "trackers").exists()
     code, out = run("train", job, "--dir", folder, "--resume", "track=[csv]")
     assert code == 0, out
     assert [int(row["step"]) for row in csv_batches(folder)] == [1, 2, 3, 4]
-
-
-_ENDS_EARLY = """
-import os, sys
-from headrace.cli.main import main
-from headrace.controller.recorder import Recorder
-batch = Recorder.batch
-def ends(self, step):
-    batch(self, step)
-    if step.batch == 2:
-        os._exit(9)
-Recorder.batch = ends
-main(["train", sys.argv[1], "--dir", sys.argv[2]])
-"""
 
 
 @pytest.mark.slow
@@ -131,12 +113,7 @@ main(["train", sys.argv[1], "--dir", sys.argv[2]])
 def test_a_kill_takes_back_what_was_tracked_beyond_the_commit(tmp_path: Path) -> None:
     """Checkpoints every 2 batches, ended after the third: batch 3 is trained again, and is in the files once."""
     job, folder = make_job(tmp_path / "job", trainer__batches=4, track=["csv"]), tmp_path / "run"
-    process = subprocess.run(
-        [sys.executable, "-c", _ENDS_EARLY, str(job), str(folder)], capture_output=True, text=True, timeout=120
-    )
-    assert process.returncode == 9, process.stderr
-    with (folder / "trackers" / "csv.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # its process ends by itself
+    run_killed(["train", str(job), "--dir", str(folder)], folder, after=3, trackers=["csv"])
     assert [(row["step"], row["run/branch"]) for row in csv_batches(folder)] == [
         ("1", "0.0"), ("2", "0.0"), ("3", "0.0")
     ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 import yaml
 from controller_jobs import make_job
+from killed_run import run_killed
 
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.observe.summary import build_summary
@@ -22,18 +22,6 @@ from headrace.observe.trackers.position import Position
 from headrace.store import RunReader
 
 BATCHES, COMMITTED, KILLED_AFTER = 4, 2, 3
-_KILLED = f"""
-import os, sys
-from headrace.cli.main import main
-from headrace.controller.recorder import Recorder
-batch = Recorder.batch
-def ends(self, step):
-    batch(self, step)
-    if step.batch == {KILLED_AFTER - 1}:
-        os._exit(9)
-Recorder.batch = ends
-main(sys.argv[1:])
-"""
 _WHOLE = "import sys; from headrace.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -88,20 +76,19 @@ def make(home: Path) -> Tracked:
     ]
     track = [s for s in sections if s == "csv" or find_spec(s["type"]) is not None]
     job, folder = make_job(home / "job", trainer__batches=BATCHES, track=track), home / "run"
-    environment = {**os.environ, "TRACKIO_DIR": str(home / "trackio")}
-
-    def train(program: str, code: int, *more: str) -> None:
-        command = [sys.executable, "-c", program, "train", str(job), "--dir", str(folder), *more]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, cwd=home)
-        assert done.returncode == code, done.stderr
-
-    train(_KILLED, 9)
-    for section in track:
-        kind = section if isinstance(section, str) else section["type"]
-        with (folder / "trackers" / f"{kind}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # its process ends by itself
+    kinds = [section if isinstance(section, str) else section["type"] for section in track]
+    command = ["train", str(job), "--dir", str(folder)]
+    run_killed(command, folder, after=KILLED_AFTER, trackers=kinds, home=home)
     killed = read(folder)
-    train(_WHOLE, 0, "--resume")
+    done = subprocess.run(
+        [sys.executable, "-c", _WHOLE, *command, "--resume"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "TRACKIO_DIR": str(home / "trackio")},
+        cwd=home,
+    )
+    assert done.returncode == 0, done.stderr
     with RunReader(folder) as reader:
         told = [event.data["message"] for event in reader.events.read() if event.kind.startswith("tracker")]
         record = RunWatcher(reader).read()
