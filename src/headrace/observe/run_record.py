@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from omegaconf import OmegaConf
-
 from headrace.config.evaluation import PLAIN
+from headrace.config.reading.text import values_of
 from headrace.config.train import TrainConfig
 from headrace.observe import totals
 from headrace.observe.alarms import Seen
@@ -147,7 +146,7 @@ class RunRecord:
 
 @lru_cache(maxsize=4)
 def _config_of(text: str) -> TrainConfig:
-    return TrainConfig.model_validate(OmegaConf.to_container(OmegaConf.create(text)))
+    return TrainConfig.model_validate(values_of(text))
 
 
 class RunWatcher:

@@ -56,9 +56,18 @@ async def find_walls(
     return Walls(tool="none", disk_bytes=config.disk_mib * _MIB, network=True, reads=None)
 
 
+_stood: set[Walls] = set()
+"""Walls within which something ran: a run looks before it is planned and when it begins."""
+
+
 async def _fault_of(walls: Walls, clock: Clock) -> str | None:
-    """Why nothing runs within `walls`; None if it does."""
-    return await run_within(walls, [sys.executable, "-I", "-S", "-c", "open('made', 'w').write('it')"], clock)
+    """Why nothing runs within `walls`; None if it does, or did."""
+    if walls in _stood:
+        return None
+    fault = await run_within(walls, [sys.executable, "-I", "-S", "-c", "open('made', 'w').write('it')"], clock)
+    if fault is None:
+        _stood.add(walls)
+    return fault
 
 
 async def run_within(walls: Walls, command: list[str], clock: Clock) -> str | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import yaml
 from numpy.typing import ArrayLike
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from headrace.config.reading.text import values_of
 from headrace.config.values.paths import path_of
 
 _FILE = "tokenizer.json"
@@ -25,7 +25,7 @@ class TokenTexts:
     def of_run(cls, path: Path, config_yaml: str) -> TokenTexts:
         """The tokenizer of the run's newest checkpoint, else of the model that it began with."""
         checkpoints = sorted((path / "checkpoints").glob(f"*/model/{_FILE}"), key=lambda file: file.stat().st_mtime)
-        model = (yaml.safe_load(config_yaml) or {}).get("model", {}).get("path", "")
+        model = (values_of(config_yaml) or {}).get("model", {}).get("path", "")
         for file in (*reversed(checkpoints), path_of(str(model)) / _FILE):
             if file.is_file():
                 return cls(Tokenizer.from_file(str(file)))

@@ -11,6 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from headrace.config.reading.load import decisive
+from headrace.config.reading.text import values_of
 from headrace.config.train import TrainConfig
 
 _MOST_TOLD = 20
@@ -62,7 +63,7 @@ def listed(lines: Iterable[str]) -> str:
 
 def _read(text: str) -> dict[str, Any] | None:
     try:
-        values = yaml.safe_load(text)
+        values = values_of(text)
     except yaml.YAMLError:
         return None
     if not isinstance(values, dict):

@@ -18,6 +18,7 @@ from headrace.config.errors import ConfigError
 from headrace.config.kinds import KINDS
 from headrace.config.reading.explain import explain
 from headrace.config.reading.resume import is_operational
+from headrace.config.reading.text import in_yaml
 from headrace.config.values.paths import path_of
 
 C = TypeVar("C", bound=Section)
@@ -160,7 +161,7 @@ def _fits(kind: type[Section], raw: Any) -> bool:
 
 def dump_config(config: Section) -> str:
     """The whole config as YAML, defaults included; `load_config` reads it back to an equal one."""
-    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json", by_alias=True)))
+    return in_yaml(config.model_dump(mode="json", by_alias=True))
 
 
 def config_sha256(config: Section) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from headrace.config import ConfigError, TrainConfig
+from headrace.config.reading.text import values_of
 from headrace.models.loading import check_model, read_model_config
 from headrace.models.weight_files import read_headers
 from headrace.store import RunReader, RunStore
@@ -37,7 +38,7 @@ def resumed_config(config: TrainConfig, folder: Path) -> TrainConfig:
         return config
     with RunReader(folder) as run:
         try:
-            own = TrainConfig.model_validate(yaml.safe_load(run.config_yaml)).from_
+            own = TrainConfig.model_validate(values_of(run.config_yaml)).from_
         except (ValueError, yaml.YAMLError):  # which is told when the two are compared
             return config
     given = config.from_

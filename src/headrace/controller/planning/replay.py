@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from headrace.config import ConfigError, TrainConfig, dump_config
 from headrace.config.reading.changes import changes, listed
+from headrace.config.reading.text import values_of
 from headrace.config.reward import RewardConfig
 from headrace.config.values.paths import path_of
 from headrace.experience.records.recorded import RecordedRollouts
@@ -125,7 +126,7 @@ def _begun(folder: Path | None) -> dict[str, Any] | None:
 
 def _config_of(recorded: Recorded, name: str) -> TrainConfig:
     try:
-        return TrainConfig.model_validate(yaml.safe_load(recorded.config_yaml))
+        return TrainConfig.model_validate(values_of(recorded.config_yaml))
     except (ValidationError, yaml.YAMLError) as error:
         raise ConfigError(
             f"data.rollouts: the config of {name} cannot be read; was it made by this headrace?"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from omegaconf import OmegaConf
-
 from headrace.config.kinds import KINDS
 from headrace.config.pairs import DPOConfig, RMConfig
+from headrace.config.reading.text import values_of
 from headrace.config.sft import SFTConfig
 from headrace.observe.failure import error_of
 from headrace.observe.offline.record import EVALUATION, STEP, HeldOutRows, OfflineStep
@@ -58,8 +57,7 @@ class OfflineWatcher:
         """Raises KeyError for a run of `headrace train`."""
         self._reader = reader
         kind = KINDS[reader.kind]
-        raw = OmegaConf.to_container(OmegaConf.create(reader.config_yaml))
-        config = kind.model_validate(raw)
+        config = kind.model_validate(values_of(reader.config_yaml))
         assert isinstance(config, SFTConfig | RMConfig | DPOConfig)
         self._config: OfflineConfig = config
         self._branch = -1

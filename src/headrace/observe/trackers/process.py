@@ -19,8 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
+from headrace.config.reading.text import values_of
 from headrace.config.track import SECTIONS, TrackerSection
 from headrace.observe.trackers.follow import Follower
 from headrace.observe.trackers.opening import open_tracker
@@ -76,7 +75,7 @@ def track(run: Path, section: TrackerSection) -> None:
 def tracked_run(reader: RunReader, folder: Path, tracker_id: str | None) -> TrackedRun:
     folder.mkdir(exist_ok=True)
     path = reader.path.resolve()
-    parameters: dict[str, Any] = yaml.safe_load(reader.config_yaml)
+    parameters: dict[str, Any] = values_of(reader.config_yaml)
     key = hashlib.sha256(f"{path} {reader.created_at!r}".encode()).hexdigest()[:12]
     return TrackedRun(name=path.name, key=key, folder=folder, parameters=parameters, id=tracker_id)
 
