@@ -1,7 +1,10 @@
-"""From `headrace train` to its first trained step, tiny model, as a whole process, without and with a rollout worker
-process in turn; and what `import headrace` adds to the start of Python.
+"""From `headrace train` to its first trained step, tiny model, as a whole process; and what `import headrace` adds to
+the start of Python.
 
 python -m benchmarks.startup [--runs 5]
+
+In turn: with a reward function whose file imports nothing, with a rollout worker process beside that, and with a reward
+function whose file imports torch and transformers, as its own process does before it scores.
 """
 
 from __future__ import annotations
@@ -20,10 +23,14 @@ from benchmarks.machine import save, spread
 from benchmarks.policy_model import make_model, make_prompts
 
 
-def first_step_s(folder: Path, workers: int) -> float:
+LIGHT, HEAVY = "reward.py:score", "benchmarks.policy_model:reward"
+
+
+def first_step_s(folder: Path, workers: int, reward: str) -> float:
     """Seconds from the start of the process to the line that it prints for its first batch."""
     command = [sys.executable, "-m", "headrace.cli.main", "train", str(folder / "grpo.yaml")]
-    command.append(f"rollout.workers={workers}")
+    function = f"{folder}/{reward}" if reward == LIGHT else reward
+    command += [f"rollout.workers={workers}", f"reward.function={function}"]
     began = time.perf_counter()
     with subprocess.Popen(
         [*command, "--dir", str(folder / "run"), "--fresh", "--plain"], stdout=subprocess.PIPE, text=True
@@ -49,21 +56,25 @@ def main() -> None:
         folder = Path(name)
         make_prompts(folder / "prompts.jsonl")
         make_model(folder / "model", 1 / 32)
+        (folder / "reward.py").write_text("def score(response, row):\n    return len(response) % 7 / 7\n")
         config = {
             "model": {"path": str(folder / "model")},
             "data": {"train": str(folder / "prompts.jsonl")},
-            "reward": {"function": "benchmarks.policy_model:reward"},
             "rollout": {"prompts_per_batch": 4, "samples_per_prompt": 4, "sampling": {"max_new_tokens": 32}},
             "engine": {"max_context": 64},
             "trainer": {"batches": 1},
         }
         (folder / "grpo.yaml").write_text(yaml.safe_dump(config))
-        pairs = [(first_step_s(folder, 0), first_step_s(folder, 1)) for _ in range(args.runs)]
+        rounds = [
+            (first_step_s(folder, 0, LIGHT), first_step_s(folder, 1, LIGHT), first_step_s(folder, 0, HEAVY))
+            for _ in range(args.runs)
+        ]
     imports = [process_s("import headrace") - process_s("pass") for _ in range(args.runs)]
     result = {
-        "first_trained_step_s": spread([without for without, _ in pairs]),
-        "with_one_rollout_process_s": spread([beside for _, beside in pairs]),
-        "more_s": spread([beside - without for without, beside in pairs]),
+        "first_trained_step_s": spread([without for without, _, _ in rounds]),
+        "with_one_rollout_process_s": spread([beside for _, beside, _ in rounds]),
+        "more_s": spread([beside - without for without, beside, _ in rounds]),
+        "with_a_reward_that_imports_torch_s": spread([heavy for _, _, heavy in rounds]),
         "import_s": spread(imports),
     }
     print(json.dumps(result))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -19,6 +19,7 @@ _KEYS = st.from_regex(r"[a-z_]{1,6}", fullmatch=True)
 _CONFIGS = st.dictionaries(_KEYS, st.recursive(_SCALARS, lambda v: st.lists(v) | st.dictionaries(_KEYS, v)), max_size=4)
 
 
+@settings(max_examples=30, deadline=None)
 @given(_CONFIGS)
 def test_whoever_reads_it_finds_the_same(values: dict[str, Any]) -> None:
     text = in_yaml(values)

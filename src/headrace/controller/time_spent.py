@@ -81,8 +81,10 @@ class TimeSpent:
         return {name: value for name, value in seconds.items() if value > 0}
 
     def _look(self) -> None:
-        for each in (self._trainer, self._idle, self._idle_of_trainer):
-            each.look()
+        self._trainer.look()
+        idle_s = self._idle_s()
+        self._idle.look(idle_s)
+        self._idle_of_trainer.look(idle_s)
 
     def _idle_s(self) -> float:
         return self._engines.stats().idle_s / len(self._engines.members)

@@ -81,9 +81,10 @@ class Spent:
         self._until = seconds()
         self._now = what()
 
-    def look(self) -> None:
-        """What they are spent on may have changed: those up to now count as what it was before."""
-        until = self._seconds()
+    def look(self, until: float | None = None) -> None:
+        """What they are spent on may have changed: those up to now count as what it was before. `until`: what `seconds`
+        gives now, where that is known."""
+        until = self._seconds() if until is None else until
         self._totals[self._now] += until - self._until  # type: ignore[assignment]
         self._until, self._now = until, self._what()
 
