@@ -22,7 +22,6 @@ import yaml
 from benchmarks.machine import save, spread
 from benchmarks.policy_model import make_model, make_prompts
 
-
 LIGHT, HEAVY = "reward.py:score", "benchmarks.policy_model:reward"
 
 
