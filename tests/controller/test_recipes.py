@@ -121,6 +121,8 @@ def test_one_sample_a_prompt_is_enough_for_ppo(tmp_path: Path) -> None:
     assert all(batch.reference_kl is not None for batch in ended.record.batches[1:])
 
 
+@pytest.mark.slow
+@pytest.mark.copied
 @pytest.mark.parametrize(
     "changes",
     [
