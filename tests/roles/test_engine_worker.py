@@ -254,6 +254,30 @@ def test_an_engine_that_is_taken_out_is_dead_to_its_other_clients_until_it_is_ba
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("copies")
+def test_an_engine_elsewhere_that_rests_is_known_to_rest_at_each_moment(tmp_path: Path) -> None:
+    """What it was heard to rest comes in twice a second; what the time goes to is asked for between."""
+
+    async def main() -> None:
+        async with engine(tmp_path) as remote:
+            seen = [remote.stats().idle_s]
+            for number in range(3):
+                await collect(remote, request(f"r{number}", prompt(number, 5), 8))  # type: ignore[arg-type]
+                await until(lambda: not remote.stats().running and not remote.stats().waiting)
+                for _ in range(4):
+                    before = remote.stats().idle_s
+                    await asyncio.sleep(0.05)
+                    seen += [before, remote.stats().idle_s]
+                    assert seen[-1] - before >= 0.02
+            await remote.detach()
+            seen.append(remote.stats().idle_s)
+            await asyncio.sleep(0.05)
+            assert remote.stats().idle_s == seen[-1], "nothing is known of it any more"
+        assert seen == sorted(seen), "totals never fall"
+
+    asyncio.run(main())
+
+
 def test_a_blocked_event_loop_is_not_the_death_of_an_engine_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,7 @@ class RemoteEngine:
         self._client = client
         self._changed = changed
         self._status = EngineStatus(INITIAL, 0, NO_STATS)
+        self._heard_at = services.clock.now()
         self._failure: Exception | None = None
         self._requests: dict[str, asyncio.Queue[TokenChunk | RequestFailed]] = {}
         self._to_submit: list[GenerateRequest] = []
@@ -248,19 +249,26 @@ class RemoteEngine:
         return RemotePin(self, self.version)
 
     def stats(self) -> EngineStats:
-        """As it was heard last; of an engine in this process, now: what its time goes to is told by the moment."""
-        here = self._here()
-        return self._status.stats if here is None else here.engine.stats()
+        """As it was heard last, and since then it rests if it did; of an engine in this process, now: what its time
+        goes to is told by the moment. `idle_s` never falls."""
+        if (here := self._here()) is not None:
+            return here.engine.stats()
+        stats = self._status.stats
+        if not self._serves or stats.running or stats.waiting:
+            return stats
+        return replace(stats, idle_s=stats.idle_s + self._services.clock.now() - self._heard_at)
+
+    @property
+    def _serves(self) -> bool:
+        return self._failure is None and bool(self._tasks) and not self._stopping
 
     def _here(self) -> EngineHere | None:
         """While it serves."""
-        lives = self._failure is None and bool(self._tasks) and not self._stopping
-        return cast(EngineHere | None, self._peer.here) if lives else None
+        return cast(EngineHere | None, self._peer.here) if self._serves else None
 
     def _note_last(self) -> None:
         """Before it serves no more."""
-        if (here := self._here()) is not None:
-            self._status = replace(self._status, stats=here.engine.stats(), version=self.version)
+        self._status = replace(self._status, stats=self.stats(), version=self.version)
 
     def _serving(self) -> None:
         if self._failure is not None:
@@ -332,7 +340,9 @@ class RemoteEngine:
     def _hear(self, status: EngineStatus) -> None:
         newest = max(status.version, self._status.version)
         is_new = newest != self._status.version
-        self._status = replace(status, version=newest)
+        # Until it was heard that it works again it was taken to rest.
+        stats = replace(status.stats, idle_s=max(status.stats.idle_s, self.stats().idle_s))
+        self._status, self._heard_at = replace(status, version=newest, stats=stats), self._services.clock.now()
         if status.failure is not None:
             died = EngineError(status.failure)
             died.__cause__ = WorkerError(self.rank, status.failed_by, status.failure)
@@ -341,7 +351,7 @@ class RemoteEngine:
             self._changed()
 
     def _reached(self, version: Version) -> None:
-        self._hear(replace(self._status, version=version))
+        self._hear(replace(self._status, version=version, stats=self.stats()))
 
     def _fail(self, error: Exception) -> None:
         """It is dead: nobody may wait for it. What came before is handed out."""
