@@ -7,11 +7,13 @@ import sys
 
 import pytest
 
+from headrace.config.errors import ConfigError
 from headrace.config.reward import SandboxConfig
 from headrace.rewards.promises import Promises, find_promises
 from headrace.rewards.tools import find_walls, run_within
 from headrace.runtime.inline import SystemClock
-from headrace.sandbox.walls import module_command
+from headrace.runtime.protocol import Clock
+from headrace.sandbox.walls import Walls, module_command
 
 
 def test_what_holds_here_is_found_by_trying() -> None:
@@ -30,6 +32,29 @@ def test_without_the_filter_it_is_not_promised() -> None:
     code = code.replace("probe.main()", unfiltered)
     fault = asyncio.run(run_within(walls, [*begins, code], SystemClock()))
     assert fault == "it ended with exit status 1"
+
+
+def test_walls_that_stood_are_not_tried_again_others_and_those_that_fell_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Walls] = []
+    faults = iter(["no namespaces", None, None])
+
+    async def within(walls: Walls, command: list[str], clock: Clock) -> str | None:
+        tried.append(walls)
+        return next(faults)
+
+    monkeypatch.setattr("headrace.rewards.tools.run_within", within)
+    monkeypatch.setattr("headrace.rewards.tools._stood", set())
+
+    def find(disk_mib: int) -> Walls:
+        config = SandboxConfig(tool="namespaces", disk_mib=disk_mib)
+        return asyncio.run(find_walls(config, SystemClock(), own_function=False))
+
+    with pytest.raises(ConfigError, match="no namespaces"):
+        find(8)
+    first = find(8)
+    assert find(8) == first
+    other = find(9)
+    assert tried == [first, first, other]
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,8 @@ class RemoteEngine:
         self._changed = changed
         self._status = EngineStatus(INITIAL, 0, NO_STATS)
         self._heard_at = services.clock.now()
+        self._idle_s = 0.0
+        """As it was told last."""
         self._failure: Exception | None = None
         self._requests: dict[str, asyncio.Queue[TokenChunk | RequestFailed]] = {}
         self._to_submit: list[GenerateRequest] = []
@@ -253,6 +255,12 @@ class RemoteEngine:
         goes to is told by the moment. `idle_s` never falls."""
         if (here := self._here()) is not None:
             return here.engine.stats()
+        stats = self._by_now()
+        # Until it was heard that it works again it was taken to rest: that is made up for by its next rest.
+        self._idle_s = max(self._idle_s, stats.idle_s)
+        return replace(stats, idle_s=self._idle_s)
+
+    def _by_now(self) -> EngineStats:
         stats = self._status.stats
         if not self._serves or stats.running or stats.waiting:
             return stats
@@ -340,9 +348,7 @@ class RemoteEngine:
     def _hear(self, status: EngineStatus) -> None:
         newest = max(status.version, self._status.version)
         is_new = newest != self._status.version
-        # Until it was heard that it works again it was taken to rest.
-        stats = replace(status.stats, idle_s=max(status.stats.idle_s, self.stats().idle_s))
-        self._status, self._heard_at = replace(status, version=newest, stats=stats), self._services.clock.now()
+        self._status, self._heard_at = replace(status, version=newest), self._services.clock.now()
         if status.failure is not None:
             died = EngineError(status.failure)
             died.__cause__ = WorkerError(self.rank, status.failed_by, status.failure)
@@ -351,7 +357,7 @@ class RemoteEngine:
             self._changed()
 
     def _reached(self, version: Version) -> None:
-        self._hear(replace(self._status, version=version, stats=self.stats()))
+        self._hear(replace(self._status, version=version, stats=self._by_now()))
 
     def _fail(self, error: Exception) -> None:
         """It is dead: nobody may wait for it. What came before is handed out."""
