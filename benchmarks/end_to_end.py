@@ -50,7 +50,8 @@ def own(model: Path, dtype: str, overrides: list[str]) -> None:
     from headrace.controller.train import train
     from headrace.observe.listeners import Listeners
     from headrace.observe.record import BatchRecord
-    from headrace.sandbox.tree import computed_s_by, descendants
+    from headrace.sandbox.descendants import descendants
+    from headrace.sandbox.tree import computed_s_by
 
     raw: dict[str, Any] = {
         "model": {"path": str(model), "dtype": dtype},

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import RESULTS, save, spread
-from headrace.cli.quickstart.inputs import QuickstartFiles, make_inputs
+from headrace.cli.quickstart.materials import QuickstartFiles, make_inputs
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.store import RunReader
 

@@ -23,17 +23,17 @@ if os.environ.setdefault("HEADRACE_TEST_DEVICE", "cpu") == "cpu":
 
 
 _TESTS = itertools.count(1)
-_FEW = 100
-"""Tests after which the garbage of those before is looked for."""
+_FEW = 300
+"""Tests after which the garbage of those before is looked for once more: what was in use when it was left out."""
 
 
 @pytest.fixture(autouse=True)
 def what_was_there_is_left_out_of_collections() -> None:
     """A run begins with a full collection (`runtime/collection.py`): modules and tests are a million objects, over
-    which each takes a third of a second."""
+    which each takes a third of a second. Garbage must not be left out with them: it has files open."""
     if next(_TESTS) % _FEW == 0:
         gc.unfreeze()
-        gc.collect()
+    gc.collect()
     gc.freeze()
 
 

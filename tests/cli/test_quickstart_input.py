@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from headrace.cli.called_as import program
 from headrace.cli.main import main
 from headrace.cli.quickstart.data import EVAL_ROWS, GUESS_SHARE, MOSTLY_GUESSED_ROWS, TRAIN_ROWS, WORKED_ROWS
-from headrace.cli.quickstart.inputs import QuickstartFiles, make_inputs
+from headrace.cli.quickstart.materials import QuickstartFiles, make_inputs
 from headrace.cli.quickstart.report import render_next_steps
 from headrace.cli.quickstart.task import MAX_PROMPT, MAX_RESPONSE, Problem
 from headrace.cli.quickstart.tokenizer import make_tokenizer
@@ -184,7 +184,7 @@ def test_a_full_disk_is_told(
     def full(*_: object) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("headrace.cli.quickstart.inputs.make_model", full)
+    monkeypatch.setattr("headrace.cli.quickstart.materials.make_model", full)
     assert main(["quickstart", "--dir", str(tmp_path / "q")]) == 2
     error = capsys.readouterr().err
     assert "cannot be written: I/O error: No space left on device" in error

@@ -70,11 +70,12 @@ def test_training_goes_on_when_nobody_reads(job: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_output_to_a_full_disk_is_one_error(run: Path) -> None:
+@pytest.mark.parametrize("unbuffered", [False, True])
+def test_output_to_a_full_disk_is_one_error(run: Path, unbuffered: bool) -> None:
+    surroundings = os.environ | {"PYTHONUNBUFFERED": "1" if unbuffered else ""}
+    command = [*HEADRACE, "inspect", str(run), "--json"]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [*HEADRACE, "inspect", str(run), "--json"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
-        )
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, env=surroundings)
     assert (done.returncode, done.stderr) == (1, "headrace: no space left to write the output; free some\n")
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from headrace.config.reading.text import in_yaml, values_of
+from headrace.config.reading.config_text import in_yaml, values_of
 
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(lambda text: "${" not in text)
 _NUMBER_LIKE = st.from_regex(r"[-+]?[0-9_.]{1,4}([eE][-+]?[0-9]{1,2})?", fullmatch=True)

@@ -29,12 +29,12 @@ from headrace.controller.simulation.verdict import tried
 
 FOUND_BY = {
     "a_drop_is_not_counted": (0, "groups are due by batch"),
-    "the_gate_is_a_group_too_wide": (0, "StalenessError"),
+    "the_gate_is_a_group_too_wide": (0, "groups are due by batch"),
     "the_mask_is_off_by_one": (5, "the record has a staleness of 2"),
     "refs_of_rows_that_left_are_kept": (0, "refs were not freed"),
     "a_receipt_before_the_record_is_durable": (0, "the ledger has"),
     "a_checkpoint_is_named_before_its_files_are_durable": (0, "is damaged"),
-    "what_was_trained_after_the_commit_stays_trained": (10, "times on each of"),
+    "what_was_trained_after_the_commit_stays_trained": (10, "and not on each of"),
 }
 """A seed that finds it, to be tried first, and what the verdict says then."""
 

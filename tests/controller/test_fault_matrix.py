@@ -64,7 +64,7 @@ def test_the_cases_are_what_they_are_said_to_be() -> None:
         assert (config.trainer.batches or 0) >= 8
         assert config.rollout.prompts_per_batch >= 4
         assert config.rollout.samples_per_prompt >= 2
-        assert case.faults.crew.workers >= 2
+        assert case.faults.rollout.workers >= 2
         assert config.deadline_rule == case.rule
     assert {case.replicas for case in cases} == {1, 2, 3}
     assert len({(case.rule, case.mode) for case in cases}) == len(RULES) * len(MODES)

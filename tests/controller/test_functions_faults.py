@@ -11,9 +11,9 @@ import pytest
 from simulated_jobs import check, job
 
 from headrace.config import TrainConfig
-from headrace.controller.simulation.crew import CrewFaults
 from headrace.controller.simulation.functions import FunctionsFaults
 from headrace.controller.simulation.hazards import TrainingFaults
+from headrace.controller.simulation.rollout_workers import RolloutFaults
 from headrace.controller.simulation.run import Faults, Outcome, simulate
 
 QUICK, ALL = 8, 120
@@ -74,7 +74,7 @@ def run(folder: Path, seed: int) -> tuple[TrainConfig, Outcome]:
     chance = random.Random(seed)
     config = config_of(folder, seed)
     faults = Faults(
-        crew=CrewFaults(workers=2, deaths=((chance.uniform(1.0, 10.0), chance.randrange(2)),)),
+        rollout=RolloutFaults(workers=2, deaths=((chance.uniform(1.0, 10.0), chance.randrange(2)),)),
         training=TrainingFaults(
             deaths=((chance.choice(("actor", "critic")), chance.randint(1, 12)),),
             lost_leases=((chance.choice(("actor", "critic")), chance.randint(1, 8)),),

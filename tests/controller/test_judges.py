@@ -19,6 +19,7 @@ from headrace.controller.train import Ended, train
 from headrace.engines.embedded.core import EngineCore
 from headrace.engines.protocol import EngineError
 from headrace.experience.flow import NothingToTrain
+from headrace.store import RunReader
 
 PROMPT = "{prompt} {answer} {response}? "
 FILTER = """
@@ -29,6 +30,18 @@ def keep(group):
             chosen = sample.tokens[sample.loss_mask].tolist()
             file.write(json.dumps([group.prompt_id, chosen, sample.reward, sample.failure]) + "\\n")
     return True
+"""
+
+KILLS_THE_JUDGE = """
+import psutil
+keeps, groups = keep, []
+def keep(group):
+    groups.append(group)
+    if len(groups) == 4:
+        run = psutil.Process() if "rollout/" not in " ".join(psutil.Process().cmdline()) else psutil.Process().parent()
+        (judge,) = [each for each in run.children() if "judge/0" in " ".join(each.cmdline())]
+        judge.kill()
+    return keeps(group)
 """
 
 
@@ -51,9 +64,27 @@ def go(job: Path) -> Ended:
     return asyncio.run(train(make_plan(load_config(TrainConfig, job)), job.parent / "run", "new"))
 
 
+def events_of(job: Path) -> list[Any]:
+    with RunReader(job.parent / "run") as reader:
+        return list(reader.events.read())
+
+
 def seen(job: Path) -> list[list[Any]]:
     """(prompt id, response's tokens, reward, failure) of each sample that the filter saw."""
     return [json.loads(line) for line in (job.parent / "keep.py.seen").read_text().splitlines()]
+
+
+def judges_made(monkeypatch: pytest.MonkeyPatch) -> list[EngineCore]:
+    """The judges' engines, as they are made."""
+    begin, judges = EngineCore.__init__, []
+
+    def begins(self: EngineCore, model: Any, *others: Any) -> None:
+        begin(self, model, *others)
+        if model.config.model_type == "llama":
+            judges.append(self)
+
+    monkeypatch.setattr(EngineCore, "__init__", begins)
+    return judges
 
 
 @torch.no_grad()
@@ -142,24 +173,62 @@ def test_several_are_added_to_other_terms(tmp_path: Path) -> None:
 @pytest.mark.copied
 def test_a_judge_that_dies_ends_the_run_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = make_judge(tmp_path / "judge", says_digits=True)
-    begin, step = EngineCore.__init__, EngineCore.step
-    judges: list[EngineCore] = []
-
-    def begins(self: EngineCore, model: Any, *others: Any) -> None:
-        begin(self, model, *others)
-        if model.config.model_type == "llama":
-            judges.append(self)
+    judges, step = judges_made(monkeypatch), EngineCore.step
 
     def dies(self: EngineCore) -> list[Any]:
         if self in judges:
             raise MemoryError("no memory left")
         return step(self)
 
-    monkeypatch.setattr(EngineCore, "__init__", begins)
     monkeypatch.setattr(EngineCore, "step", dies)
     job = job_with(tmp_path / "job", {"model": str(judge)})
-    with pytest.raises(EngineError, match="the engine of a judge died: no memory left; resume the run to go on"):
+    with pytest.raises(EngineError, match=f"the engine of judge {judge} died: no memory left; resume the run to go on"):
         go(job)
+    monkeypatch.undo()
+    begin_again = make_plan(load_config(TrainConfig, job))
+    assert asyncio.run(train(begin_again, job.parent / "run", "resume")).status == "finished"
+
+
+@pytest.mark.slow
+@pytest.mark.copied
+def test_a_judge_that_dies_comes_back_and_costs_no_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the same weights: what it says is what it would have said."""
+    judge = make_judge(tmp_path / "judge", says_digits=True)
+    changes = {"async__mode": "sync", "data__shuffle": "false", "trainer__batches": 4}
+    quiet = job_with(tmp_path / "quiet", {"model": str(judge)}, **changes)
+    assert go(quiet).status == "finished"
+    judges, steps, step = judges_made(monkeypatch), [], EngineCore.step
+
+    def dies(self: EngineCore) -> list[Any]:
+        if self in judges:
+            steps.append(self)
+            if len(steps) in (4, 5, 12):
+                raise MemoryError("no memory left")
+        return step(self)
+
+    monkeypatch.setattr(EngineCore, "step", dies)
+    job = job_with(tmp_path / "job", {"model": str(judge)}, **changes)
+    assert go(job).status == "finished"
+    assert sorted(seen(job)) == sorted(seen(quiet))
+    assert all(failure is None for _, _, _, failure in seen(job))
+    kinds = [(event.kind, event.data.get("judge")) for event in events_of(job)]
+    assert kinds.count(("engine_died", str(judge))) == kinds.count(("engine_back", str(judge))) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.cpu
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_judge_whose_process_is_killed_comes_back_too(tmp_path: Path, workers: int) -> None:
+    """Asked by the controller, and by a rollout worker."""
+    judge = make_judge(tmp_path / "judge", says_digits=True)
+    changes = {"engine__process": "true", "trainer__batches": 4, "rollout__workers": workers}
+    job = job_with(tmp_path / "job", {"model": str(judge)}, **changes)
+    (job.parent / "keep.py").write_text(FILTER + KILLS_THE_JUDGE)
+    assert go(job).status == "finished"
+    assert all(failure is None for _, _, _, failure in seen(job))
+    kinds = [event.kind for event in events_of(job)]
+    assert kinds.count("engine_died") == kinds.count("engine_back") == 1
+    assert "failed_sample" not in kinds
 
 
 def test_check_shows_the_judge_and_starts_no_engine(

@@ -11,9 +11,9 @@ import pytest
 from simulated_jobs import check, job, trained_groups
 
 from headrace.config import ConfigError
-from headrace.controller.simulation.crew import CrewFaults
 from headrace.controller.simulation.machine import DiskFaults
 from headrace.controller.simulation.outside import Costs
+from headrace.controller.simulation.rollout_workers import RolloutFaults
 from headrace.controller.simulation.run import Faults, Outcome, simulate
 from headrace.engines.simulated import EngineFaults
 from headrace.engines.simulated_answers import Answers
@@ -148,8 +148,8 @@ def test_an_engine_that_dies_comes_back_and_the_run_never_ends(mode: str, replic
 
 @pytest.mark.parametrize(("workers", "rows"), [(1, 2), (1, 3), (2, 3)])
 def test_on_policy_rows_that_end_every_worker_are_left_out(workers: int, rows: int) -> None:
-    crew = CrewFaults(workers=workers, poison=tuple((0, row) for row in range(rows)))
-    outcome = simulate(job(async__mode="sync", data__shuffle=False), 0, Faults(crew=crew))
+    dying = RolloutFaults(workers=workers, poison=tuple((0, row) for row in range(rows)))
+    outcome = simulate(job(async__mode="sync", data__shuffle=False), 0, Faults(rollout=dying))
     assert [life.end for life in outcome.lives] == ["finished"]
 
 

@@ -59,6 +59,9 @@ class Pinned:
 class Pool:
     """Of `members`; `told` has what was asked of it, in order."""
 
+    judge: str | None = None
+    name = "the engine"
+
     def __init__(self, *members: Member) -> None:
         self.members = members or (Member(),)
         self.changed = Signal()
@@ -120,6 +123,12 @@ class Pool:
         if found is not None:
             member.version = found.version
         return found
+
+    def named(self, member: Member) -> dict[str, Any]:
+        return {"engine": member.index, **({} if self.judge is None else {"judge": self.judge})}
+
+    def said_of(self, member: Member, error: Exception) -> str:
+        return f"{member.name}: {error}" if len(self.members) > 1 or self.judge else str(error)
 
     def lose(self, member: Member, error: Exception) -> None:
         self.told.append(("lose", member.index, str(error)))

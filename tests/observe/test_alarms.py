@@ -14,10 +14,10 @@ from headrace.observe.alarms import Rule, Seen
 from headrace.observe.metrics import ringing
 from headrace.observe.record import BatchRecord
 from headrace.observe.summary import build_summary
+from headrace.viewer.terminal.inspect_text import describe_run
 from headrace.viewer.terminal.live import render
 from headrace.viewer.terminal.plain import PlainView
 from headrace.viewer.terminal.snapshot import take_snapshot
-from headrace.viewer.terminal.text import describe_run
 
 Batches = tuple[BatchRecord, ...]
 

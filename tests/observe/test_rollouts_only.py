@@ -8,9 +8,9 @@ import observe_samples as samples
 from rich.console import Console
 
 from headrace.observe.summary import build_summary
+from headrace.viewer.terminal.inspect_text import describe_run
 from headrace.viewer.terminal.live import render
 from headrace.viewer.terminal.snapshot import take_snapshot
-from headrace.viewer.terminal.text import describe_run
 
 
 def test_what_only_was_recorded_is_not_called_trained_and_its_rewards_no_learning() -> None:

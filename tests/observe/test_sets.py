@@ -13,10 +13,10 @@ from headrace.observe.summary import build_summary
 from headrace.observe.trackers.names import EVALUATION, evaluation_values
 from headrace.store import Best
 from headrace.viewer.plot.curves import curves, panels
+from headrace.viewer.terminal.inspect_text import describe_run
 from headrace.viewer.terminal.live import render
 from headrace.viewer.terminal.plain import evaluation_line
 from headrace.viewer.terminal.snapshot import take_snapshot
-from headrace.viewer.terminal.text import describe_run
 
 METRICS = {"pass@1": Estimate(0.5, 0.125, 8), "majority": Estimate(0.75, None, 1), "pass@8": Estimate(None, None, 0)}
 

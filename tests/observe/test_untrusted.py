@@ -16,10 +16,10 @@ from headrace.observe.run_record import RunWatcher
 from headrace.observe.summary import build_summary
 from headrace.observe.untrusted import visible, visible_in, visible_line
 from headrace.store import RunReader, RunStore
+from headrace.viewer.terminal.inspect_text import describe_run
 from headrace.viewer.terminal.live import render
 from headrace.viewer.terminal.plain import PlainView
 from headrace.viewer.terminal.snapshot import Snapshot, take_snapshot
-from headrace.viewer.terminal.text import describe_run
 
 EVIL = "boom \x1b]0;PWN\x1b\\\x1b[5m \u202e\x9b31m\x07\r\x08 \u2066end"
 _BIDI = "\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"

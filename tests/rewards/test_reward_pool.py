@@ -23,7 +23,7 @@ from headrace.experience.failures import failure_kind
 from headrace.observe.durations import quantile
 from headrace.rewards.outcome import RewardOutcome
 from headrace.rewards.processes.clearing import Clearing
-from headrace.rewards.processes.process import RewardProcess
+from headrace.rewards.processes.reward_process import RewardProcess
 from headrace.rewards.reward_pool import RewardPool, worker_count
 from headrace.runtime.inline import SystemClock
 from headrace.runtime.protocol import Clock

@@ -45,6 +45,30 @@ def test_no_engine_for_the_deadline_ends_the_run() -> None:
     watch(pool, of_flow, body)
 
 
+def test_without_the_engine_of_a_judge_for_the_deadline_the_run_ends_too() -> None:
+    for is_gone in (False, True):
+        pool, judge, of_flow = Pool(), Pool(), flow()
+        judge.judge, judge.name = "judges/small", "the engine of judge judges/small"
+
+        async def body(
+            scene: Scene, running: asyncio.Task[Any], judge: Pool = judge, of_flow: Any = of_flow, gone: bool = is_gone
+        ) -> None:
+            await scene.settle(3_000)
+            assert not running.done()
+            judge.members[0].failure = MemoryError("no memory")
+            judge.failure, judge.down_s = (judge.members[0].failure, None) if gone else (None, 100.0)
+            of_flow.changed.notify()
+            await scene.settle(1)
+            words = "" if gone else r"the engine of judge judges/small has not served for 100 s .*"
+            with pytest.raises(EnginesLost, match=words + "the engine of judge judges/small died: no memory; resume"):
+                await running
+
+        def make(scene: Scene, pool: Pool = pool, judge: Pool = judge) -> EngineWatchRole:
+            return EngineWatchRole(scene.context, pool, judges=[judge])  # type: ignore[arg-type, list-item]
+
+        play(lambda of_flow=of_flow: of_flow, make, body)
+
+
 @pytest.mark.parametrize(
     ("shut", "running", "evaluating", "ends"),
     [("prompts", 0, False, False), ("prompts", 1, False, True), ("prompts", 0, True, True), (None, 0, False, True)],

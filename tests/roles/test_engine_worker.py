@@ -20,9 +20,10 @@ from headrace.config import EngineConfig
 from headrace.engines.embedded.core import EngineCore
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.protocol import EngineError, RequestError, SwapMode, TokenChunk
-from headrace.engines.remote import PeerOfRank, RemoteEngine
+from headrace.engines.remote import RemoteEngine
 from headrace.roles.workers.engine import EngineSpec, EngineWorker
 from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.peer_of_rank import PeerOfRank
 from headrace.runtime.process.processes import Processes
 from headrace.runtime.workers import Placement, Workers
 from headrace.weights.disk import DiskPublisher

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.experience.flow import NothingToTrain
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
-from headrace.roles.failures import FailureWatch
+from headrace.roles.failing_samples import FailureWatch
 
 HANGS, RAISES = "reward_timeout: took longer than 10 s", "reward_raised: KeyError: 'x' (r.py, line 3)"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,17 @@ from headrace.experience.records.codec import decode_group
 from headrace.experience.sample import GroupKey
 from headrace.experience.text.fast_tokenizer import TokenizerSpec
 from headrace.roles.workers.engine import EngineSpec, EngineWorker
+from headrace.roles.workers.group_player import GroupPlayer
 from headrace.roles.workers.rollout import RolloutWorker
 from headrace.roles.workers.rollout_types import Assignment, ModelSpec, RolloutSpec
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.process.processes import Processes
+from headrace.runtime.refs import Ref, RefLost
+from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.workers import Handle, Host, Placement, WorkerError
-from headrace.store import JournalWriter
+from headrace.store import JournalWriter, StoreError
 from headrace.store.journal import Journal
+from headrace.store.media.files import LocalFiles
 from headrace.weights.version import INITIAL
 
 
@@ -107,6 +112,12 @@ def test_a_group_is_played_scored_journaled_and_judged_without_torch(tmp_path: P
             assert metadata["pid"] != os.getpid()
             answer = await workers.call("judge", header, played.refs, 0, rank=0, what="filters")
             assert tuple(answer[0]) == (None, [])
+            await workers.call("let_go", given.key, 0, rank=0, what="another issue to be let go")
+            assert await runtime.get(played.refs[0], ("tokens",))
+            await workers.call("let_go", given.key, 1, rank=0, what="a group to be let go")
+            for ref in played.refs:
+                with pytest.raises(RefLost):
+                    await runtime.get(ref)
         finally:
             await runtime.close()
 
@@ -125,6 +136,43 @@ def test_a_journal_of_a_writer_that_has_ended_is_read_up_to_its_torn_end(tmp_pat
     assert [(each.key, each.issue, each.place) for each in found] == [
         ((0, number, 0), number, places[number]) for number in range(2)
     ]
+
+
+def test_what_is_known_of_groups_that_left_does_not_grow() -> None:
+    """A worker knows of the groups whose columns it keeps, and of no more than as many others."""
+
+    async def main(runtime: VirtualRuntime) -> None:
+        player = GroupPlayer(runtime, (), min_samples=1, keeps_failed=False)  # type: ignore[arg-type]
+        live: list[tuple[Ref, ...]] = []
+        for number in range(200):
+            refs = tuple(runtime.put({"tokens": [number]}) for _ in range(3))
+            given = Assignment(GroupKey(0, number, 0), Prompt("p", "1", {}), INITIAL, 2, 0, 0, ())
+            player._keep(given, refs)
+            live.append(refs)
+            if len(live) > 10:
+                for ref in live.pop(number % 7):
+                    runtime.free(ref)
+            assert len(player._kept) <= 22
+        await player.let_go(GroupKey(0, 199, 0), 0)
+        assert runtime.kept == 3 * 9
+
+    run_virtually(main)
+
+
+def test_a_journal_that_has_a_fault_is_told_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder too is on the disk before anything is said of a record."""
+    writer, synced = JournalWriter(tmp_path, 4), []
+    writer.append((0, 1, 0), b"group")
+    monkeypatch.setattr(LocalFiles, "sync", lambda self, path: synced.append(path))
+    assert len(Journal(tmp_path).written(4)) == 1
+    assert synced == [Journal(tmp_path).path(1, 4), tmp_path]
+
+    def fails(self: LocalFiles, path: Path) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(LocalFiles, "sync", fails)
+    with pytest.raises(StoreError, match="input/output error; check the disk"):
+        Journal(tmp_path).written(4)
 
 
 @pytest.mark.parametrize("missing", ["reward.py:score", "own.py:Mine"])

@@ -18,13 +18,15 @@ from headrace.experience.records.restored_refs import RestoredRefs
 from headrace.experience.sample import GroupKey
 from headrace.observe.durations import Durations
 from headrace.roles.reissue import Losses
+from headrace.roles.rollout_seats import RolloutSeats
 from headrace.roles.rollout_workers import RolloutWorkers
 from headrace.roles.workers.rollout_types import Assignment, Played
+from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.signal import Signal
 from headrace.runtime.together import together
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.workers import WorkerError, WorkerLost
-from headrace.store import StoreError
+from headrace.store import JournalOffset, Receipt, StoreError
 from headrace.weights.version import INITIAL, Version
 
 PROMPT = Prompt("p", "1+1=", {"prompt": "1+1="})
@@ -37,6 +39,8 @@ class Workers:
     runtime: VirtualRuntime
     kills: Callable[[GroupKey], bool] = lambda key: False
     raises: WorkerError | None = None
+    refs: tuple[Ref, ...] = ()
+    """Of the columns of each group."""
     changed: Signal = field(default_factory=Signal)
     lost: dict[int, str] = field(default_factory=dict)
     aboard: dict[int, list[GroupKey]] = field(default_factory=lambda: {0: [], 1: []})
@@ -52,6 +56,8 @@ class Workers:
             if rank in self.lost:
                 raise WorkerLost(rank, self.lost[rank])
             self.calls.append(f"{rank} goes on from {args[0]}")
+        elif method == "let_go":
+            self.calls.append(f"{rank} lets go of {args[0]}, issue {args[1]}")
         return [None]
 
     async def stream(
@@ -74,7 +80,9 @@ class Workers:
                     self.changed.notify()
                     raise WorkerLost(rank, "exit code 3")
             yield None
-            yield Played(GroupHeader(given.key, "p", 0, 2, (), given.issue), (), None, None, {"1": 2})
+            header = GroupHeader(given.key, "p", 0, 2, (), given.issue)
+            receipt = Receipt(given.key, given.issue, JournalOffset(1, 0, 9, rank + 1)) if self.refs else None
+            yield Played(header, self.refs, receipt, None, {"1": 2})
         finally:
             self.aboard[rank].remove(given.key)
 
@@ -115,8 +123,9 @@ def played_by(
     async def main(runtime: VirtualRuntime) -> None:
         workers, losses, store = Workers(runtime, **of_workers), Losses(), Store()
         refs = RestoredRefs(runtime.refs, lambda place: b"")
-        runner = RolloutWorkers(workers, 2, runtime, store, refs, losses, times=Durations())  # type: ignore[arg-type]
-        await runner.begin()
+        seats = RolloutSeats(workers, 2, runtime, store.journal, losses)  # type: ignore[arg-type]
+        await seats.begin()
+        runner = RolloutWorkers(seats, runtime, store, refs, losses, times=Durations())  # type: ignore[arg-type]
         await test(runner, workers, losses, store)
 
     run_virtually(main)
@@ -164,7 +173,7 @@ def test_all_that_was_aboard_is_lost_and_the_worker_comes_back_as_another_writer
 def test_all_workers_are_told_where_the_run_goes_on_and_who_comes_back_too() -> None:
     async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
         workers.lost[1] = "exit code 3"
-        await runner.go_back(Version(1, 5), {0: 5})
+        await runner._seats.go_back(Version(1, 5), {0: 5})
         assert workers.calls == ["0 goes on from v5~1"]
         workers.changed.notify()
         await runner._runtime.clock.sleep(5.0)
@@ -185,10 +194,35 @@ def test_a_group_that_was_aboard_twice_is_played_alone() -> None:
     played_by(test)
 
 
+def test_of_a_group_that_is_ended_nobody_keeps_the_columns() -> None:
+    """Its worker may have finished it at that very moment; and whoever ended it may have had its answer."""
+
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        clock = runner._runtime.clock
+        running = asyncio.create_task(group(runner, 0, 3))
+        await clock.sleep(0.55)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await clock.sleep(1.0)
+        assert workers.calls == [f"0 lets go of {key(0)}, issue 3"]
+        ref = runner._runtime.put({"tokens": [1]})
+        workers.refs = (ref,)
+        await group(runner, 1)
+        runner.let_go(key(1))
+        with pytest.raises(RefLost):
+            await runner._runtime.get(ref)
+        workers.refs = (runner._runtime.put({"tokens": [1]}),)
+        finished, _ = await runner.write(await group(runner, 2))
+        runner.let_go(key(2))
+        assert await runner._runtime.get(finished.refs[0]) == {"tokens": [1]}, "what was written is the table's"
+
+    played_by(test)
+
+
 def test_a_worker_that_is_lost_too_often_in_a_row_ends_the_run() -> None:
     async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
         told: list[str] = []
-        runner.tell = lambda kind, data: told.append(kind)
+        runner._seats.tell = lambda kind, data: told.append(kind)
 
         async def again_and_again() -> None:
             for issue in range(40):
@@ -216,7 +250,7 @@ def test_a_loss_that_cannot_be_recorded_ends_the_run() -> None:
         def full(kind: str, data: object) -> None:
             raise StoreError("no space left")
 
-        runner.tell = full
+        runner._seats.tell = full
         with pytest.raises(StoreError, match="no space left"):
             await group(runner, 0)
 

@@ -13,7 +13,8 @@ from headrace.rewards.promises import Promises, find_promises
 from headrace.rewards.tools import find_walls, run_within
 from headrace.runtime.inline import SystemClock
 from headrace.runtime.protocol import Clock
-from headrace.sandbox.walls import Walls, module_command
+from headrace.sandbox.commands import module_command
+from headrace.sandbox.walls import Walls
 
 
 def test_what_holds_here_is_found_by_trying() -> None:

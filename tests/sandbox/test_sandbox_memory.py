@@ -293,6 +293,7 @@ def test_machines_whose_calls_are_not_known_have_no_filter(monkeypatch: pytest.M
 
 FAMILY = """
 import json, os, sys, time
+from headrace.sandbox.descendants import *
 from headrace.sandbox.tree import *
 reading, writing = os.pipe()
 data = bytearray(64 << 20)

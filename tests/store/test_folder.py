@@ -278,9 +278,9 @@ def test_a_run_of_a_format_before_can_be_looked_at_but_not_gone_on_with(
     with RunReader(path) as reader:
         assert (reader.counts().trained, reader.counts().running) == (1, 1)
         assert list(reader.journalled()) == []
-    refused = rf"has format {version}, this headrace reads format 4: continue the run with"
-    for opens in (reopen, read_recorded):
-        with pytest.raises(StoreError, match=refused) as caught:
+    refused = rf"has format {version}, this headrace reads format 4: "
+    for opens, mend in ((reopen, "continue the run with"), (read_recorded, "train on its rollouts with")):
+        with pytest.raises(StoreError, match=refused + mend) as caught:
             opens(path)
         assert "\n" not in str(caught.value)
 

@@ -19,11 +19,11 @@ from headrace.observe.run_record import RunRecord
 from headrace.observe.summary import build_summary
 from headrace.store import Counts, EventRow
 from headrace.viewer.plot.curves import curves, panels
+from headrace.viewer.terminal.inspect_text import describe_run
 from headrace.viewer.terminal.live import LiveView, render
 from headrace.viewer.terminal.plain import PlainView, evaluation_line
 from headrace.viewer.terminal.showing import view_for, watch
 from headrace.viewer.terminal.snapshot import Snapshot, take_snapshot
-from headrace.viewer.terminal.text import describe_run
 
 
 def lines_of(run: RunRecord, width: int = 80, height: int = 23) -> list[str]:

@@ -20,7 +20,7 @@ from headrace.observe.summary import build_summary
 from headrace.store import RunReader
 from headrace.store.tables import TRAIN
 from headrace.viewer.terminal import offline_text as offline_text
-from headrace.viewer.terminal.text import describe_run
+from headrace.viewer.terminal.inspect_text import describe_run
 
 
 def run(args: argparse.Namespace) -> int:

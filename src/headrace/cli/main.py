@@ -61,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _NO_SPACE:
+            from headrace.cli.piped import discard_output
+
+            discard_output()
             print(f"headrace: no space left to write {error.filename or 'the output'}; free some", file=sys.stderr)
             return _FAILED
         if isinstance(error, OSError) and error.errno in _NO_PATH and error.filename:

@@ -21,7 +21,8 @@ def has_reader() -> bool:
 
 
 def discard_output() -> None:
-    """Let what is still printed go nowhere: the reader has gone, and Python would complain of it at its end, too."""
+    """Let what is still printed go nowhere: the reader has gone, or the disk is full, and Python would complain
+    of it at its end, too."""
     with suppress(OSError, ValueError):  # ValueError: an output that is no file, or is closed
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

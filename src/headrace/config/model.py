@@ -47,8 +47,8 @@ class PolicyEngineConfig(EngineConfig):
     process: bool = False
     """Each engine in a process of its own, on this machine: what ends it does not end the run, and its host work does
     not hold up the run's. Weights reach it by `weights.transport`, `shm` unless given. So is the engine of each judge
-    that is a model of its own; what ends that one ends the run, which can be resumed. On a CPU the threads are shared
-    out: the engines have as many as the trainer, each its part; they are not lent to who is busy."""
+    that is a model of its own. On a CPU the threads are shared out: the engines have as many as the trainer, each its
+    part; they are not lent to who is busy."""
     spread: Literal["group", "episode"] = "group"
     """Of several engines, whether one serves all episodes of a group (the prompt is computed once), or each episode
     goes to the one with least to do."""

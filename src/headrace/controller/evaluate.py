@@ -39,7 +39,7 @@ async def evaluate(plan: Plan, only: Sequence[str] = ()) -> dict[str, dict[str, 
     try:
         engines = await load_engines(plan, runtime, returns=False)
         model_reward = await load_model_reward(plan, runtime)
-        judges = await load_judges(plan, runtime)
+        judges = await load_judges(plan, runtime, returns=False)
         clock = runtime.clock
         results = {}
         async with (

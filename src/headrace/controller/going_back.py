@@ -125,4 +125,4 @@ class GoingBack:
             parts.evaluator.go_back(restored.number, evaluated(store))
         await parts.rollouts.go_back(restored.number)
         if self._hands is not None:
-            await self._hands.workers.go_back(begun, last_kept)
+            await self._hands.seats.go_back(begun, last_kept)

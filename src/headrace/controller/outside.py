@@ -12,6 +12,7 @@ from headrace.controller.building.functions_worker import start_functions
 from headrace.controller.building.models import Models, load_models
 from headrace.controller.building.processors import own_threads
 from headrace.controller.building.reward_pools import RewardPools
+from headrace.controller.building.rollout_workers import RolloutHands, start_rollout_workers
 from headrace.controller.building.threads import inline_runtime, takes_turns
 from headrace.controller.building.wiring import Parts
 from headrace.controller.building.worker_processes import worker_processes
@@ -19,18 +20,17 @@ from headrace.controller.planning.plan import Plan
 from headrace.controller.supervise import rewards
 from headrace.controller.tracking import Tell, tracking
 from headrace.controller.watching import watchdog
-from headrace.experience.records.group_journal import GroupJournal
 from headrace.models.loading import resolve_device
 from headrace.rewards.judge import Ask
-from headrace.roles.reissue import Losses
-from headrace.roles.rollout import GroupRunner
 from headrace.roles.workers.functions import FunctionsWorker
 from headrace.runtime.collection import rare_collections
 from headrace.runtime.inline import Span
 from headrace.runtime.process.processes import Processes
 from headrace.runtime.protocol import Clock, Runtime
 from headrace.runtime.workers import Workers
+from headrace.store import RunStore
 from headrace.store.media.files import LOCAL, Files
+from headrace.weights.version import Lineage
 
 
 class Outside(Protocol):
@@ -48,9 +48,17 @@ class Outside(Protocol):
     def rewards(self, plan: Plan, folder: Path, runtime: Runtime, ask: Ask) -> AbstractAsyncContextManager[RewardPools]:
         """What scores, while it is entered. `ask`: of the judges."""
 
-    def crew(self, runner: GroupRunner, losses: Losses, journal: GroupJournal, runtime: Runtime) -> GroupRunner:
-        """Who plays groups, as `runner` does. `losses`: who is to be alone aboard a worker. `journal`: where what
-        comes late from a worker that was lost is written all the same."""
+    async def rollout_workers(
+        self,
+        plan: Plan,
+        folder: Path,
+        runtime: Runtime,
+        store: RunStore,
+        models: Models,
+        rewards: RewardPools,
+        lineage: Lineage,
+    ) -> RolloutHands | None:
+        """See `start_rollout_workers`."""
 
     async def functions(self, plan: Plan, runtime: Runtime) -> Workers[FunctionsWorker]:
         """See `start_functions`."""
@@ -101,8 +109,18 @@ class ThisMachine:
     def rewards(self, plan: Plan, folder: Path, runtime: Runtime, ask: Ask) -> AbstractAsyncContextManager[RewardPools]:
         return rewards(plan, folder, runtime, ask)
 
-    def crew(self, runner: GroupRunner, losses: Losses, journal: GroupJournal, runtime: Runtime) -> GroupRunner:
-        return runner
+    async def rollout_workers(
+        self,
+        plan: Plan,
+        folder: Path,
+        runtime: Runtime,
+        store: RunStore,
+        models: Models,
+        rewards: RewardPools,
+        lineage: Lineage,
+    ) -> RolloutHands | None:
+        engines, judges = models.engines, models.judges
+        return await start_rollout_workers(plan, folder, runtime, store, engines, judges, rewards, lineage)
 
     async def functions(self, plan: Plan, runtime: Runtime) -> Workers[FunctionsWorker]:
         return await start_functions(plan, runtime)

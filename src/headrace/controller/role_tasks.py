@@ -31,6 +31,8 @@ class Loop:
     critic: Role | None
     actor: Role
     followers: Sequence[Role]
+    returns: Sequence[Role]
+    """Bring the judges' engines back."""
     evaluator: Role | None
     gap: Role | None
     watch: Role | None
@@ -55,6 +57,7 @@ class RoleTasks:
         the last."""
         loop = self._loop
         roles = {f"weight follower {index}": follower for index, follower in enumerate(loop.followers)}
+        roles |= {f"return of judge {index}": role for index, role in enumerate(loop.returns)}
         if loop.watch is not None:
             roles["engine watch"] = loop.watch
         roles["functions worker"] = loop.functions

@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 from headrace.controller.building.engine_workers import load_engines, load_judges
 from headrace.controller.building.groundwork import Groundwork, filter_role, lay_groundwork, rollout_role
-from headrace.controller.building.judge_engines import asker, serving, stop_engine
+from headrace.controller.building.judge_engines import asker, returns_of, serving, stop_engine
 from headrace.controller.building.reward_model import load_model_reward
 from headrace.controller.building.rollout_workers import end_rollout_workers, start_rollout_workers
 from headrace.controller.planning.plan import Plan
+from headrace.controller.role_tasks import Role
 from headrace.controller.stopping import StopRequest
 from headrace.controller.supervise import end, rewards, see_through, tell_of_damage, watching
 from headrace.engines.pool import EnginePool
@@ -69,7 +70,8 @@ async def record_rollouts(
                         tell_of_damage(base.recorder, store, restored)
                         base.flow.restore(restored.number, restored.ready, restored.running)
                     rollout = rollout_role(plan, base, engines, judges, pool)
-                    await _run_roles(plan, base, recording, rollout, scores, stop, _keepers(base, engines, plane))
+                    keepers = _keepers(base, engines, [*judges.values()], plane)
+                    await _run_roles(plan, base, recording, rollout, scores, stop, keepers)
                     status: Literal["finished", "stopped"] = "finished" if base.flow.is_finished else "stopped"
                     reason = {} if status == "finished" else {"reason": stop.reason}
                     version = Version(begun.branch, base.flow.batch)
@@ -112,9 +114,7 @@ def _recording(plan: Plan, store: RunStore, base: Groundwork, lineage: Lineage) 
     return RecordingRole(base.context, loader, lineage, after_batch)
 
 
-def _keepers(
-    base: Groundwork, engines: EnginePool, plane: MemoryPublisher
-) -> list[WeightFollowerRole | EngineWatchRole]:
+def _keepers(base: Groundwork, engines: EnginePool, judges: Sequence[EnginePool], plane: MemoryPublisher) -> list[Role]:
     """Who brings back engines that died."""
     engines.tell = base.recorder.event
     engines.changed.listen(base.flow.changed.notify)
@@ -122,7 +122,8 @@ def _keepers(
         WeightFollowerRole(base.context, engines, member, plane.receiver(), SwapMode.RECOMPUTE)
         for member in engines.members
     ]
-    return [*followers, EngineWatchRole(base.context, engines)]
+    watch = EngineWatchRole(base.context, engines, judges=judges)
+    return [*followers, *returns_of(judges, base.context, base.recorder), watch]
 
 
 async def _run_roles(
@@ -132,7 +133,7 @@ async def _run_roles(
     rollout: RolloutRole,
     scores: ModelReward | None,
     stop: StopRequest,
-    keepers: Sequence[WeightFollowerRole | EngineWatchRole],
+    keepers: Sequence[Role],
 ) -> None:
     """Until all is recorded, or the run is told to stop. The first role that fails ends all: its error is raised."""
     runtime = base.context.runtime

@@ -14,7 +14,7 @@ from headrace.controller.begin import Begin
 from headrace.controller.building.judge_engines import LateAsk, asker, serving, stop_engine
 from headrace.controller.building.models import Models
 from headrace.controller.building.reward_pools import RewardPools
-from headrace.controller.building.rollout_workers import end_rollout_workers, start_rollout_workers
+from headrace.controller.building.rollout_workers import end_rollout_workers
 from headrace.controller.building.wiring import Parts, connect
 from headrace.controller.going_back import GoingBack
 from headrace.controller.outside import Outside, ThisMachine
@@ -76,6 +76,7 @@ def loop_of(parts: Parts) -> Loop:
         actor=parts.actor,
         # Swap: each engine takes it by itself.
         followers=parts.followers,
+        returns=parts.returns,
         # Beside it.
         evaluator=parts.evaluator,
         gap=parts.gap,
@@ -178,9 +179,7 @@ async def _train(
         await models.engines.start(lineage, models.trainer.receiver())
         hands = None
         try:
-            hands = await start_rollout_workers(
-                plan, folder, runtime, store, models.engines, models.judges, pool, lineage
-            )
+            hands = await outside.rollout_workers(plan, folder, runtime, store, models, pool, lineage)
             parts = connect(
                 plan,
                 models,
@@ -190,7 +189,6 @@ async def _train(
                 lineage,
                 begun,
                 listeners,
-                outside.crew,
                 hands,
                 functions=functions,
             )

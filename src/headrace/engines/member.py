@@ -12,14 +12,16 @@ from headrace.runtime.supervision import ENGINE, Measure, after_failure
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import Version
 
-Revive = Callable[[Engine, WeightReceiver], Awaitable[Engine]]
-"""An engine in the place of one that died, started, with the newest whole version."""
+Revive = Callable[[Engine, WeightReceiver | None], Awaitable[Engine]]
+"""An engine in the place of one that died, started, with the newest whole version; with None, with the weights that
+this one was loaded with."""
 
 
 class Member:
-    def __init__(self, index: int, engine: Engine, revive: Revive | None = None) -> None:
-        """`revive` None: it does not come back from a death."""
+    def __init__(self, index: int, engine: Engine, revive: Revive | None = None, name: str = "") -> None:
+        """`revive` None: it does not come back from a death. `name`: as it is told of; engine N unless given."""
         self.index = index
+        self.name = name or f"engine {index}"
         self.engine = engine
         self.revive = revive
         self.state = EngineState.STARTING
@@ -32,10 +34,6 @@ class Member:
         self.failure: Exception | None = None
         """What it died of last."""
         self._before = NO_STATS
-
-    @property
-    def name(self) -> str:
-        return f"engine {self.index}"
 
     @property
     def version(self) -> Version | None:

@@ -54,14 +54,18 @@ class EnginePool:
         return_deadline_s: float = 0.0,
         spread: Spread = "group",
         handles: Sequence[Handle] = (),
+        judge: str | None = None,
     ) -> None:
         """`revive`: how an engine that died comes back; unless given, it does not. `return_deadline_s`: how long a
         request waits for an engine that may serve it. `handles`: by which other workers reach the engines, by index,
-        where these are workers."""
+        where these are workers. `judge`: the model that judges, where this is its engine, and not the policy's."""
         self.handles = tuple(handles)
+        self.judge = judge
+        self.name = "the engine" if judge is None else f"the engine of judge {judge}"
         if not engines:
             raise ValueError("a pool needs at least one engine")
-        self.members = tuple(Member(index, engine, revive) for index, engine in enumerate(engines))
+        name = "" if judge is None else self.name
+        self.members = tuple(Member(index, engine, revive, name) for index, engine in enumerate(engines))
         self.clock = clock
         self.return_deadline_s = return_deadline_s
         self.spread = spread
@@ -240,7 +244,8 @@ class EnginePool:
         """`member` serves nothing more."""
         member.died(why)
         word = "comes back" if member.state is EngineState.EJECTED else "does not come back"
-        self._report("engine_died", {"engine": member.index, "message": f"{member.name} died and {word}: {why}"})
+        message = f"{member.name} died and {word}: {why}"
+        self._report("engine_died", {**self.named(member), "message": message})
         self._count_outage()
 
     async def update(self, member: Member, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
@@ -256,9 +261,9 @@ class EnginePool:
             self.look()
             self.changed.notify()
 
-    async def come_back(self, member: Member, receiver: WeightReceiver) -> None:
-        """Put an engine in the place of one that died, with the newest whole version. Raises WeightError, EngineError
-        and what building it raises; then it may be tried again."""
+    async def come_back(self, member: Member, receiver: WeightReceiver | None) -> None:
+        """Put an engine in the place of one that died: see `Revive`. Raises WeightError, EngineError and what building
+        it raises; then it may be tried again."""
         if member.revive is None:
             raise EngineError(f"{member.name} cannot come back")
         member.state = EngineState.STARTING
@@ -269,9 +274,17 @@ class EnginePool:
         finally:
             if member.state is EngineState.STARTING:
                 member.state = EngineState.EJECTED
-        self._report("engine_back", {"engine": member.index, "version": str(member.engine.version)})
+        self._report("engine_back", {**self.named(member), "version": str(member.engine.version)})
         self._count_outage()
         self.changed.notify()
+
+    def named(self, member: Member) -> dict[str, Any]:
+        """How events name an engine."""
+        return {"engine": member.index, **({} if self.judge is None else {"judge": self.judge})}
+
+    def said_of(self, member: Member, error: Exception) -> str:
+        """What happened to an engine, in words that say to which."""
+        return f"{member.name}: {error}" if len(self.members) > 1 or self.judge is not None else str(error)
 
     def tell_what_is_left(self) -> None:
         """What could not be told when it happened. Raises whatever `tell` raises."""

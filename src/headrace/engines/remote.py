@@ -22,7 +22,7 @@ from headrace.engines.protocol import (
 )
 from headrace.engines.remote_types import SILENCE_S, EngineStatus, Output, RequestFailed
 from headrace.runtime.protocol import Services, WaitTimeout
-from headrace.runtime.workers import Peer, WorkerError, WorkerLost, Workers
+from headrace.runtime.workers import Peer, WorkerError, WorkerLost
 from headrace.weights.plane import WeightError, WeightReceiver
 from headrace.weights.version import INITIAL, Version
 
@@ -36,27 +36,6 @@ _STOP_S = 90.0
 _ERRORS: dict[str, type[Exception]] = {error.__name__: error for error in (WeightError, ConfigError)}
 """Of a worker's errors, those that are told as what they are."""
 _LOST = (WorkerLost, WorkerError, WaitTimeout, ConnectionError)
-
-
-class PeerOfRank:
-    """One of several workers, as a `Peer`."""
-
-    def __init__(self, workers: Workers[Any], rank: int) -> None:
-        self._workers = workers
-        self._rank = rank
-
-    async def call(self, method: str, *args: Any, what: str, seconds: float | None = None) -> Any:
-        """See `Peer.call`."""
-        return (await self._workers.call(method, *args, rank=self._rank, what=what, seconds=seconds))[0]
-
-    def stream(self, method: str, *args: Any, what: str, seconds: float | None = None) -> AsyncGenerator[Any, None]:
-        """See `Peer.stream`."""
-        return self._workers.stream(method, *args, rank=self._rank, what=what, seconds=seconds)
-
-    @property
-    def here(self) -> object | None:
-        """See `Peer.here`."""
-        return self._workers.here(self._rank)
 
 
 class EngineHere(Protocol):
@@ -235,10 +214,11 @@ class RemoteEngine:
             self._reached(report.version)
         return report
 
-    async def revive(self, receiver: WeightReceiver) -> None:
-        """Of an engine that died in a worker that lives: another in its place, with the newest version. Then a new
-        `RemoteEngine` speaks to it. Raises WeightError, EngineError."""
-        await self._call("revive", receiver.offer(), what="the engine to come back", seconds=_START_S)
+    async def revive(self, receiver: WeightReceiver | None) -> None:
+        """Of an engine that died in a worker that lives: another in its place, see `Revive`. Then a new `RemoteEngine`
+        speaks to it. Raises WeightError, EngineError."""
+        offer = None if receiver is None else receiver.offer()
+        await self._call("revive", offer, what="the engine to come back", seconds=_START_S)
 
     def kill(self, reason: str) -> None:
         """Have the engine die of `reason`, for whoever must see one die; its worker lives."""

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from headrace.config.evaluation import PLAIN
-from headrace.config.reading.text import values_of
+from headrace.config.reading.config_text import values_of
 from headrace.config.train import TrainConfig
 from headrace.observe import totals
 from headrace.observe.alarms import Seen

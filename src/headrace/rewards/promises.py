@@ -11,8 +11,9 @@ from headrace.config.reward import SandboxConfig
 from headrace.rewards.tools import AUTO, find_walls, run_within
 from headrace.runtime.protocol import Clock
 from headrace.sandbox import linux
+from headrace.sandbox.commands import module_command
 from headrace.sandbox.tree import memory_of, threads_of
-from headrace.sandbox.walls import Walls, module_command
+from headrace.sandbox.walls import Walls
 
 
 @dataclass(frozen=True, slots=True)

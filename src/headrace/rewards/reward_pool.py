@@ -22,17 +22,17 @@ from headrace.experience.failures import FailureKind, describe
 from headrace.experience.text.conversation import Messages
 from headrace.observe.durations import Durations
 from headrace.plugins.named import NOTHING_GIVEN, Given
-from headrace.rewards.in_process import InProcess
 from headrace.rewards.judge import Ask, JudgeReward
 from headrace.rewards.outcome import LARGEST, SCORE, RewardOutcome, Verdict, is_reward, is_scored
 from headrace.rewards.processes.killed_in_time import WorkerPool
 from headrace.rewards.processes.pickled import packed
 from headrace.rewards.processes.prepared import FunctionScorer
 from headrace.rewards.processes.prepared import GroupScorer as GroupFunctionScorer
-from headrace.rewards.processes.process import Launch
-from headrace.rewards.remote import RemoteReward
+from headrace.rewards.processes.reward_process import Launch
+from headrace.rewards.remote_reward import RemoteReward
 from headrace.rewards.row_checks import is_for
 from headrace.rewards.tools import find_walls
+from headrace.rewards.trusted import InProcess
 from headrace.runtime.processors import available_processors
 from headrace.runtime.protocol import Clock
 from headrace.sandbox.limits import NOBODY, Limits

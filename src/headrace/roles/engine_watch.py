@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import EngineError
 from headrace.roles.context import RoleContext
@@ -16,13 +18,21 @@ class EnginesLost(EngineError):
 
 
 class EngineWatchRole:
-    """Two things are waited for no longer than `engine.return_deadline_s`: that any engine serves, and, where the gate
-    is shut since no engine could take the newest version, that one takes it."""
+    """Two things are waited for no longer than `engine.return_deadline_s`: that any engine of the policy and the engine
+    of each judge serves, and, where the gate is shut since no engine could take the newest version, that one takes
+    it."""
 
-    def __init__(self, context: RoleContext, pool: EnginePool, receiver: WeightReceiver | None = None) -> None:
+    def __init__(
+        self,
+        context: RoleContext,
+        pool: EnginePool,
+        receiver: WeightReceiver | None = None,
+        judges: Sequence[EnginePool] = (),
+    ) -> None:
         self._context = context
         self._pool = pool
         self._receiver = receiver
+        self._served = (pool, *judges)
         self._stuck_since: float | None = None
 
     async def run(self) -> None:
@@ -38,20 +48,19 @@ class EngineWatchRole:
     def _left(self) -> float:
         """Seconds until something must have changed. Raises EnginesLost once it should have."""
         pool, deadline = self._pool, self._pool.return_deadline_s
-        if (failure := pool.failure) is not None and self._is_wanted():
-            raise EnginesLost(f"the engine died: {failure}; {_RESUME}") from failure
-        down = pool.down_s
+        for each in self._served:
+            if (failure := each.failure) is not None and self._is_wanted():
+                raise EnginesLost(f"{each.name} died: {failure}; {_RESUME}") from failure
+        downs = [(each, each.down_s) for each in self._served]
         stuck = self._stuck_s()
-        waits = [seconds for seconds in (down, stuck) if seconds is not None]
+        waits = [seconds for seconds in (*(down for _, down in downs), stuck) if seconds is not None]
         if not waits:
             return self._context.stall_timeout_s
         if max(waits) < deadline:
             return deadline - max(waits)
-        if down is not None and down >= deadline and self._is_wanted():
-            why = next((member.failure for member in pool.members if member.failure is not None), None)
-            raise EnginesLost(
-                f"no engine has served for {deadline:g} s (engine.return_deadline_s); the engine died: {why}; {_RESUME}"
-            )
+        for each, down in downs:
+            if down is not None and down >= deadline and self._is_wanted():
+                raise EnginesLost(_down(each, deadline))
         if stuck is not None and stuck >= deadline:
             raise EnginesLost(
                 f"no engine could take the newest weights for {deadline:g} s (engine.return_deadline_s), and nothing "
@@ -83,3 +92,10 @@ class EngineWatchRole:
         if self._stuck_since is None:
             self._stuck_since = now
         return now - self._stuck_since
+
+
+def _down(pool: EnginePool, deadline_s: float) -> str:
+    why = next((member.failure for member in pool.members if member.failure is not None), None)
+    which = "no engine" if pool.judge is None else pool.name
+    has = "has" if pool.judge is None else "has not"
+    return f"{which} {has} served for {deadline_s:g} s (engine.return_deadline_s); {pool.name} died: {why}; {_RESUME}"

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from headrace.engines.completions import NotServed
 from headrace.engines.pool import EnginePool, Place
-from headrace.engines.protocol import EngineError
 from headrace.experience.columns import FinishedGroup
 from headrace.experience.failures import FailureKind, describe
 from headrace.experience.flow import Admission, Flow
@@ -18,7 +17,7 @@ from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey
 from headrace.observe.tally import Tally
 from headrace.roles.context import RoleContext
-from headrace.roles.failures import FailureWatch
+from headrace.roles.failing_samples import FailureWatch
 from headrace.roles.reissue import Losses
 from headrace.runtime.workers import WorkerLost
 from headrace.store import Receipt
@@ -45,6 +44,9 @@ class Journaling(Protocol):
 
     async def write(self, group: Any) -> tuple[FinishedGroup, Receipt]:
         """See `GroupJournal.write`. `group` as its runner gave it."""
+
+    def let_go(self, key: GroupKey) -> None:
+        """The group has ended: what was played of it, and not written, is nobody's."""
 
 
 class RolloutRole:
@@ -85,14 +87,10 @@ class RolloutRole:
         """Groups whose task has ended, and was not looked at."""
 
     async def run(self) -> None:
-        """Until the run is finished. Leaving early (cancelled) ends every group that runs.
-
-        Raises EngineError if a judge's engine has died, and NothingToTrain: no prompt would come to anything.
-        """
+        """Until the run is finished. Leaving early (cancelled) ends every group that runs. Raises NothingToTrain: no
+        prompt would come to anything."""
         try:
             while not self._flow.is_finished:
-                if (failure := self._failure()) is not None:
-                    raise failure
                 await self._end_overdue()
                 await self._end_left()
                 place = self._engines.admit(lambda number: self._flow.shut_by(number) is None, self._group_tokens)
@@ -129,6 +127,7 @@ class RolloutRole:
                 except (NotServed, WorkerLost) as error:
                     again = self._issue_again(again[0], error)
         finally:
+            self._journal.let_go(key)
             # The task is done when whoever is woken by this comes to it.
             self._ended.append(key)
             self._flow.changed.notify()
@@ -148,7 +147,7 @@ class RolloutRole:
         self._losses.ended(key)
         if len(group.trainable) >= self._min_samples:
             self._flow.finish(*await self._journal.write(group))
-        elif self._failure() is None and self._flow.runs(key) and key not in self._flow.overdue():
+        elif self._are_there() and self._flow.runs(key) and key not in self._flow.overdue():
             failure = next((sample.failure for sample in group.samples if sample.failure), None)
             self._flow.hand_back(key, f"failed: {_commonest_failure(group)}", failure)
 
@@ -166,14 +165,10 @@ class RolloutRole:
         again = flow.issue_again(key, None if place is None else place.version.number)
         return None if again is None or place is None else (again, place)
 
-    def _failure(self) -> EngineError | None:
-        """Which judge's engine died of what."""
-        for engine in self._judges:
-            if (failure := engine.failure) is not None:
-                error = EngineError(f"the engine of a judge died: {failure}; resume the run to go on")
-                error.__cause__ = failure
-                return error
-        return None
+    def _are_there(self) -> bool:
+        """Whether there are engines still, or they come back. Else a group failed for that, and it is for the engine
+        watch to end the run."""
+        return all(pool.failure is None for pool in (self._engines, *self._judges))
 
     async def _end_overdue(self) -> None:
         for key in self._flow.overdue():

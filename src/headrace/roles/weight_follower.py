@@ -9,8 +9,9 @@ from headrace.engines.pool import EnginePool
 from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import EngineError, SwapMode
 from headrace.roles.context import RoleContext
+from headrace.roles.engine_return import come_back
 from headrace.runtime.protocol import WaitTimeout
-from headrace.runtime.supervision import ENGINE, RETURN, SWAP, Measure, after_failure
+from headrace.runtime.supervision import SWAP, Measure, after_failure
 from headrace.store import StoreError
 from headrace.weights.plane import WeightError, WeightReceiver
 
@@ -38,7 +39,7 @@ class WeightFollowerRole:
             self._pool.look()
             self._pool.tell_what_is_left()
             if self._member.state is EngineState.EJECTED:
-                await self._come_back()
+                await come_back(self._context, self._pool, self._member, self._receiver)
             elif not (self._member.view.serves and await self._tried_to_follow()):
                 await self._wait()
 
@@ -69,7 +70,7 @@ class WeightFollowerRole:
                 return False
             await self.follow()
         except WaitTimeout as held:  # by an evaluation, as a rule: it is no fault of the weights
-            self._context.report("waiting", {"role": NAME, "message": self._of(held)})
+            self._context.report("waiting", {"role": NAME, "message": self._pool.said_of(self._member, held)})
         except StoreError:
             raise  # of the report
         except Exception as error:  # whatever taking them raises, no memory for a second copy included
@@ -77,7 +78,9 @@ class WeightFollowerRole:
             if not self._member.view.serves:
                 return True  # it died, which is told already
             self._member.failed_swaps += 1
-            self._context.report("update_failed", {"version": self._newest(), "message": self._of(error)})
+            self._context.report(
+                "update_failed", {"version": self._newest(), "message": self._pool.said_of(self._member, error)}
+            )
             self._pool.changed.notify()
             then = after_failure(SWAP, self._member.failed_swaps)
             await self._context.runtime.clock.sleep(then.pause_s)
@@ -101,30 +104,12 @@ class WeightFollowerRole:
             self._pool.lose(member, EngineError(f"it could not take the newest weights: {error}"))
             self._pool.changed.notify()
 
-    async def _come_back(self) -> None:
-        member, clock = self._member, self._context.runtime.clock
-        attempts = 0
-        while member.state is EngineState.EJECTED:
-            pause = max(
-                after_failure(ENGINE, member.deaths).pause_s if member.deaths else 0.0,
-                attempts and after_failure(RETURN, attempts).pause_s,
-            )
-            await clock.sleep(pause)
-            try:
-                await self._pool.come_back(member, self._receiver)
-            except Exception as error:  # whatever building it raises: it is tried until the deadline
-                attempts += 1
-                self._context.report("engine_not_back", {"engine": member.index, "message": self._of(error)})
-
     async def _wait(self) -> None:
         context = self._context
         try:
             await self._pool.changed.wait(context.runtime.clock, context.stall_timeout_s, "a new version")
         except WaitTimeout as stall:
             context.report("waiting", {"role": NAME, "message": str(stall)})
-
-    def _of(self, error: Exception) -> str:
-        return f"{self._member.name}: {error}" if len(self._pool.members) > 1 else str(error)
 
 
 async def taken_up(context: RoleContext, pool: EnginePool, receiver: WeightReceiver) -> None:

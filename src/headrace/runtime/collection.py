@@ -14,13 +14,18 @@ which are freed by their counts; Python's own 700 has them looked at, and found 
 @contextmanager
 def rare_collections() -> Iterator[None]:
     """What there is now is not looked at until this is left: imported modules and loaded models are a million objects
-    that a full collection goes over for a fifth of a second. What is made from now on is, more rarely than else."""
+    that a full collection goes over for a fifth of a second. What is made from now on is, more rarely than else.
+
+    Where something is left out already, whoever saw to that has the say in it: nothing is added, nor taken back."""
     before = gc.get_threshold()
+    freezes = not gc.get_freeze_count()
     gc.collect()
-    gc.freeze()
+    if freezes:
+        gc.freeze()
     gc.set_threshold(_YOUNG, *before[1:])
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if freezes:
+            gc.unfreeze()

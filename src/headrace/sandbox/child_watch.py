@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import select
@@ -12,14 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from headrace.sandbox import linux
+from headrace.sandbox.descendants import send_signal
 from headrace.sandbox.meters import Meter
-from headrace.sandbox.tree import descendants
 
 _TICK_S = 0.01
 """How often a child is asked for where the kernel does not tell."""
 _CHUNK = 1 << 16
-_KILLING_S = 0.5
 
 
 @dataclass(eq=False)
@@ -88,7 +85,7 @@ def watch(
 ) -> Ending:
     """Wait for `child` to end, reading its `streams`, until `now()` is `until`, a stream overflows or a meter is full.
 
-    A child that still runs then is killed. What the child left running is not: see `kill_descendants`.
+    A child that still runs then is killed. What the child left running is not: see `descendants`.
     """
     poll, by_fd = select.poll(), {stream.fd: stream for stream in streams}
     for stream in streams:
@@ -147,53 +144,10 @@ def _overflow(streams: Sequence[Stream]) -> bool:
     return any(stream.is_over and stream.ends_at_most for stream in streams)
 
 
-def kill_descendants() -> None:
-    """End every process that comes from this one, also while they multiply: first all are stopped, then killed.
-
-    This process must have adopted its orphans.
-    """
-    end = now() + _KILLING_S
-    while _has_children() and now() < end:
-        stopped: set[int] = set()
-        while now() < end:
-            found = _descendants() - stopped
-            if not found:
-                break
-            for pid in found:
-                _signal(pid, signal.SIGSTOP)
-            stopped |= found
-        for pid in stopped:
-            _signal(pid, signal.SIGKILL)
-
-
-def _descendants() -> set[int]:
-    if linux.IS_LINUX:
-        return set(descendants())
-    import psutil  # takes a while, and is needed only where something was left behind
-
-    return {child.pid for child in psutil.Process().children(recursive=True)}
-
-
-def _has_children() -> bool:
-    """Whether there is a child left, after those that have ended are gone."""
-    while True:
-        try:
-            ended, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return False
-        if not ended:
-            return True
-
-
 def _kill(child: int, over: Over) -> Ending:
-    _signal(child, signal.SIGKILL)
+    send_signal(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return Ending(None, over)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
 
 
 def _handle_of(child: int) -> int | None:

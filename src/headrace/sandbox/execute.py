@@ -13,11 +13,13 @@ from dataclasses import asdict, dataclass
 from typing import IO, Any, Literal
 
 from headrace.sandbox import linux
-from headrace.sandbox.child_watch import Ending, Stream, kill_descendants, now, watch
+from headrace.sandbox.child_watch import Ending, Stream, now, watch
+from headrace.sandbox.commands import module_command
+from headrace.sandbox.descendants import kill_descendants
 from headrace.sandbox.limits import Limits
 from headrace.sandbox.meters import MemoryMeter, TimeMeter
 from headrace.sandbox.remove import remove
-from headrace.sandbox.walls import Walls, module_command
+from headrace.sandbox.walls import Walls
 
 _MOST_ERRORS = 4096
 

@@ -1,9 +1,9 @@
 """The parent of one scoring process: ends it, with all that it started, when the run says so or ends, however it ends.
 
-Run as `python -P -m headrace.sandbox.guardian LINE SPEC COMMAND...` with an absolute path first. LINE is a
-socket of which the run holds the other end: when that is shut down or closed, the command has to end. SPEC is JSON:
-`folder`, which is removed at last, and `passes`, descriptors for the command alone. Ends as the command did; LINE stays
-open until the folder is gone.
+Its arguments are LINE FOLDER PASSES COMMAND..., an absolute path first in the command. LINE is a socket of which the
+run holds the other end: when that is shut down or closed, the command has to end. FOLDER is removed at last, and PASSES
+are descriptors for the command alone, with commas between. Ends as the command did; LINE stays open until the folder is
+gone.
 
 The process does nothing but wait, so that nothing that the command does can hold it up. On Linux it adopts the orphans
 of the command, and the command ends with it.
@@ -12,18 +12,21 @@ of the command, and the command ends with it.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import select
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from headrace.sandbox import linux
-from headrace.sandbox.child_watch import kill_descendants
+from headrace.sandbox.commands import module_command
+from headrace.sandbox.descendants import kill_descendants
 from headrace.sandbox.remove import remove
+
+TYPE_CHECKING = False  # as type checkers know it: `typing` is a fifth of the start
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Sent by whoever ends the whole run, which then ends this process in its own way."""
@@ -31,12 +34,12 @@ _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 def guarded(command: Sequence[str], *, line: int, folder: str, passes: Sequence[int]) -> list[str]:
     """The command line of a guardian of `command`. It is to be handed the descriptors `line` and `passes`."""
-    spec = json.dumps({"folder": folder, "passes": list(passes)})
-    return [sys.executable, "-P", "-m", "headrace.sandbox.guardian", str(line), spec, *command]
+    arguments = (str(line), folder, ",".join(map(str, passes)), *command)
+    return module_command("guardian", *arguments, libraries=not linux.IS_LINUX)  # elsewhere `psutil` is one of them
 
 
 def main() -> None:
-    line, spec, command = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:]
+    line, folder, passes, command = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
     os.set_inheritable(line, False)
     if linux.IS_LINUX:
         linux.adopt_orphans()
@@ -45,11 +48,11 @@ def main() -> None:
     child = _start(command)
     for number in _STOPS:
         signal.signal(number, signal.SIG_IGN)
-    for descriptor in spec["passes"]:
-        os.close(descriptor)
+    for descriptor in filter(None, passes.split(",")):
+        os.close(int(descriptor))
     status = _wait(child, ends, line)
     kill_descendants()
-    _clear(spec["folder"])
+    _clear(folder)
     _end_as(os.waitstatus_to_exitcode(status))
 
 

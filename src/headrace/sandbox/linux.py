@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import signal
 import struct
 import sys
@@ -59,9 +58,9 @@ def make_read_only(target: str) -> None:
 
 def move_root(target: str) -> None:
     """`target`, a mount, becomes the root; what was seen before is gone."""
-    number = _PIVOT_ROOT.get(platform.machine())
+    number = _PIVOT_ROOT.get(os.uname().machine)
     if number is None:
-        raise OSError(f"pivot_root is not known for {platform.machine()}")
+        raise OSError(f"pivot_root is not known for {os.uname().machine}")
     os.chdir(target)
     _check(_libc().syscall(ctypes.c_long(number), b".", b"."), "pivot_root")
     _check(_libc().umount2(b".", _MNT_DETACH), "umount the old root")
@@ -96,9 +95,9 @@ def filter_calls(program: bytes) -> None:
 
 def share_memory(one: int, other: int) -> bool:
     """Whether two processes have one and the same address space, as between vfork and exec."""
-    number = _KCMP.get(platform.machine())
+    number = _KCMP.get(os.uname().machine)
     if number is None:
-        raise OSError(f"kcmp is not known for {platform.machine()}")
+        raise OSError(f"kcmp is not known for {os.uname().machine}")
     code = _libc().syscall(ctypes.c_long(number), one, other, _KCMP_VM, ctypes.c_ulong(0), ctypes.c_ulong(0))
     _check(code, "kcmp")
     return bool(code == 0)

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Literal, Protocol
 
 from headrace.sandbox import linux
+from headrace.sandbox.descendants import descendants
 from headrace.sandbox.tree import (
     Thread,
     computed_s_by,
-    descendants,
     exact_memory_of,
     living_of,
     memory_of,

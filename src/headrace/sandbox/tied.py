@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # as type checkers know it
 if TYPE_CHECKING:
     from headrace.sandbox import linux
 else:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from headrace.sandbox import linux
+from headrace.sandbox.proc import read, stat_of, tasks_of
 
 _OWN = ("RssAnon", "RssShmem", "VmSwap", "HugetlbPages", "VmPTE")
 """With the page tables, which may be far larger than what they map."""
@@ -17,7 +18,7 @@ _KIB = 1024
 _LONGEST_MESSAGE = 72 * _KIB
 """Of the kind that a buffer takes while it is not yet full, with what belongs to it."""
 _TICKS = os.sysconf("SC_CLK_TCK")
-_STATE, _PARENT, _USER_TIME = 0, 1, 11
+_STATE, _USER_TIME = 0, 11
 """Places in a line of `stat`, behind the name; four times follow each other: own and that of children waited for."""
 
 
@@ -28,39 +29,6 @@ class Thread:
     computed_ns: int
     waited_ns: int
     """For a processor; as of the last time that it got one."""
-
-
-def descendants() -> dict[int, int]:
-    """Every process that comes from this one, each with its parent; none where there is no /proc."""
-    own = os.getpid()
-    if not os.path.exists(f"/proc/{own}/task/{own}/children"):
-        return descendants_by_parents()
-    found: dict[int, int] = {}
-    pending = [own]
-    while pending:
-        parent = pending.pop()
-        with contextlib.suppress(OSError):
-            for task in _tasks(parent):
-                with contextlib.suppress(OSError):
-                    children = list(map(int, _read(f"/proc/{parent}/task/{task}/children").split()))
-                    pending += [pid for pid in children if pid not in found]
-                    found |= dict.fromkeys(children, parent)
-    return found
-
-
-def descendants_by_parents() -> dict[int, int]:
-    """As `descendants`, for kernels that do not list children; looks at every process of the machine."""
-    parents = {}
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if name.isdigit():
-            with contextlib.suppress(OSError, ValueError):
-                parents[int(name)] = int(_stat(f"/proc/{name}/stat")[_PARENT])
-    found: dict[int, int] = {}
-    new = {os.getpid()}
-    while new:
-        new = {pid for pid, parent in parents.items() if parent in new and pid not in found}
-        found |= {pid: parents[pid] for pid in new}
-    return found
 
 
 def memory_of(tree: Mapping[int, int]) -> tuple[int, int]:
@@ -97,8 +65,8 @@ def living_of(tree: Iterable[int]) -> set[int]:
 def socket_bytes_of(pid: int) -> int:
     """The most that all sockets may hold of the network that the process sees; 0 where the kernel does not tell."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        count = int(_read(f"/proc/{pid}/net/sockstat").split()[2])
-        return count * (int(_read("/proc/sys/net/core/wmem_default")) + _LONGEST_MESSAGE)
+        count = int(read(f"/proc/{pid}/net/sockstat").split()[2])
+        return count * (int(read("/proc/sys/net/core/wmem_default")) + _LONGEST_MESSAGE)
     return 0
 
 
@@ -107,10 +75,10 @@ def threads_of(pids: Iterable[int]) -> dict[int, Thread]:
     found = {}
     for pid in pids:
         with contextlib.suppress(OSError):
-            for task in _tasks(pid):
+            for task in tasks_of(pid):
                 with contextlib.suppress(OSError, ValueError):
-                    computed, waited, _ = map(int, _read(f"/proc/{pid}/task/{task}/schedstat").split())
-                    runs = _stat(f"/proc/{pid}/task/{task}/stat")[_STATE] == b"R"
+                    computed, waited, _ = map(int, read(f"/proc/{pid}/task/{task}/schedstat").split())
+                    runs = stat_of(f"/proc/{pid}/task/{task}/stat")[_STATE] == b"R"
                     found[int(task)] = Thread(runs, computed, waited)
     return found
 
@@ -120,23 +88,14 @@ def computed_s_by(pids: Iterable[int]) -> float:
     ticks = 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError):
-            ticks += sum(map(int, _stat(f"/proc/{pid}/stat")[_USER_TIME : _USER_TIME + 4]))
+            ticks += sum(map(int, stat_of(f"/proc/{pid}/stat")[_USER_TIME : _USER_TIME + 4]))
     return ticks / _TICKS
-
-
-def _tasks(pid: int) -> list[str]:
-    return os.listdir(f"/proc/{pid}/task")
-
-
-def _stat(path: str) -> list[bytes]:
-    """What follows the name, which may hold anything."""
-    return _read(path).rpartition(b")")[2].split()
 
 
 def _fields(path: str, names: tuple[str, ...]) -> dict[str, int] | None:
     """Bytes of each of `names` that the file has; None if there is no such file, or it may not be read."""
     try:
-        text = _read(path).decode(errors="replace")
+        text = read(path).decode(errors="replace")
     except OSError:
         return None
     found = {}
@@ -145,14 +104,3 @@ def _fields(path: str, names: tuple[str, ...]) -> dict[str, int] | None:
         if name in names and value.endswith(" kB"):
             found[name] = int(value[:-3]) * _KIB
     return found
-
-
-def _read(path: str) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        parts = []
-        while part := os.read(descriptor, 1 << 16):
-            parts.append(part)
-        return b"".join(parts)
-    finally:
-        os.close(descriptor)

@@ -11,27 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.sandbox import linux
+from headrace.sandbox.commands import PACKAGES
 from headrace.sandbox.places import DEVICES
 
 _ENTER, _TIED = Path(__file__).with_name("enter.py"), Path(__file__).with_name("tied.py")
-_PACKAGES = Path(__file__).parents[2]
-"""The folder that holds the package headrace."""
 _DEVICES = ["--dev", DEVICES, "--ro-bind", "/dev/null", "/dev/zero"]
 """What is mapped of `zero` to be shared is memory that no process shows, so it cannot be opened."""
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives")
 
 
-_START = "import sys; sys.path.insert(0, {0!r}); from headrace.sandbox import {1}; del sys.path[0]; {1}.main()"
-
-
-def module_command(module: str, *arguments: str) -> list[str]:
-    """Runs `main` of a module of this room, with the arguments, in an interpreter that takes nothing from outside."""
-    return [sys.executable, "-I", "-c", _START.format(str(_PACKAGES), module), *arguments]
-
-
 def python_files() -> tuple[str, ...]:
     """What has to be seen to run Python with its libraries: neither data sets, nor home folders, nor the run."""
-    own = {sys.prefix, sys.base_prefix, str(_PACKAGES / "headrace")}
+    own = {sys.prefix, sys.base_prefix, os.path.join(PACKAGES, "headrace")}
     return (*_SYSTEM, *sorted(path for path in own if not path.startswith("/usr/")))
 
 

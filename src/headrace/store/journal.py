@@ -87,16 +87,21 @@ class Journal:
         except OSError as error:
             raise write_failed(error, path) from error
 
-    def written(self, writer: int) -> Iterator[Receipt]:
-        """Of a writer that has ended, and will not go on: receipts of all whole records, made durable."""
-        for segment in self.segments():
-            if segment.writer == writer:
-                path = self.path(segment.number, writer)
+    def written(self, writer: int) -> list[Receipt]:
+        """Of a writer that has ended: receipts of all whole records, which survive a power cut. Raises DiskFull,
+        StoreError."""
+        numbers = [segment.number for segment in self.segments() if segment.writer == writer]
+        paths = [self.path(number, writer) for number in numbers]
+        for path in (*paths, self._folder):
+            try:
                 self._files.sync(path)
-                for record in scan(path, (), self._files):
-                    place = JournalOffset(segment.number, record.offset, record.length, writer)
-                    yield Receipt(record.key, record.issue, place)
-        self._files.sync(self._folder)
+            except OSError as error:
+                raise write_failed(error, path) from error
+        return [
+            Receipt(record.key, record.issue, JournalOffset(number, record.offset, record.length, writer))
+            for number, path in zip(numbers, paths, strict=True)
+            for record in scan(path, (), self._files)
+        ]
 
     def read(self, place: JournalOffset) -> bytes:
         """The payload of a record. Raises RunDamaged, naming the file and the byte, if it is not what was written."""

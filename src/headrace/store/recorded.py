@@ -34,10 +34,17 @@ class Recorded:
     """The payload of a group; safe on any thread. Raises RunDamaged."""
 
 
+_RECORDED = replace(
+    RUN,
+    oldest_read=RUN.version,
+    otherwise="train on its rollouts with the headrace that made it, or record them again with this one",
+)
+
+
 def read_recorded(path: Path) -> Recorded:
     """Of committed batches only: no restore of a run that goes on takes those back. Raises RunMissing, RunDamaged, and
     StoreError for a run of an older format, whose journal is not read."""
-    database = Database(path / DATABASE_NAME, read_only=True, layout=replace(RUN, oldest_read=RUN.version))
+    database = Database(path / DATABASE_NAME, read_only=True, layout=_RECORDED)
     try:
         ((config,),) = database.rows("SELECT value FROM run WHERE name = 'config_yaml'")
         rows = database.rows(

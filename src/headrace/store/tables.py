@@ -124,6 +124,8 @@ class Layout:
     """The oldest format that can still be looked at, without being gone on with."""
     mend: str = "start the run again with --fresh, which erases it"
     """Of one that is damaged, where there is no copy."""
+    otherwise: str = "continue the run with the headrace that made it, or start another with --fresh"
+    """What to do with one of another format."""
 
 
 RUN = Layout("a run", APPLICATION_ID, VERSION, SCHEMA, OLDEST_READ)

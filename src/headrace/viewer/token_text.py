@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from headrace.config.reading.text import values_of
+from headrace.config.reading.config_text import values_of
 from headrace.config.values.paths import path_of
 
 _FILE = "tokenizer.json"

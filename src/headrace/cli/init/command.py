@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.cli.called_as import program
-from headrace.cli.init.files import files
+from headrace.cli.init.starter_files import files
 from headrace.cli.init.translate import Translation, nested, translate
 from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.config.values.paths import path_of

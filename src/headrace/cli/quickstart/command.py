@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from safetensors import SafetensorError
 
     from headrace.cli.piped import PipedConsole
-    from headrace.cli.quickstart.inputs import make_inputs
+    from headrace.cli.quickstart.materials import make_inputs
     from headrace.cli.quickstart.report import render_next_steps, render_report
     from headrace.observe.run_record import RunWatcher
     from headrace.store import RunReader

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from headrace.config.reading.config_text import values_of
 from headrace.config.reading.load import decisive
-from headrace.config.reading.text import values_of
 from headrace.config.train import TrainConfig
 
 _MOST_TOLD = 20

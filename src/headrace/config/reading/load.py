@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from headrace.config.base import Section
 from headrace.config.errors import ConfigError
 from headrace.config.kinds import KINDS
+from headrace.config.reading.config_text import in_yaml
 from headrace.config.reading.explain import explain
 from headrace.config.reading.resume import is_operational
-from headrace.config.reading.text import in_yaml
 from headrace.config.values.paths import path_of
 
 C = TypeVar("C", bound=Section)

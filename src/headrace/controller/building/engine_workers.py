@@ -14,10 +14,11 @@ from headrace.controller.planning.plan import Plan
 from headrace.engines.embedded.cache_plan import CachePlan
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine, EngineError, SwapMode
-from headrace.engines.remote import PeerOfRank, RemoteEngine
+from headrace.engines.remote import RemoteEngine
 from headrace.models.loading import load_causal_lm, resolve_device
 from headrace.roles.actors.actor import TRAINER_LANE
 from headrace.roles.workers.engine import EngineSpec, EngineWorker, JudgeEngineWorker
+from headrace.runtime.peer_of_rank import PeerOfRank
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
 from headrace.runtime.workers import Placement, WorkerError, WorkerLost, Workers
@@ -53,15 +54,26 @@ async def load_engines(
     )
 
 
-async def load_judges(plan: Plan, runtime: Runtime) -> dict[str, EnginePool]:
+async def load_judges(plan: Plan, runtime: Runtime, *, returns: bool = True) -> dict[str, EnginePool]:
     """The engines of judges that are models of their own, by the model's name; not started. Each computes on a lane of
-    its own, beside the policy's, or where those have processes in one of its own. Raises as `load_engines`."""
+    its own, beside the policy's, or where those have processes in one of its own. `returns` and what is raised: as with
+    `load_engines`."""
     model, judges = plan.config.model, own_judges(plan.config.rewards)
     if not judges:
         return {}
-    specs = [engine_spec(own.path, own.engine, model.dtype, model.device) for own in judges]
+    specs = [engine_spec(own.path, own.engine, model.dtype, model.device, returns=returns) for own in judges]
     workers = await _started(JudgeEngineWorker, specs, runtime, _where(plan.config))
-    return {own.path: _Asked(workers, runtime).pool([rank]) for rank, own in enumerate(judges)}
+
+    def pool(rank: int, path: str) -> EnginePool:
+        asked = _Asked(workers, runtime)
+        return asked.pool(
+            [rank],
+            revive=_Revive(workers, asked, anew=plan.config.engine.process) if returns else None,
+            return_deadline_s=plan.config.engine.return_deadline_s,
+            judge=path,
+        )
+
+    return {own.path: pool(rank, own.path) for rank, own in enumerate(judges)}
 
 
 async def load_engine(path: str, config: EngineConfig, dtype: str, runtime: Runtime) -> EnginePool:
@@ -140,13 +152,13 @@ class _Revive:
     """Brings back the engine of a rank."""
 
     def __init__(self, workers: Workers[Any], asked: _Asked, *, anew: bool) -> None:
-        """`anew`: its process is begun again, as version 0 where nothing newer was published. Else the worker keeps its
-        module's skeleton: nothing is loaded in this process while others compute."""
+        """`anew`: its process is begun again, as version 0 where nothing newer was published. Else the worker keeps the
+        module, or its skeleton: nothing is loaded in this process while others compute."""
         self._workers = workers
         self._asked = asked
         self._anew = anew
 
-    async def __call__(self, dead: Engine, receiver: WeightReceiver) -> Engine:
+    async def __call__(self, dead: Engine, receiver: WeightReceiver | None) -> Engine:
         """See `Revive`."""
         assert isinstance(dead, RemoteEngine)
         rank = dead.rank
@@ -165,7 +177,7 @@ class _Revive:
         except (WorkerError, WorkerLost) as error:
             raise EngineError(str(error)) from error
         await engine.start()
-        latest = receiver.latest()
-        if latest is not None and latest != INITIAL:
+        latest = None if receiver is None else receiver.latest()
+        if receiver is not None and latest is not None and latest != INITIAL:
             await engine.update(receiver, SwapMode.RECOMPUTE)
         return engine

@@ -28,7 +28,7 @@ from headrace.observe.spent import Activity
 from headrace.observe.tally import Tally
 from headrace.observe.waits import WaitMeter
 from headrace.roles.context import RoleContext
-from headrace.roles.failures import FailureWatch
+from headrace.roles.failing_samples import FailureWatch
 from headrace.roles.filter import FilterRole
 from headrace.roles.reissue import Losses
 from headrace.roles.rollout import GroupRunner, RolloutRole
@@ -46,10 +46,6 @@ _BATCHES_READ_AHEAD = 2
 """Of a record."""
 _LEASE_TERMS_PER_STALL = 1.5
 """A wait of the run ends before a lease that is held through it."""
-
-
-Crew = Callable[[GroupRunner, Losses, GroupJournal, Runtime], GroupRunner]
-"""Who plays groups, as the runner does that it is given. See `Outside.crew`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +146,7 @@ def lay_groundwork(
         listener=listeners.rollouts,
     )
     if hands is not None:
-        hands.workers.tell = recorder.event
+        hands.seats.tell = recorder.event
     failures = FailureWatch(recorder.event, worth=rollout.prompts_per_batch * rollout.samples_per_prompt)
     journal = GroupJournal(store.writer, runtime, table.refs)
     return Groundwork(ahead, table, flow, context, recorder, record, journal, tally, failures, hands)
@@ -162,16 +158,11 @@ def rollout_role(
     engines: EnginePool,
     judges: Mapping[str, EnginePool],
     rewards: RewardPools,
-    crew: Crew = lambda runner, *parts: runner,
 ) -> RolloutRole:
     rollout, hands = plan.config.rollout, base.hands
     losses = Losses() if hands is None else hands.losses
     runner: GroupRunner
-    if hands is None:
-        own = episode_runner(plan, engines, base.context.runtime, rewards.training)
-        runner = crew(own, losses, base.journal, base.context.runtime)
-    else:
-        runner = hands.workers
+    runner = episode_runner(plan, engines, base.context.runtime, rewards.training) if hands is None else hands.workers
     return RolloutRole(
         base.context,
         engines,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from headrace.config.reward import JudgeConfig
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.plan import Plan
+from headrace.controller.recorder import Recorder
 from headrace.engines.embedded.cache_plan import context_limit
 from headrace.engines.pool import EnginePool
 from headrace.models.loading import load_tokenizer, read_generation_stops, read_model_config
 from headrace.rewards.judge import Ask, JudgeModel
+from headrace.roles.context import RoleContext
+from headrace.roles.engine_return import EngineReturnRole
 from headrace.runtime.patience import StandStill
 from headrace.runtime.protocol import Clock, Services, WaitTimeout
 
@@ -63,6 +66,14 @@ class LateAsk:
         if self.answers is None:
             raise RuntimeError("a judge was asked before the judges were loaded")
         return await self.answers(config, values, still)
+
+
+def returns_of(judges: Sequence[EnginePool], context: RoleContext, recorder: Recorder) -> list[EngineReturnRole]:
+    """Who brings back the judges' engines. What becomes of them is recorded, and the run's roles look."""
+    for pool in judges:
+        pool.tell = recorder.event
+        pool.changed.listen(context.flow.changed.notify)
+    return [EngineReturnRole(context, pool, member) for pool in judges for member in pool.members]
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from headrace.experience.records.restored_refs import RestoredRefs
 from headrace.experience.text.fast_tokenizer import TokenizerSpec
 from headrace.models.loading import load_tokenizer, read_generation_stops, read_model_config
 from headrace.roles.reissue import Losses
+from headrace.roles.rollout_seats import RolloutSeats
 from headrace.roles.rollout_workers import RolloutWorkers
 from headrace.roles.workers.rollout import RolloutWorker
 from headrace.roles.workers.rollout_types import ModelSpec, RolloutSpec
@@ -36,8 +37,9 @@ logger = logging.getLogger(__name__)
 class RolloutHands:
     """Rollout workers, and what others of the run know them by."""
 
-    def __init__(self, workers: RolloutWorkers, refs: RestoredRefs, losses: Losses) -> None:
+    def __init__(self, workers: RolloutWorkers, seats: RolloutSeats, refs: RestoredRefs, losses: Losses) -> None:
         self.workers = workers
+        self.seats = seats
         self.refs = refs
         """Where the table's columns are: of samples that workers keep, too."""
         self.losses = losses
@@ -77,14 +79,27 @@ async def start_rollout_workers(
         keeps_failed=config.record.samples_per_batch != 0,
     )
     where = Placement(process=True, threads=_THREADS, start_s=_START_S, silence_s=config.rollout.block_timeout_s)
+    return await begun(RolloutWorker, [spec] * count, where, runtime, store, rewards)
+
+
+async def begun(
+    kind: type[Any],
+    specs: Sequence[object],
+    where: Placement,
+    runtime: Runtime,
+    store: RunStore,
+    rewards: RewardPools,
+) -> RolloutHands:
+    """Workers of a kind as `RolloutWorker`, at work. Raises as `start_rollout_workers`."""
     losses, refs = Losses(), RestoredRefs(runtime.refs, store.journal.read)
     try:
-        group = await runtime.start(RolloutWorker, [spec] * count, where)
-        workers = RolloutWorkers(group, count, runtime, store, refs, losses, times=rewards.training.times)
-        await workers.begin()
+        group = await runtime.start(kind, specs, where)
+        seats = RolloutSeats(group, len(specs), runtime, store.journal, losses)
+        await seats.begin()
     except WorkerError as error:
         raise (ConfigError(error.text) if error.type == ConfigError.__name__ else error) from error
-    return RolloutHands(workers, refs, losses)
+    workers = RolloutWorkers(seats, runtime, store, refs, losses, times=rewards.training.times)
+    return RolloutHands(workers, seats, refs, losses)
 
 
 async def end_rollout_workers(hands: RolloutHands | None, clock: Clock) -> None:
@@ -92,7 +107,7 @@ async def end_rollout_workers(hands: RolloutHands | None, clock: Clock) -> None:
     if hands is None:
         return
     try:
-        await clock.wait_for(hands.workers.close(), _END_S, "the rollout workers to end")
+        await clock.wait_for(hands.seats.close(), _END_S, "the rollout workers to end")
     except (WaitTimeout, WorkerError, WorkerLost) as error:
         logger.warning("%s", error)
 

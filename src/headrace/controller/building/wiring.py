@@ -10,7 +10,8 @@ from headrace.config.evaluation import PLAIN
 from headrace.controller.best import BestCheckpoint
 from headrace.controller.building.episode_runners import evaluations, policy_settings
 from headrace.controller.building.functions_worker import asked_functions
-from headrace.controller.building.groundwork import Crew, filter_role, lay_groundwork, rollout_role
+from headrace.controller.building.groundwork import filter_role, lay_groundwork, rollout_role
+from headrace.controller.building.judge_engines import returns_of
 from headrace.controller.building.models import Models
 from headrace.controller.building.reward_pools import RewardPools
 from headrace.controller.building.rollout_workers import RolloutHands
@@ -32,6 +33,7 @@ from headrace.roles.columns.advantages import AdvantageColumns
 from headrace.roles.columns.filling import ColumnRole
 from headrace.roles.columns.functions_worker import InWorker
 from headrace.roles.context import RoleContext
+from headrace.roles.engine_return import EngineReturnRole
 from headrace.roles.engine_watch import EngineWatchRole
 from headrace.roles.evaluator import EvaluatorRole
 from headrace.roles.filter import FilterRole
@@ -79,6 +81,8 @@ class Parts:
     actor: ActorRole
     followers: tuple[WeightFollowerRole, ...]
     """Of each engine one."""
+    returns: tuple[EngineReturnRole, ...]
+    """Of each judge's engine one."""
     watch: EngineWatchRole | None
     """None where nothing is generated."""
     evaluator: EvaluatorRole | None
@@ -112,7 +116,6 @@ def connect(
     lineage: Lineage,
     committed: Version,
     listeners: Listeners = NOBODY,
-    crew: Crew = lambda runner, *parts: runner,
     hands: RolloutHands | None = None,
     *,
     functions: Workers[FunctionsWorker],
@@ -161,6 +164,7 @@ def connect(
     published.listen(pool.changed.notify)
     pool.changed.listen(flow.changed.notify)
     pool.tell = recorder.event
+    judges = [*models.judges.values()]
     truncated = algorithm.truncated == "mask"
     rule = StalenessRule(eta, config.deadline_rule == "mask", config.deadline_rule == "late", truncated)
     if replay is not None:
@@ -168,7 +172,8 @@ def connect(
 
     def stood_still() -> float:
         """No row could come while no engine served, or of what a rollout worker was lost with."""
-        return pool.outage.seconds() + (0.0 if hands is None else hands.workers.lost_time.seconds())
+        away = sum(each.outage.seconds() for each in (pool, *judges))
+        return away + (0.0 if hands is None else hands.seats.lost_time.seconds())
 
     def loader(consumer: str, max_tokens: int, epochs: Epochs | None) -> StreamingLoader:
         return StreamingLoader(
@@ -224,7 +229,7 @@ def connect(
         recorder=recorder,
         checkpointer=checkpointer,
         rollouts=record,
-        rollout=rollout_role(plan, base, models.engines, models.judges, rewards, crew)
+        rollout=rollout_role(plan, base, models.engines, models.judges, rewards)
         if replay is None
         else ReplayRole(context, replay.rollouts, base.journal),
         filter=filter_role(plan, base),
@@ -276,7 +281,8 @@ def connect(
             WeightFollowerRole(context, pool, member, models.trainer.receiver(), SwapMode(config.async_.swap))
             for member in pool.members
         ),
-        watch=None if pool.is_absent else EngineWatchRole(context, pool, models.trainer.receiver()),
+        returns=tuple(returns_of(judges, context, recorder)),
+        watch=None if pool.is_absent else EngineWatchRole(context, pool, models.trainer.receiver(), judges),
         evaluator=EvaluatorRole(
             context,
             models.engines,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from headrace.config import ConfigError, TrainConfig
-from headrace.config.reading.text import values_of
+from headrace.config.reading.config_text import values_of
 from headrace.models.loading import check_model, read_model_config
 from headrace.models.weight_files import read_headers
 from headrace.store import RunReader, RunStore

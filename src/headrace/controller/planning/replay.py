@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from headrace.config import ConfigError, TrainConfig, dump_config
 from headrace.config.reading.changes import changes, listed
-from headrace.config.reading.text import values_of
+from headrace.config.reading.config_text import values_of
 from headrace.config.reward import RewardConfig
 from headrace.config.values.paths import path_of
 from headrace.experience.records.recorded import RecordedRollouts

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.config import TrainConfig
-from headrace.controller.simulation.crew import CrewFaults
 from headrace.controller.simulation.outside import Costs
+from headrace.controller.simulation.rollout_workers import RolloutFaults
 from headrace.controller.simulation.run import Faults, Outcome, simulate
 from headrace.engines.simulated import EngineFaults
 from headrace.engines.simulated_answers import Answers
@@ -70,7 +70,7 @@ def case_of(seed: int) -> Case:
     rule, mode = RULES[seed % 4], list(MODES)[seed // 4 % len(MODES)]
     recipe = list(RECIPES)[(seed // 4 + 2 * (seed // 20)) % len(RECIPES)]
     replicas = 1 + seed // 2 % 3
-    faults = Faults(crew=CrewFaults(workers=chance.randint(2, 3)), restart_s=5.0)
+    faults = Faults(rollout=RolloutFaults(workers=chance.randint(2, 3)), restart_s=5.0)
     kinds = [kind for kind in _KINDS if recipe in WITH_CRITIC or "critic" not in kind]
     for kind in (*chance.sample(kinds, 4), "worker dies"):
         faults = _KINDS[kind](faults, chance, replicas)
@@ -124,13 +124,13 @@ def _config(mode: str, recipe: str, rule: str, replicas: int, chance: random.Ran
 
 
 def _worker_dies(faults: Faults, chance: random.Random, replicas: int) -> Faults:
-    workers = faults.crew.workers
+    workers = faults.rollout.workers
     deaths = tuple((chance.uniform(0.5, 14.0), chance.randrange(workers)) for _ in range(chance.randint(2, 5)))
-    return replace(faults, crew=replace(faults.crew, deaths=deaths, lingers_s=chance.choice((0.0, 2.0, 10.0))))
+    return replace(faults, rollout=replace(faults.rollout, deaths=deaths, lingers_s=chance.choice((0.0, 2.0, 10.0))))
 
 
 def _poison(faults: Faults, chance: random.Random, replicas: int) -> Faults:
-    return replace(faults, crew=replace(faults.crew, poison=((0, chance.randrange(12)),)))
+    return replace(faults, rollout=replace(faults.rollout, poison=((0, chance.randrange(12)),)))
 
 
 def _engine(faults: Faults, chance: random.Random, replicas: int, **what: Any) -> Faults:

@@ -15,36 +15,34 @@ from headrace.config.model import PolicyEngineConfig
 from headrace.config.track import TrackerSection
 from headrace.controller.building.models import Models
 from headrace.controller.building.reward_pools import RewardPools
+from headrace.controller.building.rollout_workers import RolloutHands
 from headrace.controller.building.wiring import Parts
 from headrace.controller.planning.plan import Plan
-from headrace.controller.simulation.crew import CrewFaults, SimulatedCrew
 from headrace.controller.simulation.functions import FunctionsFaults, simulated_functions
 from headrace.controller.simulation.hazards import Hazards
 from headrace.controller.simulation.machine import DiskCosts
+from headrace.controller.simulation.rollout_workers import RolloutFaults, simulated_workers
 from headrace.controller.tracking import Tell
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine
 from headrace.engines.simulated import NO_FAULTS, EngineCosts, EngineFaults, SimulatedEngine
 from headrace.engines.simulated_answers import Answers
-from headrace.experience.flow import Flow
-from headrace.experience.records.group_journal import GroupJournal
-from headrace.experience.sample import Group
+from headrace.experience.columns import FinishedGroup
 from headrace.rewards.judge import Ask
 from headrace.rewards.simulated import RewardCosts, SimulatedRewards
 from headrace.roles.columns.frozen import OnLane
-from headrace.roles.reissue import Losses
-from headrace.roles.rollout import GroupRunner
 from headrace.roles.workers.functions import FunctionsWorker
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Clock, Runtime
 from headrace.runtime.virtual import VirtualRuntime
 from headrace.runtime.workers import Workers
+from headrace.store import IllegalTransition, Receipt, RunStore
 from headrace.store.media.files import Files
 from headrace.training.group import RankHere, TrainerGroup
 from headrace.training.rank import TrainerRank, policy_task, value_task
 from headrace.training.simulated import SimulatedReference, SimulatedScorer, SimulatedTrainer, TrainerCosts
 from headrace.weights.plane import WeightReceiver
-from headrace.weights.version import INITIAL, Version
+from headrace.weights.version import INITIAL, Lineage, Version
 
 NO_FUNCTIONS_FAULTS = FunctionsFaults()
 Watch = Callable[[str, object], None]
@@ -73,7 +71,7 @@ class SimulatedOutside:
         files: Files,
         costs: Costs,
         engine_faults: Mapping[int, EngineFaults],
-        crew_faults: CrewFaults,
+        rollout_faults: RolloutFaults,
         hazards: Hazards,
         *,
         functions: FunctionsFaults = NO_FUNCTIONS_FAULTS,
@@ -84,10 +82,12 @@ class SimulatedOutside:
         """`engine_faults`: of the engines of these indices. `is_on`: the machine. `interrupts`: see `SimulatedEngine`.
         `watch` is told what models do."""
         self._is_on = is_on
-        self._crew_faults = crew_faults
+        self._rollout_faults = rollout_faults
+        self.refs_left = 0
+        """Of rollout workers, when they ended: of rows that nobody has any more."""
+        self._parts: Parts | None = None
         self._functions_faults = functions
         self._hazards = hazards
-        self._flow: Flow | None = None
         self.files = files
         self.trained: dict[str, SimulatedTrainer] = {}
         """By the name of their group."""
@@ -158,7 +158,8 @@ class SimulatedOutside:
                 version=version,
             )
 
-        async def successor(dead: Engine, receiver: WeightReceiver) -> Engine:
+        async def successor(dead: Engine, receiver: WeightReceiver | None) -> Engine:
+            assert receiver is not None
             manifest, _ = await runtime.compute("weights", receiver.receive)
             again = made(NO_FAULTS, manifest.version)
             await again.start()
@@ -177,22 +178,39 @@ class SimulatedOutside:
             self._hazards.took[word if word != "died" else "engine died"] += 1
         self._watch(word, what)
 
-    def crew(self, runner: GroupRunner, losses: Losses, journal: GroupJournal, runtime: Runtime) -> GroupRunner:
-        if not self._crew_faults.workers:
-            return runner
+    async def rollout_workers(
+        self,
+        plan: Plan,
+        folder: Path,
+        runtime: Runtime,
+        store: RunStore,
+        models: Models,
+        rewards: RewardPools,
+        lineage: Lineage,
+    ) -> RolloutHands | None:
+        if not self._rollout_faults.workers:
+            return None
 
         def took(fault: str, what: object) -> None:
             self._hazards.took[fault] += 1
             self._watch(fault, what)
 
-        async def late(group: Group) -> None:
-            if len(group.trainable) < len(group.samples):
-                return  # no worker journals what came to nothing
-            finished = await journal.write(group)
-            if self._flow is not None:
-                self._flow.finish(*finished)
+        def left(refs: int) -> None:
+            if self._parts is not None and not self._parts.context.table.rows:  # else what it has is somebody's still
+                self.refs_left += refs
 
-        return SimulatedCrew(runner, losses, runtime, self._crew_faults, took, late)
+        def late(group: FinishedGroup, receipt: Receipt) -> None:
+            if self._parts is not None:
+                hands.refs.note(group.refs, receipt.place)
+                try:
+                    self._parts.flow.finish(group, receipt)
+                except IllegalTransition as error:
+                    self._hazards.broken.append(f"{type(error).__name__}: {error}")
+
+        hands = await simulated_workers(
+            plan, runtime, store, self.files, models.engines, rewards, self._rollout_faults, took, late, left
+        )
+        return hands
 
     async def functions(self, plan: Plan, runtime: Runtime) -> Workers[FunctionsWorker]:
         took = self._hazards.took
@@ -201,7 +219,7 @@ class SimulatedOutside:
         )
 
     def began(self, parts: Parts) -> None:
-        self._flow = parts.flow
+        self._parts = parts
         self._hazards.began(parts, self._is_on)
 
     @asynccontextmanager

@@ -7,18 +7,19 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from headrace.config import TrainConfig
 from headrace.controller.begin import Begin
 from headrace.controller.planning.plan import Plan
-from headrace.controller.simulation.crew import CrewFaults
 from headrace.controller.simulation.functions import FunctionsFaults
 from headrace.controller.simulation.hazards import Hazards, TrainingFaults
 from headrace.controller.simulation.machine import DiskFaults, Machine, Trace
 from headrace.controller.simulation.outside import Costs, SimulatedOutside
 from headrace.controller.simulation.plan import simulated_plan
+from headrace.controller.simulation.rollout_workers import RolloutFaults
 from headrace.controller.stopping import StopRequest
 from headrace.controller.train import Ended, train
 from headrace.engines.simulated import EngineFaults
@@ -26,7 +27,7 @@ from headrace.experience.columns import COLUMN_TYPES
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.runtime.virtual import VirtualClock, VirtualRuntime, run_virtually
 from headrace.store import Counts, RunReader
-from headrace.store.media.memory_files import MemoryFiles
+from headrace.store.media.memory_files import MemoryFiles, PowerCut
 from headrace.training.simulated import TrainedState
 
 FOLDER = Path("/run")
@@ -35,13 +36,14 @@ _MOST_LIVES = 20
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What goes wrong in a run, and when."""
+    """What goes wrong in a run, and when. Engines and rollout workers die by the seconds for which the machine was on:
+    what falls into a time without power comes so much later."""
 
     engine: tuple[EngineFaults, ...] = ()
     """Of the first engine in each life of the run: a run that fails is resumed."""
     engines: Mapping[int, EngineFaults] = field(default_factory=dict)
     """By index, of the others and, where `engine` has none, of the first."""
-    crew: CrewFaults = CrewFaults()  # noqa: RUF009 (frozen)
+    rollout: RolloutFaults = RolloutFaults()  # noqa: RUF009 (frozen)
     functions: FunctionsFaults = FunctionsFaults()  # noqa: RUF009 (frozen)
     training: TrainingFaults = TrainingFaults()  # noqa: RUF009 (frozen)
     disk: DiskFaults = DiskFaults()  # noqa: RUF009 (frozen)
@@ -131,12 +133,15 @@ class _Run:
         self._draw = np.random.default_rng(plan.config.seed).integers
         self._files = MemoryFiles()
         self._lives: list[Life] = []
+        self._off_s = 0.0
+        """How long the machine was off."""
         self._refs_left = 0
         self._state = TrainedState(0, 0, 0, 0, 0)
         self._critic: TrainedState | None = None
         self._hazards = Hazards(faults.training)
 
     async def to_its_end(self) -> Outcome:
+        asyncio.get_running_loop().set_exception_handler(_without_power_cuts)
         self._files.make_folder(FOLDER)
         self._files.sync(Path("/"))
         while not self._lives or self._lives[-1].end != "finished":
@@ -144,6 +149,7 @@ class _Run:
                 raise RuntimeError(f"the run did not finish in {_MOST_LIVES} lives: {self._lives[-1].end}")
             if self._lives:
                 await self._clock.sleep(self._faults.restart_s)
+                self._off_s += self._faults.restart_s
             await self._live()
         with RunReader(FOLDER, self._files) as reader:
             return Outcome(
@@ -177,15 +183,18 @@ class _Run:
         )
         files = self._files = self._files.after_power_cut(self._lost, life.told)
         begin: Begin = "resume" if files.is_file(FOLDER / "run.db") else "new"
-        engines = {index: _left(one, began) if number else one for index, one in self._faults.engines.items()}
+        engines = {
+            index: _left(one, self._off_s, began) if number else one for index, one in self._faults.engines.items()
+        }
         if number < len(self._faults.engine):
             engines[0] = self._faults.engine[number]
+        rollout = self._faults.rollout
         outside = SimulatedOutside(
             runtime,
             files,
             self._costs,
             engines,
-            self._faults.crew,
+            replace(rollout, deaths=tuple((at + self._off_s, rank) for at, rank in rollout.deaths)),
             self._hazards,
             functions=self._faults.functions,
             is_on=lambda: not life.off.is_set(),
@@ -201,7 +210,7 @@ class _Run:
             self._state = outside.trained["trainer"].state
             critic = outside.trained.get("critic")
             self._critic = None if critic is None else critic.state
-        self._refs_left = runtime.kept
+        self._refs_left = runtime.kept + outside.refs_left
         self._trace.add("ends", end)
         self._lives.append(Life(began, self._clock.now(), end))
 
@@ -229,7 +238,15 @@ class _Run:
         return int(self._draw(count))
 
 
-def _left(faults: EngineFaults, now: float) -> EngineFaults:
+def _without_power_cuts(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Of what ended with the machine, nobody is told."""
+    if not isinstance(context.get("exception"), PowerCut):
+        loop.default_exception_handler(context)
+
+
+def _left(faults: EngineFaults, off_s: float, now: float) -> EngineFaults:
     """Those of a later life: what has come does not come again."""
-    dies_at = None if faults.dies_at is not None and faults.dies_at <= now else faults.dies_at
+    dies_at = None if faults.dies_at is None else faults.dies_at + off_s
+    if dies_at is not None and dies_at <= now:
+        dies_at = None
     return replace(faults, dies_at=dies_at, failing_swaps=frozenset())

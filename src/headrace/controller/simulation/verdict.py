@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 
 from headrace.controller.simulation.cases import RULES, Case, case_of
 from headrace.controller.simulation.run import FOLDER, Outcome
+from headrace.experience.header import header_of
 from headrace.experience.records.codec import decode_group
-from headrace.experience.sample import Group
+from headrace.experience.sample import Group, Sample
 from headrace.models.simulated import identities
+from headrace.roles.actors.batch_stats import StalenessRule
 from headrace.store import RunReader
+from headrace.training.epochs import Epochs
 
 FAULTS: dict[str, str] = {
     "worker": "rollout",
@@ -134,15 +138,36 @@ def _wrong_counts(case: Case, outcome: Outcome, trained: list[tuple[int, Group]]
 
 
 def _wrong_states(case: Case, outcome: Outcome, trained: list[tuple[int, Group]]) -> Iterator[str]:
-    """Each sample was trained once in each epoch, by both; but for the actor's in batches of which all is masked."""
-    epochs = case.config.algorithm.epochs_per_batch
-    masked = {batch.batch for batch in outcome.record.batches if batch.skipped}
+    """Each sample was trained once in each epoch, by both; but for the actor's steps of which all is masked."""
     starts = np.zeros(1, np.intp)
-    for name, state, left_out in (("actor", outcome.state, masked), ("critic", outcome.critic, set[int]())):
-        samples = [sample for batch, group in trained if batch not in left_out for sample in group.trainable]
+    for name, state, samples in (
+        ("actor", outcome.state, _stepped(case, trained)),
+        ("critic", outcome.critic, case.config.algorithm.epochs_per_batch * _samples(trained)),
+    ):
         tally = sum(int(identities(one.tokens, np.arange(len(one)), starts)[0]) for one in samples)
-        if state is not None and (state.tally, state.passes) != (epochs * tally % 2**64, epochs * len(samples)):
-            yield f"the {name} was trained on {state.passes} samples, not {epochs} times on each of {len(samples)}"
+        if state is not None and (state.tally, state.passes) != (tally % 2**64, len(samples)):
+            yield f"the {name} was trained on {state.passes} samples in all epochs, and not on each of {len(samples)}"
+
+
+def _samples(trained: Sequence[tuple[int, Group]]) -> list[Sample]:
+    return [sample for _, group in trained for sample in group.trainable]
+
+
+def _stepped(case: Case, trained: list[tuple[int, Group]]) -> list[Sample]:
+    """Of all steps of the actor, the samples."""
+    config = case.config
+    epochs = Epochs(config.algorithm.epochs_per_batch, config.algorithm.updates_per_batch, case.seed)
+    masks = case.rule == "mask"
+    rule = StalenessRule(config.async_.staleness_bound, masks, allows_late=not masks)
+    found: list[Sample] = []
+    for batch, those in groupby(trained, key=lambda one: one[0]):
+        groups = [*those]
+        samples = _samples(groups)
+        counts = [bool(rule.trained(one, batch)) for _, group in groups for one in header_of(group).trainable]
+        for epoch in range(epochs.count):
+            for share in epochs.shares(len(samples), batch, epoch):
+                found += [samples[place] for place in share] if any(counts[place] for place in share) else []
+    return found
 
 
 def _wrong_tokens(case: Case, batch: int, group: Group) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.experience.columns import FinishedGroup, put_samples
 from headrace.experience.header import GroupHeader, header_of
 from headrace.experience.records.codec import encode_group
-from headrace.experience.sample import Group
+from headrace.experience.sample import Group, GroupKey
 from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Refs
 from headrace.store import JournalOffset, JournalWriter, Receipt
@@ -27,6 +27,9 @@ class GroupJournal:
         await self._runtime.compute(SYNC_LANE, self._writer.sync)
         finished = FinishedGroup(header, put_samples(self._refs, group))
         return finished, self._writer.receipt(group.key, place, issue=group.issue)
+
+    def let_go(self, key: GroupKey) -> None:
+        """What was not written is nowhere."""
 
     def _append(self, group: Group) -> tuple[JournalOffset, GroupHeader]:
         return self._writer.append(group.key, encode_group(group), issue=group.issue), header_of(group)

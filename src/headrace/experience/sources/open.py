@@ -11,7 +11,7 @@ from headrace.config.data import SourceConfig
 from headrace.config.values.paths import path_of
 from headrace.experience.sources.arrow_files import Look, read_arrow, read_parquet
 from headrace.experience.sources.compressed import COMPRESSIONS
-from headrace.experience.sources.hub import read_dataset
+from headrace.experience.sources.datasets_package import read_dataset
 from headrace.experience.sources.rows import Rows, Survey
 from headrace.experience.sources.text_files import read_csv, read_json, read_jsonl
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from headrace.config.kinds import KINDS
 from headrace.config.pairs import DPOConfig, RMConfig
-from headrace.config.reading.text import values_of
+from headrace.config.reading.config_text import values_of
 from headrace.config.sft import SFTConfig
 from headrace.observe.failure import error_of
 from headrace.observe.offline.record import EVALUATION, STEP, HeldOutRows, OfflineStep

@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from headrace.config.reading.text import values_of
+from headrace.config.reading.config_text import values_of
 from headrace.config.track import SECTIONS, TrackerSection
 from headrace.observe.trackers.follow import Follower
 from headrace.observe.trackers.opening import open_tracker

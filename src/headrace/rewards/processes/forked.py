@@ -12,7 +12,8 @@ from headrace.experience.failures import FailureKind, describe
 from headrace.rewards.outcome import Verdict
 from headrace.rewards.processes.prepared import Scorer
 from headrace.sandbox import linux
-from headrace.sandbox.child_watch import Ending, Over, Stream, kill_descendants, now, watch
+from headrace.sandbox.child_watch import Ending, Over, Stream, now, watch
+from headrace.sandbox.descendants import kill_descendants
 from headrace.sandbox.limits import Limits, filter_calls
 from headrace.sandbox.meters import MemoryMeter
 from headrace.sandbox.places import HIDDEN

@@ -10,8 +10,8 @@ from typing import Any
 from headrace.observe.durations import Durations
 from headrace.rewards.outcome import Verdict
 from headrace.rewards.processes.clearing import Clearing
-from headrace.rewards.processes.process import Launch
 from headrace.rewards.processes.queue import Call, CallQueue
+from headrace.rewards.processes.reward_process import Launch
 from headrace.rewards.processes.slot import Slot
 from headrace.runtime.protocol import Clock
 

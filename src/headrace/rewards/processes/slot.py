@@ -13,8 +13,8 @@ from typing import Any
 
 from headrace.experience.failures import FailureKind
 from headrace.rewards.processes.clearing import Clearing
-from headrace.rewards.processes.process import Launch, RewardProcess
 from headrace.rewards.processes.queue import Call, CallQueue
+from headrace.rewards.processes.reward_process import Launch, RewardProcess
 from headrace.runtime.protocol import Clock, WaitTimeout
 
 _DEPTH = 32

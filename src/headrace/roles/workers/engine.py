@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -207,6 +207,9 @@ class EngineWorker:
 
     def _made(self, spec: EngineSpec, host: Host) -> EmbeddedEngine:
         model = load_causal_lm(spec.weights, dtype=getattr(torch, spec.dtype), device=spec.device)
+        return self._on(model, spec, host)
+
+    def _on(self, model: Any, spec: EngineSpec, host: Host) -> EmbeddedEngine:
         return EmbeddedEngine(model, config=spec.config, runtime=host, lane=self.kind, cache=spec.cache)
 
     def _receiver(self, offer: WeightOffer) -> WeightReceiver:
@@ -239,9 +242,25 @@ class EngineWorker:
 
 
 class JudgeEngineWorker(EngineWorker):
-    """Of a judge that is a model of its own."""
+    """Of a judge that is a model of its own, whose weights stay as they were loaded."""
 
     kind: ClassVar[str] = "judge"
+
+    async def revive(self, offer: WeightOffer | None) -> None:
+        """In the place of an engine that died: another on the same weights, which serves. Raises EngineError,
+        ConfigError."""
+        await self._engine.stop()
+        other = self._anew()
+        await other.start()
+        self._engine, self._taken_out = other, None
+        self._news.set()
+
+    def _on(self, model: Any, spec: EngineSpec, host: Host) -> EmbeddedEngine:
+        def anew() -> EmbeddedEngine:
+            return EmbeddedEngine(model, config=spec.config, runtime=host, lane=self.kind, cache=spec.cache)
+
+        self._anew = anew
+        return anew()
 
 
 class _Client:

@@ -5,74 +5,51 @@ It imports neither torch nor transformers, unless the user's code does, or its t
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
-from dataclasses import replace
-from functools import cache
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from headrace.config.evaluation import HeldOut
 from headrace.config.reward import JudgeConfig, RewardConfig
-from headrace.engines.pool import EnginePool, Place
-from headrace.experience.columns import SAMPLE_COLUMNS, group_of
-from headrace.experience.header import GroupHeader, header_of
-from headrace.experience.records.codec import encode_group
+from headrace.engines.pool import EnginePool
 from headrace.experience.records.group_journal import GroupJournal
-from headrace.experience.sample import Group, SampleStatus
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.fast_tokenizer import FastTokenizer
 from headrace.experience.text.tokens import TextCodec
 from headrace.rewards.judge import JudgeModel
 from headrace.rewards.reward_pool import RewardPool, worker_count
 from headrace.roles.workers.engine_clients import EngineClients
-from headrace.roles.workers.rollout_types import ROLLOUT_TYPES, Assignment, ModelSpec, Played, RolloutSpec
+from headrace.roles.workers.group_player import TRAINING, GroupPlayer
+from headrace.roles.workers.rollout_types import ROLLOUT_TYPES, ModelSpec, RolloutSpec
 from headrace.rollout.assembly import Reading, episode_runner, policy_settings
-from headrace.rollout.episodes import EpisodeRunner
-from headrace.rollout.filters import drop_reason, load_filters
+from headrace.rollout.filters import load_filters
 from headrace.rollout.workflow import load_workflow
-from headrace.runtime.off_loop import LANE
 from headrace.runtime.patience import StandStill
-from headrace.runtime.protocol import WaitTimeout
-from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.store import JournalWriter
 from headrace.weights.version import Lineage, Version
 
-T = TypeVar("T")
 
-BEAT_S = 20.0
-"""A group that is played says at least so often that it is."""
-_TRAINING = ""
-
-
-class RolloutWorker:
-    """See `RolloutSpec`. Leaving a stream of `play` or `answer` ends the episodes."""
+class RolloutWorker(GroupPlayer):
+    """See `RolloutSpec`."""
 
     kind: ClassVar[str] = "rollout"
     types: ClassVar[WireTypes] = ROLLOUT_TYPES
 
     def __init__(self, spec: RolloutSpec, host: Host) -> None:
         """Loads the user's code. Raises ConfigError."""
+        filters = load_filters(spec.config.filters)
+        super().__init__(host, filters, min_samples=spec.min_samples, keeps_failed=spec.keeps_failed)
         self._spec = spec
-        self._host = host
         self._config = spec.config
         self._workflow = load_workflow(spec.config.rollout)
-        self._filters = load_filters(spec.config.filters)
         self._tokenizer = _tokenizer(spec.policy)
         template = spec.config.data.template
         self._template = ChatTemplate(self._tokenizer, template.kwargs, template.system)
         self._open = AsyncExitStack()
-        self._runners: dict[str, EpisodeRunner] = {}
-        """By the held-out set; of training by the empty name."""
-        self._pools: list[RewardPool] = []
-        self._told: Counter[str] = Counter()
-        """Calls to rewards that were told of."""
-        self._journal: GroupJournal | None = None
         self._line = Lineage(spec.branch, spec.last_kept)
         self._engines: EnginePool | None = None
         """Of the policy."""
@@ -101,8 +78,8 @@ class RolloutWorker:
                 self._open.push_async_callback(pool.close)
                 await pool.start()
                 rewards.append((reward, pool))
-                self._pools.append(pool)
-        sets: list[tuple[str, HeldOut | None, RewardConfig]] = [(_TRAINING, None, config.reward)]
+                self._scored_by.append(pool)
+        sets: list[tuple[str, HeldOut | None, RewardConfig]] = [(TRAINING, None, config.reward)]
         sets += [(each.name, each, each.reward if each.own_reward else config.reward) for each in config.held_out]
         for name, held_out, reward in sets:
             longest = spec.longest[name]
@@ -118,76 +95,9 @@ class RolloutWorker:
         if self._engines is not None:
             self._engines.changed.notify()
 
-    async def play(self, given: Assignment) -> AsyncGenerator[Played | None, None]:
-        """Play a group: None now and then, and once it is scored and durable, what came of it. Raises NotServed,
-        DiskFull, StoreError, CodecError."""
-        async with aclosing(self._beating(self._played(given), f"group {given.key}")) as items:
-            async for item in items:
-                yield item
-
-    async def answer(self, given: Assignment, held_out: str) -> AsyncGenerator[bytes | None, None]:
-        """Play a prompt of a held-out set: None now and then, then the group, encoded. Raises NotServed, CodecError."""
-        async with aclosing(self._beating(self._answered(given, held_out), f"{held_out} {given.key}")) as items:
-            async for item in items:
-                yield item
-
-    async def judge(self, header: GroupHeader, samples: Sequence[Ref], batch: int) -> tuple[str | None, list[str]]:
-        """Why the finished group is dropped, None if it is kept; and what filters failed with. Raises RefLost."""
-        columns = [await self._host.get(ref) for ref in samples]
-        whole = cache(lambda: group_of(_Loaded(samples, columns), header, samples))
-        faults: list[str] = []
-        return drop_reason(self._filters, header, whole, batch, faults.append), faults
-
     async def close(self) -> None:
         """Its end."""
         await self._open.aclose()
-
-    async def _played(self, given: Assignment) -> Played:
-        group = await self._run(given, _TRAINING)
-        failed = None
-        if self._spec.keeps_failed:
-            those = tuple(sample for sample in group.samples if sample.status is SampleStatus.FAILED)
-            if those:
-                failed = await self._host.compute(LANE, encode_group, replace(group, samples=those))
-        if len(group.trainable) < self._spec.min_samples:
-            return Played(header_of(group), (), None, failed, self._reward_calls())
-        assert self._journal is not None
-        finished, receipt = await self._journal.write(group)
-        return Played(finished.header, finished.refs, receipt, failed, self._reward_calls())
-
-    async def _answered(self, given: Assignment, held_out: str) -> bytes:
-        return await self._host.compute(LANE, encode_group, await self._run(given, held_out))
-
-    async def _run(self, given: Assignment, name: str) -> Group:
-        place = Place(given.version, given.home, given.only)
-        return await self._runners[name].run_group(
-            given.key, given.prompt, given.version, given.deadline, given.issue, place
-        )
-
-    async def _beating(self, work: Awaitable[T], what: str) -> AsyncGenerator[T | None, None]:
-        async def run() -> T:
-            return await work
-
-        task = self._host.spawn(run(), what)
-        try:
-            while not task.done():
-                try:
-                    await self._host.clock.wait_for(asyncio.shield(task), BEAT_S, what)
-                except WaitTimeout:
-                    if not task.done():
-                        yield None
-            yield task.result()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    def _reward_calls(self) -> dict[str, int]:
-        now: Counter[str] = Counter()
-        for pool in self._pools:
-            now.update(pool.times.counts)
-        new = now - self._told
-        self._told = now
-        return dict(new)
 
     async def _clients(self, model: ModelSpec, line: Lineage | None) -> EnginePool:
         engine = self._config.engine
@@ -208,25 +118,6 @@ class RolloutWorker:
             services=self._host,
             asker=self._host.name,
         )
-
-
-class _Loaded:
-    """`Refs` of columns that were read before."""
-
-    def __init__(self, refs: Sequence[Ref], columns: Sequence[Mapping[str, Any]]) -> None:
-        self._columns = dict(zip(refs, columns, strict=True))
-
-    def put(self, columns: Mapping[str, Any]) -> Ref:
-        raise NotImplementedError
-
-    def get(self, ref: Ref, names: Any = SAMPLE_COLUMNS) -> Mapping[str, Any]:
-        """See `Refs.get`."""
-        if ref not in self._columns:
-            raise RefLost(ref)
-        return self._columns[ref]
-
-    def free(self, ref: Ref) -> None:
-        """They go with this object."""
 
 
 def _tokenizer(model: ModelSpec) -> Any:

@@ -145,7 +145,7 @@ class Database:
         if not oldest <= version <= self._layout.version:
             raise StoreError(
                 f"{self._path} has format {version}, this headrace reads format {self._layout.version}: "
-                "continue the run with the headrace that made it, or start another with --fresh"
+                f"{self._layout.otherwise}"
             )
 
     @contextmanager

@@ -1,0 +1,54 @@
+"""Brings an engine back that died."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from headrace.engines.member import Member
+from headrace.engines.pool import EnginePool
+from headrace.engines.pool_state import EngineState
+from headrace.roles.context import RoleContext
+from headrace.runtime.protocol import WaitTimeout
+from headrace.runtime.supervision import ENGINE, RETURN, after_failure
+from headrace.weights.plane import WeightReceiver
+
+
+async def come_back(
+    context: RoleContext, pool: EnginePool, member: Member, receiver: WeightReceiver | None = None
+) -> None:
+    """Build the engine of `member` anew until it serves; what fails is tried again after a pause, which grows. How long
+    the run bears with that, the engine watch decides. `receiver`: see `Revive`."""
+    attempts = 0
+    while member.state is EngineState.EJECTED:
+        pause = max(
+            after_failure(ENGINE, member.deaths).pause_s if member.deaths else 0.0,
+            attempts and after_failure(RETURN, attempts).pause_s,
+        )
+        await context.runtime.clock.sleep(pause)
+        try:
+            await pool.come_back(member, receiver)
+        except Exception as error:  # whatever building it raises: it is tried until the deadline
+            attempts += 1
+            context.report("engine_not_back", {**pool.named(member), "message": pool.said_of(member, error)})
+
+
+class EngineReturnRole:
+    """Of one engine whose weights stay as they were loaded. Where they follow the trainer's, `WeightFollowerRole` does
+    that too."""
+
+    def __init__(self, context: RoleContext, pool: EnginePool, member: Member) -> None:
+        self._context = context
+        self._pool = pool
+        self._member = member
+
+    async def run(self) -> None:
+        """For ever: the run ends it. Raises StoreError."""
+        context, pool = self._context, self._pool
+        while True:
+            pool.look()
+            pool.tell_what_is_left()
+            if self._member.state is EngineState.EJECTED:
+                await come_back(context, pool, self._member)
+            else:
+                with suppress(WaitTimeout):
+                    await pool.changed.wait(context.runtime.clock, context.stall_timeout_s, "")

@@ -1,0 +1,186 @@
+"""The places of rollout workers: who is up, what comes aboard whom, and how one comes back that was lost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.experience.flow import NothingToTrain
+from headrace.experience.sample import GroupKey
+from headrace.roles.reissue import Blame, Losses, LostTime
+from headrace.runtime.protocol import Runtime, WaitTimeout
+from headrace.runtime.signal import Signal
+from headrace.runtime.supervision import ROLLOUT_WORKER, Measure, after_failure
+from headrace.runtime.workers import WorkerError, WorkerLost, Workers
+from headrace.store import Journal
+from headrace.weights.version import Version
+
+_BEGIN_S = 600.0
+_PATIENCE_S = 3600.0
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A worker's place, which outlives the worker."""
+
+    rank: int
+    writer: int
+    """Its number among those who journal: each life has its own, so that nothing is written behind a torn end."""
+    is_up: bool = False
+    life: int = 0
+    aboard: list[GroupKey] = field(default_factory=list)
+    alone: GroupKey | None = None
+    """Nothing else comes aboard."""
+    blame: Blame = field(default_factory=Blame)
+    since: float = 0.0
+    """When it began with what it is at, or was lost."""
+
+
+class RolloutSeats:
+    """Each group comes aboard the worker with the least aboard. A worker comes back after a pause, until it was lost
+    too often in a row: then NothingToTrain is raised."""
+
+    def __init__(self, workers: Workers[Any], count: int, runtime: Runtime, journal: Journal, losses: Losses) -> None:
+        """`workers`: so many, of a kind as `RolloutWorker`. `losses`: which groups are to be alone."""
+        self.workers = workers
+        self._runtime = runtime
+        self._losses = losses
+        taken = max((segment.writer for segment in journal.segments()), default=0)
+        self._seats = [Seat(rank, taken + 1 + rank) for rank in range(count)]
+        self._next_writer = taken + 1 + count
+        self._changed = Signal()
+        self._given_up: Exception | None = None
+        self._closing = False
+        self._line: tuple[Version, Mapping[int, int]] | None = None
+        """Where the run went on, if it went back since they were made."""
+        self.lost_time = LostTime(runtime.clock.now)
+        self.tell: Callable[[str, dict[str, Any]], None] = lambda kind, data: None
+        workers.changed.listen(self._look)
+
+    async def begin(self) -> None:
+        """Have all workers open their parts. Raises WorkerError, WorkerLost."""
+        for seat in self._seats:
+            await self._begin(seat)
+
+    async def close(self) -> None:
+        """End them. What they have put is lost."""
+        self._closing = True
+        await self.workers.close()
+
+    async def go_back(self, begun: Version, last_kept: Mapping[int, int]) -> None:
+        """Tell all workers that the run goes on from `begun`; see `Lineage.go_back`. Raises WorkerError."""
+        self._line = begun, last_kept
+        for seat in self._seats:
+            if seat.is_up:
+                with suppress(WorkerLost):  # it is told when it comes back
+                    await self._tell_line(seat)
+
+    @asynccontextmanager
+    async def aboard(self, key: GroupKey, keeper: str = "") -> AsyncGenerator[Seat]:
+        """A seat for the group, alone if it has to be. `keeper`: whose seat is taken if it may be."""
+        alone = self._losses.is_alone(key)
+        seat = await self._chosen(key, keeper, alone=alone)
+        try:
+            if alone:
+                await self._until(lambda: seat.is_up and not seat.aboard)
+            if not seat.aboard:
+                seat.since = self._runtime.clock.now()
+            seat.aboard.append(key)
+            try:
+                yield seat
+            finally:
+                seat.aboard.remove(key)
+        finally:
+            if seat.alone == key:
+                seat.alone = None
+            self._changed.notify()
+
+    async def _chosen(self, key: GroupKey, keeper: str, *, alone: bool) -> Seat:
+        def free() -> list[Seat]:
+            return [seat for seat in self._seats if seat.is_up and seat.alone is None]
+
+        await self._until(lambda: bool(free()))
+        seat = min(free(), key=lambda seat: (f"rollout/{seat.rank}" != keeper, len(seat.aboard), seat.rank))
+        if alone:
+            seat.alone = key
+        return seat
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Raises NothingToTrain once the workers are given up, and what their return could not be recorded for."""
+        await self._changed.wait_until(
+            lambda: condition() or self._given_up is not None,
+            self._runtime.clock,
+            _PATIENCE_S,
+            lambda: "a rollout worker",
+        )
+        if self._given_up is not None:
+            raise self._given_up
+
+    def finished(self, seat: Seat) -> None:
+        seat.blame.finished()
+        seat.since = self._runtime.clock.now()
+
+    def _lost(self, seat: Seat) -> None:
+        """What it was at is lost, or it is back."""
+        self.lost_time.lost(seat.since)
+        seat.since = self._runtime.clock.now()
+
+    async def gone(self, seat: Seat, life: int) -> None:
+        """Until nothing is left of the worker that had this life: it has come back, or is given up."""
+        self._look()
+        await self._until(lambda: seat.life > life)
+
+    def _look(self) -> None:
+        """Have those come back that were lost."""
+        for seat in self._seats:
+            if seat.is_up and seat.rank in self.workers.lost and not self._closing:
+                seat.is_up = False
+                self._lost(seat)
+                reason = self.workers.lost[seat.rank]
+                self._runtime.spawn(self._bring_back(seat, reason, (*seat.aboard,)), f"return of rollout/{seat.rank}")
+
+    async def _bring_back(self, seat: Seat, reason: str, aboard: Sequence[GroupKey]) -> None:
+        try:
+            await self._make_anew(seat, reason, aboard)
+        except Exception as error:  # a record that cannot be written: whoever waits for the worker must hear of it
+            self._given_up = error
+        self._changed.notify()
+
+    async def _make_anew(self, seat: Seat, reason: str, aboard: Sequence[GroupKey]) -> None:
+        """`aboard`: when it was lost. Raises NothingToTrain, StoreError."""
+        while not seat.is_up:
+            failures, aboard = seat.blame.lost(aboard), ()
+            name = f"rollout/{seat.rank}"
+            self.tell("worker_lost", {"worker": name, "message": f"{name} is made anew: {reason}"})
+            following = after_failure(ROLLOUT_WORKER, failures)
+            if following.measure is Measure.STOP:
+                raise NothingToTrain(
+                    f"rollout worker {seat.rank} was lost {failures} times in a row, the last time so: {reason}; "
+                    "mend that (rollout.workers=0 plays in the run's own process, for a debugger), and --resume the run"
+                )
+            await self._runtime.clock.sleep(following.pause_s)
+            try:
+                await self.workers.restart(seat.rank)
+                seat.writer, self._next_writer = self._next_writer, self._next_writer + 1
+                await self._begin(seat)
+            except (WorkerError, WorkerLost, WaitTimeout, OSError) as error:
+                reason = str(error)
+
+    async def _begin(self, seat: Seat) -> None:
+        await self.workers.call("begin", seat.writer, rank=seat.rank, what="a rollout worker", seconds=_BEGIN_S)
+        await self._tell_line(seat)
+        if seat.life:
+            self._lost(seat)
+        seat.life += 1
+        seat.is_up = True
+        self._changed.notify()
+        self._look()
+
+    async def _tell_line(self, seat: Seat) -> None:
+        if self._line is not None:
+            begun, last_kept = self._line
+            await self.workers.call(
+                "go_back", begun, dict(last_kept), rank=seat.rank, what="a rollout worker to go back"
+            )
