@@ -23,8 +23,11 @@ from headrace.roles.columns.functions import Functions
 from headrace.roles.columns.own_stage import OwnStage
 from headrace.roles.columns.scorer import ScoredColumns
 from headrace.roles.columns.token_advantages import TokenAdvantages
+from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.workers import WorkerLost
 from headrace.training.scoring import Scoring
+
+LOST = Ref("functions/0", 7, ("x",))
 
 
 def scorer(house: House) -> ColumnRole:
@@ -103,7 +106,7 @@ def test_a_row_is_held_while_it_is_computed_then_written_then_let_go(
     try_role(name, reads, [column], make, body)
 
 
-@pytest.mark.parametrize("lost", ["worker", "lease"])
+@pytest.mark.parametrize("lost", ["worker", "lease", "column"])
 @pytest.mark.parametrize(
     ("name", "reads", "column", "make"),
     [("doubles", ["tokens"], "doubled", function_stage), ("advantages", ["reward"], "advantages", by_token)],
@@ -123,6 +126,10 @@ def test_rows_whose_worker_or_lease_was_lost_in_the_midst_are_leased_again_at_on
             if lost == "worker":
                 asking.close()
                 raise WorkerLost(0, "it was killed")
+            if lost == "column":
+                asking.close()
+                house.table.end_leases()
+                raise RefLost(LOST)
             answer = await asking
             house.table.end_leases()
             return answer
@@ -140,6 +147,24 @@ def test_rows_whose_worker_or_lease_was_lost_in_the_midst_are_leased_again_at_on
     async def body(house: House) -> None:
         assert len(await house.written(column)) == 4
         await all_is_gone(house)
-        assert house.calls == (2 if lost == "worker" else 3)
+        assert house.calls == (3 if lost == "lease" else 2)
 
     try_role(name, reads, [column], losing, body)
+
+
+def test_a_column_that_is_gone_while_its_lease_stands_ends_the_run() -> None:
+    def losing(house: House) -> Any:
+        role = function_stage(house)
+
+        class Losing:
+            async def stage(self, *args: Any) -> Any:
+                raise RefLost(LOST)
+
+        role._computed._functions = Losing()
+        return role
+
+    async def body(house: House) -> None:
+        await house.settle()
+
+    with pytest.raises(RefLost, match=r"^functions/0 does not keep the columns x \(number 7\) any more$"):
+        try_role("doubles", ["tokens"], ["doubled"], losing, body)

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from headrace.experience.index import Lease, Row, RowId, Sampler, StaleLease
 from headrace.roles.abandoned import freed_if_left, refs_in
 from headrace.roles.context import RoleContext
+from headrace.runtime.refs import RefLost
 from headrace.runtime.workers import WorkerLost
 
 T = TypeVar("T")
@@ -57,7 +58,8 @@ class Computed(Protocol):
         """Words for what it waits for."""
 
     async def compute(self, lease: Lease) -> Filled:
-        """Its rows are held meanwhile. Raises StaleLease where they are to be leased again."""
+        """Its rows are held meanwhile. Raises StaleLease where they are to be leased again, RefLost where what they are
+        computed from is gone."""
 
     def begin_again(self) -> None:
         """The role has ended, and the run went back to a commit: it goes on from there."""
@@ -81,7 +83,7 @@ class ColumnRole:
             found = Filled({})
             try:
                 table.hold(lease)
-                found = await computed.compute(lease)
+                found = await self._found(lease)
                 for column, values in found.columns.items():
                     table.fill(lease, column, values)
                 table.ack(lease)
@@ -92,3 +94,12 @@ class ColumnRole:
                     table.give_back(lease)
                 continue
             found.then()
+
+    async def _found(self, lease: Lease) -> Filled:
+        """What is computed. Raises StaleLease if the lease ended with what it was computed from: whoever loses a column
+        has the table end the leases of those who read it, while they may be in the midst of it."""
+        try:
+            return await self._computed.compute(lease)
+        except RefLost:
+            self._context.table.hold(lease)
+            raise

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from headrace.algorithms.pieces import PieceError
 from headrace.experience.columns import Columned, FinishedGroup
 from headrace.experience.records.restored_refs import RestoredRefs
+from headrace.roles.abandoned import refs_in
 from headrace.roles.columns.functions import LANE, Advantages, Columns, FunctionsLost
 from headrace.roles.context import RoleContext
 from headrace.roles.known_refs import there
@@ -105,15 +106,15 @@ class InWorker:
         return [FunctionRow(row.header, {name: row.columns[name] for name in reads}) for row in rows]
 
     async def _found(self, ask: Ask[T], rows: Sequence[FunctionRow], groups: Sequence[FinishedGroup]) -> T:
-        """What is answered. Columns of samples that were lost with a rollout worker are read from the journal."""
+        """What is answered. Columns of samples that were lost with a rollout worker are read from the journal. Raises
+        RefLost for what is in none."""
         refs = self._context.refs
         try:
-            return await ask(rows, groups)
-        except WorkerError as error:
-            if error.type != RefLost.__name__ or not isinstance(refs, RestoredRefs):
+            return await _answer(ask, rows, groups)
+        except RefLost:
+            if not isinstance(refs, RestoredRefs):
                 raise
-        again = await self._context.compute(LANE, "lost columns", _known_again, refs, rows, groups)
-        return await ask(*again)
+        return await _answer(ask, *await self._context.compute(LANE, "lost columns", _known_again, refs, rows, groups))
 
     async def _call(self, what: str, method: str, *args: object) -> Any:
         await self._until(lambda: self._is_up)
@@ -141,6 +142,16 @@ class InWorker:
             self._is_up = False
             self._context.table.lose(WORKER, tuple(self._reads))
             self._changed.notify()
+
+
+async def _answer(ask: Ask[T], rows: Sequence[FunctionRow], groups: Sequence[FinishedGroup]) -> T:
+    """What `ask` gives. Raises RefLost."""
+    try:
+        return await ask(rows, groups)
+    except WorkerError as error:
+        if error.type != RefLost.__name__:
+            raise
+        raise RefLost(next(refs_in([[row.columns for row in rows], groups]))) from error
 
 
 def _known_again(
