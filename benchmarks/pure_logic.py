@@ -2,11 +2,12 @@
 
 python -m benchmarks.pure_logic [--batch 128 1024] [--groups 16384] [--runs 3] [--folder /dev/shm]
 
-Groups of 16 rows at max_staleness 4, five batches ahead. They end in a random order; a filter, a reference and the
-advantages lease their rows, then an actor and a critic lease the batch in micro-batches of about eight rows. Nothing
-is computed and no clock is waited for. The store is a real one in `--folder`, which is best held in memory; journal
-records are of some 16 tokens a row, and making and encoding the groups counts. What is told is the processor seconds of
-all threads over a whole run, by its groups; runs are of equally many groups, so that their ledgers are equally large.
+Groups of 16 rows of some 8,192 tokens at max_staleness 4, five batches ahead, as rollout workers hand them over:
+header, refs and receipt; so the journal, which is the worker's, is not in it, and no token is. They end in a random
+order; a filter, a reference and the advantages lease their rows, then an actor and a critic lease the batch in
+micro-batches of about eight rows. Nothing is computed and no clock is waited for. The store is a real one in
+`--folder`, which is best held in memory. What is told is the processor seconds of all threads over a whole run, by its
+groups; making the headers counts. Runs are of equally many groups, so that their ledgers are equally large.
 """
 
 from __future__ import annotations
@@ -19,33 +20,40 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from benchmarks.machine import save
+from headrace.experience.columns import SAMPLE_COLUMNS, FinishedGroup
 from headrace.experience.flow import Admission, Flow
+from headrace.experience.header import GroupHeader, SampleHeader, Span
 from headrace.experience.index import Consumer, Sampler
 from headrace.experience.loader import StreamingLoader, row_length
 from headrace.experience.prompts.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
-from headrace.experience.records.group_journal import GroupJournal
-from headrace.experience.sample import Group, Sample, SampleStatus
+from headrace.experience.sample import SampleStatus
 from headrace.experience.samplers import token_budget, whole_groups
 from headrace.experience.schedule import Schedule
 from headrace.experience.table import ExperienceTable, Lease
 from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.refs import Ref
 from headrace.runtime.signal import Signal
-from headrace.store import RunStore
+from headrace.store import JournalOffset, Receipt, RunStore
+from headrace.store.ledger import Ledger
 
 T = TypeVar("T")
 
 ROWS, MAX_STALENESS, AHEAD_BATCHES = 16, 4, 5
-TOKENS = (8, 25)
+TOKENS = (6_144, 10_241)
 """Of a row: from, below. Rows differ, so that micro-batches do."""
-MICRO_TOKENS = 128
+PROMPT_TOKENS = 256
+MICRO_TOKENS = 65_536
+WRITER = 1
+"""The rollout worker's journal."""
+_BYTES_PER_TOKEN = 17
+"""Of tokens, mask, log-probs, versions and branches."""
 _WAIT_S = 600.0
 _CONSUMERS = (
     Consumer("filter", frozenset({"reward"}), "group"),
@@ -68,7 +76,7 @@ class House:
     """The controller's parts, and the roles' loops with nothing behind them."""
 
     flow: Flow
-    journal: GroupJournal
+    ledger: Ledger
     table: ExperienceTable
     runtime: AtOnce
     groups_per_batch: int
@@ -82,9 +90,10 @@ class House:
 
     async def rollout(self) -> None:
         running: list[Admission] = []
-        templates = [arrays(length) for length in range(*TOKENS)]
+        numbers = count()
         while not self.flow.is_finished:
             while (admission := self.flow.admit(self.flow.batch)) is not None:
+                self.ledger.assign(admission.key, issue=admission.issue, writer=WRITER)
                 running.append(admission)
             if not running:
                 if not self.flow.is_finished:
@@ -92,8 +101,7 @@ class House:
                 continue
             place = self.random.randrange(len(running))
             running[place], running[-1] = running[-1], running[place]
-            group = make_group(running.pop(), templates, self.random)
-            self.flow.finish(*await self.journal.write(group))
+            self.flow.finish(*finished(running.pop(), numbers, self.random))
             await asyncio.sleep(0)
 
     async def stage(self, name: str, sampler: Sampler, done: Callable[[Lease], None]) -> None:
@@ -167,34 +175,36 @@ class House:
         )
 
 
-def arrays(length: int) -> dict[str, Any]:
-    """Of a sample: rows share them."""
-    return {
-        "tokens": np.zeros(length, np.int32),
-        "loss_mask": np.ones(length, np.bool_),
-        "logprobs": np.zeros(length, np.float32),
-        "versions": np.zeros(length, np.int32),
-        "branches": np.zeros(length, np.int32),
-    }
+def finished(admission: Admission, numbers: Iterator[int], chance: random.Random) -> tuple[FinishedGroup, Receipt]:
+    """What a rollout worker tells of a group."""
+    key, prompt_id = admission.key, admission.prompt.prompt_id
 
-
-def dated(arrays: dict[str, Any], version: int) -> dict[str, Any]:
-    return {**arrays, "versions": np.full(len(arrays["tokens"]), version, np.int32)}
-
-
-def make_group(admission: Admission, templates: Sequence[dict[str, Any]], chance: random.Random) -> Group:
-    samples = tuple(
-        Sample(
-            group=admission.key,
+    def sample(episode: int) -> SampleHeader:
+        length = chance.randrange(*TOKENS)
+        return SampleHeader(
+            key=key,
+            prompt_id=prompt_id,
             episode=episode,
             index=0,
+            length=length,
             status=SampleStatus.COMPLETED,
+            spans=(Span(0, admission.start_version, PROMPT_TOKENS, length),),
+            issue=admission.issue,
             reward=1.0,
-            **dated(templates[int(chance.random() * len(templates))], admission.start_version),
+            nbytes=_BYTES_PER_TOKEN * length,
         )
-        for episode in range(ROWS)
+
+    header = GroupHeader(
+        key,
+        prompt_id,
+        admission.start_version,
+        admission.deadline,
+        tuple(sample(episode) for episode in range(ROWS)),
+        admission.issue,
     )
-    return Group(admission.key, admission.prompt.prompt_id, admission.start_version, admission.deadline, samples)
+    refs = tuple(Ref("rollout/0", number, SAMPLE_COLUMNS) for number in islice(numbers, ROWS))
+    place = JournalOffset(0, refs[0].number, 1, WRITER)
+    return FinishedGroup(header, refs), Receipt(key, admission.issue, place)
 
 
 def measure(groups_per_batch: int, batches: int, folder: Path, seed: int = 0) -> dict[str, float]:
@@ -223,7 +233,7 @@ def build(store: RunStore, groups_per_batch: int, batches: int, seed: int) -> Ho
         _CONSUMERS,
         capacity=(AHEAD_BATCHES + MAX_STALENESS + 2) * groups_per_batch,
         capacity_bytes=1 << 40,
-        group_bytes=1 << 10,
+        group_bytes=ROWS * TOKENS[1] * _BYTES_PER_TOKEN,
         lease_s=_WAIT_S,
         clock=runtime.clock,
     )
@@ -236,8 +246,7 @@ def build(store: RunStore, groups_per_batch: int, batches: int, seed: int) -> Ho
     )
     source = PromptSource(dataset, PromptOrder(prompts, seed=0, shuffle=True), epochs=1, max_attempts=2)
     flow = Flow(schedule, table, source, store, max_drops_per_batch=groups_per_batch)
-    journal = GroupJournal(store.writer, runtime, table.refs)
-    return House(flow, journal, table, runtime, groups_per_batch, random.Random(seed))
+    return House(flow, store.ledger, table, runtime, groups_per_batch, random.Random(seed))
 
 
 def main() -> None:
@@ -247,7 +256,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
     args = parser.parse_args()
-    result: dict[str, Any] = {"rows": ROWS, "max_staleness": MAX_STALENESS, "ahead_batches": AHEAD_BATCHES}
+    result: dict[str, Any] = {
+        "rows": ROWS,
+        "tokens_of_a_row": TOKENS,
+        "max_staleness": MAX_STALENESS,
+        "ahead_batches": AHEAD_BATCHES,
+    }
     for run in range(args.runs):
         for batch in args.batch:
             found = measure(batch, args.groups // batch, args.folder, run)
