@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -65,3 +66,23 @@ def test_cancelling_it_ends_all() -> None:
 
     run_virtually(main)
     assert ended == [0, 1, 2, 3, 4]
+
+
+def test_an_error_in_the_turn_in_which_the_caller_is_cancelled_is_told_to_nobody() -> None:
+    told: list[str] = []
+
+    async def main(runtime: VirtualRuntime) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(str(context["message"])))
+
+        async def one() -> None:
+            await runtime.clock.sleep(1.0)
+            caller.cancel()
+            raise ValueError("one")
+
+        caller = asyncio.ensure_future(together([one()]))
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        gc.collect()
+
+    run_virtually(main)
+    assert not told

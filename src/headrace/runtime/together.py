@@ -31,7 +31,8 @@ async def together(coroutines: Iterable[Coroutine[Any, Any, T]], names: Iterable
             task.cancel()
         if left:
             await asyncio.gather(*left, return_exceptions=True)
-    errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+        # Also where the caller is cancelled in the turn in which one fails: nobody else asks for these.
+        errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
     if errors:
         raise errors[0]
     return [task.result() for task in tasks]
