@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any, cast
 
 import numpy as np
 
-from headrace.observe.spent import Activity
 from headrace.roles.abandoned import freed_if_left
-from headrace.roles.context import RoleContext
 from headrace.runtime.refs import Ref
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 
 
 def test_refs_of_an_answer_that_nobody_waits_for_are_freed() -> None:
     async def main(runtime: VirtualRuntime) -> None:
-        table: Any = type("Table", (), {"refs": runtime.refs})()
-        context = RoleContext(
-            runtime, cast(Any, None), table, cast(Any, None), lambda *_: None, 100.0, activity=Activity()
-        )
-
         def put() -> list[Ref]:
             return [runtime.put({"values": np.zeros(3, np.float32)}) for _ in range(2)]
 
@@ -29,9 +21,9 @@ def test_refs_of_an_answer_that_nobody_waits_for_are_freed() -> None:
             await runtime.clock.sleep(5.0)
             return {"values": (put(), 1.0)}
 
-        found = await freed_if_left(context, asking(), "a pass")
+        found = await freed_if_left(runtime, runtime.refs, asking(), "a pass")
         assert runtime.kept == 2, "who waits has them"
-        left = asyncio.ensure_future(freed_if_left(context, asking(), "a pass"))
+        left = asyncio.ensure_future(freed_if_left(runtime, runtime.refs, asking(), "a pass"))
         await runtime.clock.sleep(1.0)
         left.cancel()
         with suppress(asyncio.CancelledError):

@@ -14,13 +14,15 @@ from headrace.engines.completions import NotServed
 from headrace.experience.flow import NothingToTrain
 from headrace.experience.header import GroupHeader
 from headrace.experience.prompts.dataset import Prompt
+from headrace.experience.records.codec import encode_group
 from headrace.experience.records.restored_refs import RestoredRefs
-from headrace.experience.sample import GroupKey
+from headrace.experience.sample import Group, GroupKey, SampleStatus
 from headrace.observe.durations import Durations
 from headrace.roles.reissue import Losses
 from headrace.roles.rollout_seats import RolloutSeats
 from headrace.roles.rollout_workers import RolloutWorkers
 from headrace.roles.workers.rollout_types import Assignment, Played
+from headrace.rollout.episodes import empty_sample
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.signal import Signal
 from headrace.runtime.together import together
@@ -217,6 +219,30 @@ def test_of_a_group_that_is_ended_nobody_keeps_the_columns() -> None:
         assert await runner._runtime.get(finished.refs[0]) == {"tokens": [1]}, "what was written is the table's"
 
     played_by(test)
+
+
+def test_of_a_group_that_is_ended_while_the_journal_is_read_for_it_nobody_keeps_the_columns() -> None:
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        def written(writer: int) -> list[Receipt]:
+            workers.runtime.charge(5.0)
+            return [Receipt(key(0), 0, JournalOffset(1, 0, 9, writer))]
+
+        samples = tuple(empty_sample(key(0), episode, SampleStatus.COMPLETED, "") for episode in range(2))
+        store.journal.written = written  # type: ignore[method-assign]
+        store.journal.read = lambda place: encode_group(Group(key(0), "p", 0, 2, samples))  # type: ignore[attr-defined]
+        playing = asyncio.ensure_future(group(runner, 0))
+        clock = workers.runtime.clock
+        while not workers.calls:  # the worker is lost, and comes back
+            await clock.sleep(0.5)
+        await clock.sleep(2.0)
+        playing.cancel()
+        await asyncio.wait([playing])
+        await clock.sleep(10.0)
+        assert playing.cancelled()
+        assert workers.runtime.kept == 0
+
+    killed: list[GroupKey] = []
+    played_by(test, kills=lambda key: not killed and killed.append(key) is None)
 
 
 def test_a_worker_that_is_lost_too_often_in_a_row_ends_the_run() -> None:

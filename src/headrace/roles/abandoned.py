@@ -7,16 +7,16 @@ import dataclasses
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
-from headrace.roles.context import RoleContext
-from headrace.runtime.refs import Ref
+from headrace.runtime.protocol import Services
+from headrace.runtime.refs import Ref, Refs
 
 T = TypeVar("T")
 
 
-async def freed_if_left(context: RoleContext, asking: Coroutine[Any, Any, T], what: str) -> T:
+async def freed_if_left(services: Services, refs: Refs, asking: Coroutine[Any, Any, T], what: str) -> T:
     """What `asking` gives. Whoever is cancelled meanwhile leaves it at work, as what computes cannot be stopped; the
     refs in its answer are freed when it comes, since nobody else knows them."""
-    answer = context.runtime.spawn(asking, what)
+    answer = services.spawn(asking, what)
     try:
         return await asyncio.shield(answer)
     except asyncio.CancelledError:
@@ -24,7 +24,7 @@ async def freed_if_left(context: RoleContext, asking: Coroutine[Any, Any, T], wh
         def free(done: asyncio.Task[T]) -> None:
             if not done.cancelled() and done.exception() is None:
                 for ref in refs_in(done.result()):
-                    context.refs.free(ref)
+                    refs.free(ref)
 
         answer.add_done_callback(free)
         raise

@@ -18,6 +18,7 @@ from headrace.experience.records.codec import CodecError, decode_group
 from headrace.experience.records.restored_refs import RestoredRefs
 from headrace.experience.sample import Group, GroupKey, SampleStatus
 from headrace.observe.durations import Durations
+from headrace.roles.abandoned import freed_if_left
 from headrace.roles.reissue import Losses
 from headrace.roles.rollout_seats import RolloutSeats, Seat
 from headrace.roles.workers.rollout_types import Assignment, Played
@@ -32,8 +33,6 @@ from headrace.weights.version import Version
 
 _SILENT_S = 120.0
 """In which a worker that plays says that it does: six times what it takes."""
-_BEGIN_S = 600.0
-_PATIENCE_S = 3600.0
 _JUDGE_TRIES = 4
 LANE = "journal"
 
@@ -89,7 +88,8 @@ class RolloutWorkers:
                 raise
             except WorkerLost:
                 await self._seats.gone(seat, life)
-                found = await self._runtime.compute(LANE, self._journaled, key, issue, writer)
+                reading = self._runtime.compute(LANE, self._journaled, key, issue, writer)
+                found = await freed_if_left(self._runtime, self._refs, reading, f"group {key} in the journal")
                 if found is None:
                     raise
                 played = found

@@ -291,7 +291,9 @@ class ActorRole:
         if self._whole is None or work.whole is None:
             return ((await self._ask(self._trainer.step()),),)
         made = await work.whole.finish(self._whole.enough)
-        work.began = await freed_if_left(self._context, work.whole.let_go(), "what a batch began with")
+        work.began = await freed_if_left(
+            self._context.runtime, self._context.refs, work.whole.let_go(), "what a batch began with"
+        )
         return made
 
     async def _give_up(self, work: _Batch) -> None:

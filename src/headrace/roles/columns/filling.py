@@ -30,7 +30,7 @@ async def asked(context: RoleContext, asking: Coroutine[Any, Any, T], what: str)
     """What the functions worker answers. Raises StaleLease if it was lost meanwhile: the leases of who asked have ended
     with it."""
     try:
-        return await freed_if_left(context, asking, what)
+        return await freed_if_left(context.runtime, context.refs, asking, what)
     except WorkerLost as lost:
         raise StaleLease(str(lost)) from lost
 

@@ -111,7 +111,7 @@ class ScoredColumns:
         for places in plan_microbatches([row.header.length for row in rows], self._max_tokens):
             some = [rows[place] for place in places]
             asking = self._asked([to_train(row, row.header.spans, self._reads) for row in some])
-            found = await freed_if_left(self._context, asking, f"a pass of {self.name}")
+            found = await freed_if_left(self._context.runtime, self._context.refs, asking, f"a pass of {self.name}")
             of_row |= {row.row_id: one for row, one in zip(some, found, strict=True)}
         return Filled(
             {
