@@ -34,6 +34,10 @@ class Point:
     y: float
 
 
+class Panic(BaseException):
+    """As a Rust extension raises."""
+
+
 class Probe:
     """Does whatever a test asks of it."""
 
@@ -84,6 +88,12 @@ class Probe:
 
     def leave_on_lane(self) -> None:
         sys.exit(3)
+
+    async def panic(self) -> None:
+        raise Panic("a bound")
+
+    def panic_on_lane(self) -> None:
+        raise Panic("a bound")
 
     def stop_iteration(self) -> None:
         raise StopIteration(1)

@@ -70,6 +70,7 @@ def test_a_missing_module_is_named() -> None:
         ("x = 1\nraise KeyError('k')", r"KeyError: 'k' \(mine.py, line 2\)"),
         ("def f(:", "SyntaxError: invalid syntax"),
         ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("class Panic(BaseException): pass\nraise Panic('a bound')", r"Panic: a bound \(mine.py, line 2\)"),
     ],
 )
 def test_a_file_that_does_not_import_says_why(tmp_path: Path, text: str, words: str) -> None:

@@ -130,6 +130,10 @@ async def half_a_completion(policy: Policy) -> Trajectory:
     return trajectory
 
 
+class Panic(BaseException):
+    """As a Rust extension raises."""
+
+
 @pytest.mark.parametrize(
     ("play", "failure"),
     [
@@ -137,6 +141,8 @@ async def half_a_completion(policy: Policy) -> Trajectory:
         (raises(TimeoutError("a library's")), "workflow: TimeoutError: a library's"),
         (raises(SystemExit(2)), "workflow: it called sys.exit(2)"),
         (raises(asyncio.CancelledError()), "workflow: it raised CancelledError"),
+        (raises(Panic("a bound")), "workflow: it raised Panic: a bound (test_episodes.py"),
+        (raises(GeneratorExit()), "workflow: it raised GeneratorExit"),
         (lambda policy: sys.exit(2), "workflow: it called sys.exit(2)"),
         (lambda policy: asyncio.sleep(60), "timeout: waited 0.3 s for episode"),
         (lambda policy: None, "workflow: TypeError: the workflow returned NoneType"),

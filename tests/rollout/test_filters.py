@@ -50,9 +50,16 @@ def test_a_user_filter_keeps_or_drops_under_its_name(tmp_path: Path) -> None:
     assert judge(filters, group(0.0, 0.0), 0) == "zero_spread"
 
 
-@pytest.mark.parametrize(("does", "words"), [("1 / 0", "ZeroDivisionError"), ("exit(3)", "SystemExit: 3")])
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("exit(3)", "SystemExit: 3"),
+        ("panic(type('Panic', (BaseException,), {}))", "Panic: 7"),
+    ],
+)
 def test_a_filter_that_raises_drops_the_group_and_says_why(tmp_path: Path, does: str, words: str) -> None:
-    (tmp_path / "f.py").write_text(f"def broken(group): return {does}")
+    (tmp_path / "f.py").write_text(f"def panic(kind): raise kind(7)\ndef broken(group): return {does}")
     told: list[str] = []
     filters = load_filters((f"{tmp_path}/f.py:broken",))
     assert judge(filters, group(0.0, 1.0), 0, told.append) == "filter_error"

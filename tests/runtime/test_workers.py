@@ -132,6 +132,8 @@ def test_a_worker_s_own_error_says_who_raised_what_and_where(run: Run) -> None:
         for method, type in (
             ("leave", "SystemExit"),
             ("leave_on_lane", "SystemExit"),
+            ("panic", "Panic"),
+            ("panic_on_lane", "Panic"),
             ("stop_iteration", "RuntimeError: coroutine raised StopIteration"),
             ("_told", "LookupError"),
             ("__init__", "LookupError"),

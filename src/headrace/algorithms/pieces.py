@@ -59,7 +59,9 @@ def guarded(name: str, function: Callable[..., Any], wrong: Callable[..., str | 
     def call(*args: Any, **keywords: Any) -> Any:
         try:
             result = function(*args, **keywords)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # of a Rust extension that panics, say
             raise raised(name, error) from error
         if (complaint := wrong(result, *args)) is not None:
             raise PieceError(f"{name} returned {_described(result)}; {complaint}")

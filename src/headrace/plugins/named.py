@@ -163,7 +163,9 @@ def _module(name: str, spec: str, key: str) -> ModuleType:
     _make_importable(os.getcwd())
     try:
         return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of a Rust extension that panics, say
         raise _config_error(f"{key} is {spec!r}, but {name} does not import: {describe_exception(error)}") from error
 
 
@@ -183,7 +185,9 @@ def _module_of_file(path: str, spec: str, key: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up while it runs
     try:
         module_spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of a Rust extension that panics, say
         del sys.modules[name]
         raise _config_error(f"{key} is {spec!r}, but {path} does not import: {describe_exception(error)}") from error
     return module

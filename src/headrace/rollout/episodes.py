@@ -140,15 +140,21 @@ class EpisodeRunner:
             return [empty_sample(key, episode, SampleStatus.FAILED, _failure_of(error))]
 
     async def _play(self, policy: Policy, prompt: Prompt) -> Sequence[Trajectory]:
+        task = asyncio.current_task()
         try:
             played = await self._workflow.run(prompt, policy)
+        except (Exception, KeyboardInterrupt):
+            raise
         except SystemExit as error:
             raise _WorkflowLeft(f"it called sys.exit({error.code!r})") from error
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             raise _WorkflowLeft("it raised CancelledError, though nobody cancelled it") from error
+        except BaseException as error:
+            if isinstance(error, GeneratorExit) and asyncio.current_task() is not task:
+                raise  # it is left, and thrown away
+            raise _WorkflowLeft(f"it raised {describe_exception(error)}") from error
         return [played] if isinstance(played, Trajectory) else played
 
     async def _score(self, trajectories: Sequence[Trajectory], prompt: Prompt) -> _Played:

@@ -153,7 +153,9 @@ def drop_reason(
             reason = rule(group, whole, batch)
         except RefLost:
             raise
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # of a Rust extension that panics, say
             failed(str(error) if isinstance(error, _NoVerdict) else describe_exception(error))
             return "filter_error"
         if reason is not None:

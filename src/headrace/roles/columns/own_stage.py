@@ -49,7 +49,9 @@ class OwnStage:
                 given[name].append(wholes[row.header.key] if name == "group" else _read_only(found[name]))
         try:
             result = self._function(**{name: values[0] for name, values in given.items()} if by_row else given)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # of a Rust extension that panics, say
             raise raised(self._what, error) from error
         if not isinstance(result, Mapping) or set(result) != set(self._writes):
             got = sorted(map(str, result)) if isinstance(result, Mapping) else type(result).__name__

@@ -17,6 +17,9 @@ from headrace.runtime.workers import WorkerError
 T = TypeVar("T")
 
 _END = object()
+_PASS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt)
+"""Are no answer. Whatever else is raised is one: there are exceptions that are no `Exception`, as of a Rust extension
+that panics, and who has asked must hear of them."""
 _MOST_TEXT = 1 << 16
 """Characters of an error."""
 
@@ -42,7 +45,9 @@ class Service:
         """Of a worker that is made on its lane. Raises WorkerError."""
         try:
             worker = await on_lane(services, lane_of(name), kind, spec, host)
-        except (Exception, SystemExit) as error:
+        except _PASS:
+            raise
+        except BaseException as error:
             raise as_worker_error(error, name, rank) from error
         return cls(worker, name, rank, services)
 
@@ -55,7 +60,9 @@ class Service:
             if inspect.iscoroutinefunction(function):
                 return await function(*args)
             return await on_lane(self._services, self._lane, function, *args)
-        except (Exception, SystemExit) as error:
+        except _PASS:
+            raise
+        except BaseException as error:
             raise as_worker_error(error, self._name, self._rank) from error
 
     async def stream(self, method: str, args: Sequence[Any], emit: Callable[[Any], Awaitable[None]]) -> None:
@@ -70,7 +77,9 @@ class Service:
                 await self._blocking_stream(function(*args), emit)
             else:
                 raise TypeError(f"{method} yields nothing; call it")
-        except (Exception, SystemExit) as error:
+        except _PASS:
+            raise
+        except BaseException as error:
             raise as_worker_error(error, self._name, self._rank) from error
 
     @property
