@@ -47,6 +47,7 @@ class RandomEngine:
     """Obeys the protocol: streams chunks of random sizes with pauses, is interrupted, swaps, and dies."""
 
     gives_kept_sets = True
+    quiet = None
     slots = 4
 
     def __init__(self, runtime: VirtualRuntime, rng: random.Random, version: Version, *, deaths: float) -> None:
@@ -253,7 +254,7 @@ def test_an_engine_that_dies_again_and_again_without_a_token_is_gone() -> None:
 class Says:
     """Gives one chunk."""
 
-    gives_kept_sets, slots, version, failure = True, 1, INITIAL, None
+    gives_kept_sets, quiet, slots, version, failure = True, None, 1, INITIAL, None
 
     def __init__(self, finish: FinishReason | None, error: Exception | None = None) -> None:
         self._finish, self._error = finish, error

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import EngineStats
 from headrace.engines.remote import RemoteEngine
 from headrace.engines.remote_types import EngineStatus
+from headrace.runtime.patience import Patience
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.weights.version import INITIAL
 
@@ -63,6 +65,34 @@ def test_it_rests_until_it_is_heard_to_work_and_what_was_too_much_is_made_up_for
         assert await idle_s(2.1, status(1.5, running=1)) == pytest.approx(1.6, abs=0.002)
         assert await idle_s(2.6, status(1.5)) == pytest.approx(1.6, abs=0.002), "no more, though it was 0.1 s twice"
         assert await idle_s(3.0) == pytest.approx(1.9, abs=0.002)
+        await remote.detach()
+
+    run_virtually(run)
+
+
+def test_of_one_that_falls_silent_the_clocks_of_who_waits_stand_still() -> None:
+    async def run(runtime: VirtualRuntime) -> None:
+        clock, worker = runtime.clock, Elsewhere()
+        remote = RemoteEngine(worker, runtime, client="controller")
+        await remote.attach()
+        pool = EnginePool([remote], clock)
+        patience = Patience(clock, 20.0)
+        with pool.asked(pool.members[0], None, 4, [patience.still]):
+            for _ in range(6):
+                await clock.sleep(0.5)
+                worker.statuses.put_nowait(status(0.0, running=1))
+            await clock.sleep(27.0)  # it hangs
+            assert 20.0 - 3.0 - 4.0 <= patience.left() <= 20.0 - 3.0 - 3.0, "as soon as it was three seconds silent"
+            assert pool.outage.stands
+            left = patience.left()
+            worker.statuses.put_nowait(status(0.0, running=1))
+            await clock.sleep(1.0)
+            assert patience.left() == pytest.approx(left - 1.0)
+            assert not pool.outage.stands
+            await clock.sleep(9.0)
+            left = patience.left()
+        await clock.sleep(5.0)
+        assert patience.left() == pytest.approx(left - 5.0), "it waits for it no more"
         await remote.detach()
 
     run_virtually(run)

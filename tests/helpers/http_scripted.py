@@ -89,6 +89,7 @@ class ScriptedEngine:
     version: Version = INITIAL
     failure: Exception | None = None
     gives_kept_sets: bool = True
+    quiet = None
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         reply = self.replies[min(len(self.requests), len(self.replies) - 1)]

@@ -66,6 +66,8 @@ def says(text: str) -> Script:
 class ScriptedEngine:
     """Answers requests from a script, one entry a request; the last entry serves all that follow."""
 
+    quiet = None
+
     def __init__(self, *script: Script, version: Version = INITIAL) -> None:
         self.version = version
         self.requests: list[GenerateRequest] = []

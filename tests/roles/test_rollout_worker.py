@@ -38,6 +38,7 @@ from headrace.weights.version import INITIAL
 
 class Engine(ScriptedEngine):
     slots = 4
+    quiet = None
 
     def stats(self) -> EngineStats:
         return EngineStats(0, 0, 0, 0, 0, 0.0, 0.0)

@@ -22,6 +22,7 @@ class AbsentEngine:
 
     gives_kept_sets = True
     failure: Exception | None = None
+    quiet = None
     slots = 1
 
     def __init__(self) -> None:

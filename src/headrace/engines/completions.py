@@ -283,7 +283,7 @@ async def _ask(pool: EnginePool, member: Member, asked: Asked, state: _Progress)
     request = state.next_request(floor)
     finished = False
     chunks = engine.generate(request)
-    with pool.asked(member, asked.place, state.left) as came:
+    with pool.asked(member, asked.place, state.left, asked.still) as came:
         try:
             async for chunk in chunks:
                 _check(pool, chunk, request, asked)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from headrace.engines.admission import AnyLine, Line, admit, admit_spread, route
 from headrace.engines.member import Member, Revive, summed
 from headrace.engines.pool_state import EngineState, EngineView
 from headrace.engines.protocol import Engine, EngineError, EngineStats, PinnedVersion, SwapMode, SwapReport
-from headrace.runtime.patience import StandStill
+from headrace.runtime.patience import StandStill, standing_with
 from headrace.runtime.protocol import Clock
 from headrace.runtime.signal import Signal
 from headrace.runtime.workers import Handle
@@ -189,8 +189,11 @@ class EnginePool:
         return self.members[index]
 
     @contextmanager
-    def asked(self, member: Member, place: Place | None, tokens: int) -> Iterator[Callable[[int], None]]:
-        """A request for so many tokens is at `member`; what is yielded is told of the tokens that came."""
+    def asked(
+        self, member: Member, place: Place | None, tokens: int, still: Sequence[StandStill] = ()
+    ) -> Iterator[Callable[[int], None]]:
+        """A request for so many tokens is at `member`; what is yielded is told of the tokens that came. While nothing
+        is heard of the engine, the clocks `still` stand, as they do once it has died."""
         own = place is None or place.home != member.index or place.left <= 0
         owed = tokens if own else 0
         member.outstanding += owed
@@ -207,10 +210,12 @@ class EnginePool:
                 place.left -= paid
                 member.outstanding -= paid
 
-        try:
-            yield came
-        finally:
-            member.outstanding -= owed
+        quiet = member.engine.quiet
+        with nullcontext() if quiet is None else standing_with(quiet, (self.outage, *still)):
+            try:
+                yield came
+            finally:
+                member.outstanding -= owed
 
     def pin(self, count: int = 1) -> PinnedEngines:
         """Hold the newest version on at most so many engines until released; never on all, unless only one serves.

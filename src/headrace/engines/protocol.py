@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.errors import HeadraceError
+from headrace.runtime.patience import StandStill
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import Version
 
@@ -140,6 +141,11 @@ class Engine(Protocol):
     @property
     def failure(self) -> Exception | None:
         """Why the engine died, or None while it lives. A dead engine serves nothing more."""
+
+    @property
+    def quiet(self) -> StandStill | None:
+        """Stands while nothing is heard of the engine, which may have died: what waits for it uses up nobody's time.
+        None of one that cannot fall silent."""
 
     @property
     def slots(self) -> int:

@@ -20,7 +20,8 @@ from headrace.engines.protocol import (
     SwapReport,
     TokenChunk,
 )
-from headrace.engines.remote_types import SILENCE_S, EngineStatus, Output, RequestFailed
+from headrace.engines.remote_types import QUIET_S, SILENCE_S, EngineStatus, Output, RequestFailed
+from headrace.runtime.patience import StandStill
 from headrace.runtime.protocol import Services, WaitTimeout
 from headrace.runtime.workers import Peer, WorkerError, WorkerLost
 from headrace.weights.plane import WeightError, WeightReceiver
@@ -80,6 +81,8 @@ class RemoteEngine:
         self._heard_at = services.clock.now()
         self._idle_s = 0.0
         """As it was told last."""
+        self.quiet: StandStill = StandStill(services.clock)
+        """See `Engine.quiet`."""
         self._failure: Exception | None = None
         self._requests: dict[str, asyncio.Queue[TokenChunk | RequestFailed]] = {}
         self._to_submit: list[GenerateRequest] = []
@@ -122,6 +125,7 @@ class RemoteEngine:
         self._tasks = [
             self._services.spawn(self._read_outputs(), "outputs of an engine"),
             self._services.spawn(self._read_statuses(), "states of an engine"),
+            *([self._services.spawn(self._listen(), "silence of an engine")] if self._peer.here is None else []),
         ]
         await self._services.clock.wait_for(self._open.wait(), _START_S, "the engine's outputs")
         if self._failure is not None:
@@ -131,6 +135,7 @@ class RemoteEngine:
         """Ask nothing more; the engine serves on for others."""
         self._note_last()
         self._stopping = True
+        self._is_heard()
         self._end_requests("the client has left it")
         tasks, self._tasks = self._tasks, []
         if self._telling is not None:
@@ -309,6 +314,18 @@ class RemoteEngine:
 
         await self._read("statuses", (), take)
 
+    async def _listen(self) -> None:
+        """Notice that nothing is heard."""
+        clock = self._services.clock
+        while True:
+            await clock.sleep(QUIET_S / 3)
+            if clock.now() - self._heard_at > QUIET_S and not self.quiet.stands and self._serves:
+                self.quiet.begin()
+
+    def _is_heard(self) -> None:
+        if self.quiet.stands:
+            self.quiet.end()
+
     async def _read(self, method: str, args: tuple[Any, ...], take: Callable[[Any], Awaitable[None]]) -> None:
         # Silence in this process says that its event loop is blocked, and nothing of the engine.
         silence_s = SILENCE_S if self._peer.here is None else _FOR_EVER_S
@@ -329,6 +346,7 @@ class RemoteEngine:
         newest = max(status.version, self._status.version)
         is_new = newest != self._status.version
         self._status, self._heard_at = replace(status, version=newest), self._services.clock.now()
+        self._is_heard()
         if status.failure is not None:
             died = EngineError(status.failure)
             died.__cause__ = WorkerError(self.rank, status.failed_by, status.failure)
@@ -344,6 +362,7 @@ class RemoteEngine:
         if self._failure is None and not self._stopping:
             self._note_last()
             self._failure = error
+            self._is_heard()
             self._open.set()
             self._end_requests(str(error))
             self._changed()

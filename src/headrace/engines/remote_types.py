@@ -24,6 +24,8 @@ STATUS_PAUSE_S = 0.1
 """Between two states that differ in their totals alone."""
 STATUS_BEAT_S = 0.5
 """Between two of an engine that does nothing."""
+QUIET_S = 3.0
+"""Without a state, after which the clocks of those who wait for the engine stand still."""
 SILENCE_S = 120.0
 """In which an item of either is waited for."""
 

@@ -108,6 +108,7 @@ class SimulatedEngine:
     anything changes, and all of its tokens are of one version."""
 
     gives_kept_sets = False
+    quiet = None
 
     def __init__(
         self,

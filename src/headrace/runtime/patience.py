@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -54,6 +54,33 @@ class StandStill:
             yield
         finally:
             self.end()
+
+
+@contextmanager
+def standing_with(cause: StandStill, clocks: Iterable[StandStill]) -> Iterator[None]:
+    """Within, the clocks stand still while `cause` does."""
+    stood: list[StandStill] = []
+
+    def follow() -> None:
+        if cause.stands and not stood:
+            stood.extend(clocks)
+            for clock in stood:
+                clock.begin()
+        elif not cause.stands:
+            end()
+
+    def end() -> None:
+        ended, stood[:] = list(stood), []
+        for clock in ended:
+            clock.end()
+
+    cause.listeners.append(follow)
+    follow()
+    try:
+        yield
+    finally:
+        cause.listeners.remove(follow)
+        end()
 
 
 class Patience:

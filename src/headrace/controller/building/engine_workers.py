@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from headrace.config import ConfigError, EngineConfig, TrainConfig
-from headrace.controller.building.processors import threads_of_worker
+from headrace.controller.building.processors import silence_s, threads_of_worker
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.plan import Plan
 from headrace.engines.embedded.cache_plan import CachePlan
@@ -103,6 +103,7 @@ def _where(config: TrainConfig) -> Placement:
         threads=threads_of_worker(config) if process else None,
         deadline_s=config.runtime.stall_timeout_s,
         start_s=_START_S,
+        silence_s=silence_s(config),
     )
 
 

@@ -6,6 +6,8 @@ from headrace.config import TrainConfig
 from headrace.controller.building.threads import available_threads
 from headrace.controller.planning.judges import own_judges
 
+_SILENCE_S = 60.0
+
 
 def process_count(config: TrainConfig) -> int:
     """Worker processes that compute with models."""
@@ -26,3 +28,9 @@ def own_threads(config: TrainConfig) -> int:
     """Processors that this process computes with: those that are no worker process's."""
     total, each = available_threads(config.runtime.threads), threads_of_worker(config)
     return total if each == total else max(total - each * process_count(config), 1)
+
+
+def silence_s(config: TrainConfig) -> float:
+    """In which the event loop of a worker process has to turn: what ends it has to be known before the run is given
+    up."""
+    return min(_SILENCE_S, config.runtime.stall_timeout_s / 3)

@@ -59,6 +59,8 @@ class EmbeddedEngine:
     meanwhile. It ends a running call early by `EngineCore.interrupt`.
     """
 
+    quiet = None
+
     def __init__(
         self,
         model: Any,
