@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 quickstart: $(READY)
 	$(BIN)/headrace quickstart --dir quickstart --fresh $(ARGS)
 
-# On two quiet cores: 6 minutes at most. Tests are shared out to JOBS processes.
+# On two quiet cores: 5 minutes at most. Tests are shared out to JOBS processes.
 JOBS ?= 2
 SHARED := -n $(JOBS) --dist worksteal
 test: $(READY)
