@@ -22,17 +22,19 @@ from headrace.experience.sample import GroupKey
 from headrace.experience.table import ExperienceTable
 from headrace.models.packing import MicroBatch
 from headrace.observe.waits import WaitMeter
-from headrace.roles.actors.actor import ActorRole, TrainedStep
+from headrace.roles.actors.actor import ActorRole, TrainedStep, WholeBatches
 from headrace.roles.actors.batch_stats import FreshRule, StalenessRule
 from headrace.roles.actors.critic import CriticRole
 from headrace.roles.context import RoleContext
 from headrace.runtime.signal import Signal
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
+from headrace.training.epochs import Epochs
 from headrace.training.group import RankHere, TrainerGroup
 from headrace.training.protocol import StepReport
-from headrace.training.rank import Task, TrainerRank
+from headrace.training.rank import BEGAN, Task, TrainerRank
 from headrace.weights.in_process import MemoryPublisher
-from headrace.weights.version import Lineage
+from headrace.weights.plane import WeightError
+from headrace.weights.version import Lineage, Version
 
 LEASE_S, STALL_S, LONG_S = 10.0, 100.0, 25.0
 """A lease that nobody holds ends after the first; computing takes longer than that."""
@@ -40,19 +42,23 @@ KEY = GroupKey(0, 0, 0)
 COLUMNS = ("logprobs", "advantages", "versions")
 RULE = StalenessRule(bound=1, masks=False, allows_late=False)
 REPORT = StepReport(0.0, 0.0, 0.0, False, 1.0, {}, {}, 2, 2, 0)
+OF_ROWS = 2
+"""Refs that are kept as long as the two rows are in the table: to the metadata of each."""
 
 
 class Trainer:
     """Counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tells: bool) -> None:
+        """`tells`: the log-probs under the weights that the batch begins with, which are -1."""
+        self.tells = tells
         self.accumulated = 0
         self.steps: list[int] = []
         """Of each step, the samples that it was made of."""
 
     def accumulate(self, micro: MicroBatch) -> dict[str, Any]:
         self.accumulated += micro.num_samples
-        return {}
+        return {BEGAN: -torch.ones(micro.num_tokens)} if self.tells else {}
 
     def step(self) -> StepReport:
         self.steps.append(self.accumulated)
@@ -98,6 +104,8 @@ class House:
     critic: CriticRole
     policy: Trainer
     values: Trainer
+    groups: tuple[TrainerGroup, TrainerGroup]
+    """The policy's and the critic's."""
     plane: MemoryPublisher
     events: list[str]
     done: list[TrainedStep]
@@ -121,7 +129,8 @@ class House:
 
 
 @asynccontextmanager
-async def house(runtime: VirtualRuntime) -> AsyncIterator[House]:
+async def house(runtime: VirtualRuntime, epochs: Epochs | None = None) -> AsyncIterator[House]:
+    """`epochs`: over whole batches; one step from micro-batches as they come, unless given."""
     consumers = [
         Consumer("actor", frozenset({"tokens", "advantages", "batch"})),
         Consumer("critic.update", frozenset({"tokens", "values", "returns", "batch"})),
@@ -132,14 +141,17 @@ async def house(runtime: VirtualRuntime) -> AsyncIterator[House]:
     context = RoleContext(
         runtime, own, table, WaitMeter(runtime.clock.now), lambda kind, data: events.append(kind), STALL_S
     )
-    policy, values, plane = Trainer(), Trainer(), MemoryPublisher()
+    policy, values, plane = Trainer(tells=True), Trainer(tells=False), MemoryPublisher()
 
     def group(name: str, trainer: Any, columns: tuple[str, ...]) -> TrainerGroup:
         rank = TrainerRank(trainer, runtime, Task(columns, {}), plane=plane)
         return TrainerGroup(name, RankHere(rank, runtime, name))
 
     def loader(consumer: str) -> StreamingLoader:
-        return StreamingLoader(table, own, consumer=consumer, max_tokens=3, streaming=True, timeout_s=STALL_S)
+        tokens = 3 if epochs is None else None
+        return StreamingLoader(
+            table, own, consumer=consumer, max_tokens=tokens, streaming=epochs is None, timeout_s=STALL_S
+        )
 
     async def trained(*_: object) -> None:
         flow.changed.notify()
@@ -150,30 +162,31 @@ async def house(runtime: VirtualRuntime) -> AsyncIterator[House]:
         await runtime.clock.sleep(0.01)
         found = [len(table.refs.get(row.row.columns["metadata"])["tokens"]) for row in step.rows]
         assert found == [3, 3]
+        began = [table.refs.get(row.logprobs)[BEGAN].tolist() for row in step.rows if row.logprobs is not None]
+        assert began == [[-1.0] * 3] * 2
         done.append(step)
 
     lineage = Lineage(0, {0: 2**62})
-    critic = CriticRole(
-        context, loader("critic.update"), group("critic", values, ("values", "returns")), RULE, max_tokens=3
-    )
+    groups = group("trainer", policy, COLUMNS), group("critic", values, ("values", "returns"))
+    critic = CriticRole(context, loader("critic.update"), groups[1], RULE, max_tokens=3, epochs=epochs)
     actor = ActorRole(
         context,
         loader("actor"),
-        group("trainer", policy, COLUMNS),
+        groups[0],
         Signal(),
         lineage,
         RULE,
         FreshRule(lineage),
         columns=COLUMNS,
         max_tokens_per_microbatch=3,
-        whole=None,
+        whole=None if epochs is None else WholeBatches(epochs, recompute=False),
         critic=critic,
         trained=trained,
         after_step=after_step,
     )
     ids = put(table, KEY, 0)
     tasks = [runtime.spawn(actor.run(), "actor"), runtime.spawn(critic.run(), "critic")]
-    made = House(runtime, table, flow, actor, critic, policy, values, plane, events, done, ids, tasks)
+    made = House(runtime, table, flow, actor, critic, policy, values, groups, plane, events, done, ids, tasks)
     try:
         yield made
     finally:
@@ -202,9 +215,9 @@ def put(table: ExperienceTable, key: GroupKey, batch: int) -> list[RowId]:
     return table.put(key, rows, group=FinishedGroup(GroupHeader(key, "0", 0, 4, headers), refs))
 
 
-def virtually(body: Callable[[House], Awaitable[None]]) -> None:
+def virtually(body: Callable[[House], Awaitable[None]], epochs: Epochs | None = None) -> None:
     async def main(runtime: VirtualRuntime) -> None:
-        async with house(runtime) as made:
+        async with house(runtime, epochs) as made:
             await body(made)
 
     run_virtually(main)
@@ -385,5 +398,103 @@ def test_an_actor_that_is_told_to_stop_keeps_no_row() -> None:
         await house.settle()
         assert house.held("actor") == []
         assert house.policy.accumulated == 0
+
+    virtually(body)
+
+
+@pytest.mark.parametrize("epochs", [None, Epochs(2)])
+def test_after_a_batch_neither_trainer_has_a_row_of_it_and_nobody_a_ref(epochs: Epochs | None) -> None:
+    """What the batch began with is there for the record (`after_step` reads it), and no longer."""
+
+    async def body(house: House) -> None:
+        for column in ("advantages", "values", "returns"):
+            house.write(column)
+        await house.settle()
+        assert len(house.done) == 1
+        assert house.runtime.kept == 0
+        assert [await group.let_go() for group in house.groups] == [[], []]
+
+    virtually(body, epochs)
+
+
+def test_a_batch_that_is_begun_again_leaves_nothing_of_what_it_first_began_with() -> None:
+    async def body(house: House) -> None:
+        house.write("advantages", slice(0, 1))
+        await house.settle()
+        assert house.runtime.kept == OF_ROWS + 1
+        house.table.give_back(house.held("actor")[0])
+        for column in ("values", "returns"):
+            house.write(column)
+        house.write("advantages", slice(1, 2))
+        await house.settle()
+        assert house.events == ["restarted_batch"]
+        assert len(house.done) == 1
+        assert house.runtime.kept == 0
+
+    virtually(body)
+
+
+def test_a_batch_that_is_given_up_leaves_nothing_of_what_it_began_with() -> None:
+    async def body(house: House) -> None:
+        house.write("advantages")
+        await house.settle()
+        assert house.runtime.kept == OF_ROWS + 2
+        await house.stop()
+        assert house.runtime.kept == OF_ROWS
+
+    virtually(body)
+
+
+def test_an_actor_that_ends_while_it_waits_for_the_critic_leaves_nothing_of_what_the_batch_began_with() -> None:
+    async def body(house: House) -> None:
+        house.write("advantages")
+        await house.settle()
+        assert house.runtime.kept == OF_ROWS + 2
+        house.tasks[0].cancel()
+        await house.settle()
+        assert house.tasks[0].cancelled()
+        assert house.runtime.kept == OF_ROWS
+
+    virtually(body)
+
+
+@pytest.mark.parametrize("epochs", [None, Epochs(2)])
+def test_a_critic_that_fails_after_the_actors_steps_leaves_nothing_of_what_the_batch_began_with(
+    epochs: Epochs | None,
+) -> None:
+    async def body(house: House) -> None:
+        def fails() -> StepReport:
+            raise RuntimeError("the critic is out of memory")
+
+        house.values.step = fails  # type: ignore[method-assign]
+        for column in ("advantages", "values", "returns"):
+            house.write(column)
+        await house.settle()
+        with pytest.raises(RuntimeError, match="the critic is out of memory"):
+            house.tasks[0].result()
+        assert house.policy.steps[:1] == [2], "the actor has stepped"
+        assert house.runtime.kept == OF_ROWS
+
+    virtually(body, epochs)
+
+
+def test_what_the_run_goes_back_to_has_arrived_when_the_actor_begins_again() -> None:
+    async def body(house: House) -> None:
+        await house.stop()
+        await house.actor.begin_again()
+        assert house.plane.receiver().latest() == Version(0, 0)
+
+    virtually(body)
+
+
+def test_what_the_run_goes_back_to_and_cannot_be_sent_is_raised_before_the_actor_begins_again() -> None:
+    async def body(house: House) -> None:
+        def full(snapshot: object) -> None:
+            raise WeightError("the disk is full")
+
+        house.plane.send = full  # type: ignore[assignment, method-assign]
+        await house.stop()
+        with pytest.raises(WeightError, match="the disk is full"):
+            await house.actor.begin_again()
 
     virtually(body)

@@ -60,12 +60,14 @@ class PlaceInGroup:
 
     is_of_episodes = False
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: House, paid: float | None = None) -> None:
+        """`paid`: the KL that the rewards pay for, summed over the episodes."""
         self._house = house
+        self._paid = paid
 
     def at(self, data: Compared, beta: float) -> tuple[dict[str, Tensor], float | None]:
         self._house.long()
-        return {"advantages": torch.arange(len(data.behavior), dtype=torch.float64)}, None
+        return {"advantages": torch.arange(len(data.behavior), dtype=torch.float64)}, self._paid
 
 
 def by_token(house: House) -> ColumnRole:
@@ -168,3 +170,25 @@ def test_a_column_that_is_gone_while_its_lease_stands_ends_the_run() -> None:
 
     with pytest.raises(RefLost, match=r"^functions/0 does not keep the columns x \(number 7\) any more$"):
         try_role("doubles", ["tokens"], ["doubled"], losing, body)
+
+
+def test_the_kl_that_a_batch_paid_for_moves_the_coefficient_of_the_next() -> None:
+    """48 over 4 episodes are 12 each, twice the target of 6, of which 0.2 counts: 0.5 (1 + 0.2 * 4 / 100)."""
+    kl = KLConfig(coefficient=0.5, place="reward", target=6.0, horizon=100)
+    coefficient = KLCoefficient(kl)
+
+    def role(house: House) -> ColumnRole:
+        estimator: Any = PlaceInGroup(house, paid=48.0)
+        reads = ("reward", "tokens", "loss_mask", "logprobs")
+        asked = OnLane(house.context, Functions({}, TokenAdvantages(house.context.refs, estimator, reads), kl))
+        columns = AdvantageColumns(house.context, estimator, asked, coefficient, moves=True, whole_batch=True)
+        return ColumnRole(house.context, columns)
+
+    async def body(house: House) -> None:
+        house.table.write(house.ids, "batch", [0] * 4)
+        assert len(await house.written("advantages")) == 4
+        await all_is_gone(house)
+        assert coefficient.of(0) == 0.5
+        assert coefficient.of(1) == pytest.approx(0.504)
+
+    try_role("advantages", ["reward", "batch"], ["advantages"], role, body)
