@@ -143,6 +143,28 @@ def test_the_end_of_a_worker_is_heard_of_without_a_call(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("Traceback:\n  one line\nValueError: 7\n", r"ValueError: 7"),
+        ("a first line\n" + "x" * 100_000, "x" * 297 + r"\.\.\."),
+        ("a first line\n" + "y" * 300 + "\n \n", "y" * 300),
+        ("50%|##\r100%|####", r"100%\|####"),
+        (" \n", None),
+    ],
+    ids=["a traceback", "a flood", "the longest", "a bar", "nothing"],
+)
+def test_the_last_words_of_a_worker_are_its_last_line(tmp_path: Path, said: str, words: str | None) -> None:
+    async def main() -> None:
+        async with probes(1, logs=tmp_path) as (_, workers):
+            await workers.call("say", said, 1, what="words")
+            told = "" if words is None else rf"; its last words \(.*probe-0\.log\): {words}"
+            with pytest.raises(WorkerLost, match=rf"its process ended with exit code 7{told}$"):
+                await workers.call("die", what="an end")
+
+    asyncio.run(main())
+
+
 def test_an_exit_in_the_midst_of_a_stream() -> None:
     async def main() -> None:
         async with probes() as (_, workers):
