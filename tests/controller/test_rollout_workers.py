@@ -21,7 +21,7 @@ from transformers import ByT5Tokenizer, LlamaConfig, LlamaForCausalLM
 from headrace.cli.main import main
 from headrace.config import ConfigError, load_config
 from headrace.config.train import TrainConfig
-from headrace.controller.planning.rollout_workers import rollout_workers
+from headrace.controller.planning.rollout_worker_count import rollout_workers
 from headrace.experience.records.codec import decode_group
 from headrace.experience.sample import Group
 from headrace.models.loading import save_pretrained_folder
