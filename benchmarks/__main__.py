@@ -9,6 +9,7 @@ import runpy
 import sys
 
 ALONE = (
+    "pure_logic",  # first, since it tells the largest memory that this process has had
     "table",
     "schedule",
     "startup",

@@ -13,7 +13,7 @@ from typing import Any
 from headrace.config import TrainConfig
 from headrace.controller.simulation.machine import DiskCosts
 from headrace.controller.simulation.outside import Costs
-from headrace.controller.simulation.run import Outcome, simulate
+from headrace.controller.simulation.simulated_run import Outcome, simulate
 from headrace.engines.simulated import EngineCosts
 from headrace.engines.simulated_answers import Answers
 from headrace.rewards.simulated import RewardCosts

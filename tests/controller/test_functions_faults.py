@@ -11,10 +11,10 @@ import pytest
 from simulated_jobs import check, job
 
 from headrace.config import TrainConfig
-from headrace.controller.simulation.functions import FunctionsFaults
 from headrace.controller.simulation.hazards import TrainingFaults
-from headrace.controller.simulation.rollout_workers import RolloutFaults
-from headrace.controller.simulation.run import Faults, Outcome, simulate
+from headrace.controller.simulation.simulated_functions import FunctionsFaults
+from headrace.controller.simulation.simulated_rollouts import RolloutFaults
+from headrace.controller.simulation.simulated_run import Faults, Outcome, simulate
 
 QUICK, ALL = 8, 120
 MODES: tuple[dict[str, Any], ...] = (

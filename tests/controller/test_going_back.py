@@ -9,7 +9,7 @@ from simulated_jobs import check, job
 
 from headrace.controller.simulation.hazards import TrainingFaults
 from headrace.controller.simulation.machine import DiskFaults
-from headrace.controller.simulation.run import FOLDER, Faults, Outcome, simulate
+from headrace.controller.simulation.simulated_run import FOLDER, Faults, Outcome, simulate
 from headrace.observe.summary import build_summary
 
 PPO = {"algorithm__recipe": "ppo"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import threading
 import time
@@ -15,13 +16,15 @@ import psutil
 import pytest
 from controller_jobs import make_job
 from rollout_worker_code import SOURCE
+from transformers import ByT5Tokenizer, LlamaConfig, LlamaForCausalLM
 
 from headrace.cli.main import main
 from headrace.config import ConfigError, load_config
 from headrace.config.train import TrainConfig
-from headrace.controller.planning.rollout_workers import rollout_workers
+from headrace.controller.planning.rollout_worker_count import rollout_workers
 from headrace.experience.records.codec import decode_group
 from headrace.experience.sample import Group
+from headrace.models.loading import save_pretrained_folder
 from headrace.runtime.process.site import site_parent
 from headrace.store import RunReader
 from headrace.store.journal import Journal
@@ -219,6 +222,24 @@ def test_an_episode_that_swallows_its_cancellation_costs_its_own_samples(tmp_pat
 
 def config_of(folder: Path, **changes: object) -> TrainConfig:
     return load_config(TrainConfig, job_of(folder, **changes))
+
+
+@pytest.mark.slow
+@pytest.mark.cpu
+def test_a_tokenizer_that_is_python_alone_plays_in_a_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = ByT5Tokenizer()
+    job, folder = job_of(tmp_path / "job", data__eval=None, trainer__batches=2), tmp_path / "run"
+    shutil.rmtree(job.parent / "model")
+    shape = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 0}
+    config = LlamaConfig(
+        **shape, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, bos_token_id=None
+    )
+    save_pretrained_folder(LlamaForCausalLM(config), tokenizer, job.parent / "model")
+    workflow = f"rollout.workflow={own(job, 'Mine')}"
+    assert main(["check", str(job), workflow]) == 0
+    assert "the tokenizer is Python's alone: each process imports transformers for it" in capsys.readouterr().out
+    train(job, workflow, "--dir", folder)
+    assert not kinds_of(folder)["failed_sample"]
 
 
 def test_auto_is_a_worker_for_code_of_the_users_own(tmp_path: Path) -> None:

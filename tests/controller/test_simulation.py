@@ -13,8 +13,8 @@ from simulated_jobs import check, job, trained_groups
 from headrace.config import ConfigError
 from headrace.controller.simulation.machine import DiskFaults
 from headrace.controller.simulation.outside import Costs
-from headrace.controller.simulation.rollout_workers import RolloutFaults
-from headrace.controller.simulation.run import Faults, Outcome, simulate
+from headrace.controller.simulation.simulated_rollouts import RolloutFaults
+from headrace.controller.simulation.simulated_run import Faults, Outcome, simulate
 from headrace.engines.simulated import EngineFaults
 from headrace.engines.simulated_answers import Answers
 from headrace.experience.sample import GroupKey
@@ -177,7 +177,7 @@ earlier = [object() for _ in range(int(sys.argv[2]))]
 kept = earlier[:: 3]
 del earlier
 from simulated_jobs import job
-from headrace.controller.simulation.run import Faults, simulate
+from headrace.controller.simulation.simulated_run import Faults, simulate
 cut = Faults(power_cuts_after=(400,))
 print(simulate(job(algorithm__recipe="ppo", async__on_deadline="drop", async__ahead=12), 5, cut).trace_hash)
 """

@@ -72,7 +72,7 @@ class House:
     table: ExperienceTable
     flow: Flow
     context: RoleContext
-    events: list[str] = field(default_factory=list)
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     ids: list[RowId] = field(default_factory=list)
     calls: int = 0
     """Of what computes for the role."""
@@ -115,9 +115,9 @@ def try_role(
         consumers = [Consumer(name, frozenset(reads)), Consumer("last", frozenset(writes or reads))]
         table = ExperienceTable(consumers, capacity=4, lease_s=LEASE_S, clock=runtime.clock, refs=refs(runtime.refs))
         flow: Any = Flow()
-        events: list[str] = []
+        events: list[tuple[str, dict[str, Any]]] = []
         context = RoleContext(
-            runtime, flow, table, WaitMeter(runtime.clock.now), lambda kind, data: events.append(kind), STALL_S
+            runtime, flow, table, WaitMeter(runtime.clock.now), lambda kind, data: events.append((kind, data)), STALL_S
         )
         house = House(runtime, table, flow, context, events)
         for position in range(2):

@@ -127,8 +127,8 @@ class Pool:
     def named(self, member: Member) -> dict[str, Any]:
         return {"engine": member.index, **({} if self.judge is None else {"judge": self.judge})}
 
-    def said_of(self, member: Member, error: Exception) -> str:
-        return f"{member.name}: {error}" if len(self.members) > 1 or self.judge else str(error)
+    def said_of(self, member: Member, words: str) -> str:
+        return f"{member.name}: {words}" if len(self.members) > 1 or self.judge else words
 
     def lose(self, member: Member, error: Exception) -> None:
         self.told.append(("lose", member.index, str(error)))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from headrace.config import TrainConfig
-from headrace.controller.simulation.run import FOLDER, Outcome
+from headrace.controller.simulation.simulated_run import FOLDER, Outcome
 from headrace.experience.records.codec import decode_group
 from headrace.experience.sample import Group
 from headrace.models.simulated import identities

@@ -9,6 +9,7 @@ import pytest
 import torch
 from models_helpers import CONFIGS, tiny_model, tiny_tokenizer
 from safetensors.torch import load_file, save_file
+from transformers import ByT5Tokenizer
 from transformers.utils import logging
 
 from headrace.config import ConfigError
@@ -118,6 +119,63 @@ def test_folder_without_weights(folder: Path) -> None:
 def test_folder_without_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=r"has no tokenizer.*tokenizer.save_pretrained"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("of", ["qwen3", "llama", "gemma2"])
+def test_a_tokenizer_that_is_python_alone_needs_no_vocabulary(tmp_path: Path, of: str) -> None:
+    save_pretrained_folder(tiny_model(of), ByT5Tokenizer(), tmp_path)
+    assert not (tmp_path / "tokenizer.json").exists()
+    assert load_tokenizer(tmp_path)("a")["input_ids"] == [100, 1], "the byte, behind 3 tokens of its own; and the end"
+
+
+@pytest.mark.parametrize(
+    ("named", "of", "says"),
+    [
+        # transformers makes an empty one of it, without a word.
+        ("Qwen2Tokenizer", "qwen3", "none of the files of that is there: vocab.json, merges.txt, tokenizer.json"),
+        # It loads the class of the model's type, whichever is named.
+        (
+            "ByT5Tokenizer",
+            "qwen2",
+            "names ByT5Tokenizer, transformers loads Qwen2Tokenizer beside this model, and none",
+        ),
+        ("CTRLTokenizer", "qwen3", "names CTRLTokenizer, which does not load: TypeError"),
+        ("Nope", "qwen3", "names Nope, which does not load: ValueError: Couldn't instantiate"),
+        (None, "qwen3", "no tokenizer_class that is named"),
+        ("", "qwen3", "no tokenizer_class that is named"),
+        (7, "qwen3", "no tokenizer_class that is named"),
+    ],
+)
+def test_a_tokenizer_that_is_only_named_is_refused_in_one_line(folder: Path, named: object, of: str, says: str) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": named}))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": of}))
+    with pytest.raises(ConfigError) as raised:
+        load_tokenizer(folder)
+    text = str(raised.value)
+    assert "\n" not in text
+    assert text.startswith(f"model folder {str(folder)!r} has no tokenizer (")
+    assert says in text
+    assert text.endswith("save one that has its vocabulary in a file there with `tokenizer.save_pretrained(folder)`")
+
+
+@pytest.mark.parametrize(
+    ("of", "says"),
+    [
+        ("llama", "it needs code that comes with the model, which Headrace never runs"),
+        ("qwen3", "names Mine, which does"),
+    ],
+)
+def test_code_that_comes_with_a_tokenizer_is_not_run(folder: Path, of: str, says: str) -> None:
+    (folder / "tokenizer.json").unlink()
+    named = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    (folder / "mine.py").write_text("raise SystemExit('it was run')")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": of}))
+    with pytest.raises(ConfigError, match=says):
         load_tokenizer(folder)
 
 

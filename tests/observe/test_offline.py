@@ -15,7 +15,7 @@ from headrace.config.pairs import DPOConfig
 from headrace.observe.metrics.offline import MEASURED, OFFLINE_EVALUATION, OFFLINE_STEP, OFFLINE_SUMMARY
 from headrace.observe.offline.names import held_out_values, step_values
 from headrace.observe.offline.record import HeldOutRows, Measured, OfflineStep
-from headrace.observe.offline.run import OfflineRun
+from headrace.observe.offline.run_record import OfflineRun
 from headrace.observe.offline.summary import build_summary
 from headrace.viewer.terminal.offline_text import describe_run
 from headrace.viewer.terminal.offline_view import OfflineLines, render

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from headrace.cli.main import main
 from headrace.observe.offline.record import OfflineStep
-from headrace.observe.offline.run import OfflineRun, OfflineWatcher
+from headrace.observe.offline.run_record import OfflineRun, OfflineWatcher
 from headrace.store import OfflineStore, RunReader
 from headrace.training.trainer import HFTrainer
 

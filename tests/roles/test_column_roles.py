@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from functions_on_lane import OnLane
-from role_house import House, all_is_gone, try_role
+from role_house import STALL_S, House, all_is_gone, try_role
 from torch import Tensor
 
 from headrace.algorithms.estimate import AdvantageEstimator, Compared
@@ -106,6 +106,15 @@ def test_a_row_is_held_while_it_is_computed_then_written_then_let_go(
         assert house.events == []
 
     try_role(name, reads, [column], make, body)
+
+
+def test_a_role_that_gets_no_rows_says_how_long_it_has_waited_and_waits_on() -> None:
+    async def body(house: House) -> None:
+        await house.runtime.clock.sleep(2 * STALL_S + 1)
+        waiting = {"role": "reference", "message": "has waited 100.0 s for kept groups"}
+        assert house.events == [("waiting", waiting)] * 2
+
+    try_role("reference", ["tokens"], ["reference"], scorer, body, without=["tokens"])
 
 
 @pytest.mark.parametrize("lost", ["worker", "lease", "column"])

@@ -55,6 +55,7 @@ def test_each_group_is_read_journaled_under_its_issue_and_finished() -> None:
         assert finished[2:] == [((KEYS[2], 2), "receipt")]
         await scene.settle(STALL_S)
         assert scene.kinds == ["waiting"]
+        assert scene.events[0][1]["message"].startswith("has waited 1000.0 s for "), "it goes on"
         flow.is_finished = True
         flow.changed.notify()
         await scene.settle(1)

@@ -40,6 +40,7 @@ def test_each_new_version_is_taken_once_and_told() -> None:
         assert [(kind, data["version"]) for kind, data in scene.events] == [("swap", "v1"), ("swap", "v3")]
         await scene.settle(STALL_S)
         assert scene.kinds == ["swap", "swap", "waiting"]
+        assert scene.events[2][1]["message"] == "has waited 1000.0 s for a new version"
 
     follow(pool, receiver, body)
 
@@ -83,6 +84,7 @@ def test_an_evaluation_that_holds_the_version_for_long_is_no_fault() -> None:
     async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
         await scene.settle(60)
         assert scene.kinds[:2] == ["waiting", "swap"]
+        assert scene.events[0][1]["message"] == "has waited 3600.0 s for 1 pins on version v0 to be released"
         assert pool.members[0].failed_swaps == 0
 
     follow(pool, receiver, body)

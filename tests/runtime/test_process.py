@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from runtime_worker_kinds import Probe, Spec
 
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.local import awaited as answers
+from headrace.runtime.process import remote_worker
 from headrace.runtime.process.boot import class_at, path_of
 from headrace.runtime.process.frames import EMPTY, Frame, Kind, read_frame, to_bytes
 from headrace.runtime.process.processes import Processes
@@ -142,6 +143,28 @@ def test_the_end_of_a_worker_is_heard_of_without_a_call(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("Traceback:\n  one line\nValueError: 7\n", r"ValueError: 7"),
+        ("a first line\n" + "x" * 100_000, "x" * 297 + r"\.\.\."),
+        ("a first line\n" + "y" * 300 + "\n \n", "y" * 300),
+        ("50%|##\r100%|####", r"100%\|####"),
+        (" \n", None),
+    ],
+    ids=["a traceback", "a flood", "the longest", "a bar", "nothing"],
+)
+def test_the_last_words_of_a_worker_are_its_last_line(tmp_path: Path, said: str, words: str | None) -> None:
+    async def main() -> None:
+        async with probes(1, logs=tmp_path) as (_, workers):
+            await workers.call("say", said, 1, what="words")
+            told = "" if words is None else rf"; its last words \(.*probe-0\.log\): {words}"
+            with pytest.raises(WorkerLost, match=rf"its process ended with exit code 7{told}$"):
+                await workers.call("die", what="an end")
+
+    asyncio.run(main())
+
+
 def test_an_exit_in_the_midst_of_a_stream() -> None:
     async def main() -> None:
         async with probes() as (_, workers):
@@ -149,6 +172,49 @@ def test_an_exit_in_the_midst_of_a_stream() -> None:
             assert await anext(numbers) == 0
             with pytest.raises(WorkerLost, match="exit code 7"):
                 await anext(numbers)
+
+    asyncio.run(main())
+
+
+def test_a_process_that_ends_after_its_connection_says_with_what() -> None:
+    async def main() -> None:
+        async with probes() as (_, workers):
+            cut = asyncio.ensure_future(workers.call("cut", 1.2, what="an end"))
+            await asyncio.sleep(0.6)
+            assert not cut.done()
+            assert not workers.lost
+            late = [asyncio.ensure_future(workers.call("word", what="words")) for _ in range(3)]
+            for each in (cut, *late):
+                with pytest.raises(WorkerLost, match=r"probe/0 is lost: its process ended with exit code 3$"):
+                    await each
+            await workers.restart(0)
+            assert await workers.call("word", what="words") == ["a of probe/0"]
+
+    asyncio.run(main())
+
+
+def test_a_process_whose_tasks_are_all_cancelled_ends_though_it_asks_another(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with probes(2, logs=tmp_path) as (_, workers):
+            other = workers.handles[1]
+            await workers.call("ask", other, "word", rank=0, what="a question")  # they know each other
+            with suppress(WorkerError, WorkerLost):  # it may be answered yet
+                await workers.call("cancel_all_and_ask", other, "sleep", 60.0, rank=0, what="an end")
+            await until(lambda: 0 in workers.lost, 4.0)
+            assert workers.lost[0].startswith("its process ended with exit code 1")
+
+    asyncio.run(main())
+
+
+def test_a_process_that_does_not_end_after_its_connection_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_worker, "_REASON_S", 0.2)
+
+    async def main() -> None:
+        async with probes() as (_, workers):
+            victim = await pid(workers)
+            with pytest.raises(WorkerLost, match=r"its connection ended; its process had not ended 0\.2 s later$"):
+                await workers.call("cut", 60.0, what="an end")
+            await until(lambda: not psutil.pid_exists(victim))
 
     asyncio.run(main())
 

@@ -33,8 +33,9 @@ def test_a_day_passes_at_once_and_timers_end_in_their_order() -> None:
 
 def test_a_wait_reaches_its_deadline() -> None:
     async def main(runtime: VirtualRuntime) -> float:
-        with pytest.raises(WaitTimeout, match=r"waited 30\.0 s for a letter; giving up"):
+        with pytest.raises(WaitTimeout, match=r"waited 30\.0 s for a letter; giving up") as raised:
             await runtime.clock.wait_for(asyncio.get_running_loop().create_future(), 30.0, "a letter")
+        assert raised.value.so_far == "has waited 30.0 s for a letter", "the words of whoever goes on"
         return runtime.clock.now()
 
     assert run_virtually(main) == 30.0

@@ -393,7 +393,7 @@ def test_inspect_tells_the_law_the_reasons_and_the_waits() -> None:
         samples.learning_run(),
         events=(
             EventRow(1, 0.0, "swap", {"version": "v1"}),
-            EventRow(2, 0.0, "waiting", {"role": "rollout", "message": "waited [long]"}),
+            EventRow(2, 0.0, "waiting", {"role": "rollout", "message": "has waited [long]"}),
         ),
     )
     console = Console(width=100, file=io.StringIO(), record=True)
@@ -413,7 +413,7 @@ def test_inspect_tells_the_law_the_reasons_and_the_waits() -> None:
         "time of the engines",
         "  waits: the trainer   2.6 s  20%",
         "mean 0.49",
-        "waiting  role rollout, message waited [long]",
+        "waiting  role rollout, message has waited [long]",
     ):
         assert told in text, told
     assert "BROKEN" not in text

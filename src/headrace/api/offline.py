@@ -23,8 +23,8 @@ from headrace.api.view import notes, offline_view
 from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, load_config
 from headrace.config.reading.unused_keys import ineffective
 from headrace.observe.offline.record import HeldOutRows, OfflineStep
-from headrace.observe.offline.run import OfflineRun as OfflineRecord
-from headrace.observe.offline.run import OfflineWatcher
+from headrace.observe.offline.run_record import OfflineRun as OfflineRecord
+from headrace.observe.offline.run_record import OfflineWatcher
 from headrace.store import RunExists, RunReader, RunStore, StoreError
 from headrace.viewer.plot.curves import Axis
 

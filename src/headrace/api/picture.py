@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from headrace.config.errors import ConfigError
-from headrace.observe.offline.run import OfflineWatcher
+from headrace.observe.offline.run_record import OfflineWatcher
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.store import RunReader
 from headrace.store.media.files import write_whole

@@ -13,7 +13,7 @@ from headrace.cli.piped import PipedConsole
 from headrace.config.values.paths import path_of
 from headrace.observe.offline import summary as offline_summary
 from headrace.observe.offline.record import OfflineStep
-from headrace.observe.offline.run import OfflineWatcher
+from headrace.observe.offline.run_record import OfflineWatcher
 from headrace.observe.record import BatchRecord
 from headrace.observe.run_record import RunWatcher
 from headrace.observe.summary import build_summary

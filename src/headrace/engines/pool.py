@@ -287,9 +287,9 @@ class EnginePool:
         """How events name an engine."""
         return {"engine": member.index, **({} if self.judge is None else {"judge": self.judge})}
 
-    def said_of(self, member: Member, error: Exception) -> str:
+    def said_of(self, member: Member, words: str) -> str:
         """What happened to an engine, in words that say to which."""
-        return f"{member.name}: {error}" if len(self.members) > 1 or self.judge is not None else str(error)
+        return f"{member.name}: {words}" if len(self.members) > 1 or self.judge is not None else words
 
     def tell_what_is_left(self) -> None:
         """What could not be told when it happened. Raises whatever `tell` raises."""

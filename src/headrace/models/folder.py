@@ -60,14 +60,26 @@ def check_weights(path: str) -> None:
     )
 
 
-def check_tokenizer(path: str) -> None:
-    """Raises ConfigError if the local folder `path` holds no tokenizer."""
+def has_vocabulary(path: str, named: object) -> bool:
+    """Whether the tokenizer at `path` has a vocabulary in a file of a common name. One that is only `named`, as the
+    `tokenizer_class` of its tokenizer_config.json, may need none, or a file of another name: loading tells.
+
+    Raises ConfigError if the local folder `path` holds neither.
+    """
     folder = find_model_folder(path)
-    if folder is not None and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise ConfigError(
-            f"model folder {path!r} has no tokenizer ({', '.join(_TOKENIZER_FILES[:3])}, ...); save one there with "
-            "`tokenizer.save_pretrained(folder)`"
-        )
+    if folder is None or any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        return True
+    if isinstance(named, str) and named:
+        return False
+    raise no_tokenizer(path, f"no {', '.join(_TOKENIZER_FILES[:3])}, ..., and no tokenizer_class that is named")
+
+
+def no_tokenizer(path: str, why: str) -> ConfigError:
+    """Of the local folder `path`."""
+    return ConfigError(
+        f"model folder {path!r} has no tokenizer ({why}); save one that has its vocabulary in a file there with "
+        "`tokenizer.save_pretrained(folder)`"
+    )
 
 
 def _suggestion(path: str) -> str:

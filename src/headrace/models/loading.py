@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from headrace.config import ConfigError
 from headrace.models.config_file import check_config, check_layers, check_stops, key_of, read_object
 from headrace.models.fit import check_headers, check_report
-from headrace.models.folder import check_tokenizer, check_weights, find_model_folder
+from headrace.models.folder import check_weights, find_model_folder, has_vocabulary, no_tokenizer
 from headrace.models.quiet import quiet_transformers
 from headrace.models.weight_files import read_headers
 
@@ -105,18 +105,39 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer at `path` (folder or Hub name). Raises ConfigError."""
     from transformers import AutoTokenizer
 
-    check_tokenizer(str(path))
-    _read_object(path, "tokenizer_config.json")
+    named = _read_object(path, "tokenizer_config.json").get("tokenizer_class")
+    is_only_named = not has_vocabulary(str(path), named)
 
     def load() -> Any:
         loaded = AutoTokenizer.from_pretrained(_place(path), trust_remote_code=False)
+        if is_only_named:
+            _check_has_its_files(path, named, loaded)
         loaded.decode(loaded("What can be read may fail when it is used.")["input_ids"])
         return loaded
 
-    tokenizer = _read(path, "tokenizer", load)
+    try:
+        tokenizer = _read(path, "tokenizer", load)
+    except ConfigError as error:
+        if is_only_named and (cause := error.__cause__) is not None and "trust_remote_code" not in str(cause):
+            raise no_tokenizer(
+                str(path), f"tokenizer_config.json names {named}, which does not load: {_first_line(cause)}"
+            ) from cause
+        raise
     # Its own warning of a text longer than the model: whoever encodes one says so with the place and the mend.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
+
+
+def _check_has_its_files(path: str | Path, named: object, loaded: PreTrainedTokenizerBase) -> None:
+    """Raises ConfigError if the tokenizer is of a class that reads files, and none of them is there: transformers makes
+    one without words then. For some types of models it takes a class of its own, whichever is named."""
+    files = list(getattr(loaded, "vocab_files_names", {}).values())
+    if files and not any((Path(_place(path)) / name).is_file() for name in files):
+        raise no_tokenizer(
+            str(path),
+            f"tokenizer_config.json names {named}, transformers loads {type(loaded).__name__} beside this model, and "
+            f"none of the files of that is there: {', '.join(files)}",
+        )
 
 
 def read_model_config(path: str | Path) -> PreTrainedConfig:
@@ -302,8 +323,13 @@ def _explain(error: Exception) -> str:
         )
     if "Unrecognized configuration class" in text:
         return "it is of no causal language model; give one"
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
+    return f"{_first_line(error)}; check the files, or save the model again"
+
+
+def _first_line(error: BaseException) -> str:
+    """Of its message, with its kind."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
     # Failed validations say first which one, and last what for.
     first = lines[-1] if type(error).__name__.startswith("StrictDataclass") else lines[0]
     kind = "" if re.match(r"\w*Error: ", first) else f"{type(error).__name__}: "
-    return f"{kind}{first[:_LONGEST]}; check the files, or save the model again"
+    return f"{kind}{first[:_LONGEST].rstrip(': ')}"

@@ -14,7 +14,7 @@ from headrace.config.track import sections
 from headrace.observe.failure import FAILED, words_of
 from headrace.observe.offline.listeners import NOBODY, OfflineListeners
 from headrace.observe.offline.record import EVALUATION, STEP, HeldOutRows, Measured, OfflineStep
-from headrace.observe.offline.run import OfflineConfig, OfflineRun, OfflineWatcher
+from headrace.observe.offline.run_record import OfflineConfig, OfflineRun, OfflineWatcher
 from headrace.offline.tracking import tracked
 from headrace.runtime.inline import SystemClock
 from headrace.store import OfflineStore, RunReader, StoreError

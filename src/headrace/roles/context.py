@@ -67,7 +67,7 @@ class RoleContext:
                 try:
                     return await self.flow.changed.wait(self.runtime.clock, self.stall_timeout_s, what)
                 except WaitTimeout as stall:
-                    self.report("waiting", {"role": side, "message": str(stall)})
+                    self.report("waiting", {"role": side, "message": stall.so_far})
 
     def leases(self, consumer: str, sampler: Sampler, what: str) -> AsyncIterator[Lease]:
         """Leases for a role that follows the flow until the run is finished. No generator: nothing of it is left open
@@ -98,7 +98,7 @@ class _Leases:
                         until=lambda: flow.is_finished,
                     )
             except WaitTimeout as stall:
-                context.report("waiting", {"role": self.consumer, "message": str(stall)})
+                context.report("waiting", {"role": self.consumer, "message": stall.so_far})
                 continue
             if lease is not None:
                 return lease

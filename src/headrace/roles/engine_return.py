@@ -29,7 +29,7 @@ async def come_back(
             await pool.come_back(member, receiver)
         except Exception as error:  # whatever building it raises: it is tried until the deadline
             attempts += 1
-            context.report("engine_not_back", {**pool.named(member), "message": pool.said_of(member, error)})
+            context.report("engine_not_back", {**pool.named(member), "message": pool.said_of(member, str(error))})
 
 
 class EngineReturnRole:

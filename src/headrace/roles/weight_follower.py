@@ -70,7 +70,7 @@ class WeightFollowerRole:
                 return False
             await self.follow()
         except WaitTimeout as held:  # by an evaluation, as a rule: it is no fault of the weights
-            self._context.report("waiting", {"role": NAME, "message": self._pool.said_of(self._member, held)})
+            self._context.report("waiting", {"role": NAME, "message": self._pool.said_of(self._member, held.so_far)})
         except StoreError:
             raise  # of the report
         except Exception as error:  # whatever taking them raises, no memory for a second copy included
@@ -79,7 +79,7 @@ class WeightFollowerRole:
                 return True  # it died, which is told already
             self._member.failed_swaps += 1
             self._context.report(
-                "update_failed", {"version": self._newest(), "message": self._pool.said_of(self._member, error)}
+                "update_failed", {"version": self._newest(), "message": self._pool.said_of(self._member, str(error))}
             )
             self._pool.changed.notify()
             then = after_failure(SWAP, self._member.failed_swaps)
@@ -109,7 +109,7 @@ class WeightFollowerRole:
         try:
             await self._pool.changed.wait(context.runtime.clock, context.stall_timeout_s, "a new version")
         except WaitTimeout as stall:
-            context.report("waiting", {"role": NAME, "message": str(stall)})
+            context.report("waiting", {"role": NAME, "message": stall.so_far})
 
 
 async def taken_up(context: RoleContext, pool: EnginePool, receiver: WeightReceiver) -> None:

@@ -24,6 +24,11 @@ class WaitTimeout(HeadraceError, TimeoutError):
         self.what = what
         self.seconds = seconds
 
+    @property
+    def so_far(self) -> str:
+        """In words, where whoever waited goes on to wait."""
+        return f"has waited {self.seconds:.1f} s for {self.what}"
+
 
 class Clock(Protocol):
     def now(self) -> float:

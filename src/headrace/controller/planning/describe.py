@@ -8,7 +8,7 @@ from headrace.config import TrainConfig
 from headrace.config.evaluation import PLAIN
 from headrace.controller.building.processors import threads_of_worker
 from headrace.controller.building.threads import available_threads, takes_turns
-from headrace.controller.planning import rollout_workers
+from headrace.controller.planning import rollout_worker_count
 from headrace.controller.planning.memory_estimate import GIB, MIB
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.prompt_notes import first_prompt
@@ -237,7 +237,7 @@ def _roles(plan: Plan) -> list[str]:
         )
     if not plan.needs_engine:
         return lines
-    lines += rollout_workers.describe(plan.config, plan.rollout_workers, plan.tokenizer)
+    lines += rollout_worker_count.describe(plan.config, plan.rollout_workers, plan.tokenizer)
     reward = plan.config.reward
     apart = reward.group or any(term.function not in ("remote", "judge") for term in reward.all_terms)
     if reward.description:

@@ -22,7 +22,7 @@ from headrace.controller.planning.given_inputs import check_inputs
 from headrace.controller.planning.origin import check_origin, with_origin
 from headrace.controller.planning.prompt_notes import check_template, length_notes, template_notes, told_of
 from headrace.controller.planning.replay import Replay, find_record, open_replay
-from headrace.controller.planning.rollout_workers import rollout_workers
+from headrace.controller.planning.rollout_worker_count import rollout_workers
 from headrace.experience.prompts.dataset import Prompt, PromptDataset, open_prompts
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.tokens import TextCodec

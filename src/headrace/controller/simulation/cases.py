@@ -9,8 +9,8 @@ from typing import Any
 
 from headrace.config import TrainConfig
 from headrace.controller.simulation.outside import Costs
-from headrace.controller.simulation.rollout_workers import RolloutFaults
-from headrace.controller.simulation.run import Faults, Outcome, simulate
+from headrace.controller.simulation.simulated_rollouts import RolloutFaults
+from headrace.controller.simulation.simulated_run import Faults, Outcome, simulate
 from headrace.engines.simulated import EngineFaults
 from headrace.engines.simulated_answers import Answers
 

@@ -18,10 +18,10 @@ from headrace.controller.building.reward_pools import RewardPools
 from headrace.controller.building.rollout_workers import RolloutHands
 from headrace.controller.building.wiring import Parts
 from headrace.controller.planning.plan import Plan
-from headrace.controller.simulation.functions import FunctionsFaults, simulated_functions
 from headrace.controller.simulation.hazards import Hazards
 from headrace.controller.simulation.machine import DiskCosts
-from headrace.controller.simulation.rollout_workers import RolloutFaults, simulated_workers
+from headrace.controller.simulation.simulated_functions import FunctionsFaults, simulated_functions
+from headrace.controller.simulation.simulated_rollouts import RolloutFaults, simulated_workers
 from headrace.controller.tracking import Tell
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine

@@ -10,7 +10,7 @@ from itertools import groupby
 import numpy as np
 
 from headrace.controller.simulation.cases import RULES, Case, case_of
-from headrace.controller.simulation.run import FOLDER, Outcome
+from headrace.controller.simulation.simulated_run import FOLDER, Outcome
 from headrace.experience.header import header_of
 from headrace.experience.records.codec import decode_group
 from headrace.experience.sample import Group, Sample

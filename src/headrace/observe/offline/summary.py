@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from headrace.observe.offline.record import Measured
-from headrace.observe.offline.run import OfflineRun
+from headrace.observe.offline.run_record import OfflineRun
 
 
 def build_summary(run: OfflineRun) -> dict[str, Any]:

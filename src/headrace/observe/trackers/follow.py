@@ -12,7 +12,7 @@ from pathlib import Path
 from headrace.observe.offline import record as offline
 from headrace.observe.offline.names import held_out_values, step_values
 from headrace.observe.offline.record import HeldOutRows, OfflineStep
-from headrace.observe.offline.run import OfflineWatcher
+from headrace.observe.offline.run_record import OfflineWatcher
 from headrace.observe.offline.summary import build_summary as summary_of
 from headrace.observe.record import BatchRecord
 from headrace.observe.run_record import Evaluation, RunWatcher

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from headrace.config.errors import ConfigError
 from headrace.rewards.processes.clearing import Clearing
-from headrace.rewards.processes.frames import FrameBuffer, FrameError, encode_frame
+from headrace.rewards.processes.json_frames import FrameBuffer, FrameError, encode_frame
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.sandbox.child_watch import signal_name
 from headrace.sandbox.guardian import guarded

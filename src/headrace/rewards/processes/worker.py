@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from headrace.plugins.named import NOTHING_GIVEN, Given
-from headrace.rewards.processes.frames import FrameBuffer, encode_frame
+from headrace.rewards.processes.json_frames import FrameBuffer, encode_frame
 from headrace.rewards.processes.pickled import unpacked
 from headrace.rewards.processes.prepared import FunctionScorer, GroupScorer, Scorer
 from headrace.sandbox import linux

@@ -18,7 +18,10 @@ from headrace.runtime.process.child import own_folder
 from headrace.runtime.process.site import socket_path
 
 _TEAMS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_LAST_WORDS = 400
+_LAST_WORDS = 300
+"""Characters of the last line that a process printed, at most."""
+_LOOKED_AT = 1 << 13
+"""Bytes at the end of a log, in which its last line begins as a rule."""
 _GONE_S = 30.0
 """In which a process that was killed is gone, unless it hangs in the kernel."""
 
@@ -118,10 +121,13 @@ class ChildProcess:
             shutil.rmtree(own_folder(folder, self._boot.name, self._boot.generation), ignore_errors=True)
 
     def _last_words(self) -> str:
+        """The last line with anything in it: of a traceback that is what was raised."""
         if self._log is None:
             return ""
         with contextlib.suppress(OSError), self._log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
-            file.seek(max(self._said, end - _LAST_WORDS))
-            return " ".join(file.read().decode(errors="replace").split())
+            file.seek(max(self._said, end - _LOOKED_AT))
+            lines = [" ".join(line.split()) for line in file.read().decode(errors="replace").splitlines()]
+            last = next((line for line in reversed(lines) if line), "")
+            return last if len(last) <= _LAST_WORDS else f"{last[: _LAST_WORDS - 3]}..."
         return ""

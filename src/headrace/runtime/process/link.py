@@ -39,7 +39,7 @@ class Link:
         self.give_up: Callable[[str], None] = lambda reason: None
         """What is done with a worker that does not stop."""
         self.when_cut: Callable[[str], None] = self.end
-        """What is done when the other side ends the connection."""
+        """What is done when the other side ends the connection; comes to `end`."""
         self._reading = services.spawn(self._read(), f"link to {name}")
 
     @classmethod
@@ -53,6 +53,11 @@ class Link:
     @property
     def is_open(self) -> bool:
         return self._ended is None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the other side has ended the connection: nothing more is heard, and why is not known yet."""
+        return self._reading.done()
 
     async def build(self, spec: object, seconds: float) -> None:
         """Have the worker made. Raises WorkerError, WorkerLost, WaitTimeout, WireError."""
@@ -108,13 +113,13 @@ class Link:
         asked, self._asked = self._asked, {}
         for each in asked.values():
             if not each.answer.done():
-                each.answer.set_exception(self._loss())
+                each.answer.set_exception(self._loss(reason))
 
     async def _ask(
         self, kind: Kind, value: Any, what: str, method: str = "", *, incoming: Incoming | None = None
     ) -> tuple[int, Asked]:
         if self._ended is not None:
-            raise self._loss()
+            raise self._loss(self._ended)
         call = next(self._numbers)
         asked = Asked(lambda: self._channel.tell(Kind.STOP, call), lambda reason: self._give_up(call, reason))
         self._asked[call] = asked
@@ -122,10 +127,10 @@ class Link:
             self._incoming[call] = incoming
         try:
             await self._channel.send(kind, call, value, what, self._name, method)
-        except BaseException as error:
+        except ConnectionError:
+            pass  # `end` answers it, with the reason
+        except BaseException:
             self._forget(call)
-            if isinstance(error, ConnectionError):
-                raise self._loss() from error
             raise
         return call, asked
 
@@ -133,14 +138,14 @@ class Link:
         self.give_up(reason)
         asked = self._forget(call)
         if asked is not None and not asked.answer.done():
-            asked.answer.set_exception(WorkerLost(self._rank, reason, worker=self._name))
+            asked.answer.set_exception(self._loss(reason))
 
     def _forget(self, call: int) -> Asked | None:
         self._incoming.pop(call, None)
         return self._asked.pop(call, None)
 
-    def _loss(self) -> WorkerLost:
-        return WorkerLost(self._rank, self._ended or "its connection ended", worker=self._name)
+    def _loss(self, reason: str) -> WorkerLost:
+        return WorkerLost(self._rank, reason, worker=self._name)
 
     async def _read(self) -> None:
         reason = "its connection ended"
@@ -150,6 +155,10 @@ class Link:
                 self._take(frame)
         except (FrameError, OSError) as error:
             reason = f"its connection is of no use: {error}"
+        except asyncio.CancelledError:
+            # All tasks are cancelled, and those that ask would wait for the end of what they have asked for.
+            self.end("its connection is not read any more")
+            raise
         self.when_cut(reason)
 
     def _take(self, frame: Frame) -> None:
@@ -171,7 +180,7 @@ class Link:
         if frame.kind is Kind.ANSWER:
             asked.answer.set_result(value)
         elif frame.kind is Kind.ABSENT:
-            asked.answer.set_exception(WorkerLost(self._rank, value, worker=self._name))
+            asked.answer.set_exception(self._loss(value))
         else:
             type, text, trace = value
             asked.answer.set_exception(WorkerError(self._rank, type, text, worker=self._name, trace=trace))

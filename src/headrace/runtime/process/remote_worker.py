@@ -22,8 +22,8 @@ from headrace.runtime.workers import Placement, WorkerLost
 _LOOK_S = 0.5
 _LEAVE_S = 5.0
 """In which a worker process that is told to end has to have ended."""
-_REASON_S = 1.0
-"""In which the end of a process is known, once its connection has ended."""
+_REASON_S = 5.0
+"""In which a process has ended, once its connection has: it may end others first, as those that score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,8 @@ class RemoteWorker:
                 before, now = now, self._services.clock.now()
                 # Time in which the loop here did not turn says nothing about the other; nor does that of its imports,
                 # which `start_s` limits.
-                silent_s = 0.0 if link.heard > heard or not heard else silent_s + min(now - before, 2 * _LOOK_S)
+                is_heard = link.heard > heard or not heard or link.is_cut  # a loop that ends turns no more
+                silent_s = 0.0 if is_heard else silent_s + min(now - before, 2 * _LOOK_S)
                 heard = link.heard
                 if silent_s > self._where.silence_s:
                     self.lose(f"its event loop has not turned for {silent_s:.0f} s")
@@ -169,7 +170,7 @@ class RemoteWorker:
             self.lose(ended.result())
 
     def _unlinked(self, link: Link, reason: str) -> None:
-        """The connection has ended. Mostly the process has as well, which says more."""
+        """The connection has ended. Mostly the process ends as well, which says more."""
         if self._ended is None and link is self._link:
             self._services.spawn(self._lose_soon(link, reason), f"end of {self.name}")
 
@@ -177,7 +178,7 @@ class RemoteWorker:
         if self._watching is not None:
             await asyncio.wait([self._watching], timeout=_REASON_S)
         if link is self._link:
-            self.lose(reason)
+            self.lose(f"{reason}; its process had not ended {_REASON_S:g} s later")
 
     async def _cleared(self) -> None:
         """Once nothing of the process is left."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from headrace.observe.offline.run import OfflineRun
+from headrace.observe.offline.run_record import OfflineRun
 from headrace.observe.run_record import RunRecord
 from headrace.viewer.plot import curves as of_runs
 from headrace.viewer.plot import offline as of_trainers

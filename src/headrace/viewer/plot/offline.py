@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from headrace.observe.offline.record import Measured, OfflineStep
-from headrace.observe.offline.run import OfflineRun
+from headrace.observe.offline.run_record import OfflineRun
 from headrace.viewer.plot.curves import Axis, Measure, Panel
 from headrace.viewer.plot.points import Curve, is_empty, point
 

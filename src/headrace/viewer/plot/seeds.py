@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from headrace.config.reading.load import decisive
 from headrace.config.reading.resume import LENGTHS
-from headrace.observe.offline.run import OfflineRun
+from headrace.observe.offline.run_record import OfflineRun
 from headrace.observe.run_record import RunRecord
 from headrace.viewer.plot.points import Curve, Point
 

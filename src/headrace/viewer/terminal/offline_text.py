@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.observe.glyphs import amount, curve, decimal, duration
-from headrace.observe.offline.run import OfflineRun
+from headrace.observe.offline.run_record import OfflineRun
 from headrace.viewer.terminal.offline_words import facts
 from headrace.viewer.terminal.panels import status_style, why_failed
 

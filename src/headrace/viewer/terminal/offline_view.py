@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.observe.glyphs import amount, curve, decimal, duration, percent
-from headrace.observe.offline.run import OfflineRun
+from headrace.observe.offline.run_record import OfflineRun
 from headrace.viewer.terminal.live import InPlace
 from headrace.viewer.terminal.offline_words import facts, held_out_line
 from headrace.viewer.terminal.panels import panel, status_style

@@ -14,12 +14,12 @@ import numpy as np
 from headrace.config import TrainConfig
 from headrace.controller.begin import Begin
 from headrace.controller.planning.plan import Plan
-from headrace.controller.simulation.functions import FunctionsFaults
 from headrace.controller.simulation.hazards import Hazards, TrainingFaults
 from headrace.controller.simulation.machine import DiskFaults, Machine, Trace
 from headrace.controller.simulation.outside import Costs, SimulatedOutside
 from headrace.controller.simulation.plan import simulated_plan
-from headrace.controller.simulation.rollout_workers import RolloutFaults
+from headrace.controller.simulation.simulated_functions import FunctionsFaults
+from headrace.controller.simulation.simulated_rollouts import RolloutFaults
 from headrace.controller.stopping import StopRequest
 from headrace.controller.train import Ended, train
 from headrace.engines.simulated import EngineFaults
