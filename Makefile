@@ -8,7 +8,12 @@ READY  := $(VENV)/.ready
 TRACKERS       := .venv-trackers
 TRACKERS_READY := $(TRACKERS)/.ready
 
-.PHONY: quickstart test test-slow soak trackers-env lint bench gpu-check clean
+# vLLM's CPU build and the plugin by which it takes weights, with pins of their own: all of them are named, since what
+# its own dependencies bring for torchvision is built for CUDA.
+VLLM       := .venv-vllm
+VLLM_READY := $(VLLM)/.ready
+
+.PHONY: quickstart test test-slow soak trackers-env vllm-env lint bench gpu-check clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -34,12 +39,21 @@ $(TRACKERS_READY): pyproject.toml constraints-trackers.txt
 
 trackers-env: $(TRACKERS_READY)
 
-# What takes more than a second and a half or so: 45 minutes at most, of which 5 for 10^5 random sequences of events, 3
-# for the wheel and the sdist in an empty environment. Then 4 for the trackers, their environment included, and 16 at
-# most for whole runs in which all that would cross between processes is copied through the wire codec: the quick ones, and of
+$(VLLM_READY): requirements-vllm.txt plugins/headrace-vllm/pyproject.toml
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r requirements-vllm.txt
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e plugins/headrace-vllm
+	touch $@
+
+vllm-env: $(VLLM_READY)
+
+# What takes more than a second and a half or so: 57 minutes at most, of which 5 for 10^5 random sequences of events, 3
+# for the wheel and the sdist in an empty environment. Then 12 for vLLM and 4 for the trackers, their environments
+# included, and 16 at most for whole runs in which all that would cross between processes is copied through the wire codec: the quick ones, and of
 # the slow those that start no worker process (mark `copied`).
-test-slow: $(READY) $(TRACKERS_READY)
-	$(BIN)/python -m pytest -m slow $(SHARED) $(ARGS)
+test-slow: $(READY) $(TRACKERS_READY) $(VLLM_READY)
+	$(BIN)/python -m pytest -m slow --ignore tests/servers $(SHARED) $(ARGS)
+	$(BIN)/python -m pytest -m slow tests/servers $(ARGS)
 	$(TRACKERS)/bin/python -m pytest -m slow tests/trackers
 	HEADRACE_COPYING=1 $(BIN)/python -m pytest -m "not slow or copied" tests/controller $(SHARED) $(ARGS)
 
@@ -69,4 +83,4 @@ gpu-check:
 	PYTHONPATH=src:.:$(PYTHONPATH) $(PYTHON) -m benchmarks.gpu --part $(PART)
 
 clean:
-	rm -rf $(VENV) $(TRACKERS) quickstart
+	rm -rf $(VENV) $(TRACKERS) $(VLLM) quickstart

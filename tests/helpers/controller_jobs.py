@@ -34,6 +34,9 @@ _SHAPE = {
 }
 CONFIGS = {
     "qwen3": lambda: Qwen3Config(**_SHAPE, tie_word_embeddings=True),
+    "qwen3_wide": lambda: Qwen3Config(
+        **{**_SHAPE, "hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    ),
     "llama": lambda: LlamaConfig(**_SHAPE, tie_word_embeddings=False),
     "gemma3": lambda: Gemma3TextConfig(
         **_SHAPE, sliding_window=16, layer_types=["sliding_attention", "full_attention"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from headrace.config.base import Section
 
@@ -23,8 +24,12 @@ class ModelConfig(Section):
     """`auto` (CUDA where there is one, else CPU), `cpu`, `cuda` or `cuda:N`."""
 
 
+EngineKind = Literal["embedded", "vllm"]
+
+
 class EngineConfig(Section):
-    kind: Literal["embedded"] = "embedded"
+    kind: EngineKind = "embedded"
+    """`embedded`, in Headrace itself; or, of the policy's engines alone, an inference server: `vllm`."""
     dtype: Dtype | None = None
     """Dtype of weights and KV cache; the model's dtype unless given."""
     max_concurrent_sequences: int = Field(default=64, ge=1, le=4096)
@@ -36,6 +41,12 @@ class EngineConfig(Section):
     device what all else leaves."""
     prefill_tokens_per_step: int = Field(default=1024, ge=1)
     """Tokens prefilled between two decode steps, so that a long prompt does not hold up the others."""
+
+    @model_validator(mode="after")
+    def _of_the_policy_alone(self) -> EngineConfig:
+        if self.kind != "embedded" and not isinstance(self, PolicyEngineConfig):
+            raise ValueError(f"kind is {self.kind!r}, and a server is an engine of the policy alone; use embedded")
+        return self
 
 
 class PolicyEngineConfig(EngineConfig):
@@ -49,9 +60,75 @@ class PolicyEngineConfig(EngineConfig):
     not hold up the run's. Weights reach it by `weights.transport`, `shm` unless given. So is the engine of each judge
     that is a model of its own. On a CPU the threads are shared out: the engines have as many as the trainer, each its
     part; they are not lent to who is busy."""
+    python: str | None = None
+    """Of a server that is launched: the interpreter of the environment that it is installed in (`make vllm-env` makes
+    `.venv-vllm`); the run's own unless given."""
+    url: str | list[str] | None = None
+    """Servers that run already, as `http://127.0.0.1:8000`, in the place of `replicas` that are launched. One beyond
+    loopback needs `token_env`."""
+    token_env: str | None = None
+    """The environment variable that holds the token for `url`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options of a server that is launched, by its own names, as `{enable_prefix_caching: true}`; what it does not know
+    it refuses."""
+    start_deadline_s: float = Field(default=600.0, gt=0)
+    """In which a launched server has to be up."""
     spread: Literal["group", "episode"] = "group"
     """Of several engines, whether one serves all episodes of a group (the prompt is computed once), or each episode
     goes to the one with least to do."""
     return_deadline_s: float = Field(default=300.0, gt=0)
     """How long an engine that died, or cannot take new weights, may hold things up. When none has served for so long,
     the run stops, with a checkpoint; when none that serves is new enough for a group, the group is issued again."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Of servers that are attached to; none where they are launched."""
+        if self.url is None:
+            return ()
+        return (self.url,) if isinstance(self.url, str) else tuple(self.url)
+
+    @property
+    def count(self) -> int:
+        """How many engines there are."""
+        return len(self.urls) or self.replicas
+
+    @property
+    def is_server(self) -> bool:
+        return self.kind != "embedded"
+
+    @property
+    def apart(self) -> bool:
+        """Whether it computes in processes of its own."""
+        return self.process or self.is_server
+
+    @model_validator(mode="after")
+    def _of_a_server(self) -> PolicyEngineConfig:
+        given = [key for key in ("python", "url", "token_env", "args") if getattr(self, key)]
+        if not self.is_server and given:
+            raise ValueError(f"{given[0]} is of a server, and kind is 'embedded'; drop it, or set kind: vllm")
+        if self.url is not None:
+            _check_urls(self)
+        elif self.token_env is not None:
+            raise ValueError("token_env is of url, which is not given; a launched server listens on loopback alone")
+        if self.is_server and self.prefill_tokens_per_step != EngineConfig().prefill_tokens_per_step:
+            raise ValueError("prefill_tokens_per_step is of the embedded engine; give the server's own option in args")
+        return self
+
+
+def _check_urls(engine: PolicyEngineConfig) -> None:
+    if engine.replicas != 1:
+        raise ValueError(f"replicas is {engine.replicas}, and url names {len(engine.urls)}; give one of the two")
+    if engine.args or engine.python:
+        raise ValueError("args and python are of servers that are launched, and url names some that run; drop them")
+    if not engine.urls:
+        raise ValueError("url is an empty list; name a server, or drop it to launch one")
+    for url in engine.urls:
+        found = urlsplit(url)
+        if found.scheme not in ("http", "https") or not found.hostname:
+            raise ValueError(f"url is {url!r}; give one as http://127.0.0.1:8000")
+        if (
+            found.hostname not in ("localhost", "::1")
+            and not found.hostname.startswith("127.")
+            and not engine.token_env
+        ):
+            raise ValueError(f"url {url!r} is beyond this machine, where anybody may ask it; set token_env")

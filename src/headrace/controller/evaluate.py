@@ -37,7 +37,7 @@ async def evaluate(plan: Plan, only: Sequence[str] = ()) -> dict[str, dict[str, 
         processes=worker_processes(plan.config, None),
     )
     try:
-        engines = await load_engines(plan, runtime, returns=False)
+        engines = await load_engines(plan, runtime, None, returns=False)
         model_reward = await load_model_reward(plan, runtime)
         judges = await load_judges(plan, runtime, returns=False)
         clock = runtime.clock

@@ -53,7 +53,7 @@ async def record_rollouts(
     """Build the run on its record, and see it to its end."""
     begun = INITIAL if restored is None else Version(restored.branch, restored.number)
     plane = MemoryPublisher()
-    engines, judges = await load_engines(plan, runtime, plane=plane), await load_judges(plan, runtime)
+    engines, judges = await load_engines(plan, runtime, folder, plane=plane), await load_judges(plan, runtime)
     scores = await load_model_reward(plan, runtime)
     lineage = Lineage(begun.branch, store.checkpoints.lineage())
     async with rewards(plan, folder, runtime, asker(plan, engines, judges, runtime)) as pool:

@@ -55,12 +55,15 @@ class EnginePool:
         spread: Spread = "group",
         handles: Sequence[Handle] = (),
         judge: str | None = None,
+        attached: bool = False,
     ) -> None:
         """`revive`: how an engine that died comes back; unless given, it does not. `return_deadline_s`: how long a
         request waits for an engine that may serve it. `handles`: by which other workers reach the engines, by index,
-        where these are workers. `judge`: the model that judges, where this is its engine, and not the policy's."""
+        where these are workers. `judge`: the model that judges, where this is its engine, and not the policy's.
+        `attached`: what the engines hold when they start is of no version of the run."""
         self.handles = tuple(handles)
         self.judge = judge
+        self._attached = attached
         self.name = "the engine" if judge is None else f"the engine of judge {judge}"
         if not engines:
             raise ValueError("a pool needs at least one engine")
@@ -149,7 +152,7 @@ class EnginePool:
         for member in self.members:
             await member.engine.start()
             latest = None if receiver is None else receiver.latest()
-            if receiver is not None and latest is not None and latest != INITIAL:
+            if receiver is not None and latest is not None and (latest != INITIAL or self._attached):
                 await member.engine.update(receiver, SwapMode.RECOMPUTE)
             member.state = EngineState.SERVING
         self.changed.notify()

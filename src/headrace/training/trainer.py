@@ -159,8 +159,10 @@ class HFTrainer:
         self._flat.grads.zero_()
 
     @torch.no_grad()
-    def logprobs(self, micro: MicroBatch) -> Tensor:
-        return self._logprobs(self._lm, micro.to(self._lm.device)).to(micro.tokens.device)
+    def logprobs(self, micro: MicroBatch, *, temperature: float | None = None) -> Tensor:
+        """`temperature`: that of sampling unless given."""
+        at = self._temperature if temperature is None else temperature
+        return token_logprobs(self._lm, micro.to(self._lm.device), at).to(micro.tokens.device)
 
     @torch.no_grad()
     def outputs(self, micro: MicroBatch, of: Outputs | None = None) -> Tensor:

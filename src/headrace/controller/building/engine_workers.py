@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from headrace.config import ConfigError, EngineConfig, TrainConfig
 from headrace.controller.building.processors import silence_s, threads_of_worker
+from headrace.controller.building.server_specs import server_spec
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.plan import Plan
 from headrace.engines.embedded.cache_plan import CachePlan
@@ -18,6 +20,8 @@ from headrace.engines.remote import RemoteEngine
 from headrace.models.loading import load_causal_lm, resolve_device
 from headrace.roles.actors.actor import TRAINER_LANE
 from headrace.roles.workers.engine import EngineSpec, EngineWorker, JudgeEngineWorker
+from headrace.roles.workers.engine_host import EngineHost
+from headrace.roles.workers.server_engine import ServerEngineWorker
 from headrace.runtime.peer_of_rank import PeerOfRank
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
@@ -32,25 +36,31 @@ _START_S = 1800.0
 
 
 async def load_engines(
-    plan: Plan, runtime: Runtime, *, returns: bool = True, plane: WeightPublisher | None = None
+    plan: Plan, runtime: Runtime, folder: Path | None, *, returns: bool = True, plane: WeightPublisher | None = None
 ) -> EnginePool:
-    """The policy's engines, each with weights of its own, not started. `returns`: one that died comes back, where
-    weights are published. `plane`: has them as version 0, where no trainer publishes it and they are needed again.
-    Raises ConfigError, EngineError, WaitTimeout."""
+    """The policy's engines, each with weights of its own, not started. `folder`: of the run, for what servers print.
+    `returns`: one that died comes back, where weights are published. `plane`: has them as version 0, where no trainer
+    publishes it and they are needed again. Raises ConfigError, EngineError, WaitTimeout."""
     config = plan.config
-    process = config.engine.process
+    process = config.engine.apart
     if plane is not None and not process:
         await runtime.compute(TRAINER_LANE, _publish, plan, plane)
-    spec = engine_spec(
-        plan.weights, config.engine, config.model.dtype, config.model.device, cache=plan.memory.cache, returns=returns
-    )
-    workers = await _started(EngineWorker, [spec] * config.engine.replicas, runtime, _where(config))
+    kind: type[EngineHost[Any]]
+    specs: list[object]
+    if config.engine.is_server:
+        kind, specs = ServerEngineWorker, [server_spec(plan, rank, folder, returns) for rank in _ranks(config)]
+    else:
+        model, cache = config.model, plan.memory.cache
+        spec = engine_spec(plan.weights, config.engine, model.dtype, model.device, cache=cache, returns=returns)
+        kind, specs = EngineWorker, [spec for _ in _ranks(config)]
+    workers = await _started(kind, specs, runtime, _where(config))
     asked = _Asked(workers, runtime)
     return asked.pool(
-        range(config.engine.replicas),
-        revive=_Revive(workers, asked, anew=process) if returns else None,
+        _ranks(config),
+        revive=_Revive(workers, asked, anew=process, attached=bool(config.engine.urls)) if returns else None,
         return_deadline_s=config.engine.return_deadline_s,
         spread=config.engine.spread,
+        attached=bool(config.engine.urls),
     )
 
 
@@ -68,7 +78,7 @@ async def load_judges(plan: Plan, runtime: Runtime, *, returns: bool = True) -> 
         asked = _Asked(workers, runtime)
         return asked.pool(
             [rank],
-            revive=_Revive(workers, asked, anew=plan.config.engine.process) if returns else None,
+            revive=_Revive(workers, asked, anew=plan.config.engine.apart) if returns else None,
             return_deadline_s=plan.config.engine.return_deadline_s,
             judge=path,
         )
@@ -96,8 +106,12 @@ def engine_spec(
     return EngineSpec(path, config.dtype or dtype, str(resolve_device(device)), config, cache, returns)
 
 
+def _ranks(config: TrainConfig) -> range:
+    return range(config.engine.count)
+
+
 def _where(config: TrainConfig) -> Placement:
-    process = config.engine.process
+    process = config.engine.apart
     return Placement(
         process=process,
         threads=threads_of_worker(config) if process else None,
@@ -108,7 +122,7 @@ def _where(config: TrainConfig) -> Placement:
 
 
 async def _started(
-    kind: type[EngineWorker], specs: Sequence[EngineSpec], runtime: Runtime, where: Placement
+    kind: type[EngineHost[Any]], specs: Sequence[object], runtime: Runtime, where: Placement
 ) -> Workers[Any]:
     """Each loads its model itself."""
     try:
@@ -152,12 +166,14 @@ class _Asked:
 class _Revive:
     """Brings back the engine of a rank."""
 
-    def __init__(self, workers: Workers[Any], asked: _Asked, *, anew: bool) -> None:
+    def __init__(self, workers: Workers[Any], asked: _Asked, *, anew: bool, attached: bool = False) -> None:
         """`anew`: its process is begun again, as version 0 where nothing newer was published. Else the worker keeps the
-        module, or its skeleton: nothing is loaded in this process while others compute."""
+        module, or its skeleton: nothing is loaded in this process while others compute. `attached`: see
+        `EnginePool`."""
         self._workers = workers
         self._asked = asked
         self._anew = anew
+        self._attached = attached
 
     async def __call__(self, dead: Engine, receiver: WeightReceiver | None) -> Engine:
         """See `Revive`."""
@@ -179,6 +195,6 @@ class _Revive:
             raise EngineError(str(error)) from error
         await engine.start()
         latest = None if receiver is None else receiver.latest()
-        if receiver is not None and latest is not None and latest != INITIAL:
+        if receiver is not None and latest is not None and (latest != INITIAL or self._attached):
             await engine.update(receiver, SwapMode.RECOMPUTE)
         return engine

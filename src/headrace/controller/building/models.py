@@ -70,7 +70,7 @@ async def load_models(
 
     makes: dict[str, Callable[[], Awaitable[Any]]] = {"trainer": lambda: policy_group(plan, runtime, folder, in_memory)}
     if plan.needs_engine:
-        makes["engine"] = lambda: load_engines(plan, runtime)
+        makes["engine"] = lambda: load_engines(plan, runtime, folder)
     makes["reward"] = lambda: load_model_reward(plan, runtime)
     if plan.needs_engine:
         makes["judges"] = lambda: load_judges(plan, runtime)
@@ -108,7 +108,7 @@ async def _made(makes: Mapping[str, Callable[[], Awaitable[Any]]], config: Train
     apart = {
         *config.trainer_processes,
         *config.scorer_processes,
-        *(("engine", "judges") if config.engine.process else ()),
+        *(("engine", "judges") if config.engine.apart else ()),
     }
     found: dict[str, Any] = {}
 

@@ -11,7 +11,7 @@ _SILENCE_S = 60.0
 
 def process_count(config: TrainConfig) -> int:
     """Worker processes that compute with models."""
-    engines = (config.engine.replicas + len(own_judges(config.rewards))) * config.engine.process
+    engines = (config.engine.count + len(own_judges(config.rewards))) * config.engine.apart
     return engines + len(config.scorer_processes) + len(config.trainer_processes)
 
 
@@ -20,7 +20,7 @@ def threads_of_worker(config: TrainConfig) -> int:
     total = available_threads(config.runtime.threads)
     if config.async_.in_order or config.runtime.turns:
         return total  # they and the trainer compute in turn
-    computes_here = not (config.engine.process and "trainer" in config.trainer_processes)
+    computes_here = not (config.engine.apart and "trainer" in config.trainer_processes)
     return max(total // (process_count(config) + computes_here), 1)
 
 

@@ -47,14 +47,37 @@ def _run(plan: Plan) -> list[str]:
         f"samples, {'nothing trained' if plan.config.rollouts_only else f'{_steps(plan)} each'}"
         + (f"; {rollout.surplus} prompt(s) more are started" if rollout.surplus else ""),
         f"sampling  {_sampling(plan)}",
+        *_server(plan),
         *_schedule(plan),
         *_table(plan),
     ]
 
 
 def _engines(plan: Plan) -> str:
-    count = plan.config.engine.replicas
-    return "engine" if count == 1 else f"{count} engines, each"
+    engine = plan.config.engine
+    if engine.is_server:
+        where = f"at {', '.join(engine.urls)}" if engine.urls else "launched"
+        return f"{engine.count} {engine.kind} server{'s' * (engine.count > 1)} {where},"
+    return "engine" if engine.count == 1 else f"{engine.count} engines, each"
+
+
+def _server(plan: Plan) -> list[str]:
+    """What a server cannot keep of what the embedded engine does, and what it opens."""
+    engine = plan.config.engine
+    if not engine.is_server or plan.replay is not None:
+        return []
+    lines = [
+        "server    two runs of one config differ: its noise is its own, and depends on what ran beside a request",
+        "server    an update in mode recompute cuts requests off, which are asked for again with what they have",
+        "server    after each update its parameters are compared with what was published, of matrices "
+        "that a kernel has packed some columns; the swap check is at temperature 1",
+    ]
+    if engine.urls:
+        lines.append(
+            "server    attached: whoever reaches it can pause it and exchange its weights (/pause, "
+            "/start_weight_update, /update_weights, /collective_rpc); keep its port to this run"
+        )
+    return lines
 
 
 def _data(plan: Plan) -> str:
@@ -259,10 +282,10 @@ def _places_of_functions(config: TrainConfig) -> dict[str, str]:
 
 def _engine_processes(config: TrainConfig) -> str:
     """As `2 processes of their own, 1 CPU thread(s) each`; empty where they have none."""
-    if not config.engine.process:
+    if not config.engine.apart:
         return ""
     threads = threads_of_worker(config)
-    count = config.engine.replicas
+    count = config.engine.count
     own = "a process of its own" if count == 1 else f"{count} processes of their own"
     return f"{own}, {threads} CPU thread(s) each" if count > 1 else f"{own}, {threads} CPU thread(s)"
 

@@ -81,7 +81,7 @@ def estimate_memory(
     Raises ConfigError if the KV cache does not fit; for a device, if anything does not.
     """
     parameters, free = count_parameters(model_config), free_bytes(device)
-    replicas = config.engine.replicas if engine else 1
+    replicas = config.engine.count if engine else 1
     uses = _fixed(config, model_config, parameters, device)
     uses |= {} if device.type == "cpu" else _activations(config, model_config)
     left_out = (*(() if engine else _OF_ENGINE), *(() if trainer else _OF_TRAINING))
@@ -93,7 +93,7 @@ def estimate_memory(
     else:
         cache = _cache_beside(config, model_config, str(device), free, uses)
     kept: dict[str, int] = {}
-    if engine and not trainer and not config.engine.process:
+    if engine and not trainer and not config.engine.apart:
         kept = {"weight plane: version 0, on the host": _BYTES[_engine_dtype(config)] * parameters}
         uses |= kept if device.type == "cpu" else {}
     if engine:
@@ -125,7 +125,7 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     text = model_config.get_text_config()
     # The engine lays its output layer out anew, also where the model's is its embedding.
     tied = text.vocab_size * text.hidden_size if model_config.tie_word_embeddings else 0
-    engine_weights = config.engine.replicas * engine_itemsize * (parameters + tied)
+    engine_weights = config.engine.count * engine_itemsize * (parameters + tied)
     uses = {
         "trainer: float32 weights": masters,
         "trainer: gradients (float32)": masters,
@@ -179,7 +179,7 @@ def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
         if computes:
             uses[f"{name}: activations"] = scored_bytes(shape, max(budget, longest), itemsize)
     slots = config.engine.max_concurrent_sequences
-    uses["engine: activations and logits"] = config.engine.replicas * engine_bytes(
+    uses["engine: activations and logits"] = config.engine.count * engine_bytes(
         shape, slots, config.engine.prefill_tokens_per_step, _BYTES[_engine_dtype(config)]
     )
     return uses
@@ -187,14 +187,14 @@ def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
 
 def _cache_beside(config: TrainConfig, model_config: Any, place: str, free: int, uses: dict[str, int]) -> CachePlan:
     """The KV cache in what `uses` leave of a device. Raises ConfigError if they leave none."""
-    left = (int((1 - _SPARE) * free) - sum(uses.values())) // config.engine.replicas
+    left = (int((1 - _SPARE) * free) - sum(uses.values())) // config.engine.count
     dtype = getattr(torch, _engine_dtype(config))
     context = context_limit(model_config, config.engine)
     per_slot = context * cache_shape(model_config).bytes_per_token(dtype)
     wanted = per_slot
     if config.engine.kv_cache_gib is not None:
         wanted = int(config.engine.kv_cache_gib * GIB)
-    caches = config.engine.replicas * wanted
+    caches = config.engine.count * wanted
     if wanted > left:
         largest = sorted(uses.items(), key=lambda use: -use[1])[:_MOST_TOLD]
         raise ConfigError(
@@ -214,7 +214,7 @@ def _kept_sets(config: TrainConfig, cache: CachePlan, vocab_size: int) -> int:
     rollout, longest = config.rollout, most_sampled(config, cache.max_context)
     of_group = rollout.samples_per_prompt * longest * most_bytes(vocab_size, rollout.sampling.top_k)
     bound = max(table_bytes(config), rollout.prompts_per_batch * of_group)
-    return min(config.table_groups(config.ahead(config.engine.replicas * cache.slots)) * of_group, bound)
+    return min(config.table_groups(config.ahead(config.engine.count * cache.slots)) * of_group, bound)
 
 
 def plan_kv_cache(

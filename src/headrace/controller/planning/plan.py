@@ -156,6 +156,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     # From here on torch is needed, which takes seconds to import: faults in the data are told before.
     from headrace.controller.planning.judges import check_judges
     from headrace.controller.planning.memory_estimate import estimate_memory
+    from headrace.controller.planning.server_launch import server_launch
     from headrace.engines.embedded.cache_plan import context_limit
     from headrace.training.own_functions import load_pieces, load_stage_functions
 
@@ -192,6 +193,8 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
         replay = open_replay(config, recorded, folder, vocab_size=vocab_size, max_context=context)
     has_engine = replay is None or bool(held_out)
     memory = estimate_memory(config, model_config, device, engine=has_engine, trainer=not config.rollouts_only)
+    if has_engine and config.engine.is_server and not config.engine.urls:
+        server_launch(config, config.model.path, memory.cache, 0)
     batches = config.trainer.batches
     if batches is None and replay is not None:
         batches = replay.rollouts.batches * config.trainer.epochs

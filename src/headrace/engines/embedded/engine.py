@@ -14,7 +14,6 @@ from headrace.engines.embedded.cache_plan import CachePlan, plan_cache
 from headrace.engines.embedded.core import EngineCore, FlipCost, NewWeights, Output
 from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.embedded.skeleton import Skeleton
-from headrace.engines.embedded.validate import check_request
 from headrace.engines.protocol import (
     EngineError,
     EngineStats,
@@ -24,6 +23,7 @@ from headrace.engines.protocol import (
     SwapReport,
     TokenChunk,
 )
+from headrace.engines.validate import check_request
 from headrace.runtime.protocol import Services
 from headrace.runtime.signal import Signal
 from headrace.weights.plane import WeightError, WeightReceiver

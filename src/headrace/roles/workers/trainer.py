@@ -126,11 +126,12 @@ def _check(spec: TrainerSpec, trainer: HFTrainer) -> Callable[[], SwapCheck] | N
     """Makes the swap check of the present weights; None where engines take them as they are."""
     config = spec.config
     dtype = config.model.dtype
+    temperature = 1.0 if config.engine.is_server else config.rollout.sampling.temperature
+    """Servers score prompts at temperature 1."""
     if spec.transport == "memory" and (config.engine.dtype or dtype) == dtype:
         return None
     tokens = check_tokens(int(trainer.model.config.get_text_config().vocab_size))
-    temperature = config.rollout.sampling.temperature
-    score = partial(scored, trainer.logprobs)
+    score = partial(scored, partial(trainer.logprobs, temperature=temperature))
     return lambda: make_check(tokens, score, temperature=temperature, dtype=dtype)
 
 

@@ -1,0 +1,34 @@
+"""What the server's workers answer beside the routes of vLLM: by `/collective_rpc`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from headrace_vllm import WIRE
+from headrace_vllm.transfer import HeadraceTransfer
+
+
+_TOLD = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "tie_word_embeddings",
+)
+
+
+class Extension:
+    def headrace(self) -> dict[str, Any]:
+        """The wire's number, which model it is, and what the last comparison of loaded weights could see."""
+        config = self.model_config  # type: ignore[attr-defined]
+        text = config.hf_text_config
+        model = {name: getattr(text, name, None) for name in _TOLD}
+        told = {"wire": WIRE, "model": model, "max_model_len": config.max_model_len, "dtype": str(config.dtype)}
+        engine = getattr(self, "weight_transfer_engine", None)
+        if not isinstance(engine, HeadraceTransfer):
+            return {**told, "transfer": type(engine).__name__}
+        return {**told, "transfer": "headrace", "comparison": asdict(engine.comparison)}

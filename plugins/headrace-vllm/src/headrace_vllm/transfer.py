@@ -1,0 +1,88 @@
+"""The weight-transfer engine: takes one published version, whole or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import WeightTransferEngine
+from vllm.logger import init_logger
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from headrace_vllm.comparison import Comparison, compared
+from headrace_vllm.publication import PublicationError, opened
+
+logger = init_logger(__name__)
+
+
+@dataclass
+class InitInfo:
+    """Nothing is set up before the first version."""
+
+
+@dataclass
+class UpdateInfo:
+    transport: str
+    """`shm` or `disk`."""
+    address: str
+    branch: int
+    number: int
+
+
+class HeadraceTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """All is done in `update_weights`: between it and the calls around it the model is never in the midst of a load."""
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.comparison = Comparison()
+        """Of the version that was loaded last."""
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        pass
+
+    def start_weight_update(self) -> None:
+        pass
+
+    def finish_weight_update(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Raises PublicationError; ValueError where it was loaded, and is not what was published."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        name = f"{update_info.branch}.{update_info.number}"
+        with opened(update_info.transport, update_info.address, update_info.branch, update_info.number) as found:
+            initialize_layerwise_reload(self.model)
+            loaded = self.model.load_weights(iter(found.tensors.items()))
+            finalize_layerwise_reload(self.model, self.model_config)
+            self._pack_head()
+            missing = {each for each, _ in self.model.named_parameters()} - set(loaded or ())
+            if loaded is not None and missing:
+                raise PublicationError(f"version {name} lacks what the model has, as {min(missing)}")
+            self.comparison = compared(self.model, found.tensors)
+            if not found.stands():
+                raise PublicationError(f"version {name} was overtaken while it was read")
+        if self.comparison.different:
+            raise ValueError(
+                f"version {name} was loaded, and {len(self.comparison.different)} parameters are not what was "
+                f"published, as {self.comparison.different[0]}"
+            )
+        logger.info("headrace: version %s: %s", name, self.comparison)
+
+    def _pack_head(self) -> None:
+        """On a CPU the head's kernel has a packed copy of the weights, which a reload leaves as it was."""
+        head = getattr(self.model, "lm_head", None)
+        if self.device.type == "cpu" and hasattr(head, "cpu_linear"):
+            from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+            dispatch_cpu_unquantized_gemm(head, remove_weight=False)

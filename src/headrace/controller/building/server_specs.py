@@ -1,0 +1,44 @@
+"""From which the workers of inference servers are built."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from headrace.controller.planning.plan import Plan
+from headrace.controller.planning.server_launch import server_launch
+from headrace.engines.servers.dialect import Expected
+from headrace.engines.servers.engine import Limits
+from headrace.models.loading import read_model_config
+from headrace.roles.workers.server_engine import ServerSpec
+
+_TOLD_APART = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+"""What tells models apart."""
+
+
+def server_spec(plan: Plan, rank: int, folder: Path | None, returns: bool) -> ServerSpec:
+    """Of the server with this rank. `folder`: of the run, for what it prints; in a temporary one unless given.
+    `returns`: whether somebody brings it back."""
+    config, cache = plan.config, plan.memory.cache
+    engine, dtype = config.engine, config.engine.dtype or config.model.dtype
+    logs = Path(tempfile.mkdtemp(prefix="headrace-logs-")) if folder is None else folder.absolute() / "logs"
+    text = read_model_config(config.model.path).get_text_config()
+    return ServerSpec(
+        kind=engine.kind,
+        limits=Limits(cache.slots, cache.max_context, plan.vocab_size, dtype),
+        expected=Expected(
+            {name: getattr(text, name) for name in _TOLD_APART if hasattr(text, name)}, cache.max_context, dtype
+        ),
+        launch=None if engine.urls else server_launch(config, plan.weights, cache, rank),
+        log=str(logs / f"{engine.kind}-{rank}.log"),
+        url=engine.urls[rank] if engine.urls else "",
+        token_env=engine.token_env,
+        returns=returns,
+    )

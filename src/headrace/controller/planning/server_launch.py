@@ -1,0 +1,40 @@
+"""How the servers of a run are launched."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from headrace.config import ConfigError, TrainConfig
+from headrace.controller.building.processors import threads_of_worker
+from headrace.engines.embedded.cache_plan import CachePlan
+from headrace.engines.servers import vllm_command
+from headrace.engines.servers.launch import ServerLaunch
+from headrace.models.loading import resolve_device
+
+_GIB = 1 << 30
+_SEEDS = 1000
+"""Servers of one run, at most: no two have one seed."""
+
+
+def server_launch(config: TrainConfig, weights: str, cache: CachePlan, rank: int) -> ServerLaunch:
+    """Raises ConfigError for an interpreter that is not there, and options that are not to be given."""
+    engine = config.engine
+    launch = ServerLaunch(
+        python=os.path.abspath(os.path.expanduser(engine.python)) if engine.python else sys.executable,
+        weights=os.path.abspath(weights),
+        dtype=engine.dtype or config.model.dtype,
+        slots=cache.slots,
+        max_context=cache.max_context,
+        seed=config.seed * _SEEDS + rank,
+        on_cpu=resolve_device(config.model.device).type == "cpu",
+        top_k=config.rollout.sampling.top_k,
+        kv_cache_gib=cache.bytes_wanted / _GIB,
+        threads=threads_of_worker(config),
+        args=engine.args,
+        start_s=engine.start_deadline_s,
+    )
+    if not os.access(launch.python, os.X_OK):
+        raise ConfigError(f"engine.python is {engine.python!r}, and there is no interpreter at {launch.python}")
+    vllm_command.command(launch, port=0)
+    return launch

@@ -1,0 +1,483 @@
+"""An inference server as an engine.
+
+Invariants. New weights are loaded only while the server is paused and all that it sampled before has been read, so the
+version of each token is known without asking the server; what it says itself of each answer, at its end, has to agree.
+Nothing sampled under new weights is handed out before the swap check has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from headrace.engines.protocol import (
+    EngineError,
+    EngineStats,
+    FinishReason,
+    GenerateRequest,
+    RequestError,
+    SwapMode,
+    SwapReport,
+    TokenChunk,
+)
+from headrace.engines.servers.dialect import Dialect, Piece, Span
+from headrace.engines.servers.http import ServerGone
+from headrace.engines.validate import check_request
+from headrace.runtime.protocol import Services, WaitTimeout
+from headrace.runtime.signal import Signal
+from headrace.weights.plane import WeightError, WeightOffer, WeightReceiver
+from headrace.weights.version import INITIAL, Version
+
+_PIN_S = _DRAIN_S = 3600.0
+_READ_S = 10.0
+"""In which what a paused server has sampled must have come."""
+_LOOK_S, _LOOKS = 0.01, 2
+_HELD_S = 0.03
+"""After which requests that are still open are taken to be held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    slots: int
+    """Sequences that the server decodes together."""
+    max_context: int
+    vocab_size: int
+    dtype: str
+    """That it computes in, as `bfloat16`."""
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    asked: GenerateRequest
+    pieces: asyncio.Queue[TokenChunk | Exception] = field(default_factory=asyncio.Queue)
+    held: list[TokenChunk] = field(default_factory=list)
+    """Of a version whose check has not passed."""
+    stamped: list[tuple[Version, int]] = field(default_factory=list)
+    """Version, and tokens of it, in their order."""
+    aborted: bool = False
+    """By whoever asked, or left."""
+    pump: asyncio.Task[None] | None = None
+    taken_back: bool = False
+    """Nothing more is handed out."""
+
+
+class ServerEngine:
+    """See `Engine`. What an update in mode `recompute` cuts off ends with INTERRUPTED."""
+
+    gives_kept_sets = True
+    quiet = None
+
+    def __init__(
+        self, dialect: Dialect, limits: Limits, services: Services, *, version: Version = INITIAL, holds: bool = True
+    ) -> None:
+        """`version`: of the weights that the server has; if it does not hold it, requests wait until it is updated."""
+        self._dialect = dialect
+        self._limits = limits
+        self._services = services
+        self._version = version
+        self._failure: Exception | None = None
+        self._started = False
+        self._stopping = False
+        self._swapping = not holds
+        """Or what the server has loaded is of no version, since a swap failed, say. Requests wait."""
+        self._checking: Version | None = None
+        """What is sampled is of this version, and is held."""
+        self._requests: dict[str, _Request] = {}
+        self._waiting = 0
+        self._updating = asyncio.Lock()
+        self._pins = 0
+        self._changed = Signal()
+        self._read = 0
+        """Tokens that came since the server was met."""
+        self._read_before: int | None = None
+        """Tokens that it had handed out by then; None if that is not known any more."""
+        self._prefilled = 0
+        self._stall_s = self._busy_s = self._idle_s = 0.0
+        self._since = services.clock.now()
+
+    @property
+    def version(self) -> Version:
+        return self._version
+
+    @property
+    def failure(self) -> Exception | None:
+        return self._failure
+
+    @property
+    def slots(self) -> int:
+        return self._limits.slots
+
+    async def start(self) -> None:
+        """The server is up, and has been met. Raises EngineError."""
+        self._read_before = await self._dialect.sampled()
+        self._since = self._services.clock.now()
+        self._started = True
+
+    async def stop(self) -> None:
+        """See `Engine.stop`. The server goes on."""
+        self._stopping = True
+        pumps = [request.pump for request in self._requests.values() if request.pump is not None]
+        for request in self._requests.values():
+            request.pieces.put_nowait(_ended(FinishReason.ABORT))
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+        self._changed.notify()
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+        """See `Engine.generate`."""
+        self._serving()
+        check_request(request, self._limits.vocab_size, self._limits.max_context)
+        if request.request_id in self._requests:
+            raise RequestError(f"request id {request.request_id!r} is in use; give each request its own")
+        await self._may_begin(request)
+        room = self._limits.max_context - len(request.prompt)
+        sampling = replace(request.sampling, max_new_tokens=min(request.sampling.max_new_tokens, room))
+        mine = self._requests[request.request_id] = _Request(replace(request, sampling=sampling))
+        self._note_load()
+        self._prefilled += len(request.prompt)
+        mine.pump = self._services.spawn(self._pump(mine), f"request {request.request_id}")
+        finished = False
+        try:
+            while True:
+                chunk = await mine.pieces.get()
+                finished = isinstance(chunk, Exception) or chunk.finish_reason is not None
+                if isinstance(chunk, Exception):
+                    raise chunk
+                yield chunk
+                if finished:
+                    return
+        finally:
+            if not finished:
+                self.abort([request.request_id])
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """See `Engine.abort`. What the server still sends is read, so that it is known how much it sent."""
+        ended = [name for name in request_ids if (mine := self._requests.get(name)) is not None and not mine.aborted]
+        for name in ended:
+            self._requests[name].aborted = True
+            self._requests[name].pieces.put_nowait(_ended(FinishReason.ABORT))
+        if ended:
+            self._services.spawn(self._tell_aborted(ended), "requests to be ended")
+
+    async def _tell_aborted(self, names: list[str]) -> None:
+        try:
+            await self._dialect.abort(names)
+        except EngineError:  # then by leaving them
+            for name in names:
+                if (mine := self._requests.get(name)) is not None and mine.pump is not None:
+                    mine.pump.cancel()
+
+    async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
+        """See `Engine.update`. Raises WeightError, EngineError; from then on nothing is sampled until it succeeds."""
+        async with self._updating:
+            self._serving()
+            offer = receiver.offer()
+            if offer is None or not self._is_newer(offer.version):
+                return None
+            clock = self._services.clock
+            await self._changed.wait_until(
+                lambda: self._pins == 0 or self._failure is not None,
+                clock,
+                _PIN_S,
+                lambda: f"{self._pins} pins on version {self.version} to be released before it is replaced",
+            )
+            self._serving()
+            interrupted = await self._rest(mode, offer.version)
+            began = clock.now()
+            try:
+                await self._exchange(offer)
+            finally:
+                self._checking = None
+                self._stall_s += clock.now() - began
+            self._version, self._swapping = offer.version, False
+            self._release()
+            self._changed.notify()
+            return SwapReport(offer.version, clock.now() - began, 0.0, 0, interrupted)
+
+    def pin(self) -> ServerPin:
+        self._serving()
+        self._pins += 1
+        return ServerPin(self)
+
+    def kill(self, reason: str) -> None:
+        """Serve nothing more, as if the server had ended by `reason`."""
+        self.fail(EngineError(reason))
+
+    def fail(self, error: Exception) -> None:
+        """It is dead: nobody may wait for it. What came before is handed out."""
+        if self._failure is None and not self._stopping:
+            self._note_load()
+            self._failure = error
+            for name, request in self._requests.items():
+                request.pieces.put_nowait(EngineError(f"request {name!r} was lost: {error}"))
+            self._changed.notify()
+
+    def stats(self) -> EngineStats:
+        self._note_load()
+        return EngineStats(
+            running=len(self._requests),
+            waiting=self._waiting,
+            generated_tokens=self._read,
+            prefilled_tokens=self._prefilled,
+            decode_steps=0,
+            busy_s=self._busy_s,
+            swap_stall_s=self._stall_s,
+            idle_s=self._idle_s,
+        )
+
+    async def _may_begin(self, request: GenerateRequest) -> None:
+        """Once no swap is on its way, and the version is new enough."""
+        floor = request.min_version
+
+        def may() -> bool:
+            return self._ended or not (self._swapping or (floor is not None and not self._version.serves(floor)))
+
+        self._waiting += 1
+        try:
+            await self._changed.wait_until(may, self._services.clock, _DRAIN_S, lambda: "the server's new weights")
+        except WaitTimeout as late:
+            raise EngineError(f"request {request.request_id}: {late}") from late
+        finally:
+            self._waiting -= 1
+        self._serving()
+
+    async def _pump(self, mine: _Request) -> None:
+        """Read what comes of one request, to its end."""
+        name = mine.asked.request_id
+        try:
+            async with aclosing(self._dialect.stream(mine.asked)) as pieces:
+                async for piece in pieces:
+                    self._take(mine, piece)
+                    if piece.finish is not None:
+                        return
+            raise EngineError(f"request {name} ended without a finish reason")
+        except (EngineError, RequestError) as error:
+            self._read_before = None
+            if isinstance(error, ServerGone) and not await self._dialect.is_up():
+                self.fail(error)
+            mine.pieces.put_nowait(error)
+        except asyncio.CancelledError:
+            self._read_before = None
+            raise
+        finally:
+            self._note_load()
+            self._requests.pop(name, None)
+            self._changed.notify()
+
+    def _take(self, mine: _Request, piece: Piece) -> None:
+        count = len(piece.tokens)
+        self._read += count
+        self._changed.notify()
+        version = self._checking or self._version
+        if count:
+            mine.stamped.append((version, count))
+        finish = piece.finish
+        if finish is not None and piece.spans is not None:
+            _require_agreement(mine, piece.spans)
+        if finish is FinishReason.ABORT:
+            finish = FinishReason.INTERRUPTED
+        chunk = TokenChunk(
+            piece.tokens,
+            piece.logprobs,
+            np.full(count, version.number, np.int32),
+            np.full(count, version.branch, np.int32),
+            finish,
+            piece.kept,
+        )
+        if mine.taken_back or mine.aborted:
+            return
+        if self._checking is None:
+            mine.pieces.put_nowait(chunk)
+        else:
+            mine.held.append(chunk)
+
+    async def _rest(self, mode: SwapMode, version: Version) -> int:
+        """Have the server pause, and read what it has sampled. How many requests that found in flight. Raises
+        EngineError, and the server goes on."""
+        was_swapping, self._swapping = self._swapping, True
+        try:
+            if mode is SwapMode.DRAIN:
+                await self._until_none(_DRAIN_S, f"before {version} can be loaded")
+            in_flight = len(self._requests)
+            if mode is SwapMode.KEEP and self._read_before is None:
+                mode = SwapMode.RECOMPUTE
+            await self._dialect.pause(mode)
+            if mode is SwapMode.KEEP:
+                await self._read_up()
+            else:
+                await self._until_ended()
+                told = await self._dialect.sampled()
+                self._read_before = None if told is None else told - self._read
+        except BaseException:
+            if not was_swapping:
+                with suppress(EngineError):
+                    await self._dialect.resume()
+                self._swapping = False
+                self._changed.notify()
+            raise
+        return in_flight
+
+    async def _exchange(self, offer: WeightOffer) -> None:
+        """Raises WeightError, EngineError: the server rests, and what it has loaded is of no version."""
+        await self._dialect.load(offer, name_of(offer.version))
+        self._checking = offer.version
+        await self._dialect.resume()
+        try:
+            await self._check(offer)
+        except BaseException:
+            await self._take_back()
+            raise
+
+    async def _check(self, offer: WeightOffer) -> None:
+        """Raises WeightError."""
+        check = offer.swap_check
+        if check is None:
+            return
+        before, self._read_before = self._read_before, None
+        found = await self._dialect.score(check.tokens)
+        self._read_before = None if before is None else before + len(check.tokens)
+        fault = check.fault(found, self._limits.dtype)
+        if fault is not None:
+            raise WeightError(f"{self._dialect.name} was refused {offer.version}: {fault}")
+
+    async def _take_back(self) -> None:
+        """Let nobody have what was sampled under weights that are refused: what is in flight ends."""
+        with suppress(EngineError):
+            await self._dialect.pause(SwapMode.RECOMPUTE)
+        for request in self._requests.values():
+            request.held.clear()
+            request.taken_back = True
+            request.pieces.put_nowait(_ended(FinishReason.INTERRUPTED))
+
+    async def _read_up(self) -> None:
+        """Until all that the paused server has sampled has come: it says twice that it sampled no more than came.
+        Raises EngineError if it does not."""
+        clock = self._services.clock
+        end, agreed = clock.now() + _READ_S, 0
+        while self._requests and agreed < _LOOKS:
+            told = await self._dialect.sampled()
+            came = (self._read_before or 0) + self._read
+            agreed = agreed + 1 if told == came else 0
+            if clock.now() >= end:
+                raise EngineError(
+                    f"{self._dialect.name} says that it has sampled {told} tokens, and {came} came within {_READ_S:g} s"
+                )
+            await clock.sleep(_LOOK_S)
+
+    async def _until_ended(self) -> None:
+        """The paused server has ended what it had. What reached it only then is held there, and is ended by name.
+        Raises EngineError."""
+        clock = self._services.clock
+        end = clock.now() + _READ_S
+        while self._requests:
+            with suppress(WaitTimeout):
+                await self._changed.wait_until(lambda: not self._requests or self._ended, clock, _HELD_S, str)
+            self._serving()
+            if not self._requests:
+                return
+            if clock.now() >= end:
+                raise EngineError(
+                    f"{len(self._requests)} requests did not end within {_READ_S:g} s, though all were ended"
+                )
+            await self._dialect.abort(tuple(self._requests))
+
+    async def _until_none(self, seconds: float, why: str) -> None:
+        try:
+            await self._changed.wait_until(
+                lambda: not self._requests or self._ended,
+                self._services.clock,
+                seconds,
+                lambda: f"{len(self._requests)} requests in flight {why}",
+            )
+        except WaitTimeout as late:
+            raise EngineError(str(late)) from late
+        self._serving()
+
+    def _release(self) -> None:
+        for request in self._requests.values():
+            for chunk in request.held:
+                request.pieces.put_nowait(chunk)
+            request.held.clear()
+
+    @property
+    def _ended(self) -> bool:
+        return self._failure is not None or self._stopping
+
+    def _serving(self) -> None:
+        """Raises EngineError if it does not serve."""
+        if self._failure is not None:
+            raise EngineError(f"the engine died: {self._failure}") from self._failure
+        if not self._started or self._stopping:
+            raise EngineError("the engine is not running: start it first, and ask nothing of it after stop")
+
+    def _note_load(self) -> None:
+        now = self._services.clock.now()
+        if self._started and self._failure is None:
+            if self._requests:
+                self._busy_s += now - self._since
+            else:
+                self._idle_s += now - self._since
+        self._since = now
+
+    def _is_newer(self, offered: Version) -> bool:
+        if offered == self._version and not self._swapping:
+            return False
+        if offered < self._version:
+            raise WeightError(
+                f"publication {offered} is older than {self._version}, which the engine holds; publish a newer one"
+            )
+        return True
+
+    def _release_pin(self) -> None:
+        self._pins -= 1
+        self._changed.notify()
+
+
+class ServerPin:
+    """See `PinnedVersion`."""
+
+    is_lost = False
+
+    def __init__(self, engine: ServerEngine) -> None:
+        self.version = engine.version
+        self._engine: ServerEngine | None = engine
+
+    def release(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine._release_pin()
+
+
+def name_of(version: Version) -> str:
+    """As the server knows it."""
+    return f"{version.branch}.{version.number}"
+
+
+def _ended(finish: FinishReason) -> TokenChunk:
+    none = np.empty(0, np.int32)
+    return TokenChunk(none, np.empty(0, np.float32), none, none, finish)
+
+
+def _require_agreement(mine: _Request, spans: tuple[Span, ...]) -> None:
+    """Raises EngineError where the server says something else of the versions than was stamped. Of the weights that it
+    was started with, it knows no name."""
+    told = [(span.version, span.end - span.start) for span in spans if span.end > span.start]
+    stamped: list[tuple[str, int]] = []
+    for version, count in mine.stamped:
+        name = name_of(version)
+        if stamped and stamped[-1][0] == name:
+            stamped[-1] = (name, stamped[-1][1] + count)
+        else:
+            stamped.append((name, count))
+    if [count for _, count in told] != [count for _, count in stamped] or any(
+        name not in ("default", own) for (name, _), (own, _) in zip(told, stamped, strict=False)
+    ):
+        raise EngineError(
+            f"request {mine.asked.request_id}: the server says that its tokens are of {told}, and they were taken for "
+            f"{stamped}"
+        )

@@ -1,0 +1,135 @@
+"""HTTP to one inference server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import aiohttp
+
+from headrace.engines.protocol import EngineError
+from headrace.runtime.protocol import Clock, WaitTimeout
+
+_CONNECT_S = 10.0
+_MOST_WORDS = 400
+"""Of what a server says of an error."""
+
+
+class ServerGone(EngineError):
+    """Nobody answers there, or the answer broke off."""
+
+
+class ServerRefused(EngineError):
+    """It answered, and not with what was asked for."""
+
+    def __init__(self, what: str, status: int, text: str) -> None:
+        super().__init__(f"{what}: the server answered {status}: {text[:_MOST_WORDS]}")
+        self.status = status
+        self.text = text
+
+
+class ServerHttp:
+    """Calls of one answer each have a connection of their own: after an error a server may close it. Streams are as
+    many as are asked for."""
+
+    def __init__(self, url: str, clock: Clock, token: str | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._clock = clock
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._calls: aiohttp.ClientSession | None = None
+        self._streams: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+        self._calls = aiohttp.ClientSession(
+            headers=self._headers, timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)
+        )
+        self._streams = aiohttp.ClientSession(
+            headers=self._headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
+        )
+
+    async def close(self) -> None:
+        for session in (self._calls, self._streams):
+            if session is not None:
+                await session.close()
+        self._calls = self._streams = None
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        what: str,
+        seconds: float,
+        query: Mapping[str, str] | None = None,
+    ) -> Any:
+        """The JSON that is answered, or text that is none. Raises ServerGone (also after `seconds`), ServerRefused for
+        a status from 400."""
+        assert self._calls is not None
+        asking = self._answer(self._calls, method, path, body, query, what)
+        try:
+            return await self._clock.wait_for(asking, seconds, what)
+        except WaitTimeout as late:
+            raise ServerGone(f"{self.url}: {late}") from late
+        except (aiohttp.ClientError, OSError) as error:
+            raise ServerGone(f"{what}: {self.url} does not answer: {_words(error)}") from error
+
+    async def _answer(
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        query: Mapping[str, str] | None,
+        what: str,
+    ) -> Any:
+        async with session.request(method, self.url + path, json=body, params=query, allow_redirects=False) as answer:
+            text = await answer.text()
+            if answer.status >= 300:
+                raise ServerRefused(what, answer.status, text)
+            try:
+                return json.loads(text)
+            except ValueError:
+                return text
+
+    async def events(self, path: str, body: Mapping[str, Any], *, what: str) -> AsyncGenerator[dict[str, Any]]:
+        """What the server sends as events, until it says that it is done. Raises ServerGone where it breaks off, and
+        ServerRefused. Leaving early closes the connection."""
+        assert self._streams is not None
+        done = False
+        try:
+            async with self._streams.post(self.url + path, json=body, allow_redirects=False) as answer:
+                if answer.status >= 300:
+                    raise ServerRefused(what, answer.status, await answer.text())
+                left = b""
+                async for part in answer.content.iter_any():
+                    *lines, left = (left + part).split(b"\n")
+                    for line in lines:
+                        data = line.removeprefix(b"data:").strip()
+                        if not line.startswith(b"data:") or not data:
+                            continue
+                        if data == b"[DONE]":
+                            done = True
+                            return
+                        yield _event(data, what)
+        except (aiohttp.ClientError, OSError) as error:
+            raise ServerGone(f"{what}: the answer of {self.url} broke off: {_words(error)}") from error
+        if not done:
+            raise ServerGone(f"{what}: the answer of {self.url} broke off")
+
+
+def _event(data: bytes, what: str) -> dict[str, Any]:
+    """Raises ServerGone for what is no event: the stream is of no use from there on."""
+    try:
+        event = json.loads(data)
+    except ValueError as error:
+        raise ServerGone(f"{what}: the server sent {data[:80]!r}, which is no JSON") from error
+    if not isinstance(event, dict):
+        raise ServerGone(f"{what}: the server sent {data[:80]!r}, which is no event")
+    return event
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,245 @@
+"""vLLM's HTTP, of version 0.32: tokens in and out by its scale-out route, the motions of RL by its developer mode."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.algorithms.kept_sets import KeptSets
+from headrace.config.errors import ConfigError
+from headrace.engines.protocol import FinishReason, GenerateRequest, RequestError, SwapMode
+from headrace.engines.servers.dialect import Expected, Piece, Span
+from headrace.engines.servers.http import ServerGone, ServerHttp, ServerRefused
+from headrace.runtime.together import together
+from headrace.weights.plane import WeightError, WeightOffer
+
+WIRE = 1
+"""The number of what is said to the plugin `headrace-vllm`."""
+PLUGIN = "headrace-vllm"
+_CALL_S, _LOAD_S, _PAUSE_S = 60.0, 1800.0, 600.0
+_PREFIX = "generate-tokens-"
+"""What the server puts before a request's id."""
+_OUTSIDE = -1000.0
+"""A log-prob below is that of an id which truncation left out."""
+_FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+_BAD_REQUEST = 400
+
+
+class VllmDialect:
+    """See `Dialect`."""
+
+    def __init__(self, http: ServerHttp, vocab_size: int) -> None:
+        self._http = http
+        self._vocab_size = vocab_size
+        self.name = "vLLM"
+        self._loads = 0
+        self._salt = "0"
+        """Of the prefix cache: what was computed under other weights is not found."""
+
+    async def is_up(self) -> bool:
+        try:
+            await self._http.call("GET", "/health", what="its health", seconds=_CALL_S)
+        except (ServerGone, ServerRefused):
+            return False
+        return True
+
+    async def meet(self, expected: Expected) -> None:
+        """See `Dialect.meet`."""
+        version = await self._http.call("GET", "/version", what="its version", seconds=_CALL_S)
+        self.name = f"vLLM {version['version']}"
+        try:
+            told = await self._rpc("headrace")
+        except ServerRefused as error:
+            raise ConfigError(
+                f"{self.name} at {self._http.url} lacks the plugin {PLUGIN}, or its developer routes are closed "
+                f"({error.status}); pip install {PLUGIN} where vLLM is, and start it as the plugin's README says"
+            ) from error
+        for each in told:
+            if each.get("wire") != WIRE or each.get("transfer") != "headrace":
+                raise ConfigError(
+                    f"{self.name} at {self._http.url} has {PLUGIN} of wire {each.get('wire')} and takes weights by "
+                    f"{each.get('transfer')!r}; this headrace needs wire {WIRE} and --weight-transfer-config "
+                    '\'{"backend": "headrace"}\''
+                )
+            self._require(each, expected)
+
+    def _require(self, told: Mapping[str, Any], expected: Expected) -> None:
+        there = told.get("model") or {}
+        where = f"{self.name} at {self._http.url}"
+        for name, value in expected.model.items():
+            if there.get(name) != value:
+                raise ConfigError(
+                    f"{where} has another model: its {name} is {there.get(name)!r}, and that of model.path {value!r}; "
+                    "start it with the run's model"
+                )
+        if told["max_model_len"] < expected.max_context:
+            raise ConfigError(
+                f"{where} has a context of {told['max_model_len']} tokens, and the run needs {expected.max_context}; "
+                "start it with a larger --max-model-len, or lower engine.max_context"
+            )
+        if told["dtype"].removeprefix("torch.") != expected.dtype:
+            raise ConfigError(
+                f"{where} computes in {told['dtype']}, and engine.dtype is {expected.dtype}; start it with "
+                f"--dtype {expected.dtype}, or set engine.dtype"
+            )
+
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[Piece]:
+        """See `Dialect.stream`. Raises RequestError for what the server says is a bad request."""
+        body = self._body(request)
+        what = f"request {request.request_id}"
+        events = self._http.events("/inference/v1/generate", body, what=what)
+        try:
+            async for event in events:
+                if "error" in event:
+                    raise ServerGone(f"{what}: {_said(event['error'])}")
+                choice = event["choices"][0] if event.get("choices") else None
+                if choice is not None:
+                    yield self._piece(choice, request)
+        except ServerRefused as error:
+            if error.status == _BAD_REQUEST:
+                raise RequestError(str(error)) from error
+            raise
+        finally:
+            await events.aclose()
+
+    def _body(self, request: GenerateRequest) -> dict[str, Any]:
+        sampling = request.sampling
+        if request.return_kept and sampling.truncates and sampling.top_k <= 0:
+            raise RequestError(
+                f"request {request.request_id}: vLLM tells kept sets under top_k alone; set rollout.sampling.top_k"
+            )
+        wants_kept = request.return_kept and sampling.truncates
+        return {
+            "request_id": request.request_id,
+            "token_ids": request.prompt.tolist(),
+            "stream": True,
+            "cache_salt": self._salt,
+            "sampling_params": {
+                "max_tokens": sampling.max_new_tokens,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k if sampling.top_k > 0 else -1,
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+                "presence_penalty": 0.0,
+                "frequency_penalty": 0.0,
+                "stop_token_ids": list(sampling.stop_token_ids),
+                "ignore_eos": True,
+                "logprobs": min(sampling.top_k, self._vocab_size) if wants_kept else 0,
+                "detokenize": False,
+                "skip_special_tokens": False,
+            },
+        }
+
+    def _piece(self, choice: dict[str, Any], request: GenerateRequest) -> Piece:
+        tokens = choice.get("token_ids") or []
+        content = (choice.get("logprobs") or {}).get("content") or []
+        if len(content) != len(tokens):
+            raise ServerGone(f"request {request.request_id}: {len(content)} log-probs came with {len(tokens)} tokens")
+        finish = choice.get("finish_reason")
+        spans = choice.get("weight_versions")
+        return Piece(
+            np.array(tokens, np.int32),
+            np.array([each["logprob"] for each in content], np.float32),
+            self._kept(content) if request.return_kept and request.sampling.truncates and tokens else None,
+            None if finish is None else _finish(finish, request.request_id),
+            None if spans is None else tuple(Span(each["version"], each["start"], each["end"]) for each in spans),
+        )
+
+    def _kept(self, content: Sequence[dict[str, Any]]) -> KeptSets:
+        """Those of the most likely ids that have a log-prob: under top-k no others do."""
+        sets = [
+            sorted({each["token_id"] for each in one["top_logprobs"] if each["logprob"] > _OUTSIDE}) for one in content
+        ]
+        ids = np.array([each for one in sets for each in one], np.int32)
+        return KeptSets.of(ids, np.array([len(one) for one in sets], np.int32), self._vocab_size)
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """See `Dialect.abort`."""
+        ids = [_PREFIX + each for each in request_ids]
+        if ids:
+            await self._http.call(
+                "POST", "/abort_requests", {"request_ids": ids}, what="requests to be ended", seconds=_CALL_S
+            )
+
+    async def pause(self, mode: SwapMode) -> None:
+        """See `Dialect.pause`."""
+        query = {"mode": "keep", "clear_cache": "false"} if mode is SwapMode.KEEP else {"mode": "abort"}
+        await self._http.call("POST", "/pause", query=query, what="the server to pause", seconds=_PAUSE_S)
+
+    async def resume(self) -> None:
+        """See `Dialect.resume`."""
+        await self._http.call("POST", "/resume", what="the server to go on", seconds=_CALL_S)
+
+    async def load(self, offer: WeightOffer, name: str) -> None:
+        """See `Dialect.load`. Raises WeightError where the plugin refuses the version."""
+        call, version = self._http.call, offer.version
+        self._loads += 1
+        self._salt = str(self._loads)
+        info = {
+            "transport": offer.transport,
+            "address": offer.address,
+            "branch": version.branch,
+            "number": version.number,
+        }
+        try:
+            await call("POST", "/start_weight_update", what="an update to begin", seconds=_CALL_S)
+            await call(
+                "POST", "/update_weights", {"update_info": info}, what=f"{version} to be loaded", seconds=_LOAD_S
+            )
+            await call("POST", "/finish_weight_update", {"weight_version": name}, what="its end", seconds=_CALL_S)
+            told = await call("GET", "/weight_info", what="the version that is loaded", seconds=_CALL_S)
+        except ServerRefused as error:
+            raise WeightError(f"{self.name} did not take {version}: {_said(error.text)}") from error
+        if told.get("weight_version") != name:
+            raise WeightError(f"{self.name} says that it has {told.get('weight_version')!r}, and took {name!r}")
+
+    async def score(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+        """See `Dialect.score`. As prompts: the server samples one token behind each, which nobody takes."""
+        found = await together(self._scored(number, sample) for number, sample in enumerate(tokens))
+        return np.array(found, np.float32)
+
+    async def _scored(self, number: int, sample: NDArray[np.int32]) -> list[float]:
+        body = {
+            "request_id": f"check-{number}",
+            "token_ids": sample.tolist(),
+            "stream": False,
+            "cache_salt": self._salt,
+            "sampling_params": {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False},
+        }
+        answer = await self._http.call("POST", "/inference/v1/generate", body, what="the swap check", seconds=_CALL_S)
+        told = answer["prompt_logprobs"]
+        return [float(told[place][str(int(sample[place]))]["logprob"]) for place in range(1, len(sample))]
+
+    async def sampled(self) -> int | None:
+        """See `Dialect.sampled`."""
+        text = await self._http.call("GET", "/metrics", what="its metrics", seconds=_CALL_S)
+        counts = [
+            float(line.rsplit(" ", 1)[1])
+            for line in str(text).splitlines()
+            if line.startswith("vllm:generation_tokens_total")
+        ]
+        return int(sum(counts)) if counts else None
+
+    async def _rpc(self, method: str) -> list[dict[str, Any]]:
+        answer = await self._http.call(
+            "POST", "/collective_rpc", {"method": method}, what=f"the workers' {method}", seconds=_CALL_S
+        )
+        return [each for each in answer["results"] if isinstance(each, dict)]
+
+
+def _finish(word: str, request_id: str) -> FinishReason:
+    if word not in _FINISHES:
+        raise ServerGone(f"request {request_id} ended by {word!r}")
+    return _FINISHES[word]
+
+
+def _said(error: Any) -> str:
+    """The words in an answer of the server's."""
+    if isinstance(error, dict):
+        inner = error.get("error", error)
+        return str(inner.get("message", inner) if isinstance(inner, dict) else inner)[:400]
+    return str(error)[:400]

@@ -1,0 +1,97 @@
+"""How a vLLM server is launched."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+
+from headrace.config.errors import ConfigError
+from headrace.engines.servers.launch import ServerLaunch
+
+MODULE = "vllm.entrypoints.openai.api_server"
+_OURS = {
+    "model": "model.path",
+    "host": "nothing: a launched server listens on loopback alone",
+    "port": "nothing: it is chosen",
+    "dtype": "engine.dtype",
+    "max_model_len": "engine.max_context",
+    "max_num_seqs": "engine.max_concurrent_sequences",
+    "logprobs_mode": "nothing: log-probs are of the distribution that is sampled from",
+    "weight_transfer_config": "nothing: weights come by the plugin",
+    "worker_extension_cls": "nothing: it is the plugin's",
+    "enable_scale_out": "nothing: tokens go in and out by that route",
+    "api_key": "nothing: its worker is the only client",
+    "seed": "seed",
+}
+"""Options that are not to be given, and what sets them."""
+_UNKNOWN = re.compile(r"error: (unrecognized arguments: .*|argument .*)")
+
+
+def command(launch: ServerLaunch, port: int) -> list[str]:
+    """Raises ConfigError for options that are not the user's to give."""
+    given = {name.replace("-", "_"): value for name, value in launch.args.items()}
+    for name in given:
+        if name in _OURS:
+            raise ConfigError(f"engine.args.{name} is set by {_OURS[name]}; leave it out")
+    own: dict[str, object] = {
+        "model": launch.weights,
+        "served_model_name": "policy",
+        "host": "127.0.0.1",
+        "port": port,
+        "dtype": launch.dtype,
+        "max_model_len": launch.max_context,
+        "max_num_seqs": launch.slots,
+        "seed": launch.seed,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": max(20, launch.top_k),
+        "enable_scale_out": True,
+        "disable_uvicorn_access_log": True,
+        "weight_transfer_config": {"backend": "headrace"},
+        "worker_extension_cls": "headrace_vllm.extension.Extension",
+    }
+    if launch.on_cpu:
+        own |= {"enforce_eager": True, "distributed_executor_backend": "uni"}
+    return [launch.python, "-m", MODULE, *_flags(own | given)]
+
+
+def environment(launch: ServerLaunch, own: Mapping[str, str]) -> dict[str, str]:
+    """`own`: the environment of whoever launches it."""
+    kept = {name: value for name, value in own.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    found = {
+        **kept,
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_PLUGINS": ",".join(filter(None, ("headrace", own.get("VLLM_PLUGINS")))),
+    }
+    if launch.on_cpu:
+        gib = 1 if launch.kv_cache_gib is None else max(1, math.ceil(launch.kv_cache_gib))
+        found |= {"VLLM_CPU_KVCACHE_SPACE": str(gib), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        if launch.threads is not None:
+            found["OMP_NUM_THREADS"] = str(launch.threads)
+    return found
+
+
+def is_refusal(line: str) -> bool:
+    """Whether the server's last words say that it does not know an option."""
+    return _UNKNOWN.search(line) is not None
+
+
+def _flags(options: Mapping[str, object]) -> list[str]:
+    flags: list[str] = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        match value:
+            case True:
+                flags.append(flag)
+            case False:
+                flags.append("--no-" + name.replace("_", "-"))
+            case None:
+                pass
+            case dict() | list():
+                flags += [flag, json.dumps(value)]
+            case _:
+                flags += [flag, str(value)]
+    return flags

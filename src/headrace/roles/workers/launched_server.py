@@ -1,0 +1,118 @@
+"""An inference server that is launched, and ends with whoever launched it, however that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import tempfile
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from headrace.engines.protocol import EngineError
+from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.sandbox.guardian import guarded
+
+_TERM_S, _KILL_S = 10.0, 10.0
+_WORDS = 2000
+"""Bytes of the log's end that are looked at."""
+
+
+class LaunchedServer:
+    """A command under a guardian, which adopts what it leaves behind: a server's engine core survives the server's own
+    process."""
+
+    def __init__(self, clock: Clock, log: Path) -> None:
+        """`log`: what the server prints is added there."""
+        self._clock = clock
+        self._log = log
+        self._began = 0
+        """Bytes of the log before this server."""
+        self._guardian: Process | None = None
+        self._line: socket.socket | None = None
+        self._noted: list[psutil.Process] = []
+
+    async def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """`command`: an absolute path first. Raises EngineError."""
+        ours, held = socket.socketpair()
+        folder = tempfile.mkdtemp(prefix="headrace-")
+        try:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with held, self._log.open("ab") as output:
+                self._began = output.tell()
+                self._guardian = await asyncio.create_subprocess_exec(
+                    *guarded(command, line=held.fileno(), folder=folder, passes=()),
+                    pass_fds=[held.fileno()],
+                    stdin=DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=environment,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            ours.close()
+            raise EngineError(f"cannot start {command[0]}: {error}") from error
+        self._line = ours
+
+    async def ended(self) -> str:
+        """Once it has, how."""
+        assert self._guardian is not None
+        code = await self._guardian.wait()
+        self._end_noted()
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"ended with exit status {code}"
+
+    def note(self) -> None:
+        """Which processes it has now: should the guardian itself be killed, they are ended all the same."""
+        if self._guardian is not None:
+            with contextlib.suppress(psutil.Error):
+                self._noted = psutil.Process(self._guardian.pid).children(recursive=True)
+
+    def _end_noted(self) -> None:
+        for process in self._noted:
+            with contextlib.suppress(psutil.Error):  # a number that is another's by now is none of these
+                process.kill()
+        self._noted = []
+
+    def has_ended(self) -> bool:
+        return self._guardian is not None and self._guardian.returncode is not None
+
+    def last_words(self, chosen: Callable[[str], bool] = lambda line: bool(line.strip())) -> str:
+        """The last line of what it printed that is `chosen`."""
+        with contextlib.suppress(OSError), self._log.open("rb") as log:
+            log.seek(max(self._began, log.seek(0, os.SEEK_END) - _WORDS))
+            lines = log.read().decode(errors="replace").splitlines()
+            return next((line.strip() for line in reversed(lines) if chosen(line)), "")
+        return ""
+
+    async def stop(self) -> None:
+        """Ask it to end, then end it, with all that it started."""
+        guardian, self._guardian = self._guardian, None
+        if guardian is None:
+            return
+        if guardian.returncode is None:
+            with contextlib.suppress(psutil.Error):
+                for child in psutil.Process(guardian.pid).children():
+                    child.send_signal(signal.SIGTERM)
+            with contextlib.suppress(WaitTimeout):
+                await self._clock.wait_for(guardian.wait(), _TERM_S, "the server to end")
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+        with contextlib.suppress(WaitTimeout):
+            await self._clock.wait_for(guardian.wait(), _KILL_S, "the server to be ended")
+        self._end_noted()
+
+
+def free_port() -> int:
+    """Of this machine's loopback; somebody else may take it before it is used."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port

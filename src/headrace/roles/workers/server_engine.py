@@ -1,0 +1,160 @@
+"""An inference server as a worker: launched beside it, or attached to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from headrace.config.errors import ConfigError
+from headrace.engines.protocol import EngineError
+from headrace.engines.remote_types import ENGINE_TYPES
+from headrace.engines.servers import vllm_command
+from headrace.engines.servers.dialect import Expected
+from headrace.engines.servers.engine import Limits, ServerEngine
+from headrace.engines.servers.http import ServerHttp
+from headrace.engines.servers.launch import ServerLaunch
+from headrace.engines.servers.vllm import VllmDialect
+from headrace.roles.workers.engine_host import EngineHost
+from headrace.roles.workers.launched_server import LaunchedServer, free_port
+from headrace.runtime.wire.wire_types import WireTypes
+from headrace.runtime.workers import Host
+from headrace.weights.plane import Received, WeightOffer, WeightReceiver
+from headrace.weights.version import Version
+
+_LOOK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpec:
+    kind: str
+    """As `vllm`."""
+    limits: Limits
+    expected: Expected
+    launch: ServerLaunch | None
+    """None: it is attached to at `url`."""
+    log: str
+    """A file, which what it prints is added to."""
+    url: str = ""
+    token_env: str | None = None
+    returns: bool = False
+    """Whether somebody brings it back once it has died."""
+
+
+class ServerEngineWorker(EngineHost[ServerEngine]):
+    """The only client of a server that it launches."""
+
+    kind: ClassVar[str] = "engine"
+    types: ClassVar[WireTypes] = ENGINE_TYPES.with_types(
+        WireTypes({"server_spec": ServerSpec, "server_launch": ServerLaunch, "limits": Limits, "expected": Expected})
+    )
+
+    def __init__(self, spec: ServerSpec, host: Host) -> None:
+        super().__init__(host, returns=spec.returns)
+        self._spec = spec
+        self._server: LaunchedServer | None = None
+        self._http: ServerHttp | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """See `Engine.start`. Raises ConfigError, EngineError."""
+        launch, clock = self._spec.launch, self._services.clock
+        url = self._spec.url
+        if launch is not None:
+            port = free_port()
+            url = f"http://127.0.0.1:{port}"
+            self._server = LaunchedServer(clock, Path(self._spec.log))
+            await self._server.start(vllm_command.command(launch, port), vllm_command.environment(launch, os.environ))
+        self._http = ServerHttp(url, clock, self._token())
+        await self._http.open()
+        dialect = VllmDialect(self._http, self._spec.limits.vocab_size)
+        await self._until_up(dialect)
+        if self._server is not None:
+            self._server.note()
+        await dialect.meet(self._spec.expected)
+        self._engine = ServerEngine(dialect, self._spec.limits, self._services, holds=launch is not None)
+        await super().start()
+        if self._server is not None:
+            self._watching = self._services.spawn(self._watch(self._server), "the server's end")
+
+    async def stop(self) -> Any:
+        """See `EngineHost.stop`."""
+        status = await super().stop()
+        await self._end()
+        return status
+
+    async def close(self) -> None:
+        """Its end."""
+        if hasattr(self, "_engine"):
+            await self._engine.stop()
+        await self._end()
+
+    async def revive(self, offer: WeightOffer | None) -> None:
+        raise EngineError("a server comes back by a worker that is made anew")
+
+    async def _until_up(self, dialect: VllmDialect) -> None:
+        """Raises ConfigError where the server does not know an option, EngineError where it ends or is too late."""
+        clock, launch = self._services.clock, self._spec.launch
+        end = clock.now() + (60.0 if launch is None else launch.start_s)
+        while not await dialect.is_up():
+            if self._server is not None and self._server.has_ended():
+                refusal = self._server.last_words(vllm_command.is_refusal)
+                if refusal:
+                    raise ConfigError(f"engine.args: vLLM does not take them: {refusal}")
+                raise EngineError(
+                    f"the server {await self._server.ended()} before it was up: {self._server.last_words()} "
+                    f"(all of it is in {self._spec.log})"
+                )
+            if clock.now() >= end:
+                raise EngineError(f"the server was not up in time; what it printed is in {self._spec.log}")
+            await clock.sleep(_LOOK_S)
+
+    async def _watch(self, server: LaunchedServer) -> None:
+        how = await server.ended()
+        self._engine.fail(EngineError(f"the server {how}: {server.last_words()}"))
+        self._news.set()
+
+    async def _end(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop()
+        if self._http is not None:
+            await self._http.close()
+
+    def _token(self) -> str | None:
+        name = self._spec.token_env
+        if name is None:
+            return None
+        token = os.environ.get(name)
+        if not token:
+            raise ConfigError(f"engine.token_env is {name!r}, but the environment has no such variable; set it")
+        return token
+
+    def _receiver(self, offer: WeightOffer) -> WeightReceiver:
+        return _Offered(offer)
+
+
+class _Offered(WeightReceiver):
+    """An offer that somebody else receives."""
+
+    def __init__(self, offer: WeightOffer) -> None:
+        self._offer = offer
+
+    def latest(self) -> Version | None:
+        """See `WeightReceiver.latest`."""
+        return self._offer.version
+
+    def offer(self) -> WeightOffer | None:
+        """See `WeightReceiver.offer`."""
+        return self._offer
+
+    def receive(self) -> Any:
+        raise NotImplementedError
+
+    def received(self) -> Received:
+        raise NotImplementedError

@@ -1,0 +1,49 @@
+"""The section of an engine that is an inference server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from headrace.config.model import EngineConfig, PolicyEngineConfig
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"args": {"x": 1}}, "args is of a server, and kind is 'embedded'"),
+        ({"url": "http://127.0.0.1:1"}, "url is of a server"),
+        ({"kind": "vllm", "url": "127.0.0.1:1"}, "url is '127.0.0.1:1'; give one as http://127.0.0.1:8000"),
+        ({"kind": "vllm", "url": []}, "url is an empty list"),
+        (
+            {"kind": "vllm", "url": "http://10.0.0.7:8000"},
+            "is beyond this machine, where anybody may ask it; set token_env",
+        ),
+        ({"kind": "vllm", "url": ["http://127.0.0.1:1"], "replicas": 2}, "replicas is 2, and url names 1"),
+        ({"kind": "vllm", "url": "http://127.0.0.1:1", "args": {"x": 1}}, "args and python are of servers"),
+        ({"kind": "vllm", "token_env": "T"}, "token_env is of url, which is not given"),
+        ({"kind": "vllm", "prefill_tokens_per_step": 8}, "prefill_tokens_per_step is of the embedded engine"),
+        ({"kind": "sglang"}, "Input should be 'embedded' or 'vllm'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        PolicyEngineConfig.model_validate(given)
+
+
+def test_it_is_apart_and_as_many_as_are_named(tmp_path: Path) -> None:
+    urls = ["http://127.0.0.1:1", "http://localhost:2"]
+    engine = PolicyEngineConfig.model_validate({"kind": "vllm", "url": urls})
+    assert (engine.apart, engine.count, engine.urls) == (True, 2, tuple(urls))
+    assert PolicyEngineConfig.model_validate({"kind": "vllm", "replicas": 3}).count == 3
+    far = PolicyEngineConfig.model_validate({"kind": "vllm", "url": "https://far.example", "token_env": "T"})
+    assert far.urls == ("https://far.example",)
+    assert not PolicyEngineConfig().apart
+
+
+def test_a_judges_engine_is_no_server() -> None:
+    with pytest.raises(ValidationError, match="kind is 'vllm', and a server is an engine of the policy alone"):
+        EngineConfig.model_validate({"kind": "vllm"})

@@ -1,0 +1,140 @@
+"""The conformance suite itself: the embedded engine passes it, and engines that are broken on purpose do not."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import conforming
+import numpy as np
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.engines.conformance import (
+    CHECKS,
+    Check,
+    NotConforming,
+    new_weights_are_used_and_told,
+    nothing_is_found_of_old_weights,
+    tokens_are_the_models,
+    wrong_weights_are_refused,
+)
+from headrace.engines.embedded.engine import EmbeddedEngine
+from headrace.engines.protocol import Engine, GenerateRequest, SwapMode, SwapReport, TokenChunk
+from headrace.runtime.inline import InlineRuntime
+from headrace.weights.plane import WeightReceiver
+from headrace.weights.shm import ShmPublisher
+
+
+class Broken:
+    """An engine that does one thing wrong."""
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+class WrongVersion(Broken):
+    """Of the first token after a swap it says that it is of the version before."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+        async for chunk in self._engine.generate(request):
+            versions = chunk.versions.copy()
+            if len(versions) and versions[0] > 0:
+                versions[0] -= 1
+            yield replace(chunk, versions=versions)
+
+
+class LostToken(Broken):
+    """The third token of an answer is missing."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+        seen = 0
+        async for chunk in self._engine.generate(request):
+            keep = np.arange(seen, seen + len(chunk.tokens)) != 2
+            seen += len(chunk.tokens)
+            yield replace(
+                chunk,
+                tokens=chunk.tokens[keep],
+                logprobs=chunk.logprobs[keep],
+                versions=chunk.versions[keep],
+                branches=chunk.branches[keep],
+            )
+
+
+class StaleCache(Broken):
+    """What is in flight goes on with keys and values of the old weights, though they were to be computed again."""
+
+    async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
+        return await self._engine.update(receiver, SwapMode.KEEP)
+
+
+class Credulous(Broken):
+    """It takes weights for what they are called."""
+
+    async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
+        receiver.received = lambda: replace(type(receiver).received(receiver), check=None)  # type: ignore[method-assign]
+        receiver.receive_as = lambda make: make(receiver.received())  # type: ignore[method-assign]
+        return await self._engine.update(receiver, mode)
+
+
+def put_to(checks: tuple[Check, ...], folder: Path, made: Callable[[EmbeddedEngine], Engine]) -> None:
+    async def run() -> None:
+        runtime = InlineRuntime()
+        engine = EmbeddedEngine(
+            copy.deepcopy(conforming.model("a")), config=EngineConfig(max_concurrent_sequences=16), runtime=runtime
+        )
+        try:
+            await engine.start()
+            subject = conforming.subject(made(engine), runtime.clock, conforming.Publications(ShmPublisher(folder)))
+            for check in checks:
+                await check(subject)
+        finally:
+            await engine.stop()
+            await runtime.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_embedded_engine_conforms(tmp_path: Path, check: Check) -> None:
+    put_to((check,), tmp_path, lambda engine: engine)
+
+
+@pytest.mark.parametrize(
+    ("broken", "check", "words"),
+    [
+        (WrongVersion, new_weights_are_used_and_told, "its versions go back|log-prob .*, the model's is"),
+        (LostToken, tokens_are_the_models, "token 2 .*: log-prob"),
+        (StaleCache, new_weights_are_used_and_told, "log-prob .*, the model's is"),
+        (Credulous, wrong_weights_are_refused, "weights that are not what the swap check says were taken"),
+    ],
+)
+def test_a_broken_engine_does_not(tmp_path: Path, broken: Any, check: Check, words: str) -> None:
+    with pytest.raises(NotConforming, match=words):
+        put_to((check,), tmp_path, broken)
+
+
+def test_keys_and_values_of_old_weights_are_found(tmp_path: Path) -> None:
+    """As a prefix cache has them that nobody reset."""
+
+    class Remembers(Broken):
+        def __init__(self, engine: EmbeddedEngine) -> None:
+            super().__init__(engine)
+            self._told: dict[bytes, TokenChunk] = {}
+
+        async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+            chunks = [chunk async for chunk in self._engine.generate(request)]
+            first = next(chunk for chunk in chunks if len(chunk.tokens))
+            old = self._told.setdefault(request.prompt.tobytes(), first)
+            for chunk in chunks:
+                yield replace(chunk, logprobs=old.logprobs) if chunk is first else chunk
+
+    with pytest.raises(NotConforming, match="log-prob"):
+        put_to((nothing_is_found_of_old_weights,), tmp_path, Remembers)

@@ -1,0 +1,342 @@
+"""An inference server as an engine, on a scripted server: in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from headrace.engines.protocol import (
+    EngineError,
+    FinishReason,
+    GenerateRequest,
+    RequestError,
+    SamplingParams,
+    SwapMode,
+    TokenChunk,
+)
+from headrace.engines.servers.dialect import Expected, Piece, Span
+from headrace.engines.servers.engine import Limits, ServerEngine
+from headrace.engines.servers.http import ServerGone
+from headrace.runtime.virtual import VirtualRuntime, run_virtually
+from headrace.weights.plane import WeightError, WeightOffer, WeightReceiver
+from headrace.weights.swap_check import SwapCheck
+from headrace.weights.version import INITIAL, Version
+
+LIMITS = Limits(slots=4, max_context=64, vocab_size=100, dtype="float32")
+STEP_S = 0.1
+TOKENS = np.zeros((1, 3), np.int32)
+
+
+@dataclass
+class Scripted:
+    """A server: a token a step and request. What it says can be wrong."""
+
+    runtime: VirtualRuntime
+    lag_s: float = 0.0
+    """By which tokens come later than they are sampled."""
+    scores: float = -1.0
+    """Of the swap check's tokens."""
+    loads: list[str] = field(default_factory=list)
+    faults: list[Exception] = field(default_factory=list)
+    """Of loads, in turn."""
+    says: Callable[[str], str] = lambda name: name
+    """What spans call a version."""
+    up: bool = True
+    dies: bool = False
+    name: str = "a server"
+    count: int = 0
+    paused: SwapMode | None = None
+    version: str = "default"
+    asked: list[str] = field(default_factory=list)
+    aborted: set[str] = field(default_factory=set)
+    calls: list[str] = field(default_factory=list)
+
+    async def is_up(self) -> bool:
+        return self.up
+
+    async def meet(self, expected: Expected) -> None:
+        pass
+
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[Piece]:
+        clock, name = self.runtime.clock, request.request_id
+        self.asked.append(name)
+        spans: list[Span] = []
+        sampled = 0
+        finish = None
+        late: list[tuple[float, Piece]] = []
+        while finish is None:
+            await clock.sleep(STEP_S)
+            if self.dies:
+                raise ServerGone("it broke off")
+            if name in self.aborted or (self.paused in (SwapMode.RECOMPUTE, SwapMode.DRAIN) and sampled):
+                finish = FinishReason.ABORT
+            elif self.paused is None:
+                if not spans or spans[-1].version != self.says(self.version):
+                    spans.append(Span(self.says(self.version), sampled, sampled))
+                spans[-1] = spans[-1]._replace(end=sampled + 1)
+                sampled += 1
+                self.count += 1
+                if sampled == request.sampling.max_new_tokens:
+                    finish = FinishReason.LENGTH
+                late.append((clock.now() + self.lag_s, _piece(1)))
+            while late and late[0][0] <= clock.now():
+                yield late.pop(0)[1]
+        for _, piece in late:
+            yield piece
+        yield Piece(*_arrays(0), finish=finish, spans=tuple(spans))
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        self.aborted |= set(request_ids)
+
+    async def pause(self, mode: SwapMode) -> None:
+        self.calls.append(f"pause {mode}")
+        self.paused = mode
+
+    async def resume(self) -> None:
+        self.calls.append("resume")
+        self.paused = None
+
+    async def load(self, offer: WeightOffer, name: str) -> None:
+        assert self.paused is not None
+        self.calls.append(f"load {name}")
+        if self.faults:
+            raise self.faults.pop(0)
+        self.version = name
+
+    async def score(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+        assert self.paused is None
+        self.count += len(tokens)
+        await self.runtime.clock.sleep(2 * STEP_S)
+        return np.full((len(tokens), tokens.shape[1] - 1), self.scores, np.float32)
+
+    async def sampled(self) -> int | None:
+        return self.count
+
+
+def _arrays(count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    return np.full(count, 5, np.int32), np.full(count, -1.0, np.float32)
+
+
+def _piece(count: int) -> Piece:
+    return Piece(*_arrays(count))
+
+
+class Offers(WeightReceiver):
+    def __init__(self, number: int) -> None:
+        check = SwapCheck(TOKENS, np.full((1, 2), -1.0, np.float32), 1.0, "float32")
+        self._offer = WeightOffer(Version(0, number), "shm", "nowhere", None, check)
+
+    def latest(self) -> Version:
+        return self._offer.version
+
+    def offer(self) -> WeightOffer:
+        return self._offer
+
+    def receive(self) -> Any:
+        raise NotImplementedError
+
+
+def request(name: str = "r", tokens: int = 10, prompt: tuple[int, ...] = (1, 2), **more: Any) -> GenerateRequest:
+    return GenerateRequest(
+        name, np.array(prompt, np.int32), SamplingParams(max_new_tokens=tokens), noise_key=0, stream=True, **more
+    )
+
+
+async def read(engine: ServerEngine, asked: GenerateRequest) -> list[TokenChunk]:
+    async with aclosing(engine.generate(asked)) as chunks:
+        return [chunk async for chunk in chunks]
+
+
+def versions(chunks: list[TokenChunk]) -> list[int]:
+    return [int(number) for chunk in chunks for number in chunk.versions]
+
+
+def on(test: Callable[[ServerEngine, Scripted, VirtualRuntime], Awaitable[None]], **server: Any) -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        scripted = Scripted(runtime, **server)
+        engine = ServerEngine(scripted, LIMITS, runtime)
+        await engine.start()
+        try:
+            await test(engine, scripted, runtime)
+        finally:
+            await engine.stop()
+
+    run_virtually(main)
+
+
+def test_what_a_swap_cuts_off_ends_as_interrupted_with_the_old_version() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        reading = asyncio.ensure_future(read(engine, request()))
+        await runtime.clock.sleep(3.5 * STEP_S)
+        report = await engine.update(Offers(1), SwapMode.RECOMPUTE)
+        chunks = await reading
+        assert chunks[-1].finish_reason is FinishReason.INTERRUPTED
+        assert versions(chunks) == [0, 0, 0]
+        assert report is not None
+        assert (report.version, report.interrupted, engine.version) == (Version(0, 1), 1, Version(0, 1))
+        assert server.calls == ["pause recompute", "load 0.1", "resume"]
+        assert versions(await read(engine, request("s"))) == [1] * 10
+        assert await engine.update(Offers(1), SwapMode.RECOMPUTE) is None
+
+    on(test)
+
+
+def test_what_is_kept_goes_on_and_late_tokens_are_of_the_version_that_sampled_them() -> None:
+    """Tokens come 2.5 steps after they were sampled: the swap waits for those on their way."""
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        reading = asyncio.ensure_future(read(engine, request()))
+        await runtime.clock.sleep(5.5 * STEP_S)
+        await engine.update(Offers(1), SwapMode.KEEP)
+        assert versions(await reading) == [0] * 5 + [1] * 5
+        assert server.calls == ["pause keep", "load 0.1", "resume"]
+
+    on(test, lag_s=2.5 * STEP_S)
+
+
+def test_drained_requests_end_before_and_new_ones_wait() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        reading = asyncio.ensure_future(read(engine, request()))
+        await runtime.clock.sleep(3.5 * STEP_S)
+        swapping = asyncio.ensure_future(engine.update(Offers(1), SwapMode.DRAIN))
+        await runtime.clock.sleep(STEP_S)
+        later = asyncio.ensure_future(read(engine, request("s", 2)))
+        await runtime.clock.sleep(STEP_S)
+        assert server.asked == ["r"]
+        assert versions(await reading) == [0] * 10
+        await swapping
+        assert versions(await later) == [1, 1]
+
+    on(test)
+
+
+@pytest.mark.parametrize("mode", [SwapMode.RECOMPUTE, SwapMode.KEEP])
+def test_nothing_of_weights_that_the_swap_check_refuses_is_handed_out(mode: SwapMode) -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        reading = asyncio.ensure_future(read(engine, request(tokens=40)))
+        await runtime.clock.sleep(3.5 * STEP_S)
+        with pytest.raises(WeightError, match=r"refused v1: it gives 2 tokens log-probs that are 2 from"):
+            await engine.update(Offers(1), mode)
+        chunks = await reading
+        assert versions(chunks) == [0, 0, 0]
+        assert chunks[-1].finish_reason is FinishReason.INTERRUPTED
+        assert engine.version == INITIAL
+        waiting = asyncio.ensure_future(read(engine, request("s", 3)))
+        await runtime.clock.sleep(5 * STEP_S)
+        assert server.asked == ["r"], "what is loaded is of no version: nobody is served"
+        server.scores = -1.0
+        await engine.update(Offers(1), mode)
+        assert versions(await waiting) == [1, 1, 1]
+
+    on(test, scores=-3.0)
+
+
+def test_weights_that_cannot_be_loaded_leave_it_paused_until_some_can() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        with pytest.raises(WeightError, match="damaged"):
+            await engine.update(Offers(1), SwapMode.RECOMPUTE)
+        assert server.paused is not None
+        await engine.update(Offers(2), SwapMode.RECOMPUTE)
+        assert (engine.version, server.paused) == (Version(0, 2), None)
+
+    on(test, faults=[WeightError("damaged")])
+
+
+def test_a_server_that_says_something_else_of_the_versions_fails_the_request() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        with pytest.raises(
+            EngineError, match=r"its tokens are of \[\('0.7', 3\)\], and they were taken for \[\('0.0', 3\)"
+        ):
+            await read(engine, request(tokens=3))
+
+    on(test, says=lambda name: "0.7")
+
+
+def test_an_answer_that_breaks_off_is_the_engines_death_if_nobody_is_there() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        server.dies = True
+        with pytest.raises(EngineError, match="it broke off"):
+            await read(engine, request())
+        assert engine.failure is None
+        server.up = False
+        with pytest.raises(EngineError, match="was lost: it broke off"):
+            await read(engine, request("s"))
+        assert engine.failure is not None
+        with pytest.raises(EngineError, match="the engine died: it broke off"):
+            await read(engine, request("t"))
+
+    on(test)
+
+
+def test_an_aborted_request_ends_and_the_server_is_told() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        reading = asyncio.ensure_future(read(engine, request(tokens=40)))
+        async with aclosing(engine.generate(request("left", 40))) as chunks:
+            await anext(chunks)
+        await runtime.clock.sleep(2.5 * STEP_S)
+        engine.abort(["r", "nobody"])
+        chunk = (await reading)[-1]
+        assert chunk.finish_reason is FinishReason.ABORT
+        await runtime.clock.sleep(2 * STEP_S)
+        assert server.aborted == {"r", "left"}
+        assert engine.stats().running == 0
+
+    on(test)
+
+
+def test_after_aborts_it_is_still_known_how_much_came() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        async with aclosing(engine.generate(request("left", 40))) as chunks:
+            await anext(chunks)
+        reading = asyncio.ensure_future(read(engine, request()))
+        await runtime.clock.sleep(4.5 * STEP_S)
+        await engine.update(Offers(1), SwapMode.KEEP)
+        assert "pause keep" in server.calls
+        assert sorted(set(versions(await reading))) == [0, 1]
+
+    on(test)
+
+
+def test_a_pinned_version_is_held() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        pin = engine.pin()
+        swapping = asyncio.ensure_future(engine.update(Offers(1), SwapMode.RECOMPUTE))
+        await runtime.clock.sleep(10 * STEP_S)
+        assert server.calls == []
+        pin.release()
+        await swapping
+        assert engine.version == Version(0, 1)
+
+    on(test)
+
+
+@pytest.mark.parametrize(("prompt", "words"), [((1, 100), "id 100 at position 1 is outside"), ((1,) * 64, "no room")])
+def test_a_bad_request_does_not_reach_the_server(prompt: tuple[int, ...], words: str) -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        with pytest.raises(RequestError, match=words):
+            await read(engine, request(prompt=prompt))
+        assert server.asked == []
+
+    on(test)
+
+
+def test_one_that_holds_no_version_serves_nobody_before_its_first() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        server = Scripted(runtime)
+        engine = ServerEngine(server, LIMITS, runtime, holds=False)
+        await engine.start()
+        waiting = asyncio.ensure_future(read(engine, request(tokens=2)))
+        await runtime.clock.sleep(STEP_S)
+        assert server.asked == []
+        await engine.update(Offers(0), SwapMode.RECOMPUTE)
+        assert versions(await waiting) == [0, 0]
+        await engine.stop()
+
+    run_virtually(main)

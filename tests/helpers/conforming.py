@@ -1,0 +1,92 @@
+"""Two small models, and what the conformance suite needs to know of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from headrace.engines.conformance import Subject
+from headrace.engines.protocol import Engine
+from headrace.runtime.protocol import Clock
+from headrace.training.frozen import FrozenScorer
+from headrace.training.taking import scored
+from headrace.weights.plane import WeightPublisher, WeightReceiver
+from headrace.weights.swap_check import check_tokens, make_check
+from headrace.weights.version import Version
+
+VOCAB, CONTEXT, STOP = 512, 1024, 7
+SEEDS = {"a": 1, "b": 2}
+
+
+@cache
+def model(name: str) -> Any:
+    """On the CPU, in float32, with embeddings that are tied: nothing a server finds easy."""
+    torch.manual_seed(SEEDS[name])
+    config = transformers.Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        initializer_range=0.08,
+        bos_token_id=None,
+        eos_token_id=STOP,
+        pad_token_id=1,
+    )
+    return transformers.Qwen3ForCausalLM(config).eval()
+
+
+def folder(name: str, path: Path) -> Path:
+    """The model, in Hugging Face format."""
+    model(name).save_pretrained(path)
+    return path
+
+
+@torch.no_grad()
+def logprobs(name: str, tokens: NDArray[np.int32], temperature: float) -> NDArray[np.float32]:
+    """See `Subject.logprobs`."""
+    logits = model(name)(torch.from_numpy(tokens).long()[None]).logits[0]
+    told: NDArray[np.float32] = torch.log_softmax(logits / temperature, -1).numpy()
+    return told
+
+
+class Publications:
+    def __init__(self, publisher: WeightPublisher) -> None:
+        self._publisher = publisher
+        self._number = 0
+        self._publish("a", spoilt=False)
+
+    def __call__(self, name: str, spoilt: bool) -> WeightReceiver:
+        self._number += 1
+        return self._publish(name, spoilt=spoilt)
+
+    def _publish(self, name: str, *, spoilt: bool) -> WeightReceiver:
+        parameters = {each: value.detach() for each, value in model(name).named_parameters()}
+        if spoilt:
+            odd = "model.layers.1.mlp.down_proj.weight"
+            parameters[odd] = dict(model("ab".replace(name, "")).named_parameters())[odd].detach()
+        check = make_check(
+            check_tokens(VOCAB),
+            partial(scored, FrozenScorer(copy.deepcopy(model(name)), temperature=1.0).logprobs),
+            temperature=1.0,
+            dtype="float32",
+        )
+        snapshot = self._publisher.snapshot(Version(0, self._number), parameters.items(), check)
+        self._publisher.send(snapshot)
+        return self._publisher.receiver()
+
+
+def subject(engine: Engine, clock: Clock, publish: Callable[[str, bool], WeightReceiver]) -> Subject:
+    return Subject(engine, clock, publish, logprobs, VOCAB, CONTEXT, STOP)

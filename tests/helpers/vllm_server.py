@@ -1,0 +1,59 @@
+"""A vLLM server for tests, of the environment that `make vllm-env` makes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import conforming
+import pytest
+
+from headrace.engines.servers.dialect import Expected
+from headrace.engines.servers.engine import Limits
+from headrace.engines.servers.launch import ServerLaunch
+from headrace.roles.workers.server_engine import ServerEngineWorker, ServerSpec
+from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.workers import Placement
+
+PYTHON = os.environ.get("HEADRACE_VLLM_PYTHON", str(Path(__file__).parents[2] / ".venv-vllm/bin/python"))
+needs_vllm = pytest.mark.skipif(not os.path.exists(PYTHON), reason="make vllm-env makes the environment of vLLM")
+
+
+def spec(folder: Path, *, dtype: str = "float32", model_is: Mapping[str, Any] = {}, **args: Any) -> ServerSpec:
+    """`model_is`: what is taken for the model's config beside the truth."""
+    model = conforming.folder("a", folder / "model")
+    launch = ServerLaunch(
+        python=PYTHON,
+        weights=str(model),
+        dtype=dtype,
+        slots=32,
+        max_context=conforming.CONTEXT,
+        seed=0,
+        on_cpu=True,
+        top_k=20,
+        threads=1,
+        args={"skip_tokenizer_init": True, **args},
+        start_s=240.0,
+    )
+    limits = Limits(32, conforming.CONTEXT, conforming.VOCAB, dtype)
+    shape = {"vocab_size": conforming.VOCAB, "hidden_size": 128, "num_hidden_layers": 3}
+    expected = Expected({**shape, **model_is}, conforming.CONTEXT, dtype)
+    return ServerSpec("vllm", limits, expected, launch, str(folder / "vllm.log"))
+
+
+@asynccontextmanager
+async def serving(given: ServerSpec) -> AsyncGenerator[ServerEngineWorker]:
+    """The worker, its server up."""
+    runtime = InlineRuntime()
+    try:
+        workers = await runtime.start(ServerEngineWorker, [given], Placement(start_s=300.0))
+        await workers.call("start", what="the server", seconds=300.0)
+        worker = workers.here(0)
+        assert isinstance(worker, ServerEngineWorker)
+        yield worker
+        await workers.close()
+    finally:
+        await runtime.close()
