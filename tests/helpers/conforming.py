@@ -23,6 +23,7 @@ from headrace.weights.swap_check import check_tokens, make_check
 from headrace.weights.version import Version
 
 VOCAB, CONTEXT, STOP = 512, 1024, 7
+STOPS = tuple(range(STOP, VOCAB, 16))
 SEEDS = {"a": 1, "b": 2}
 
 
@@ -89,4 +90,4 @@ class Publications:
 
 
 def subject(engine: Engine, clock: Clock, publish: Callable[[str, bool], WeightReceiver]) -> Subject:
-    return Subject(engine, clock, publish, logprobs, VOCAB, CONTEXT, STOP)
+    return Subject(engine, clock, publish, logprobs, VOCAB, CONTEXT, STOPS)

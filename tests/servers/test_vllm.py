@@ -9,7 +9,10 @@ import conforming
 import pytest
 from vllm_server import needs_vllm, serving, spec
 
+from headrace.config.errors import ConfigError
 from headrace.engines.conformance import CHECKS
+from headrace.engines.servers.dialect import Expected
+from headrace.runtime.workers import WorkerError
 from headrace.weights.shm import ShmPublisher
 
 pytestmark = [pytest.mark.slow, needs_vllm]
@@ -24,5 +27,24 @@ def test_it_conforms(tmp_path: Path) -> None:
             subject = conforming.subject(worker.engine, worker.engine._services.clock, publish)
             for check in CHECKS:
                 await check(subject)
+            for expected, words in (
+                (
+                    Expected({"hidden_size": 64}, 64, "float32"),
+                    "has another model: its hidden_size is 128, and that of",
+                ),
+                (Expected({}, 4096, "float32"), "has a context of 1024 tokens, and the run needs 4096"),
+                (Expected({}, 64, "bfloat16"), r"computes in torch.float32, and engine.dtype is bfloat16"),
+            ):
+                with pytest.raises(ConfigError, match=words):
+                    await worker.engine.dialect.meet(expected)
 
     asyncio.run(run())
+
+
+def test_an_option_that_it_does_not_know_is_refused_by_name(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(spec(tmp_path, no_such_option=3)):
+            pass
+
+    with pytest.raises(WorkerError, match=r"ConfigError: engine.args: vLLM does not take them: .*--no-such-option"):
+        asyncio.run(run())

@@ -75,7 +75,7 @@ class ServerEngine:
         self, dialect: Dialect, limits: Limits, services: Services, *, version: Version = INITIAL, holds: bool = True
     ) -> None:
         """`version`: of the weights that the server has; if it does not hold it, requests wait until it is updated."""
-        self._dialect = dialect
+        self.dialect = dialect
         self._limits = limits
         self._services = services
         self._version = version
@@ -113,7 +113,7 @@ class ServerEngine:
 
     async def start(self) -> None:
         """The server is up, and has been met. Raises EngineError."""
-        self._read_before = await self._dialect.sampled()
+        self._read_before = await self.dialect.sampled()
         self._since = self._services.clock.now()
         self._started = True
 
@@ -166,7 +166,7 @@ class ServerEngine:
 
     async def _tell_aborted(self, names: list[str]) -> None:
         try:
-            await self._dialect.abort(names)
+            await self.dialect.abort(names)
         except EngineError:  # then by leaving them
             for name in names:
                 if (mine := self._requests.get(name)) is not None and mine.pump is not None:
@@ -250,7 +250,7 @@ class ServerEngine:
         """Read what comes of one request, to its end."""
         name = mine.asked.request_id
         try:
-            async with aclosing(self._dialect.stream(mine.asked)) as pieces:
+            async with aclosing(self.dialect.stream(mine.asked)) as pieces:
                 async for piece in pieces:
                     self._take(mine, piece)
                     if piece.finish is not None:
@@ -258,7 +258,7 @@ class ServerEngine:
             raise EngineError(f"request {name} ended without a finish reason")
         except (EngineError, RequestError) as error:
             self._read_before = None
-            if isinstance(error, ServerGone) and not await self._dialect.is_up():
+            if isinstance(error, ServerGone) and not await self.dialect.is_up():
                 self.fail(error)
             mine.pieces.put_nowait(error)
         except asyncio.CancelledError:
@@ -306,17 +306,17 @@ class ServerEngine:
             in_flight = len(self._requests)
             if mode is SwapMode.KEEP and self._read_before is None:
                 mode = SwapMode.RECOMPUTE
-            await self._dialect.pause(mode)
+            await self.dialect.pause(mode)
             if mode is SwapMode.KEEP:
                 await self._read_up()
             else:
                 await self._until_ended()
-                told = await self._dialect.sampled()
+                told = await self.dialect.sampled()
                 self._read_before = None if told is None else told - self._read
         except BaseException:
             if not was_swapping:
                 with suppress(EngineError):
-                    await self._dialect.resume()
+                    await self.dialect.resume()
                 self._swapping = False
                 self._changed.notify()
             raise
@@ -324,9 +324,9 @@ class ServerEngine:
 
     async def _exchange(self, offer: WeightOffer) -> None:
         """Raises WeightError, EngineError: the server rests, and what it has loaded is of no version."""
-        await self._dialect.load(offer, name_of(offer.version))
+        await self.dialect.load(offer, name_of(offer.version))
         self._checking = offer.version
-        await self._dialect.resume()
+        await self.dialect.resume()
         try:
             await self._check(offer)
         except BaseException:
@@ -339,16 +339,16 @@ class ServerEngine:
         if check is None:
             return
         before, self._read_before = self._read_before, None
-        found = await self._dialect.score(check.tokens)
+        found = await self.dialect.score(check.tokens)
         self._read_before = None if before is None else before + len(check.tokens)
         fault = check.fault(found, self._limits.dtype)
         if fault is not None:
-            raise WeightError(f"{self._dialect.name} was refused {offer.version}: {fault}")
+            raise WeightError(f"{self.dialect.name} was refused {offer.version}: {fault}")
 
     async def _take_back(self) -> None:
         """Let nobody have what was sampled under weights that are refused: what is in flight ends."""
         with suppress(EngineError):
-            await self._dialect.pause(SwapMode.RECOMPUTE)
+            await self.dialect.pause(SwapMode.RECOMPUTE)
         for request in self._requests.values():
             request.held.clear()
             request.taken_back = True
@@ -360,12 +360,12 @@ class ServerEngine:
         clock = self._services.clock
         end, agreed = clock.now() + _READ_S, 0
         while self._requests and agreed < _LOOKS:
-            told = await self._dialect.sampled()
+            told = await self.dialect.sampled()
             came = (self._read_before or 0) + self._read
             agreed = agreed + 1 if told == came else 0
             if clock.now() >= end:
                 raise EngineError(
-                    f"{self._dialect.name} says that it has sampled {told} tokens, and {came} came within {_READ_S:g} s"
+                    f"{self.dialect.name} says that it has sampled {told} tokens, and {came} came within {_READ_S:g} s"
                 )
             await clock.sleep(_LOOK_S)
 
@@ -384,7 +384,7 @@ class ServerEngine:
                 raise EngineError(
                     f"{len(self._requests)} requests did not end within {_READ_S:g} s, though all were ended"
                 )
-            await self._dialect.abort(tuple(self._requests))
+            await self.dialect.abort(tuple(self._requests))
 
     async def _until_none(self, seconds: float, why: str) -> None:
         try:

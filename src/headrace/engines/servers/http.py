@@ -30,8 +30,8 @@ class ServerRefused(EngineError):
 
 
 class ServerHttp:
-    """Calls of one answer each have a connection of their own: after an error a server may close it. Streams are as
-    many as are asked for."""
+    """Each call and each stream has a connection of its own: a server closes one that rested, or that an error was
+    answered on, at the very moment in which the next request goes there. Streams are as many as are asked for."""
 
     def __init__(self, url: str, clock: Clock, token: str | None = None) -> None:
         self.url = url.rstrip("/")
@@ -46,7 +46,7 @@ class ServerHttp:
             headers=self._headers, timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)
         )
         self._streams = aiohttp.ClientSession(
-            headers=self._headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
+            headers=self._headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0, force_close=True)
         )
 
     async def close(self) -> None:
