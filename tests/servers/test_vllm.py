@@ -15,7 +15,7 @@ from headrace.engines.servers.dialect import Expected
 from headrace.runtime.workers import WorkerError
 from headrace.weights.shm import ShmPublisher
 
-pytestmark = [pytest.mark.slow, needs_vllm]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs_vllm]
 
 
 def test_it_conforms(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from vllm_server import PYTHON, needs_vllm
 
 from headrace.store import RunReader
 
-pytestmark = [pytest.mark.slow, needs_vllm]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs_vllm]
 BATCHES, ETA = 24, 2
-_WAIT_S = 240.0
+_WAIT_S = 290.0
 
 
 def begun(tmp_path: Path, **job: object) -> tuple[subprocess.Popen[str], Path]:
