@@ -104,7 +104,7 @@ class ServerHttp:
                 if answer.status >= 300:
                     raise ServerRefused(what, answer.status, await answer.text())
                 left = b""
-                async for part in answer.content.iter_any():
+                while part := await answer.content.readany():
                     *lines, left = (left + part).split(b"\n")
                     for line in lines:
                         data = line.removeprefix(b"data:").strip()
