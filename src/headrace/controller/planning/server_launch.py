@@ -22,7 +22,7 @@ def server_launch(config: TrainConfig, weights: str, cache: CachePlan, rank: int
     engine = config.engine
     launch = ServerLaunch(
         python=os.path.abspath(os.path.expanduser(engine.python)) if engine.python else sys.executable,
-        weights=os.path.abspath(weights),
+        weights=os.path.abspath(weights) if os.path.isdir(weights) else weights,  # else a name on the Hub
         dtype=engine.dtype or config.model.dtype,
         slots=cache.slots,
         max_context=cache.max_context,
