@@ -238,6 +238,26 @@ def test_nothing_of_weights_that_the_swap_check_refuses_is_handed_out(mode: Swap
     on(test, scores=-3.0)
 
 
+@pytest.mark.parametrize("passes", [True, False])
+def test_what_ends_while_the_swap_check_runs_is_handed_out_once_it_passed(passes: bool) -> None:
+    """One token is left at the swap; the check takes two steps."""
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        reading = asyncio.ensure_future(read(engine, request(tokens=6)))
+        await runtime.clock.sleep(5.5 * STEP_S)
+        if passes:
+            await engine.update(Offers(1), SwapMode.KEEP)
+        else:
+            with pytest.raises(WeightError):
+                await engine.update(Offers(1), SwapMode.KEEP)
+        chunks = await asyncio.wait_for(reading, 10.0)
+        assert versions(chunks) == [0] * 5 + [1] * passes
+        assert chunks[-1].finish_reason is (FinishReason.LENGTH if passes else FinishReason.INTERRUPTED)
+        assert engine.stats().running == 0
+
+    on(test, scores=-1.0 if passes else -3.0)
+
+
 def test_weights_that_cannot_be_loaded_leave_it_paused_until_some_can() -> None:
     async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
         with pytest.raises(WeightError, match="damaged"):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from headrace.engines.own_pin import Pin
 from headrace.engines.protocol import (
     EngineError,
     EngineStats,
@@ -252,7 +253,7 @@ class SimulatedEngine:
     def pin(self) -> Pin:
         self._check_serves()
         self._pins += 1
-        return Pin(self)
+        return Pin(self.version, self._release_pin)
 
     def stats(self) -> EngineStats:
         idle = 0.0 if self._idle_since is None else self._runtime.clock.now() - self._idle_since
@@ -468,18 +469,3 @@ class SimulatedEngine:
         self._pins -= 1
         self._work.set()
         self._changed.notify()
-
-
-class Pin:
-    """See `PinnedVersion`."""
-
-    is_lost = False
-
-    def __init__(self, engine: SimulatedEngine) -> None:
-        self.version = engine.version
-        self._engine: SimulatedEngine | None = engine
-
-    def release(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine._release_pin()

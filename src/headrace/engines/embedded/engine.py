@@ -14,6 +14,7 @@ from headrace.engines.embedded.cache_plan import CachePlan, plan_cache
 from headrace.engines.embedded.core import EngineCore, FlipCost, NewWeights, Output
 from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.embedded.skeleton import Skeleton
+from headrace.engines.own_pin import Pin
 from headrace.engines.protocol import (
     EngineError,
     EngineStats,
@@ -202,7 +203,7 @@ class EmbeddedEngine:
     def pin(self) -> Pin:
         self._serving()
         self._pins += 1
-        return Pin(self)
+        return Pin(self.version, self._release_pin)
 
     def kill(self, reason: str) -> None:
         """Die of `reason` before the next step: what a fault of the engine's own does, for whoever must see one."""
@@ -372,18 +373,3 @@ class EmbeddedEngine:
         cost = swap.cost
         assert cost is not None
         return SwapReport(swap.new.version, cost.flip_s, cost.prefill_s, cost.recomputed_tokens, cost.interrupted)
-
-
-class Pin:
-    """See `PinnedVersion`."""
-
-    is_lost = False
-
-    def __init__(self, engine: EmbeddedEngine) -> None:
-        self.version = engine.version
-        self._engine: EmbeddedEngine | None = engine
-
-    def release(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine._release_pin()

@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-import numpy as np
-
+from headrace.engines.own_pin import Pin
 from headrace.engines.protocol import (
     EngineError,
     EngineStats,
@@ -24,7 +23,8 @@ from headrace.engines.protocol import (
     SwapReport,
     TokenChunk,
 )
-from headrace.engines.servers.dialect import Dialect, Piece, Span
+from headrace.engines.servers.answers import Answer, name_of
+from headrace.engines.servers.dialect import Dialect, Piece
 from headrace.engines.servers.http import ServerGone
 from headrace.engines.validate import check_request
 from headrace.runtime.protocol import Services, WaitTimeout
@@ -50,21 +50,6 @@ class Limits:
     """That it computes in, as `bfloat16`."""
 
 
-@dataclass(eq=False, slots=True)
-class _Request:
-    asked: GenerateRequest
-    pieces: asyncio.Queue[TokenChunk | Exception] = field(default_factory=asyncio.Queue)
-    held: list[TokenChunk] = field(default_factory=list)
-    """Of a version whose check has not passed."""
-    stamped: list[tuple[Version, int]] = field(default_factory=list)
-    """Version, and tokens of it, in their order."""
-    aborted: bool = False
-    """By whoever asked, or left."""
-    pump: asyncio.Task[None] | None = None
-    taken_back: bool = False
-    """Nothing more is handed out."""
-
-
 class ServerEngine:
     """See `Engine`. What an update in mode `recompute` cuts off ends with INTERRUPTED."""
 
@@ -86,7 +71,7 @@ class ServerEngine:
         """Or what the server has loaded is of no version, since a swap failed, say. Requests wait."""
         self._checking: Version | None = None
         """What is sampled is of this version, and is held."""
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, Answer] = {}
         self._waiting = 0
         self._updating = asyncio.Lock()
         self._pins = 0
@@ -120,9 +105,10 @@ class ServerEngine:
     async def stop(self) -> None:
         """See `Engine.stop`. The server goes on."""
         self._stopping = True
-        pumps = [request.pump for request in self._requests.values() if request.pump is not None]
-        for request in self._requests.values():
-            request.pieces.put_nowait(_ended(FinishReason.ABORT))
+        answers = [*self._requests.values()]
+        pumps = [answer.pump for answer in answers if answer.pump is not None]
+        for answer in answers:
+            answer.end(FinishReason.ABORT)
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
@@ -132,12 +118,12 @@ class ServerEngine:
         """See `Engine.generate`."""
         self._serving()
         check_request(request, self._limits.vocab_size, self._limits.max_context)
+        await self._may_begin(request)
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is in use; give each request its own")
-        await self._may_begin(request)
         room = self._limits.max_context - len(request.prompt)
         sampling = replace(request.sampling, max_new_tokens=min(request.sampling.max_new_tokens, room))
-        mine = self._requests[request.request_id] = _Request(replace(request, sampling=sampling))
+        mine = self._requests[request.request_id] = Answer(replace(request, sampling=sampling))
         self._note_load()
         self._prefilled += len(request.prompt)
         mine.pump = self._services.spawn(self._pump(mine), f"request {request.request_id}")
@@ -157,10 +143,9 @@ class ServerEngine:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """See `Engine.abort`. What the server still sends is read, so that it is known how much it sent."""
-        ended = [name for name in request_ids if (mine := self._requests.get(name)) is not None and not mine.aborted]
+        ended = [name for name in request_ids if (mine := self._requests.get(name)) is not None and not mine.is_over]
         for name in ended:
-            self._requests[name].aborted = True
-            self._requests[name].pieces.put_nowait(_ended(FinishReason.ABORT))
+            self._requests[name].end(FinishReason.ABORT)
         if ended:
             self._services.spawn(self._tell_aborted(ended), "requests to be ended")
 
@@ -199,10 +184,10 @@ class ServerEngine:
             self._changed.notify()
             return SwapReport(offer.version, clock.now() - began, 0.0, 0, interrupted)
 
-    def pin(self) -> ServerPin:
+    def pin(self) -> Pin:
         self._serving()
         self._pins += 1
-        return ServerPin(self)
+        return Pin(self._version, self._release_pin)
 
     def kill(self, reason: str) -> None:
         """Serve nothing more, as if the server had ended by `reason`."""
@@ -213,8 +198,8 @@ class ServerEngine:
         if self._failure is None and not self._stopping:
             self._note_load()
             self._failure = error
-            for name, request in self._requests.items():
-                request.pieces.put_nowait(EngineError(f"request {name!r} was lost: {error}"))
+            for name, answer in self._requests.items():
+                answer.pieces.put_nowait(EngineError(f"request {name!r} was lost: {error}"))
             self._changed.notify()
 
     def stats(self) -> EngineStats:
@@ -246,7 +231,7 @@ class ServerEngine:
             self._waiting -= 1
         self._serving()
 
-    async def _pump(self, mine: _Request) -> None:
+    async def _pump(self, mine: Answer) -> None:
         """Read what comes of one request, to its end."""
         name = mine.asked.request_id
         try:
@@ -265,31 +250,21 @@ class ServerEngine:
             self._read_before = None
             raise
         finally:
-            self._note_load()
-            self._requests.pop(name, None)
-            self._changed.notify()
+            mine.is_read = True
+            if not mine.held:
+                self._leave(name)
 
-    def _take(self, mine: _Request, piece: Piece) -> None:
-        count = len(piece.tokens)
-        self._read += count
+    def _leave(self, name: str) -> None:
+        """The request is over, and all that came of it is handed out."""
+        self._note_load()
+        self._requests.pop(name, None)
         self._changed.notify()
-        version = self._checking or self._version
-        if count:
-            mine.stamped.append((version, count))
-        finish = piece.finish
-        if finish is not None and piece.spans is not None:
-            _require_agreement(mine, piece.spans)
-        if finish is FinishReason.ABORT:
-            finish = FinishReason.INTERRUPTED
-        chunk = TokenChunk(
-            piece.tokens,
-            piece.logprobs,
-            np.full(count, version.number, np.int32),
-            np.full(count, version.branch, np.int32),
-            finish,
-            piece.kept,
-        )
-        if mine.taken_back or mine.aborted:
+
+    def _take(self, mine: Answer, piece: Piece) -> None:
+        self._read += len(piece.tokens)
+        self._changed.notify()
+        chunk = mine.stamp(piece, self._checking or self._version)
+        if mine.is_over:
             return
         if self._checking is None:
             mine.pieces.put_nowait(chunk)
@@ -349,10 +324,9 @@ class ServerEngine:
         """Let nobody have what was sampled under weights that are refused: what is in flight ends."""
         with suppress(EngineError):
             await self.dialect.pause(SwapMode.RECOMPUTE)
-        for request in self._requests.values():
-            request.held.clear()
-            request.taken_back = True
-            request.pieces.put_nowait(_ended(FinishReason.INTERRUPTED))
+        for answer in self._requests.values():
+            answer.end(FinishReason.INTERRUPTED)
+        self._leave_read()
 
     async def _read_up(self) -> None:
         """Until all that the paused server has sampled has come: it says twice that it sampled no more than came.
@@ -399,10 +373,14 @@ class ServerEngine:
         self._serving()
 
     def _release(self) -> None:
-        for request in self._requests.values():
-            for chunk in request.held:
-                request.pieces.put_nowait(chunk)
-            request.held.clear()
+        """What was held, of requests too that ended meanwhile."""
+        for answer in self._requests.values():
+            answer.release()
+        self._leave_read()
+
+    def _leave_read(self) -> None:
+        for name in [name for name, answer in self._requests.items() if answer.is_read]:
+            self._leave(name)
 
     @property
     def _ended(self) -> bool:
@@ -436,48 +414,3 @@ class ServerEngine:
     def _release_pin(self) -> None:
         self._pins -= 1
         self._changed.notify()
-
-
-class ServerPin:
-    """See `PinnedVersion`."""
-
-    is_lost = False
-
-    def __init__(self, engine: ServerEngine) -> None:
-        self.version = engine.version
-        self._engine: ServerEngine | None = engine
-
-    def release(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine._release_pin()
-
-
-def name_of(version: Version) -> str:
-    """As the server knows it."""
-    return f"{version.branch}.{version.number}"
-
-
-def _ended(finish: FinishReason) -> TokenChunk:
-    none = np.empty(0, np.int32)
-    return TokenChunk(none, np.empty(0, np.float32), none, none, finish)
-
-
-def _require_agreement(mine: _Request, spans: tuple[Span, ...]) -> None:
-    """Raises EngineError where the server says something else of the versions than was stamped. Of the weights that it
-    was started with, it knows no name."""
-    told = [(span.version, span.end - span.start) for span in spans if span.end > span.start]
-    stamped: list[tuple[str, int]] = []
-    for version, count in mine.stamped:
-        name = name_of(version)
-        if stamped and stamped[-1][0] == name:
-            stamped[-1] = (name, stamped[-1][1] + count)
-        else:
-            stamped.append((name, count))
-    if [count for _, count in told] != [count for _, count in stamped] or any(
-        name not in ("default", own) for (name, _), (own, _) in zip(told, stamped, strict=False)
-    ):
-        raise EngineError(
-            f"request {mine.asked.request_id}: the server says that its tokens are of {told}, and they were taken for "
-            f"{stamped}"
-        )
