@@ -44,6 +44,38 @@ def test_it_is_apart_and_as_many_as_are_named(tmp_path: Path) -> None:
     assert not PolicyEngineConfig().apart
 
 
+def test_several_sections_are_engines_beside_each_other() -> None:
+    engine = PolicyEngineConfig.model_validate(
+        [
+            {"kind": "vllm", "replicas": 2, "dtype": "bfloat16", "spread": "episode"},
+            {"kind": "embedded", "max_concurrent_sequences": 8},
+            {"kind": "vllm", "url": ["http://127.0.0.1:1", "http://127.0.0.1:2"]},
+        ]
+    )
+    assert (engine.total, engine.count, [each.count for each in engine.sections]) == (5, 2, [2, 1, 2])
+    assert engine.has_server
+    assert engine.apart
+    assert engine.dtype == "bfloat16"
+    assert PolicyEngineConfig.model_validate(engine.model_dump()) == engine
+    assert PolicyEngineConfig.model_validate([{"replicas": 3}]) == PolicyEngineConfig(replicas=3)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], "engine is a list, and not one of sections"),
+        (["vllm"], "engine is a list, and not one of sections"),
+        ([{}, {"dtype": "bfloat16"}], "engine.1.dtype holds of all engines; write it in the first section"),
+        ([{}, {"max_contxt": 3}], "beside.0.max_contxt"),
+        ([{}, {"args": {"x": 1}}], "args is of a server, and kind is 'embedded'"),
+        ([{"beside": []}, {}], "engine is a list whose first section has beside"),
+    ],
+)
+def test_a_list_that_is_none_of_sections_is_refused(given: list[Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        PolicyEngineConfig.model_validate(given)
+
+
 def test_a_judges_engine_is_no_server() -> None:
     with pytest.raises(ValidationError, match="kind is 'vllm', and a server is an engine of the policy alone"):
         EngineConfig.model_validate({"kind": "vllm"})

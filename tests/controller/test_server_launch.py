@@ -21,7 +21,8 @@ CACHE = CachePlan(slots=8, max_context=96, bytes_wanted=(3 << 30) + 1)
 
 def launch(tmp_path: Path, weights: str, **engine: Any) -> ServerLaunch:
     job = make_job(tmp_path, engine__kind="vllm", **{f"engine__{name}": value for name, value in engine.items()})
-    return server_launch(load_config(TrainConfig, job), weights, CACHE, rank=1)
+    config = load_config(TrainConfig, job)
+    return server_launch(config, config.engine, weights, CACHE, rank=1)
 
 
 def option(command: list[str], name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ class RandomEngine:
 
     gives_kept_sets = True
     quiet = None
+    rests = False
     slots = 4
 
     def __init__(self, runtime: VirtualRuntime, rng: random.Random, version: Version, *, deaths: float) -> None:
@@ -254,7 +255,7 @@ def test_an_engine_that_dies_again_and_again_without_a_token_is_gone() -> None:
 class Says:
     """Gives one chunk."""
 
-    gives_kept_sets, quiet, slots, version, failure = True, None, 1, INITIAL, None
+    gives_kept_sets, quiet, rests, slots, version, failure = True, None, False, 1, INITIAL, None
 
     def __init__(self, finish: FinishReason | None, error: Exception | None = None) -> None:
         self._finish, self._error = finish, error
@@ -330,3 +331,63 @@ def test_an_engine_that_is_down_is_waited_for_where_those_that_serve_have_failed
         assert runtime.clock.now() == 67.0
 
     run_virtually(main)
+
+
+# An engine that rests, since what it has loaded is of no version, is asked for nothing until it has taken one.
+
+Body = Callable[[EnginePool, list[RandomEngine], VirtualRuntime], Awaitable[None]]
+
+
+def resting(count: int, body: Body) -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        engines = [RandomEngine(runtime, random.Random(n), Version(0, 4), deaths=0.0) for n in range(count)]
+        pool = EnginePool.of(engines, runtime.clock)
+        pool.return_deadline_s = 600.0
+        await body(pool, engines, runtime)
+
+    run_virtually(main)
+
+
+def test_what_is_asked_of_one_that_rests_goes_to_another() -> None:
+    async def body(pool: EnginePool, engines: list[RandomEngine], runtime: VirtualRuntime) -> None:
+        place = pool.admit(lambda number: True, 100)
+        assert place is not None
+        assert place.home == 0
+        engines[0].rests = True
+        assert len((await complete(pool, asked("a", place=place))).tokens) == 12
+        assert not engines[0].prompts
+        assert engines[1].prompts
+        again = pool.admit(lambda number: True, 100)
+        assert again is not None
+        assert again.home == 1
+        assert pool.down_s is None
+
+    resting(2, body)
+
+
+def test_of_a_single_one_that_rests_it_waits_and_the_clocks_stand_still() -> None:
+    async def body(pool: EnginePool, engines: list[RandomEngine], runtime: VirtualRuntime) -> None:
+        engines[0].rests = True
+        waiting = asyncio.ensure_future(complete(pool, asked("a")))
+        await runtime.clock.sleep(50.0)
+        assert not engines[0].prompts
+        assert pool.down_s == pytest.approx(50.0)
+        assert pool.admit(lambda number: True, 100) is None
+        with pytest.raises(EngineError, match="no engine serves"):
+            pool.pin()
+        engines[0].rests = False
+        pool.changed.notify()
+        assert len((await waiting).tokens) == 12
+        assert pool.outage.seconds() == pytest.approx(50.0)
+        assert pool.down_s is None
+
+    resting(1, body)
+
+
+def test_the_death_of_one_that_rests_is_noticed() -> None:
+    async def body(pool: EnginePool, engines: list[RandomEngine], runtime: VirtualRuntime) -> None:
+        engines[0].rests, engines[0].failure = True, EngineError("it ended")
+        pool.look()
+        assert pool.members[0].state is EngineState.GONE
+
+    resting(2, body)

@@ -24,6 +24,7 @@ from headrace.engines.protocol import (
 from headrace.engines.servers.dialect import Expected, Piece, Span
 from headrace.engines.servers.engine import Limits, ServerEngine
 from headrace.engines.servers.http import ServerGone
+from headrace.engines.servers.window import ServerLoad
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.weights.plane import WeightError, WeightOffer, WeightReceiver
 from headrace.weights.swap_check import SwapCheck
@@ -49,7 +50,10 @@ class Scripted:
     says: Callable[[str], str] = lambda name: name
     """What spans call a version."""
     up: bool = True
+    load_is: ServerLoad | None = None
     dies: bool = False
+    hangs: bool = False
+    """Calls are taken, and never answered."""
     name: str = "a server"
     count: int = 0
     paused: SwapMode | None = None
@@ -106,6 +110,8 @@ class Scripted:
     async def load(self, offer: WeightOffer, name: str) -> None:
         assert self.paused is not None
         self.calls.append(f"load {name}")
+        if self.hangs:
+            await self.runtime.clock.sleep(1e5)
         if self.faults:
             raise self.faults.pop(0)
         self.version = name
@@ -118,6 +124,9 @@ class Scripted:
 
     async def sampled(self) -> int | None:
         return self.count
+
+    async def fares(self) -> ServerLoad | None:
+        return self.load_is
 
 
 def _arrays(count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -263,8 +272,9 @@ def test_weights_that_cannot_be_loaded_leave_it_paused_until_some_can() -> None:
         with pytest.raises(WeightError, match="damaged"):
             await engine.update(Offers(1), SwapMode.RECOMPUTE)
         assert server.paused is not None
+        assert engine.rests
         await engine.update(Offers(2), SwapMode.RECOMPUTE)
-        assert (engine.version, server.paused) == (Version(0, 2), None)
+        assert (engine.version, engine.rests, server.paused) == (Version(0, 2), False, None)
 
     on(test, faults=[WeightError("damaged")])
 
@@ -291,6 +301,53 @@ def test_an_answer_that_breaks_off_is_the_engines_death_if_nobody_is_there() -> 
         assert engine.failure is not None
         with pytest.raises(EngineError, match="the engine died: it broke off"):
             await read(engine, request("t"))
+
+    on(test)
+
+
+def test_a_server_that_dies_over_an_update_and_answers_no_more_is_dead_once_its_health_says_so() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        waiting = asyncio.ensure_future(engine.update(Offers(1), SwapMode.RECOMPUTE))
+        await runtime.clock.sleep(STEP_S)
+        assert server.calls[-1] == "load 0.1"
+        server.up = False
+        reading = asyncio.ensure_future(read(engine, request()))
+        began = runtime.clock.now()
+        with pytest.raises(EngineError, match="the engine died: a server says that it is not healthy"):
+            await waiting
+        assert runtime.clock.now() - began < 4.0
+        assert "resume" not in server.calls
+        with pytest.raises(EngineError, match="the engine died"):
+            await reading
+
+    on(test, hangs=True)
+
+
+def test_one_that_is_sick_for_a_moment_lives() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        for _ in range(3):
+            server.up = False
+            await runtime.clock.sleep(2.0)
+            server.up = True
+            await runtime.clock.sleep(1.0)
+        assert engine.failure is None
+        assert versions(await read(engine, request(tokens=2))) == [0, 0]
+
+    on(test)
+
+
+def test_what_a_full_server_has_no_room_for_waits_here() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        server.load_is = ServerLoad(0.97, 4, 0)
+        readings = [asyncio.ensure_future(read(engine, request(f"r{number}", 30))) for number in range(10)]
+        await runtime.clock.sleep(0.5)
+        assert len(server.asked) == LIMITS.slots
+        await runtime.clock.sleep(3.2)  # the first four have ended, and it was full with them
+        assert (engine.stats().running, engine.stats().waiting) == (3, 3)
+        server.load_is = ServerLoad(0.3, 3, 0)
+        await runtime.clock.sleep(1.0)
+        assert (engine.stats().running, engine.stats().waiting) == (4, 2)
+        assert [len(versions(await reading)) for reading in readings] == [30] * 10
 
     on(test)
 

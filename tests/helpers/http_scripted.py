@@ -90,6 +90,7 @@ class ScriptedEngine:
     failure: Exception | None = None
     gives_kept_sets: bool = True
     quiet = None
+    rests = False
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         reply = self.replies[min(len(self.requests), len(self.replies) - 1)]

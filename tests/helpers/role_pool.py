@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from headrace.engines.admission import AnyLine
 from headrace.engines.pool import Place
-from headrace.engines.pool_state import EngineState, EngineView
+from headrace.engines.pool_state import UP, EngineState, EngineView
 from headrace.observe.spent import Activity
 from headrace.observe.waits import WaitMeter
 from headrace.roles.context import RoleContext
@@ -34,11 +34,15 @@ class Member:
         self.failure: Exception | None = None
         self.revive: Any = object()
         self.load = 0
-        self.engine = SimpleNamespace(stats=lambda: SimpleNamespace(running=self.load, waiting=0))
+        self.engine = SimpleNamespace(stats=lambda: SimpleNamespace(running=self.load, waiting=0), rests=False)
 
     @property
     def lives(self) -> bool:
         return self.view.serves
+
+    @property
+    def is_up(self) -> bool:
+        return self.state in UP
 
     @property
     def view(self) -> EngineView:

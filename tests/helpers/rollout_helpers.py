@@ -67,6 +67,7 @@ class ScriptedEngine:
     """Answers requests from a script, one entry a request; the last entry serves all that follow."""
 
     quiet = None
+    rests = False
 
     def __init__(self, *script: Script, version: Version = INITIAL) -> None:
         self.version = version

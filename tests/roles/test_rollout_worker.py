@@ -39,6 +39,7 @@ from headrace.weights.version import INITIAL
 class Engine(ScriptedEngine):
     slots = 4
     quiet = None
+    rests = False
 
     def stats(self) -> EngineStats:
         return EngineStats(0, 0, 0, 0, 0, 0.0, 0.0)

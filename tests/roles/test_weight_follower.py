@@ -112,10 +112,15 @@ def test_a_publication_that_cannot_be_looked_at_is_looked_at_again() -> None:
     follow(pool, receiver, body)
 
 
-def test_an_engine_that_cannot_take_it_time_and_again_is_built_anew_unless_it_is_the_only_one_and_at_work() -> None:
-    for load, others, loses in ((0, 0, True), (3, 0, False), (3, 1, True)):
+def test_an_engine_that_cannot_take_it_time_and_again_is_built_anew_unless_it_is_the_only_one_that_is_at_work() -> None:
+    for load, others, rests, loses in (
+        (0, 0, False, True),
+        (3, 0, False, False),
+        (3, 1, False, True),
+        (3, 0, True, True),
+    ):
         pool, receiver, heard = Pool(*(Member(index) for index in range(1 + others))), Receiver(1), []
-        pool.members[0].load = load
+        pool.members[0].load, pool.members[0].engine.rests = load, rests
         pool.updates = [WeightError("no")] * 3
         pool.changed.listen(lambda heard=heard: heard.append(1))
 

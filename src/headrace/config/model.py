@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
@@ -49,17 +50,16 @@ class EngineConfig(Section):
         return self
 
 
-class PolicyEngineConfig(EngineConfig):
-    """Of the engines that sample the policy: there may be several."""
+class EngineSection(Section):
+    """Engines of one kind, of those that sample the policy."""
 
+    kind: EngineKind = "embedded"
+    """`embedded`, in Headrace itself, or an inference server: `vllm`."""
+    max_concurrent_sequences: int = Field(default=64, ge=1, le=4096)
+    """Sequences that each of them decodes together."""
     replicas: int = Field(default=1, ge=1, le=64)
     """Engines with weights, KV cache and `max_concurrent_sequences` of their own; each takes new weights by itself, so
     that the others go on."""
-    process: bool = False
-    """Each engine in a process of its own, on this machine: what ends it does not end the run, and its host work does
-    not hold up the run's. Weights reach it by `weights.transport`, `shm` unless given. So is the engine of each judge
-    that is a model of its own. On a CPU the threads are shared out: the engines have as many as the trainer, each its
-    part; they are not lent to who is busy."""
     python: str | None = None
     """Of a server that is launched: the interpreter of the environment that it is installed in (`make vllm-env` makes
     `.venv-vllm`); the run's own unless given."""
@@ -73,12 +73,6 @@ class PolicyEngineConfig(EngineConfig):
     it refuses."""
     start_deadline_s: float = Field(default=600.0, gt=0)
     """In which a launched server has to be up."""
-    spread: Literal["group", "episode"] = "group"
-    """Of several engines, whether one serves all episodes of a group (the prompt is computed once), or each episode
-    goes to the one with least to do."""
-    return_deadline_s: float = Field(default=300.0, gt=0)
-    """How long an engine that died, or cannot take new weights, may hold things up. When none has served for so long,
-    the run stops, with a checkpoint; when none that serves is new enough for a group, the group is issued again."""
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -89,20 +83,15 @@ class PolicyEngineConfig(EngineConfig):
 
     @property
     def count(self) -> int:
-        """How many engines there are."""
+        """How many engines it describes."""
         return len(self.urls) or self.replicas
 
     @property
     def is_server(self) -> bool:
         return self.kind != "embedded"
 
-    @property
-    def apart(self) -> bool:
-        """Whether it computes in processes of its own."""
-        return self.process or self.is_server
-
     @model_validator(mode="after")
-    def _of_a_server(self) -> PolicyEngineConfig:
+    def _of_a_server(self) -> Self:
         given = [key for key in ("python", "url", "token_env", "args") if getattr(self, key)]
         if not self.is_server and given:
             raise ValueError(f"{given[0]} is of a server, and kind is 'embedded'; drop it, or set kind: vllm")
@@ -110,12 +99,71 @@ class PolicyEngineConfig(EngineConfig):
             _check_urls(self)
         elif self.token_env is not None:
             raise ValueError("token_env is of url, which is not given; a launched server listens on loopback alone")
-        if self.is_server and self.prefill_tokens_per_step != EngineConfig().prefill_tokens_per_step:
+        return self
+
+
+class PolicyEngineConfig(EngineConfig, EngineSection):
+    """Of the engines that sample the policy: there may be several, and of several kinds."""
+
+    process: bool = False
+    """Each engine in a process of its own, on this machine: what ends it does not end the run, and its host work does
+    not hold up the run's. Weights reach it by `weights.transport`, `shm` unless given. So is the engine of each judge
+    that is a model of its own. On a CPU the threads are shared out: the engines have as many as the trainer, each its
+    part; they are not lent to who is busy. Beside a server, embedded engines are so in any case."""
+    beside: list[EngineSection] = Field(default_factory=list)
+    """More engines of the same model, of other kinds or with other options, one section each. `engine` may be written
+    as a list of sections: the first is this one, with what holds of all engines (`dtype`, `max_context`, `spread`, …),
+    and the others are these."""
+    spread: Literal["group", "episode"] = "group"
+    """Of several engines, whether one serves all episodes of a group (the prompt is computed once), or each episode
+    goes to the one with least to do."""
+    return_deadline_s: float = Field(default=300.0, gt=0)
+    """How long an engine that died, or cannot take new weights, may hold things up. When none has served for so long,
+    the run stops, with a checkpoint; when none that serves is new enough for a group, the group is issued again."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_list(cls, given: Any) -> Any:
+        if not isinstance(given, list):
+            return given
+        if not given or not all(isinstance(each, Mapping) for each in given):
+            raise ValueError("engine is a list, and not one of sections; write each as {kind: ..., replicas: ...}")
+        if "beside" in given[0]:
+            raise ValueError("engine is a list whose first section has beside; write those as sections of the list")
+        for number, each in enumerate(given[1:], start=1):
+            common = [key for key in each if key not in EngineSection.model_fields]
+            if common and common[0] in cls.model_fields:
+                raise ValueError(f"engine.{number}.{common[0]} holds of all engines; write it in the first section")
+        return {**given[0], "beside": given[1:]} if given[1:] else given[0]
+
+    @property
+    def sections(self) -> tuple[EngineSection, ...]:
+        """Each describes engines, in the order of their numbers."""
+        return (self, *self.beside)
+
+    @property
+    def total(self) -> int:
+        """How many engines there are."""
+        return sum(section.count for section in self.sections)
+
+    @property
+    def has_server(self) -> bool:
+        return any(section.is_server for section in self.sections)
+
+    @property
+    def apart(self) -> bool:
+        """Whether they compute in processes of their own."""
+        return self.process or self.has_server
+
+    @model_validator(mode="after")
+    def _of_embedded(self) -> Self:
+        own = all(section.is_server for section in self.sections)
+        if own and self.prefill_tokens_per_step != EngineConfig().prefill_tokens_per_step:
             raise ValueError("prefill_tokens_per_step is of the embedded engine; give the server's own option in args")
         return self
 
 
-def _check_urls(engine: PolicyEngineConfig) -> None:
+def _check_urls(engine: EngineSection) -> None:
     if engine.replicas != 1:
         raise ValueError(f"replicas is {engine.replicas}, and url names {len(engine.urls)}; give one of the two")
     if engine.args or engine.python:

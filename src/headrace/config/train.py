@@ -264,9 +264,7 @@ class TrainConfig(Section):
     def _followers_in_processes(self) -> tuple[str, ...]:
         """The keys by which somebody who takes new weights is in another process than who makes them."""
         keys = {
-            (
-                "engine.process is true" if self.engine.process else f"engine.kind is {self.engine.kind}"
-            ): self.engine.apart,
+            ("engine.process is true" if self.engine.process else "an engine is a server"): self.engine.apart,
             "proximal.placement is process": self.copies_proximal and self.proximal.placement == "process",
             "trainer.placement is process": "trainer" in self.trainer_processes,
         }

@@ -21,6 +21,7 @@ class AbsentEngine:
     """Follows the version, and samples nothing."""
 
     gives_kept_sets = True
+    rests = False
     failure: Exception | None = None
     quiet = None
     slots = 1

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields, replace
 from operator import attrgetter
 
-from headrace.engines.pool_state import EngineState, EngineView
+from headrace.engines.pool_state import UP, EngineState, EngineView
 from headrace.engines.protocol import Engine, EngineStats
 from headrace.runtime.supervision import ENGINE, Measure, after_failure
 from headrace.weights.plane import WeightReceiver
@@ -37,19 +37,34 @@ class Member:
 
     @property
     def version(self) -> Version | None:
-        served = (EngineState.SERVING, EngineState.SWAPPING)
-        return self.engine.version if self.state in served else None
+        return self.engine.version if self.is_up else None
+
+    @property
+    def is_up(self) -> bool:
+        """It serves, or rests until it has taken a version."""
+        return self.state in UP
+
+    @property
+    def serves(self) -> bool:
+        """As far as is known: see `lives`."""
+        return self.is_up and not self.engine.rests
 
     @property
     def view(self) -> EngineView:
         return EngineView(
-            self.index, self.state, self.version, self.outstanding, self.pins, max(self.deaths, self.failed_swaps)
+            self.index,
+            self.state,
+            self.version,
+            self.outstanding,
+            self.pins,
+            max(self.deaths, self.failed_swaps),
+            self.is_up and self.engine.rests,
         )
 
     @property
     def lives(self) -> bool:
         """Whether it serves now, and has not died unnoticed."""
-        return self.view.serves and self.engine.failure is None
+        return self.serves and self.engine.failure is None
 
     def died(self, why: Exception) -> None:
         """It serves nothing more; it comes back, if it can."""

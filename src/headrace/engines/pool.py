@@ -155,6 +155,7 @@ class EnginePool:
             if receiver is not None and latest is not None and (latest != INITIAL or self._attached):
                 await member.engine.update(receiver, SwapMode.RECOMPUTE)
             member.state = EngineState.SERVING
+        self._count_outage()
         self.changed.notify()
 
     async def stop(self) -> None:
@@ -241,10 +242,11 @@ class EnginePool:
         """Notice which engines have died."""
         found = False
         for member in self.members:
-            failure = member.engine.failure if member.view.serves else None
+            failure = member.engine.failure if member.is_up else None
             if failure is not None:
                 self.lose(member, failure)
                 found = True
+        self._count_outage()
         if found:
             self.changed.notify()
 
@@ -314,14 +316,14 @@ class EnginePool:
     def is_lost(self, member: Member, engine: Engine) -> bool:
         """Whether `engine` served there and has died since."""
         self.look()
-        return engine.failure is not None or member.engine is not engine or not member.view.serves
+        return engine.failure is not None or member.engine is not engine or not member.is_up
 
     def _load(self, place: Place, tokens: int) -> None:
         if place.home is not None:
             self.members[place.home].outstanding += tokens
 
     def _count_outage(self) -> None:
-        serves = any(member.view.serves for member in self.members)
+        serves = any(member.serves for member in self.members)
         if not serves and self._down_since is None:
             self._down_since = self.clock.now()
             self.outage.begin()

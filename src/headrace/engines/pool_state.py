@@ -20,6 +20,9 @@ class EngineState(StrEnum):
     """It does not come back."""
 
 
+UP = (EngineState.SERVING, EngineState.SWAPPING)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineView:
     """One engine at one moment."""
@@ -33,7 +36,9 @@ class EngineView:
     pins: int = 0
     failures: int = 0
     """In a row."""
+    rests: bool = False
+    """See `Engine.rests`."""
 
     @property
     def serves(self) -> bool:
-        return self.state in (EngineState.SERVING, EngineState.SWAPPING) and self.version is not None
+        return self.state in UP and self.version is not None and not self.rests

@@ -135,6 +135,11 @@ class Engine(Protocol):
         """The version that the next decode step samples from; it only grows."""
 
     @property
+    def rests(self) -> bool:
+        """It lives and samples nothing, since what it has loaded is of no version: an update failed, say. One that
+        succeeds ends that. What is asked of it waits so long."""
+
+    @property
     def gives_kept_sets(self) -> bool:
         """Whether it can say which ids top-k and top-p left of each token (`GenerateRequest.return_kept`)."""
 

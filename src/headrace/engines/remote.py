@@ -103,6 +103,11 @@ class RemoteEngine:
         return self._failure
 
     @property
+    def rests(self) -> bool:
+        here = self._here()
+        return self._status.rests if here is None else here.engine.rests
+
+    @property
     def is_gone(self) -> bool:
         """It died, and nobody will bring it back."""
         return self._status.is_gone
@@ -344,7 +349,7 @@ class RemoteEngine:
 
     def _hear(self, status: EngineStatus) -> None:
         newest = max(status.version, self._status.version)
-        is_new = newest != self._status.version
+        is_new = newest != self._status.version or status.rests != self._status.rests
         self._status, self._heard_at = replace(status, version=newest), self._services.clock.now()
         self._is_heard()
         if status.failure is not None:
@@ -355,7 +360,7 @@ class RemoteEngine:
             self._changed()
 
     def _reached(self, version: Version) -> None:
-        self._hear(replace(self._status, version=version, stats=self._by_now()))
+        self._hear(replace(self._status, version=version, stats=self._by_now(), rests=False))
 
     def _fail(self, error: Exception) -> None:
         """It is dead: nobody may wait for it. What came before is handed out."""

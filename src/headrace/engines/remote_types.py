@@ -56,6 +56,8 @@ class EngineStatus:
     """The name of the error's class."""
     is_gone: bool = False
     """It died, and nobody will bring it back."""
+    rests: bool = False
+    """See `Engine.rests`."""
 
 
 ENGINE_TYPES = WireTypes(

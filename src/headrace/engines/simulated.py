@@ -109,6 +109,7 @@ class SimulatedEngine:
     anything changes, and all of its tokens are of one version."""
 
     gives_kept_sets = False
+    rests = False
     quiet = None
 
     def __init__(

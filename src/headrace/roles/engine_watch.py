@@ -95,7 +95,8 @@ class EngineWatchRole:
 
 
 def _down(pool: EnginePool, deadline_s: float) -> str:
-    why = next((member.failure for member in pool.members if member.failure is not None), None)
+    failure = next((member.failure for member in pool.members if member.failure is not None), None)
+    why = f"died: {failure}" if failure is not None else "could not take new weights, and holds none that are whole"
     which = "no engine" if pool.judge is None else pool.name
     has = "has" if pool.judge is None else "has not"
-    return f"{which} {has} served for {deadline_s:g} s (engine.return_deadline_s); {pool.name} died: {why}; {_RESUME}"
+    return f"{which} {has} served for {deadline_s:g} s (engine.return_deadline_s); {pool.name} {why}; {_RESUME}"

@@ -40,7 +40,7 @@ class WeightFollowerRole:
             self._pool.tell_what_is_left()
             if self._member.state is EngineState.EJECTED:
                 await come_back(self._context, self._pool, self._member, self._receiver)
-            elif not (self._member.view.serves and await self._tried_to_follow()):
+            elif not (self._member.is_up and await self._tried_to_follow()):
                 await self._wait()
 
     async def follow(self) -> None:
@@ -75,7 +75,7 @@ class WeightFollowerRole:
             raise  # of the report
         except Exception as error:  # whatever taking them raises, no memory for a second copy included
             self._pool.look()
-            if not self._member.view.serves:
+            if not self._member.is_up:
                 return True  # it died, which is told already
             self._member.failed_swaps += 1
             self._context.report(
@@ -100,7 +100,8 @@ class WeightFollowerRole:
         member = self._member
         load = member.engine.stats()
         others = any(other.lives for other in self._pool.members if other is not member)
-        if others or not (load.running or load.waiting):  # else it is the only one, and at work: it goes on
+        # Else it is the only one, and at work: it goes on.
+        if others or member.engine.rests or not (load.running or load.waiting):
             self._pool.lose(member, EngineError(f"it could not take the newest weights: {error}"))
             self._pool.changed.notify()
 

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from headrace.config import ConfigError, EngineConfig, TrainConfig
+from headrace.config.model import EngineSection
 from headrace.controller.building.processors import silence_s, threads_of_worker
 from headrace.controller.building.server_specs import server_spec
 from headrace.controller.planning.judges import own_judges
+from headrace.controller.planning.memory_estimate import cache_of
 from headrace.controller.planning.plan import Plan
 from headrace.engines.embedded.cache_plan import CachePlan
 from headrace.engines.pool import EnginePool
@@ -45,23 +47,32 @@ async def load_engines(
     process = config.engine.apart
     if plane is not None and not process:
         await runtime.compute(TRAINER_LANE, _publish, plan, plane)
-    kind: type[EngineHost[Any]]
-    specs: list[object]
-    if config.engine.is_server:
-        kind, specs = ServerEngineWorker, [server_spec(plan, rank, folder, returns) for rank in _ranks(config)]
-    else:
-        model, cache = config.model, plan.memory.cache
-        spec = engine_spec(plan.weights, config.engine, model.dtype, model.device, cache=cache, returns=returns)
-        kind, specs = EngineWorker, [spec for _ in _ranks(config)]
-    workers = await _started(kind, specs, runtime, _where(config))
-    asked = _Asked(workers, runtime)
+    asked = _Asked(runtime)
+    for section in config.engine.sections:
+        kind, specs = _specs(plan, section, len(asked.places), folder, returns)
+        asked.take(await _started(kind, specs, runtime, _where(config)))
+    attached = any(section.urls for section in config.engine.sections)
     return asked.pool(
-        _ranks(config),
-        revive=_Revive(workers, asked, anew=process, attached=bool(config.engine.urls)) if returns else None,
+        revive=_Revive(asked, anew=process, attached=attached) if returns else None,
         return_deadline_s=config.engine.return_deadline_s,
         spread=config.engine.spread,
-        attached=bool(config.engine.urls),
+        attached=attached,
     )
+
+
+def _specs(
+    plan: Plan, section: EngineSection, first: int, folder: Path | None, returns: bool
+) -> tuple[type[EngineHost[Any]], list[object]]:
+    """Of the section's engines, of which the first is the run's engine `first`, and the class of their workers."""
+    count, config = section.count, plan.config
+    if section.is_server:
+        return ServerEngineWorker, [
+            server_spec(plan, section, place, first + place, folder, returns) for place in range(count)
+        ]
+    model, cache = config.model, cache_of(section, config, plan.memory.cache)
+    given = config.engine.model_copy(update={"max_concurrent_sequences": section.max_concurrent_sequences})
+    spec = engine_spec(plan.weights, given, model.dtype, model.device, cache=cache, returns=returns)
+    return EngineWorker, [spec] * count
 
 
 async def load_judges(plan: Plan, runtime: Runtime, *, returns: bool = True) -> dict[str, EnginePool]:
@@ -75,10 +86,10 @@ async def load_judges(plan: Plan, runtime: Runtime, *, returns: bool = True) -> 
     workers = await _started(JudgeEngineWorker, specs, runtime, _where(plan.config))
 
     def pool(rank: int, path: str) -> EnginePool:
-        asked = _Asked(workers, runtime)
+        asked = _Asked(runtime)
+        asked.places.append((workers, rank))
         return asked.pool(
-            [rank],
-            revive=_Revive(workers, asked, anew=plan.config.engine.apart) if returns else None,
+            revive=_Revive(asked, anew=plan.config.engine.apart) if returns else None,
             return_deadline_s=plan.config.engine.return_deadline_s,
             judge=path,
         )
@@ -90,7 +101,9 @@ async def load_engine(path: str, config: EngineConfig, dtype: str, runtime: Runt
     """One engine of the model at `path`, not started, that does not come back. Raises as `load_engines`."""
     spec = engine_spec(path, config, dtype, "auto")
     workers = await _started(EngineWorker, [spec], runtime, Placement(start_s=_START_S))
-    return _Asked(workers, runtime).pool([0])
+    asked = _Asked(runtime)
+    asked.take(workers)
+    return asked.pool()
 
 
 def engine_spec(
@@ -104,10 +117,6 @@ def engine_spec(
 ) -> EngineSpec:
     """`dtype` and `device` of the run's models."""
     return EngineSpec(path, config.dtype or dtype, str(resolve_device(device)), config, cache, returns)
-
-
-def _ranks(config: TrainConfig) -> range:
-    return range(config.engine.count)
 
 
 def _where(config: TrainConfig) -> Placement:
@@ -145,32 +154,38 @@ def _publish(plan: Plan, plane: WeightPublisher) -> None:
 class _Asked:
     """The engines of workers, as the controller asks them."""
 
-    def __init__(self, workers: Workers[Any], runtime: Runtime) -> None:
-        self._workers = workers
+    def __init__(self, runtime: Runtime) -> None:
+        self.places: list[tuple[Workers[Any], int]] = []
+        """Of each engine, its workers and its rank among them."""
         self._runtime = runtime
         self._changed = Signal()
         """Notified when version or failure of one has."""
 
-    def engine(self, rank: int) -> RemoteEngine:
-        peer = PeerOfRank(self._workers, rank)
-        return RemoteEngine(peer, self._runtime, CLIENT, rank=rank, changed=self._changed.notify)
+    def take(self, workers: Workers[Any]) -> None:
+        """All of them, after those that are there."""
+        self.places += [(workers, rank) for rank in range(len(workers.handles))]
 
-    def pool(self, ranks: Sequence[int], **more: Any) -> EnginePool:
-        """Of those of these ranks, which hears of their changes. `more`: see `EnginePool`."""
-        handles = [self._workers.handles[rank] for rank in ranks]
-        pool = EnginePool([self.engine(rank) for rank in ranks], self._runtime.clock, handles=handles, **more)
+    def engine(self, number: int) -> RemoteEngine:
+        """The one at this place."""
+        peer = PeerOfRank(*self.places[number])
+        return RemoteEngine(peer, self._runtime, CLIENT, rank=number, changed=self._changed.notify)
+
+    def pool(self, **more: Any) -> EnginePool:
+        """Of all of them, which hears of their changes. `more`: see `EnginePool`."""
+        handles = [workers.handles[rank] for workers, rank in self.places]
+        engines = [self.engine(number) for number in range(len(self.places))]
+        pool = EnginePool(engines, self._runtime.clock, handles=handles, **more)
         self._changed.listen(pool.changed.notify)
         return pool
 
 
 class _Revive:
-    """Brings back the engine of a rank."""
+    """Brings back an engine."""
 
-    def __init__(self, workers: Workers[Any], asked: _Asked, *, anew: bool, attached: bool = False) -> None:
+    def __init__(self, asked: _Asked, *, anew: bool, attached: bool = False) -> None:
         """`anew`: its process is begun again, as version 0 where nothing newer was published. Else the worker keeps the
         module, or its skeleton: nothing is loaded in this process while others compute. `attached`: see
         `EnginePool`."""
-        self._workers = workers
         self._asked = asked
         self._anew = anew
         self._attached = attached
@@ -178,19 +193,19 @@ class _Revive:
     async def __call__(self, dead: Engine, receiver: WeightReceiver | None) -> Engine:
         """See `Revive`."""
         assert isinstance(dead, RemoteEngine)
-        rank = dead.rank
-        engine = self._asked.engine(rank)
+        workers, rank = self._asked.places[dead.rank]
+        engine = self._asked.engine(dead.rank)
         if not self._anew:
-            if rank in self._workers.lost:
+            if rank in workers.lost:
                 raise EngineError(
-                    f"the worker of engine {rank} ended ({self._workers.lost[rank]}), and no model is loaded in a "
+                    f"the worker of engine {dead.rank} ended ({workers.lost[rank]}), and no model is loaded in a "
                     "process in which others compute; resume the run to go on"
                 )
             await dead.revive(receiver)
             await engine.attach()
             return engine
         try:
-            await self._workers.restart(rank)
+            await workers.restart(rank)
         except (WorkerError, WorkerLost) as error:
             raise EngineError(str(error)) from error
         await engine.start()

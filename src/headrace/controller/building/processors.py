@@ -11,7 +11,7 @@ _SILENCE_S = 60.0
 
 def process_count(config: TrainConfig) -> int:
     """Worker processes that compute with models."""
-    engines = (config.engine.count + len(own_judges(config.rewards))) * config.engine.apart
+    engines = (config.engine.total + len(own_judges(config.rewards))) * config.engine.apart
     return engines + len(config.scorer_processes) + len(config.trainer_processes)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from headrace.config.model import EngineSection
+from headrace.controller.planning.memory_estimate import cache_of
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.server_launch import server_launch
 from headrace.engines.servers.dialect import Expected
@@ -23,22 +25,24 @@ _TOLD_APART = (
 """What tells models apart."""
 
 
-def server_spec(plan: Plan, rank: int, folder: Path | None, returns: bool) -> ServerSpec:
-    """Of the server with this rank. `folder`: of the run, for what it prints; in a temporary one unless given.
-    `returns`: whether somebody brings it back."""
-    config, cache = plan.config, plan.memory.cache
-    engine, dtype = config.engine, config.engine.dtype or config.model.dtype
+def server_spec(
+    plan: Plan, section: EngineSection, place: int, rank: int, folder: Path | None, returns: bool
+) -> ServerSpec:
+    """Of the server at this place of its section, the one of this rank among the run's engines. `folder`: of the run,
+    for what it prints; in a temporary one unless given. `returns`: whether somebody brings it back."""
+    config, cache = plan.config, cache_of(section, plan.config, plan.memory.cache)
+    dtype = config.engine.dtype or config.model.dtype
     logs = Path(tempfile.mkdtemp(prefix="headrace-logs-")) if folder is None else folder.absolute() / "logs"
     text = read_model_config(config.model.path).get_text_config()
     return ServerSpec(
-        kind=engine.kind,
+        kind=section.kind,
         limits=Limits(cache.slots, cache.max_context, plan.vocab_size, dtype),
         expected=Expected(
             {name: getattr(text, name) for name in _TOLD_APART if hasattr(text, name)}, cache.max_context, dtype
         ),
-        launch=None if engine.urls else server_launch(config, plan.weights, cache, rank),
-        log=str(logs / f"{engine.kind}-{rank}.log"),
-        url=engine.urls[rank] if engine.urls else "",
-        token_env=engine.token_env,
+        launch=None if section.urls else server_launch(config, section, plan.weights, cache, rank),
+        log=str(logs / f"{section.kind}-{rank}.log"),
+        url=section.urls[place] if section.urls else "",
+        token_env=section.token_env,
         returns=returns,
     )

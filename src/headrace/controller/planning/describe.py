@@ -6,6 +6,7 @@ from headrace.algorithms.kept_sets import most_bytes
 from headrace.algorithms.recipes import check_dataflow
 from headrace.config import TrainConfig
 from headrace.config.evaluation import PLAIN
+from headrace.config.model import EngineSection
 from headrace.controller.building.processors import threads_of_worker
 from headrace.controller.building.threads import available_threads, takes_turns
 from headrace.controller.planning import rollout_worker_count
@@ -55,16 +56,22 @@ def _run(plan: Plan) -> list[str]:
 
 def _engines(plan: Plan) -> str:
     engine = plan.config.engine
-    if engine.is_server:
-        where = f"at {', '.join(engine.urls)}" if engine.urls else "launched"
-        return f"{engine.count} {engine.kind} server{'s' * (engine.count > 1)} {where},"
-    return "engine" if engine.count == 1 else f"{engine.count} engines, each"
+    if not engine.has_server:
+        return "engine" if engine.total == 1 else f"{engine.total} engines, each"
+    return " and ".join(map(_engines_of, engine.sections)) + ","
+
+
+def _engines_of(section: EngineSection) -> str:
+    if not section.is_server:
+        return f"{section.count} embedded engine{'s' * (section.count > 1)}"
+    where = f"at {', '.join(section.urls)}" if section.urls else "launched"
+    return f"{section.count} {section.kind} server{'s' * (section.count > 1)} {where}"
 
 
 def _server(plan: Plan) -> list[str]:
     """What a server cannot keep of what the embedded engine does, and what it opens."""
     engine = plan.config.engine
-    if not engine.is_server or plan.replay is not None:
+    if not engine.has_server or plan.replay is not None:
         return []
     lines = [
         "server    two runs of one config differ: its noise is its own, and depends on what ran beside a request",
@@ -72,7 +79,7 @@ def _server(plan: Plan) -> list[str]:
         "server    after each update its parameters are compared with what was published, of matrices "
         "that a kernel has packed some columns; the swap check is at temperature 1",
     ]
-    if engine.urls:
+    if any(section.urls for section in engine.sections):
         lines.append(
             "server    attached: whoever reaches it can pause it and exchange its weights (/pause, "
             "/start_weight_update, /update_weights, /collective_rpc); keep its port to this run"
@@ -285,7 +292,7 @@ def _engine_processes(config: TrainConfig) -> str:
     if not config.engine.apart:
         return ""
     threads = threads_of_worker(config)
-    count = config.engine.count
+    count = config.engine.total
     own = "a process of its own" if count == 1 else f"{count} processes of their own"
     return f"{own}, {threads} CPU thread(s) each" if count > 1 else f"{own}, {threads} CPU thread(s)"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -11,6 +11,7 @@ import torch
 
 from headrace.algorithms.kept_sets import most_bytes
 from headrace.config import ConfigError, EngineConfig, TrainConfig
+from headrace.config.model import EngineSection
 from headrace.controller.planning.activations import DecoderShape, engine_bytes, scored_bytes, trained_bytes
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.out_of_memory import what_to_lower
@@ -52,16 +53,11 @@ class MemoryEstimate:
     free: int
     """There, now."""
     cache: CachePlan
-    """Of each of the policy's engines."""
+    """Of each of the policy's engines of the first section; see `cache_of`."""
     on_host: Mapping[str, int]
     """Beside it, if the place is a device: of this host's memory."""
-    replicas: int = 1
-    """Engines of the policy."""
-
-    @property
-    def slots(self) -> int:
-        """Sequences that the engines will decode together."""
-        return self.replicas * self.cache.slots
+    slots: int = 1
+    """Sequences that the engines will decode together."""
 
     @property
     def on_device(self) -> bool:
@@ -81,7 +77,6 @@ def estimate_memory(
     Raises ConfigError if the KV cache does not fit; for a device, if anything does not.
     """
     parameters, free = count_parameters(model_config), free_bytes(device)
-    replicas = config.engine.count if engine else 1
     uses = _fixed(config, model_config, parameters, device)
     uses |= {} if device.type == "cpu" else _activations(config, model_config)
     left_out = (*(() if engine else _OF_ENGINE), *(() if trainer else _OF_TRAINING))
@@ -89,7 +84,7 @@ def estimate_memory(
     if not engine:
         cache = CachePlan(slots=1, max_context=context_limit(model_config, config.engine), bytes_wanted=0)
     elif device.type == "cpu":
-        cache = plan_kv_cache(model_config, config.engine, _engine_dtype(config), device, replicas)
+        cache = plan_kv_cache(model_config, config.engine, _engine_dtype(config), device, config.engine.total)
     else:
         cache = _cache_beside(config, model_config, str(device), free, uses)
     kept: dict[str, int] = {}
@@ -97,13 +92,25 @@ def estimate_memory(
         kept = {"weight plane: version 0, on the host": _BYTES[_engine_dtype(config)] * parameters}
         uses |= kept if device.type == "cpu" else {}
     if engine:
-        uses[_KV_CACHE] = replicas * cache.bytes_wanted
+        caches = [(each.count, cache_of(each, config, cache)) for each in config.engine.sections]
+        uses[_KV_CACHE] = sum(count * each.bytes_wanted for count, each in caches)
+    slots = _slots(config, cache) if engine else 1
     table = _table(config, model_config, cache)
     if device.type == "cpu":
-        return MemoryEstimate(parameters, uses | table, _HOST, free, cache, {}, replicas)
+        return MemoryEstimate(parameters, uses | table, _HOST, free, cache, {}, slots)
     if config.transport == "shm" and _LEAVING in uses:
         kept[_PLANE] = 2 * uses[_LEAVING]
-    return MemoryEstimate(parameters, uses, str(device), free, cache, table | kept, replicas)
+    return MemoryEstimate(parameters, uses, str(device), free, cache, table | kept, slots)
+
+
+def cache_of(section: EngineSection, config: TrainConfig, first: CachePlan) -> CachePlan:
+    """Of an engine of this section, beside those of the first section, whose cache is `first`: each sequence has as
+    much."""
+    asked, slots = config.engine.max_concurrent_sequences, section.max_concurrent_sequences
+    if slots == asked:
+        return first
+    slots = max(1, first.slots * slots // asked)
+    return replace(first, slots=slots, bytes_wanted=first.bytes_wanted * slots // first.slots)
 
 
 def _table(config: TrainConfig, model_config: Any, cache: CachePlan) -> dict[str, int]:
@@ -125,7 +132,7 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     text = model_config.get_text_config()
     # The engine lays its output layer out anew, also where the model's is its embedding.
     tied = text.vocab_size * text.hidden_size if model_config.tie_word_embeddings else 0
-    engine_weights = config.engine.count * engine_itemsize * (parameters + tied)
+    engine_weights = config.engine.total * engine_itemsize * (parameters + tied)
     uses = {
         "trainer: float32 weights": masters,
         "trainer: gradients (float32)": masters,
@@ -179,7 +186,7 @@ def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
         if computes:
             uses[f"{name}: activations"] = scored_bytes(shape, max(budget, longest), itemsize)
     slots = config.engine.max_concurrent_sequences
-    uses["engine: activations and logits"] = config.engine.count * engine_bytes(
+    uses["engine: activations and logits"] = config.engine.total * engine_bytes(
         shape, slots, config.engine.prefill_tokens_per_step, _BYTES[_engine_dtype(config)]
     )
     return uses
@@ -187,14 +194,14 @@ def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
 
 def _cache_beside(config: TrainConfig, model_config: Any, place: str, free: int, uses: dict[str, int]) -> CachePlan:
     """The KV cache in what `uses` leave of a device. Raises ConfigError if they leave none."""
-    left = (int((1 - _SPARE) * free) - sum(uses.values())) // config.engine.count
+    left = (int((1 - _SPARE) * free) - sum(uses.values())) // config.engine.total
     dtype = getattr(torch, _engine_dtype(config))
     context = context_limit(model_config, config.engine)
     per_slot = context * cache_shape(model_config).bytes_per_token(dtype)
     wanted = per_slot
     if config.engine.kv_cache_gib is not None:
         wanted = int(config.engine.kv_cache_gib * GIB)
-    caches = config.engine.count * wanted
+    caches = config.engine.total * wanted
     if wanted > left:
         largest = sorted(uses.items(), key=lambda use: -use[1])[:_MOST_TOLD]
         raise ConfigError(
@@ -214,7 +221,11 @@ def _kept_sets(config: TrainConfig, cache: CachePlan, vocab_size: int) -> int:
     rollout, longest = config.rollout, most_sampled(config, cache.max_context)
     of_group = rollout.samples_per_prompt * longest * most_bytes(vocab_size, rollout.sampling.top_k)
     bound = max(table_bytes(config), rollout.prompts_per_batch * of_group)
-    return min(config.table_groups(config.ahead(config.engine.count * cache.slots)) * of_group, bound)
+    return min(config.table_groups(config.ahead(_slots(config, cache))) * of_group, bound)
+
+
+def _slots(config: TrainConfig, cache: CachePlan) -> int:
+    return sum(each.count * cache_of(each, config, cache).slots for each in config.engine.sections)
 
 
 def plan_kv_cache(

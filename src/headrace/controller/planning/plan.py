@@ -193,8 +193,9 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
         replay = open_replay(config, recorded, folder, vocab_size=vocab_size, max_context=context)
     has_engine = replay is None or bool(held_out)
     memory = estimate_memory(config, model_config, device, engine=has_engine, trainer=not config.rollouts_only)
-    if has_engine and config.engine.is_server and not config.engine.urls:
-        server_launch(config, config.model.path, memory.cache, 0)
+    for section in config.engine.sections if has_engine else ():
+        if section.is_server and not section.urls:
+            server_launch(config, section, config.model.path, memory.cache, 0)
     batches = config.trainer.batches
     if batches is None and replay is not None:
         batches = replay.rollouts.batches * config.trainer.epochs

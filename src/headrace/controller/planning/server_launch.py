@@ -6,6 +6,7 @@ import os
 import sys
 
 from headrace.config import ConfigError, TrainConfig
+from headrace.config.model import EngineSection
 from headrace.controller.building.processors import threads_of_worker
 from headrace.engines.embedded.cache_plan import CachePlan
 from headrace.engines.servers import vllm_command
@@ -17,13 +18,15 @@ _SEEDS = 1000
 """Servers of one run, at most: no two have one seed."""
 
 
-def server_launch(config: TrainConfig, weights: str, cache: CachePlan, rank: int) -> ServerLaunch:
-    """Raises ConfigError for an interpreter that is not there, and options that are not to be given."""
-    engine = config.engine
+def server_launch(
+    config: TrainConfig, section: EngineSection, weights: str, cache: CachePlan, rank: int
+) -> ServerLaunch:
+    """Of a server of this section, the one of this rank among the run's engines. Raises ConfigError for an interpreter
+    that is not there, and options that are not to be given."""
     launch = ServerLaunch(
-        python=os.path.abspath(os.path.expanduser(engine.python)) if engine.python else sys.executable,
+        python=os.path.abspath(os.path.expanduser(section.python)) if section.python else sys.executable,
         weights=os.path.abspath(weights) if os.path.isdir(weights) else weights,  # else a name on the Hub
-        dtype=engine.dtype or config.model.dtype,
+        dtype=config.engine.dtype or config.model.dtype,
         slots=cache.slots,
         max_context=cache.max_context,
         seed=config.seed * _SEEDS + rank,
@@ -31,10 +34,10 @@ def server_launch(config: TrainConfig, weights: str, cache: CachePlan, rank: int
         top_k=config.rollout.sampling.top_k,
         kv_cache_gib=cache.bytes_wanted / _GIB,
         threads=threads_of_worker(config),
-        args=engine.args,
-        start_s=engine.start_deadline_s,
+        args=section.args,
+        start_s=section.start_deadline_s,
     )
     if not os.access(launch.python, os.X_OK):
-        raise ConfigError(f"engine.python is {engine.python!r}, and there is no interpreter at {launch.python}")
+        raise ConfigError(f"engine.python is {section.python!r}, and there is no interpreter at {launch.python}")
     vllm_command.command(launch, port=0)
     return launch

@@ -61,6 +61,7 @@ class EmbeddedEngine:
     """
 
     quiet = None
+    rests = False
 
     def __init__(
         self,

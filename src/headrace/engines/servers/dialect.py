@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.engines.protocol import FinishReason, GenerateRequest, SwapMode
+from headrace.engines.servers.window import ServerLoad
 from headrace.weights.plane import WeightOffer
 
 
@@ -75,6 +76,9 @@ class Dialect(Protocol):
     async def score(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
         """[S, T - 1]: log-probs, at temperature 1, of each of `tokens` [S, T] but the first. Behind each sample one
         token more is sampled, which counts as handed out."""
+
+    async def fares(self) -> ServerLoad | None:
+        """Now; None if it does not say."""
 
     async def sampled(self) -> int | None:
         """Tokens that it has handed out since it started, of all requests; None if it does not say."""

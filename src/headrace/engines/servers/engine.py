@@ -8,9 +8,10 @@ Nothing sampled under new weights is handed out before the swap check has passed
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Coroutine, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from headrace.engines.own_pin import Pin
 from headrace.engines.protocol import (
@@ -25,12 +26,16 @@ from headrace.engines.protocol import (
 )
 from headrace.engines.servers.answers import Answer, name_of
 from headrace.engines.servers.dialect import Dialect, Piece
+from headrace.engines.servers.health import until_sick
 from headrace.engines.servers.http import ServerGone
+from headrace.engines.servers.window import ServerLoad, Window
 from headrace.engines.validate import check_request
 from headrace.runtime.protocol import Services, WaitTimeout
 from headrace.runtime.signal import Signal
 from headrace.weights.plane import WeightError, WeightOffer, WeightReceiver
 from headrace.weights.version import INITIAL, Version
+
+T = TypeVar("T")
 
 _PIN_S = _DRAIN_S = 3600.0
 _READ_S = 10.0
@@ -67,13 +72,18 @@ class ServerEngine:
         self._failure: Exception | None = None
         self._started = False
         self._stopping = False
-        self._swapping = not holds
-        """Or what the server has loaded is of no version, since a swap failed, say. Requests wait."""
+        self._swapping = False
+        """Requests wait."""
+        self._rests = not holds
         self._checking: Version | None = None
         """What is sampled is of this version, and is held."""
         self._requests: dict[str, Answer] = {}
+        self._window = Window.open(limits.slots)
         self._waiting = 0
         self._updating = asyncio.Lock()
+        self._at_work: asyncio.Task[Any] | None = None
+        """What an update awaits of the server."""
+        self._watching: asyncio.Task[None] | None = None
         self._pins = 0
         self._changed = Signal()
         self._read = 0
@@ -93,6 +103,10 @@ class ServerEngine:
         return self._failure
 
     @property
+    def rests(self) -> bool:
+        return self._rests
+
+    @property
     def slots(self) -> int:
         return self._limits.slots
 
@@ -101,10 +115,21 @@ class ServerEngine:
         self._read_before = await self.dialect.sampled()
         self._since = self._services.clock.now()
         self._started = True
+        self._watching = self._services.spawn(self._watch(), "the server's health")
+
+    async def _watch(self) -> None:
+        self.fail(await until_sick(self.dialect, self._services.clock, self._hear))
+
+    def _hear(self, load: ServerLoad) -> None:
+        self._window = self._window.after(load, len(self._requests))
+        self._changed.notify()
 
     async def stop(self) -> None:
         """See `Engine.stop`. The server goes on."""
         self._stopping = True
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         answers = [*self._requests.values()]
         pumps = [answer.pump for answer in answers if answer.pump is not None]
         for answer in answers:
@@ -172,16 +197,23 @@ class ServerEngine:
                 lambda: f"{self._pins} pins on version {self.version} to be released before it is replaced",
             )
             self._serving()
-            interrupted = await self._rest(mode, offer.version)
-            began = clock.now()
+            self._swapping = True
             try:
-                await self._exchange(offer)
+                interrupted = await self._unless_dead(self._rest(mode, offer.version))
+                began = clock.now()
+                try:
+                    await self._unless_dead(self._exchange(offer))
+                except BaseException:
+                    self._rests = True
+                    raise
+                finally:
+                    self._checking = None
+                    self._stall_s += clock.now() - began
+                self._version, self._rests = offer.version, False
             finally:
-                self._checking = None
-                self._stall_s += clock.now() - began
-            self._version, self._swapping = offer.version, False
+                self._swapping = False
+                self._changed.notify()
             self._release()
-            self._changed.notify()
             return SwapReport(offer.version, clock.now() - began, 0.0, 0, interrupted)
 
     def pin(self) -> Pin:
@@ -194,10 +226,12 @@ class ServerEngine:
         self.fail(EngineError(reason))
 
     def fail(self, error: Exception) -> None:
-        """It is dead: nobody may wait for it. What came before is handed out."""
+        """It is dead: nobody may wait for it, and who does is told so. What came before is handed out."""
         if self._failure is None and not self._stopping:
             self._note_load()
             self._failure = error
+            if self._at_work is not None:
+                self._at_work.cancel()
             for name, answer in self._requests.items():
                 answer.pieces.put_nowait(EngineError(f"request {name!r} was lost: {error}"))
             self._changed.notify()
@@ -216,15 +250,17 @@ class ServerEngine:
         )
 
     async def _may_begin(self, request: GenerateRequest) -> None:
-        """Once no swap is on its way, and the version is new enough."""
+        """Once no swap is on its way, the version is new enough, and the server has room."""
         floor = request.min_version
 
         def may() -> bool:
-            return self._ended or not (self._swapping or (floor is not None and not self._version.serves(floor)))
+            if self._swapping or self._rests or len(self._requests) >= self._window.size:
+                return self._ended
+            return floor is None or self._version.serves(floor) or self._ended
 
         self._waiting += 1
         try:
-            await self._changed.wait_until(may, self._services.clock, _DRAIN_S, lambda: "the server's new weights")
+            await self._changed.wait_until(may, self._services.clock, _DRAIN_S, lambda: "new weights, or room")
         except WaitTimeout as late:
             raise EngineError(f"request {request.request_id}: {late}") from late
         finally:
@@ -262,7 +298,6 @@ class ServerEngine:
 
     def _take(self, mine: Answer, piece: Piece) -> None:
         self._read += len(piece.tokens)
-        self._changed.notify()
         chunk = mine.stamp(piece, self._checking or self._version)
         if mine.is_over:
             return
@@ -271,10 +306,22 @@ class ServerEngine:
         else:
             mine.held.append(chunk)
 
+    async def _unless_dead(self, work: Coroutine[Any, Any, T]) -> T:
+        """Raises EngineError once the server is dead, whatever it still owes."""
+        task = self._at_work = asyncio.ensure_future(work)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            own = asyncio.current_task()
+            if own is None or not own.cancelling():
+                self._serving()
+            raise
+        finally:
+            self._at_work = None
+
     async def _rest(self, mode: SwapMode, version: Version) -> int:
         """Have the server pause, and read what it has sampled. How many requests that found in flight. Raises
         EngineError, and the server goes on."""
-        was_swapping, self._swapping = self._swapping, True
         try:
             if mode is SwapMode.DRAIN:
                 await self._until_none(_DRAIN_S, f"before {version} can be loaded")
@@ -289,11 +336,9 @@ class ServerEngine:
                 told = await self.dialect.sampled()
                 self._read_before = None if told is None else told - self._read
         except BaseException:
-            if not was_swapping:
+            if not self._rests and self._failure is None:
                 with suppress(EngineError):
                     await self.dialect.resume()
-                self._swapping = False
-                self._changed.notify()
             raise
         return in_flight
 
@@ -322,8 +367,9 @@ class ServerEngine:
 
     async def _take_back(self) -> None:
         """Let nobody have what was sampled under weights that are refused: what is in flight ends."""
-        with suppress(EngineError):
-            await self.dialect.pause(SwapMode.RECOMPUTE)
+        if self._failure is None:
+            with suppress(EngineError):
+                await self.dialect.pause(SwapMode.RECOMPUTE)
         for answer in self._requests.values():
             answer.end(FinishReason.INTERRUPTED)
         self._leave_read()
@@ -403,7 +449,7 @@ class ServerEngine:
         self._since = now
 
     def _is_newer(self, offered: Version) -> bool:
-        if offered == self._version and not self._swapping:
+        if offered == self._version and not self._rests:
             return False
         if offered < self._version:
             raise WeightError(

@@ -13,19 +13,21 @@ from headrace.config.errors import ConfigError
 from headrace.engines.protocol import FinishReason, GenerateRequest, RequestError, SwapMode
 from headrace.engines.servers.dialect import Expected, Piece, Span
 from headrace.engines.servers.http import ServerGone, ServerHttp, ServerRefused
+from headrace.engines.servers.window import ServerLoad
 from headrace.runtime.together import together
 from headrace.weights.plane import WeightError, WeightOffer
 
 WIRE = 1
 """The number of what is said to the plugin `headrace-vllm`."""
 PLUGIN = "headrace-vllm"
-_CALL_S, _LOAD_S, _PAUSE_S = 60.0, 1800.0, 600.0
+_HEALTH_S, _CALL_S, _LOAD_S, _PAUSE_S = 20.0, 60.0, 1800.0, 600.0
 _PREFIX = "generate-tokens-"
 """What the server puts before a request's id."""
 _OUTSIDE = -1000.0
 """A log-prob below is that of an id which truncation left out."""
 _FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 _BAD_REQUEST = 400
+_KV_USE, _RUNNING, _PREEMPTED = "vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_preemptions_total"
 
 
 class VllmDialect:
@@ -41,7 +43,7 @@ class VllmDialect:
 
     async def is_up(self) -> bool:
         try:
-            await self._http.call("GET", "/health", what="its health", seconds=_CALL_S)
+            await self._http.call("GET", "/health", what="its health", seconds=_HEALTH_S)
         except (ServerGone, ServerRefused):
             return False
         return True
@@ -216,13 +218,25 @@ class VllmDialect:
 
     async def sampled(self) -> int | None:
         """See `Dialect.sampled`."""
+        counts = await self._metrics("vllm:generation_tokens_total")
+        return int(sum(counts["vllm:generation_tokens_total"])) if counts else None
+
+    async def fares(self) -> ServerLoad | None:
+        """See `Dialect.fares`."""
+        told = await self._metrics(_KV_USE, _RUNNING, _PREEMPTED)
+        if _KV_USE not in told:
+            return None
+        return ServerLoad(max(told[_KV_USE]), int(sum(told.get(_RUNNING, []))), int(sum(told.get(_PREEMPTED, []))))
+
+    async def _metrics(self, *names: str) -> dict[str, list[float]]:
+        """Of those that it has, the value for each of its engines."""
         text = await self._http.call("GET", "/metrics", what="its metrics", seconds=_CALL_S)
-        counts = [
-            float(line.rsplit(" ", 1)[1])
-            for line in str(text).splitlines()
-            if line.startswith("vllm:generation_tokens_total")
-        ]
-        return int(sum(counts)) if counts else None
+        found: dict[str, list[float]] = {}
+        for line in str(text).splitlines():
+            name = line.partition("{")[0].partition(" ")[0]
+            if name in names:
+                found.setdefault(name, []).append(float(line.rsplit(" ", 1)[1]))
+        return found
 
     async def _rpc(self, method: str) -> list[dict[str, Any]]:
         answer = await self._http.call(

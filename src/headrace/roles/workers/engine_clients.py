@@ -81,7 +81,7 @@ class EngineClients:
     async def _return(self, member: Member, pause_s: float) -> None:
         failures = 0
         try:
-            while not member.view.serves:
+            while not member.is_up:
                 await self._host.clock.sleep(min(pause_s, _LONGEST_PAUSE_S))
                 try:
                     engine = await self._back(member.engine, None)

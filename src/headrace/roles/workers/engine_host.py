@@ -161,7 +161,7 @@ class EngineHost(Generic[E]):
     def state(self) -> EngineStatus:
         """Now, for whoever is in this process."""
         engine = self._engine
-        status = EngineStatus(engine.version, engine.slots, engine.stats())
+        status = EngineStatus(engine.version, engine.slots, engine.stats(), rests=engine.rests)
         failure = engine.failure or self._taken_out
         if failure is None:
             return status

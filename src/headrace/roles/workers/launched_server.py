@@ -91,12 +91,12 @@ class LaunchedServer:
             return next((line.strip() for line in reversed(lines) if chosen(line)), "")
         return ""
 
-    async def stop(self) -> None:
-        """Ask it to end, then end it, with all that it started."""
+    async def stop(self, *, kindly: bool = True) -> None:
+        """End it, with all that it started; `kindly`: ask it to end first."""
         guardian, self._guardian = self._guardian, None
         if guardian is None:
             return
-        if guardian.returncode is None:
+        if guardian.returncode is None and kindly:
             with contextlib.suppress(psutil.Error):
                 for child in psutil.Process(guardian.pid).children():
                     child.send_signal(signal.SIGTERM)

@@ -122,7 +122,7 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
             await asyncio.gather(self._watching, return_exceptions=True)
         server, self._server = self._server, None
         if server is not None:
-            await server.stop()
+            await server.stop(kindly=not hasattr(self, "_engine") or self._engine.failure is None)
         if self._http is not None:
             await self._http.close()
 

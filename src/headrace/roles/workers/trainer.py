@@ -126,7 +126,7 @@ def _check(spec: TrainerSpec, trainer: HFTrainer) -> Callable[[], SwapCheck] | N
     """Makes the swap check of the present weights; None where engines take them as they are."""
     config = spec.config
     dtype = config.model.dtype
-    temperature = 1.0 if config.engine.is_server else config.rollout.sampling.temperature
+    temperature = 1.0 if config.engine.has_server else config.rollout.sampling.temperature
     """Servers score prompts at temperature 1."""
     if spec.transport == "memory" and (config.engine.dtype or dtype) == dtype:
         return None

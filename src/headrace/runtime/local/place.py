@@ -39,6 +39,8 @@ class Place:
         self._processes = processes
         self._members: dict[str, Member] = {}
         self._groups: list[WorkerGroup[Any]] = []
+        self._numbers: dict[str, int] = {}
+        """Of the next worker of each kind."""
         self._keepers = Keepers()
         self._opening = asyncio.Lock()
         self._making = asyncio.Lock()
@@ -47,11 +49,11 @@ class Place:
 
     async def start(self, kind: type[W], specs: Sequence[object], where: Placement) -> WorkerGroup[W]:
         """See `Runtime.start`."""
-        names = [f"{kind.kind}/{rank}" for rank in range(len(specs))]
-        if not names:
+        if not specs:
             raise ValueError(f"{kind.__name__}: no spec is given; give one for each worker")
-        if names[0] in self._members:
-            raise ValueError(f"{names[0]} is there already; start all workers of a kind at once")
+        first = self._numbers.get(kind.kind, 0)
+        self._numbers[kind.kind] = first + len(specs)
+        names = [f"{kind.kind}/{first + rank}" for rank in range(len(specs))]
         self._types = self._types.with_types(kind.types)
         if self._processes is not None:
             async with self._opening:
@@ -74,6 +76,8 @@ class Place:
             await asyncio.gather(*(member.close() for member in members), return_exceptions=True)
             for name in names:
                 del self._members[name]
+            if self._numbers[kind.kind] == first + len(specs):
+                self._numbers[kind.kind] = first
             raise
         group: WorkerGroup[W] = WorkerGroup(members, [self._handle(member) for member in members])
         self._groups.append(group)

@@ -1,0 +1,32 @@
+"""Whether a server still serves, and how it fares, as it says itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.engines.protocol import EngineError
+from headrace.engines.servers.dialect import Dialect
+from headrace.engines.servers.window import ServerLoad
+from headrace.runtime.protocol import Clock
+
+_PAUSE_S, _LOOKS = 1.0, 3
+"""Between two looks, and how many have to find it sick, one after another."""
+
+
+async def until_sick(dialect: Dialect, clock: Clock, hear: Callable[[ServerLoad], None]) -> EngineError:
+    """Looks for ever, or until the server is sick: its process may be there though what computes has ended, and then
+    it holds calls that nobody will answer. `hear` is told how it fares."""
+    sick = 0
+    while sick < _LOOKS:
+        await clock.sleep(_PAUSE_S)
+        if not await dialect.is_up():
+            sick += 1
+            continue
+        sick = 0
+        try:
+            load = await dialect.fares()
+        except EngineError:  # its health is looked at again
+            continue
+        if load is not None:
+            hear(load)
+    return EngineError(f"{dialect.name} says that it is not healthy, or nothing, {_LOOKS} times one after another")
