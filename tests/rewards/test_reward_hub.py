@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from pydantic import ValidationError
+from reward_servers_running import Handler, NotedClock, opened, serving
 from rollout_helpers import EOS, ScriptedEngine, chunk, ids, settings
 
 from headrace.config import ConfigError
@@ -18,33 +17,11 @@ from headrace.config.reward import RewardConfig
 from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey
 from headrace.rewards.outcome import RewardOutcome
-from headrace.rewards.reward_pool import RewardPool
 from headrace.rewards.row_checks import check_rows, required_columns
 from headrace.rollout.episodes import EpisodeRunner
 from headrace.rollout.single_turn import SingleTurn
 from headrace.runtime.inline import SystemClock
 from headrace.weights.version import INITIAL
-
-
-class NotedClock(SystemClock):
-    """Sleeps not at all, and keeps how long it should have."""
-
-    def __init__(self) -> None:
-        self.slept: list[float] = []
-
-    async def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        await asyncio.sleep(0)
-
-
-@asynccontextmanager
-async def opened(clock: SystemClock | None = None, **config: Any) -> AsyncIterator[RewardPool]:
-    pool = RewardPool(RewardConfig.model_validate({"timeout_s": 20.0, **config}), clock=clock or SystemClock())
-    await pool.start()
-    try:
-        yield pool
-    finally:
-        await pool.close()
 
 
 def score(responses_and_rows: list[tuple[str, dict[str, Any]]], **config: Any) -> list[RewardOutcome]:
@@ -185,22 +162,6 @@ def test_a_failure_of_the_group_s_function_fails_all_of_it(tmp_path: Path, funct
     group = play_group(tmp_path, function)
     assert all((sample.failure or "").startswith(failure) for sample in group.samples)
     assert not group.trainable
-
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[str]:
-    app = web.Application()
-    app.router.add_post("/judge", handler)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/judge"
-    finally:
-        await runner.cleanup()
 
 
 def ask(handler: Handler, count: int = 1, clock: SystemClock | None = None, **remote: Any) -> list[RewardOutcome]:

@@ -22,7 +22,7 @@ from headrace.roles.reissue import Losses
 from headrace.roles.rollout_seats import RolloutSeats
 from headrace.roles.rollout_workers import RolloutWorkers
 from headrace.roles.workers.rollout_types import Assignment, Played
-from headrace.rollout.episodes import empty_sample
+from headrace.rollout.episode_scoring import empty_sample
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.signal import Signal
 from headrace.runtime.together import together

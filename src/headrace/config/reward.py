@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 import regex
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
 
 from headrace.config.base import Section
 from headrace.config.model import EngineConfig
 from headrace.config.values.temperature import AnyTemperature
 
 
+def _kind_of(value: object) -> str | None:
+    return "<list>" if isinstance(value, list | tuple) else "<url>" if isinstance(value, str) else None
+
+
+Url = Annotated[str, Field(pattern=r"^https?://[^/\s]")]
+Urls = Annotated[
+    Annotated[Url, Tag("<url>")] | Annotated[tuple[Url, ...], Tag("<list>")],
+    Discriminator(
+        _kind_of,
+        custom_error_type="not_an_address",
+        custom_error_message="an address (text; put it in quotes) or a list of these is wanted",
+    ),
+]
+
+
 class RemoteRewardConfig(Section):
-    url: str | None = Field(default=None, pattern=r"^https?://[^/\s]")
-    """`remote`: where batches of samples are posted as JSON; see docs/workflows.md."""
+    url: Urls | None = None
+    """`remote`: where batches of samples are posted as JSON: one address, or a list of them, which share the requests;
+    one that fails is left alone for a while. See docs/workflows.md."""
     token_env: str | None = None
-    """Environment variable with the bearer token; none is sent unless given."""
+    """Environment variable with the bearer token, which every address is sent; none is unless given."""
     batch: int = Field(default=32, ge=1)
     """Most samples in one request."""
     connections: int = Field(default=4, ge=1)
@@ -25,14 +41,37 @@ class RemoteRewardConfig(Section):
     timeout_s: float = Field(default=30.0, gt=0)
     """Of one try."""
     retries: int = Field(default=3, ge=0, le=20)
-    """Tries after the first, for what may pass: no connection, no answer in time, status 429 or 5xx."""
+    """Tries after the first, for what may pass: no connection, no answer in time, status 429 or 5xx. Of several
+    addresses each is tried once at least."""
     backoff_s: float = Field(default=0.5, gt=0)
-    """Pause before the second try; each later one is twice as long."""
+    """Pause before the second try; each later one is twice as long. With several addresses, how long one that failed is
+    left alone, and so on; there is a pause only where all are."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """All addresses; none unless given."""
+        if self.url is None:
+            return ()
+        return self.url if isinstance(self.url, tuple) else (self.url,)
+
+    @property
+    def tries(self) -> int:
+        """Most requests for one batch."""
+        return max(self.retries + 1, len(self.urls))
 
     @property
     def longest_s(self) -> float:
         """Of all tries and the pauses between them."""
-        return (self.retries + 1) * self.timeout_s + self.backoff_s * (2**self.retries - 1)
+        return self.tries * self.timeout_s + self.backoff_s * (2 ** (self.tries - max(len(self.urls), 1)) - 1)
+
+    @model_validator(mode="after")
+    def _urls_differ(self) -> RemoteRewardConfig:
+        urls = self.urls
+        if self.url is not None and not urls:
+            raise ValueError("url is an empty list; name an address")
+        if twice := [url for url in urls if urls.count(url) > 1]:
+            raise ValueError(f"url names {twice[0]} twice; name each address once")
+        return self
 
 
 CODE_PATIENCE, CODE_TRIES = 6, 2
@@ -40,6 +79,8 @@ CODE_PATIENCE, CODE_TRIES = 6, 2
 that never ends has a 0 wherever it gets a sixth of a processor; and beyond, the model could choose that its sample
 fails."""
 
+DEFAULT_BATCH = 32
+"""Samples that one call of a batched function has at most, unless more or fewer are asked for."""
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*(?:\.\w+)*)\}", re.ASCII)
 """What stands for a text in a judge's question, with its name as group 1; dots name a nested column."""
 _OF_THE_EPISODE = ("prompt", "response")
@@ -106,9 +147,12 @@ class RewardFunction(Section):
     """`exact`, `numeric`, `f1`, `choice`, `regex`, `math`, `boxed_math`, `json_schema`, `code`, `remote`, `judge`, or a
     function of yours: `path.py:function` or `module:function`. `exact`, unless `reward.terms`, `reward.group` or
     `reward.model` is given."""
-    style: Literal["headrace", "trl", "verl"] = "headrace"
-    """How a function of yours is called: `f(response, row)`; as TRL does, `f(prompts, completions, **columns)`, with a
-    list of one; or as verl does, `f(data_source, solution_str, ground_truth, extra_info)`. See docs/workflows.md."""
+    style: Literal["headrace", "batched", "trl", "verl"] = "headrace"
+    """How a function of yours is called: `f(response, row)`; `batched`, with lists, `f(responses, rows)`; as TRL does,
+    `f(prompts, completions, **columns)`, with a list of one; or as verl does, `f(data_source, solution_str,
+    ground_truth, extra_info)`. See docs/workflows.md."""
+    batch: int | None = Field(default=None, ge=1, le=4096)
+    """`style: batched`: most samples in one call; 32 unless given."""
     answer_column: str = "answer"
     """Column with what the built-in rewards compare with: for `regex` the pattern, for `json_schema` the schema, for
     `code` the tests."""
@@ -129,6 +173,8 @@ class RewardFunction(Section):
             raise ValueError(
                 f"style is {self.style}, which is of functions of yours, but function is {self.function}; remove it"
             )
+        if self.batch is not None and self.style != "batched":
+            raise ValueError(f"batch is {self.batch}, which is of style: batched; set that, or remove it")
         if (self.function == "judge") != (self.judge.prompt is not None):
             raise ValueError("function: judge and judge.prompt go together; give both, or neither")
         return self
@@ -220,6 +266,8 @@ class RewardConfig(RewardFunction):
         limits = [(self.timeout_s, "timeout_s")]
         if any(term.function == "code" for term in self.all_terms):
             limits.append((self.code_s, f"timeout_s (x{CODE_PATIENCE * CODE_TRIES} for code, on a slow host)"))
+        if any(term.style == "batched" for term in self.all_terms):
+            limits.append((2 * self.timeout_s, "timeout_s (x2 for style: batched)"))
         limits += [(judge.timeout_s, "judge.timeout_s") for judge in self.judges]
         remote = [term.remote for term in self.all_terms if term.function == "remote"]
         limits += [(each.longest_s, "remote.timeout_s (with its retries)") for each in remote]

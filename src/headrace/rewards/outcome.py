@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -13,8 +13,8 @@ from headrace.experience.failures import FailureKind
 Scored = dict[str, float]
 """A reward, `score`, with metrics by their names; without `score` the reward does not apply to the sample."""
 SCORE = "score"
-Verdict = tuple[float | Scored | list[float] | None, str | None]
-"""(reward, None), (a reward with metrics, None), (a reward for each sample of a group, None) or (None, failure)."""
+Verdict = tuple[float | Scored | Sequence[float | Scored] | None, str | None]
+"""(reward, None), (a reward with metrics, None), (a list of these for a batch or a group, None) or (None, failure)."""
 MOST_METRICS, LONGEST_NAME = 64, 100
 """Metrics of one reward, and characters of the name of each."""
 

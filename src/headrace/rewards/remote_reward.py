@@ -1,4 +1,4 @@
-"""The reward `remote`: batches of samples are posted to a server, which answers with a reward for each.
+"""The reward `remote`: batches of samples are posted to one of several servers, which answers with a reward for each.
 
 The request is `{"samples": [{"response", "row", "prompt", "messages"}, ...]}`, the answer `{"rewards": [...]}` of the
 same length: a finite number, or a text that says why there is none.
@@ -6,11 +6,9 @@ same length: a finite number, or a text that says why there is none.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
@@ -19,17 +17,13 @@ from headrace.config.errors import ConfigError
 from headrace.config.reward import RemoteRewardConfig
 from headrace.experience.failures import FailureKind, describe
 from headrace.experience.text.conversation import conversation
+from headrace.rewards.gathering import Gathering
 from headrace.rewards.outcome import FailedReward, NotARewardError, Verdict, as_scored
+from headrace.rewards.reward_servers import RewardServer, RewardServers
 from headrace.runtime.protocol import Clock, WaitTimeout
 
 _MOST_BYTES = 1 << 24
 _TOO_MANY, _SERVER_FAULT = 429, 500
-
-
-@dataclass(eq=False, frozen=True, slots=True)
-class _Question:
-    sample: dict[str, Any]
-    verdict: asyncio.Future[Verdict]
 
 
 class _Passing(Exception):
@@ -37,18 +31,17 @@ class _Passing(Exception):
 
 
 class RemoteReward:
-    """While all connections are busy samples gather, and then go together."""
+    """While all connections are busy samples gather, and then go together, to one of the servers. One that fails is
+    left alone for a while: its samples go to another at once, and wait only where none is well."""
 
     def __init__(self, config: RemoteRewardConfig, clock: Clock) -> None:
-        if config.url is None:
+        if not config.urls:
             raise ConfigError("reward.function is 'remote', which needs reward.remote.url")
-        self._url = config.url
         self._config = config
         self._clock = clock
-        self._waiting: deque[_Question] = deque()
-        self._asked = asyncio.Event()
+        self._servers = RewardServers(config.urls, config.backoff_s)
+        self._gathering = Gathering(self._answer, at_once=config.connections, most=config.batch, what="remote reward")
         self._session: aiohttp.ClientSession | None = None
-        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Raises ConfigError if the token is to come from an environment variable that is not set."""
@@ -62,94 +55,77 @@ class RemoteReward:
                 )
             headers["Authorization"] = f"Bearer {token}"
         self._session = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None))
-        self._tasks = [
-            asyncio.create_task(self._serve(self._session), name="remote reward")
-            for _ in range(self._config.connections)
-        ]
+        self._gathering.start()
 
     async def judge(self, arguments: list[Any]) -> Verdict:
         """The verdict on [response, row, prompt, messages]."""
-        response, row, prompt, messages, *_ = arguments
-        sample = {"response": response, "row": row, "prompt": prompt}
-        sample["messages"] = conversation(prompt, response, messages)
-        verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Question(sample, verdict))
-        self._asked.set()
-        return await verdict
+        return await self._gathering.judge(arguments)
 
     async def close(self) -> None:
         """Hang up, and cancel every call. Idempotent."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for question in self._waiting:
-            question.verdict.cancel()
-        self._waiting.clear()
+        await self._gathering.close()
         if self._session is not None:
             await self._session.close()
 
-    async def _serve(self, session: aiohttp.ClientSession) -> None:
-        while True:
-            while not self._waiting:
-                self._asked.clear()
-                await self._asked.wait()
-            await asyncio.sleep(0)  # those who ask in the same turn of the loop go along
-            batch = self._take()
-            if batch:
-                await self._answer(session, batch)
-
-    def _take(self) -> list[_Question]:
-        batch: list[_Question] = []
-        while self._waiting and len(batch) < self._config.batch:
-            question = self._waiting.popleft()
-            if not question.verdict.done():
-                batch.append(question)
-        return batch
-
-    async def _answer(self, session: aiohttp.ClientSession, batch: list[_Question]) -> None:
+    async def _answer(self, batch: Sequence[list[Any]]) -> list[Verdict]:
+        samples = [_sample(*arguments) for arguments in batch]
         try:
-            rewards = await self._persist(session, [question.sample for question in batch])
-            verdicts = [_verdict(reward) for reward in rewards]
+            return [_verdict(reward) for reward in await self._persist(samples)]
         except FailedReward as error:
-            verdicts = [(None, describe(error.kind, str(error)))] * len(batch)
-        except BaseException:
-            for question in batch:
-                question.verdict.cancel()
-            raise
-        for question, verdict in zip(batch, verdicts, strict=True):
-            if not question.verdict.done():
-                question.verdict.set_result(verdict)
+            return [(None, describe(error.kind, str(error)))] * len(batch)
 
-    async def _persist(self, session: aiohttp.ClientSession, samples: list[dict[str, Any]]) -> list[Any]:
+    async def _persist(self, samples: list[dict[str, Any]]) -> list[Any]:
         """The rewards of `samples`. Raises FailedReward once no try is left."""
         body = json.dumps({"samples": samples}).encode()
-        tries = self._config.retries + 1
-        for number in range(tries):
-            if number:
-                await self._clock.sleep(self._config.backoff_s * 2 ** (number - 1))
+        refused: dict[RewardServer, FailedReward] = {}
+        """By servers whose answer would be the same again."""
+        tried: set[RewardServer] = set()
+        pauses, words, kind = 0, "", FailureKind.REWARD_REMOTE
+        for _ in range(self._config.tries):
+            server = self._servers.choose(self._clock.now(), refused, tried)
+            if server is None:
+                break
+            if server in tried and not self._servers.is_well(server, self._clock.now()):
+                await self._clock.sleep(self._config.backoff_s * 2**pauses)
+                pauses += 1
+                server = self._servers.choose(self._clock.now(), refused, tried) or server
+            tried.add(server)
             try:
-                return await self._clock.wait_for(
-                    self._post(session, body, len(samples)), self._config.timeout_s, f"an answer of {self._url}"
-                )
+                return await self._ask(server, body, len(samples))
             except WaitTimeout as error:
                 kind, words = FailureKind.REWARD_TIMEOUT, str(error)
             except (_Passing, aiohttp.ClientError, OSError) as error:
-                kind, words = FailureKind.REWARD_REMOTE, f"{self._url}: {str(error) or type(error).__name__}"
-        raise FailedReward(kind, f"{words} (tried {tries} times)")
+                kind, words = FailureKind.REWARD_REMOTE, f"{server.url}: {str(error) or type(error).__name__}"
+            except FailedReward as error:
+                refused[server] = error
+        if len(refused) == len(self._servers.all):
+            raise next(reversed(refused.values()))
+        raise FailedReward(kind, f"{words} (tried {self._config.tries} times)")
 
-    async def _post(self, session: aiohttp.ClientSession, body: bytes, count: int) -> list[Any]:
+    async def _ask(self, server: RewardServer, body: bytes, count: int) -> list[Any]:
+        """Of one server, which is told apart by how it answers. Raises WaitTimeout, FailedReward, and what may pass."""
+        answer = self._post(server.url, body, count)
+        with self._servers.asked(server, self._clock.now):
+            return await self._clock.wait_for(answer, self._config.timeout_s, f"an answer of {server.url}")
+
+    async def _post(self, url: str, body: bytes, count: int) -> list[Any]:
+        assert self._session is not None
         headers = {"Content-Type": "application/json"}
         # A redirect would carry the token and the samples elsewhere.
-        async with session.post(self._url, data=body, headers=headers, allow_redirects=False) as answer:
+        async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as answer:
             if answer.status == _TOO_MANY or answer.status >= _SERVER_FAULT:
                 raise _Passing(f"status {answer.status}")
             data = await answer.content.read(_MOST_BYTES + 1) if answer.status == 200 else b""
             while answer.status == 200 and len(data) <= _MOST_BYTES and not answer.content.at_eof():
                 data += await answer.content.read(_MOST_BYTES + 1 - len(data))
         if answer.status != 200:
-            raise FailedReward(FailureKind.REWARD_REMOTE, f"{self._url} answered with status {answer.status}")
-        return _rewards(data, count, self._url)
+            raise FailedReward(FailureKind.REWARD_REMOTE, f"{url} answered with status {answer.status}")
+        return _rewards(data, count, url)
+
+
+def _sample(response: str, row: dict[str, Any], prompt: Any, messages: Any, *rest: Any) -> dict[str, Any]:
+    whole = conversation(prompt, response, messages)
+    return {"response": response, "row": row, "prompt": prompt, "messages": whole}
 
 
 def _rewards(data: bytes, count: int, url: str) -> list[Any]:

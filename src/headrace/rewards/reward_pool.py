@@ -17,17 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config.errors import ConfigError
-from headrace.config.reward import CODE_PATIENCE, CODE_TRIES, RewardConfig, RewardTerm
+from headrace.config.reward import CODE_PATIENCE, CODE_TRIES, DEFAULT_BATCH, RewardConfig, RewardTerm
 from headrace.experience.failures import FailureKind, describe
 from headrace.experience.text.conversation import Messages
 from headrace.observe.durations import Durations
 from headrace.plugins.named import NOTHING_GIVEN, Given
+from headrace.rewards.gathering import Gathering, judged_together
 from headrace.rewards.judge import Ask, JudgeReward
 from headrace.rewards.outcome import LARGEST, SCORE, RewardOutcome, Verdict, is_reward, is_scored
 from headrace.rewards.processes.killed_in_time import WorkerPool
 from headrace.rewards.processes.pickled import packed
-from headrace.rewards.processes.prepared import FunctionScorer
 from headrace.rewards.processes.prepared import GroupScorer as GroupFunctionScorer
+from headrace.rewards.processes.prepared import Scorer as PreparedScorer
+from headrace.rewards.processes.prepared import scorer_of
 from headrace.rewards.processes.reward_process import Launch
 from headrace.rewards.remote_reward import RemoteReward
 from headrace.rewards.row_checks import is_for
@@ -242,17 +244,28 @@ class RewardPool:
     def _add_in_process(self, places: Sequence[int], group: str | None) -> None:
         """Trusted functions that were given as objects."""
         terms = [self._terms[place].model_dump(mode="json") for place in places]
-        scorers: list[FunctionScorer | GroupFunctionScorer] = [
-            FunctionScorer(term, columns=self._columns, given=self._given) for term in terms
-        ]
+        scorers: list[PreparedScorer] = [scorer_of(term, columns=self._columns, given=self._given) for term in terms]
         if group is not None:
             scorers.append(GroupFunctionScorer(group, self._given))
         here = InProcess(scorers, timeout_s=self._config.timeout_s, clock=self._clock, times=self.times)
         self._open.push_async_callback(here.close)
         for position, place in enumerate(places):
-            self._judges[place] = partial(here.ask, position)
+            self._add_judge(place, partial(here.ask, position), at_once=1)
         if group is not None:
             self._group = partial(here.ask, len(places))
+
+    def _add_judge(self, place: int, ask: Judge, *, at_once: int) -> None:
+        """Of a term, whose process or thread is asked by `ask`; so many calls are answered at the same time."""
+        term = self._terms[place]
+        if term.style != "batched":
+            self._judges[place] = ask
+            return
+        gathering = Gathering(
+            partial(judged_together, ask), at_once=at_once, most=term.batch or DEFAULT_BATCH, what="batched reward"
+        )
+        self._open.push_async_callback(gathering.close)
+        gathering.start()
+        self._judges[place] = gathering.judge
 
     async def _add_pool(self, kind: Kind, places: Sequence[int], group: str | None) -> None:
         terms = [self._terms[place] for place in places]
@@ -289,7 +302,7 @@ class RewardPool:
         self._open.push_async_callback(pool.close)
         await pool.start()
         for position, place in enumerate(places):
-            self._judges[place] = partial(pool.ask, position)
+            self._add_judge(place, partial(pool.ask, position), at_once=count)
         if group is not None:
             self._group = partial(pool.ask, len(places))
 

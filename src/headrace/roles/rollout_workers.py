@@ -22,7 +22,7 @@ from headrace.roles.abandoned import freed_if_left
 from headrace.roles.reissue import Losses
 from headrace.roles.rollout_seats import RolloutSeats, Seat
 from headrace.roles.workers.rollout_types import Assignment, Played
-from headrace.rollout.episodes import empty_sample
+from headrace.rollout.episode_scoring import empty_sample
 from headrace.runtime import off_loop
 from headrace.runtime.protocol import Runtime, WaitTimeout
 from headrace.runtime.refs import Ref, RefLost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from headrace.experience.failures import FailureKind, describe
 from headrace.experience.text.conversation import conversation
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
     from headrace.rewards.code import CodeReward
 
+T = TypeVar("T")
+
 
 class Scorer(Protocol):
     def score(self, arguments: list[Any]) -> Verdict:
-        """`arguments` as they stand in a call: those of `Asked`; of a group responses, row, prompt, rewards, messages
-        of each. No messages: the prompt and the response are all."""
+        """`arguments` as they stand in a call: those of `Asked`; of a batch a list of these for each sample; of a group
+        responses, row, prompt, rewards, messages of each. No messages: the prompt and the response are all."""
 
 
 class FunctionScorer:
@@ -103,6 +105,28 @@ class FunctionScorer:
         return loaded, [name for name in optional if accepts_keyword(loaded, name)]
 
 
+class BatchScorer:
+    """The user's `f(responses, rows)`, perhaps with `prompts` and `messages`: lists, with an item for each sample."""
+
+    def __init__(self, function: str, given: Given = NOTHING_GIVEN) -> None:
+        """Raises ConfigError."""
+        optional = ("prompts", "messages")
+        arguments = ("responses", "rows")
+        self._reward = load_function(function, "reward.function", arguments, optional, awaited=True, given=given)
+        self._keywords = [name for name in optional if accepts_keyword(self._reward, name)]
+        self._await = Awaiter()
+
+    def score(self, arguments: list[Any]) -> Verdict:
+        """See `Scorer.score`. Of all samples a reward, as of one, or one failure."""
+        asked = [Asked(*each) for each in arguments]
+        given: dict[str, list[Any]] = {"prompts": [each.prompt for each in asked]}
+        if "messages" in self._keywords:
+            given["messages"] = [conversation(each.prompt, each.response, each.messages) for each in asked]
+        keywords = {name: given[name] for name in self._keywords}
+        responses, rows = [each.response for each in asked], [each.row for each in asked]
+        return verdict(lambda: _listed(self._await(self._reward(responses, rows, **keywords)), len(asked), as_scored))
+
+
 class GroupScorer:
     """The user's `f(responses, row)`, perhaps with `prompt`, `rewards` and `messages`: a reward for each sample of a
     group."""
@@ -121,14 +145,27 @@ class GroupScorer:
         conversations = [conversation(prompt, *each) for each in zip(responses, messages, strict=True)]
         given = {"prompt": prompt, "rewards": rewards, "messages": conversations}
         keywords = {name: given[name] for name in self._keywords}
-        return verdict(lambda: self._listed(self._await(self._reward(responses, row, **keywords)), len(responses)))
+        count = len(responses)
+        return verdict(lambda: _listed(self._await(self._reward(responses, row, **keywords)), count, as_reward))
 
-    @staticmethod
-    def _listed(value: Any, count: int) -> list[float]:
-        rewards = [as_reward(reward) for reward in value]
-        if len(rewards) != count:
-            raise NotARewardError(f"returned {len(rewards)} rewards for {count} samples")
-        return rewards
+
+def scorer_of(
+    term: dict[str, Any], columns: Sequence[str] | None = None, given: Given = NOTHING_GIVEN
+) -> FunctionScorer | BatchScorer:
+    """Of a term other than `code`; see `FunctionScorer`."""
+    if term.get("style") == "batched":
+        return BatchScorer(term["function"], given)
+    return FunctionScorer(term, columns=columns, given=given)
+
+
+def _listed(value: Any, count: int, of_one: Callable[[Any], T]) -> list[T]:
+    """The rewards of `count` samples, each by `of_one`. Raises NotARewardError."""
+    if isinstance(value, str | dict) or not hasattr(value, "__iter__"):
+        raise NotARewardError(f"returned a {type(value).__name__}, and has to return a list of {count} rewards")
+    rewards = [of_one(reward) for reward in value]
+    if len(rewards) != count:
+        raise NotARewardError(f"returned {len(rewards)} rewards for {count} samples")
+    return rewards
 
 
 _PLAIN = (float, int, bool, dict, list)
@@ -157,7 +194,7 @@ class Awaiter:
         return self._runner.run(result())
 
 
-def verdict(judge: Callable[[], float | Scored | list[float]]) -> Verdict:
+def verdict(judge: Callable[[], float | Scored | Sequence[float | Scored]]) -> Verdict:
     """What `judge` gives, or why it gives nothing."""
     try:
         return judge(), None

@@ -18,7 +18,7 @@ from typing import Any
 from headrace.plugins.named import NOTHING_GIVEN, Given
 from headrace.rewards.processes.json_frames import FrameBuffer, encode_frame
 from headrace.rewards.processes.pickled import unpacked
-from headrace.rewards.processes.prepared import FunctionScorer, GroupScorer, Scorer
+from headrace.rewards.processes.prepared import FunctionScorer, GroupScorer, Scorer, scorer_of
 from headrace.sandbox import linux
 from headrace.sandbox.remove import remove
 
@@ -83,7 +83,7 @@ def _temporary_files(folder: str) -> Iterator[None]:
 
 def _load_term(setup: dict[str, Any], term: dict[str, Any], given: Given) -> Scorer:
     if term["function"] != "code":
-        return FunctionScorer(term, columns=setup.get("columns"), given=given)
+        return scorer_of(term, columns=setup.get("columns"), given=given)
     from headrace.rewards.code import CodeReward
     from headrace.sandbox.execute import Executor
     from headrace.sandbox.limits import Limits
