@@ -338,10 +338,31 @@ def test_a_worker_that_cannot_be_made_ends_the_others(run: Run) -> None:
     async def main(runtime: Runtime) -> None:
         with pytest.raises(WorkerError, match="probe/1: ValueError: b cannot be made"):
             await runtime.start(Probe, [A, Spec("b", fails=True)], HERE)
-        assert await (await runtime.start(Probe, [A], HERE)).call("word", what="a word") == ["a of probe/0"]
-        assert await (await runtime.start(Probe, [A], HERE)).call("word", what="a word") == ["a of probe/1"]
+        assert await (await runtime.start(Probe, [A], HERE)).call("word", what="a word") == ["a of probe/2"]
+        assert await (await runtime.start(Probe, [A], HERE)).call("word", what="a word") == ["a of probe/3"]
         with pytest.raises(ValueError, match="no spec is given"):
             await runtime.start(Closing, [], HERE)
+
+    run(main)
+
+
+def test_one_may_be_added_and_one_may_leave(run: Run) -> None:
+    async def main(runtime: Runtime) -> None:
+        probes = await runtime.start(Probe, [A, Spec("b")], HERE)
+        assert await probes.add(Spec("c")) == 2
+        assert await probes.call("word", what="words") == ["a of probe/0", "b of probe/1", "c of probe/2"]
+        assert [handle.worker for handle in probes.handles] == ["probe/0", "probe/1", "probe/2"]
+        await probes.leave(1)
+        await probes.leave(1)
+        assert not probes.lost
+        assert await probes.call("word", what="words") == ["a of probe/0", "c of probe/2"]
+        with pytest.raises(WorkerLost):
+            await probes.call("word", rank=1, what="a word")
+        await probes.restart(2)
+        with pytest.raises(WorkerError, match="probe/3: ValueError: d cannot be made"):
+            await probes.add(Spec("d", fails=True))
+        assert await probes.add(Spec("e")) == 3
+        assert await probes.call("word", rank=3, what="a word") == ["e of probe/4"]
 
     run(main)
 

@@ -143,6 +143,11 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--set", metavar="NAME", action="append", default=[], help="only this held-out set")
     evaluate.add_argument("--json", action="store_true", help="print the results as JSON, by set")
 
+    scale = command("scale", "scale", "have a run that is at work use more engines and rollout workers, or fewer")
+    scale.add_argument("run_dir", metavar="RUN", help="its folder")
+    scale.add_argument("--engines", type=int, metavar="N", help="engines of the policy that there are to be")
+    scale.add_argument("--rollout-workers", type=int, metavar="N", help="rollout workers that there are to be")
+
     check = command("check", "check", "validate a config of `headrace train` and print what it would start")
     _config(check)
 

@@ -16,6 +16,7 @@ from headrace.controller.building.rollout_workers import RolloutHands, start_rol
 from headrace.controller.building.threads import inline_runtime, takes_turns
 from headrace.controller.building.wiring import Parts
 from headrace.controller.building.worker_processes import worker_processes
+from headrace.controller.control_socket import Answer, listening
 from headrace.controller.planning.plan import Plan
 from headrace.controller.supervise import rewards
 from headrace.controller.tracking import Tell, tracking
@@ -79,6 +80,9 @@ class Outside(Protocol):
     def watchdog(self, plan: Plan, owners: Mapping[str, str], record: Path) -> AbstractAsyncContextManager[object]:
         """See `watchdog`."""
 
+    def control(self, folder: Path, clock: Clock, answer: Answer) -> AbstractAsyncContextManager[None]:
+        """While it is entered, the run can be told something: see `listening`."""
+
     def at_work(self) -> AbstractContextManager[None]:
         """Entered once all that lasts as long as the run is there."""
 
@@ -140,6 +144,9 @@ class ThisMachine:
 
     def watchdog(self, plan: Plan, owners: Mapping[str, str], record: Path) -> AbstractAsyncContextManager[object]:
         return watchdog(plan, owners, record=record)
+
+    def control(self, folder: Path, clock: Clock, answer: Answer) -> AbstractAsyncContextManager[None]:
+        return listening(folder, clock, answer)
 
     def at_work(self) -> AbstractContextManager[None]:
         return rare_collections()

@@ -30,7 +30,7 @@ class Loop:
     """With their names."""
     critic: Role | None
     actor: Role
-    followers: Sequence[Role]
+    followers: Role
     returns: Sequence[Role]
     """Bring the judges' engines back."""
     evaluator: Role | None
@@ -56,7 +56,7 @@ class RoleTasks:
         """Those that keep engines and functions at work, by name, begun: from before the first evaluation to behind
         the last."""
         loop = self._loop
-        roles = {f"weight follower {index}": follower for index, follower in enumerate(loop.followers)}
+        roles = {"weight followers": loop.followers}
         roles |= {f"return of judge {index}": role for index, role in enumerate(loop.returns)}
         if loop.watch is not None:
             roles["engine watch"] = loop.watch

@@ -14,7 +14,7 @@ from headrace.controller.begin import Begin
 from headrace.controller.building.judge_engines import LateAsk, asker, serving, stop_engine
 from headrace.controller.building.models import Models
 from headrace.controller.building.reward_pools import RewardPools
-from headrace.controller.building.rollout_workers import end_rollout_workers
+from headrace.controller.building.rollout_workers import RolloutHands, end_rollout_workers
 from headrace.controller.building.wiring import Parts, connect
 from headrace.controller.going_back import GoingBack
 from headrace.controller.outside import Outside, ThisMachine
@@ -36,6 +36,7 @@ from headrace.controller.run_folder import (
     summarise,
     with_own_origin,
 )
+from headrace.controller.scaling import Scaling
 from headrace.controller.stopping import StopRequest
 from headrace.controller.supervise import end, tell_of_damage, unless, watching
 from headrace.models.loading import resolve_device
@@ -203,6 +204,7 @@ async def _train(
                 async with (
                     serving(models.judges, runtime.clock),
                     watching(view, folder, parts.recorder, runtime),
+                    outside.control(folder, runtime.clock, _scaling(plan, models, parts, hands).answer),
                 ):
                     if restored is not None:
                         tell_of_damage(parts.recorder, store, restored)
@@ -221,6 +223,11 @@ async def _train(
         finally:
             await end_rollout_workers(hands, runtime.clock)
             await stop_engine(models.engines, runtime.clock)
+
+
+def _scaling(plan: Plan, models: Models, parts: Parts, hands: RolloutHands | None) -> Scaling:
+    receiver, event = models.trainer.receiver(), parts.recorder.event
+    return Scaling(plan.config, models.engines, receiver, hands, event, ahead=parts.ahead)
 
 
 async def _loaded(

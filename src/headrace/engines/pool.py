@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from headrace.engines.absent import AbsentEngine
 from headrace.engines.admission import AnyLine, Line, admit, admit_spread, route, to_pin
@@ -42,6 +42,16 @@ class Place:
         return self if self.home is not None or self.only else Place(self.version)
 
 
+class Hires(Protocol):
+    """Makes engines while others serve."""
+
+    async def hire(self) -> tuple[Engine, Handle]:
+        """One more, not started, and by which it is reached. Raises EngineError, ConfigError."""
+
+    async def release(self, index: int) -> None:
+        """End the engine of this index in its pool, which is stopped."""
+
+
 class EnginePool:
     """All methods are called from the run's event loop. A pool of one behaves as its engine does."""
 
@@ -62,6 +72,9 @@ class EnginePool:
         where these are workers. `judge`: the model that judges, where this is its engine, and not the policy's.
         `attached`: what the engines hold when they start is of no version of the run."""
         self.handles = tuple(handles)
+        self._revive = revive
+        self.hires: Hires | None = None
+        """How there come to be more engines, or fewer; None: there cannot."""
         self.judge = judge
         self._attached = attached
         self.name = "the engine" if judge is None else f"the engine of judge {judge}"
@@ -150,10 +163,7 @@ class EnginePool:
         that is version 0 of the run. Raises EngineError, ConfigError or WeightError if one cannot."""
         self.line = line or self.line
         for member in self.members:
-            await member.engine.start()
-            latest = None if receiver is None else receiver.latest()
-            if receiver is not None and latest is not None and (latest != INITIAL or self._attached):
-                await member.engine.update(receiver, SwapMode.RECOMPUTE)
+            await started(member.engine, receiver, attached=self._attached)
             member.state = EngineState.SERVING
         self._count_outage()
         self.changed.notify()
@@ -258,6 +268,36 @@ class EnginePool:
         self._report("engine_died", {**self.named(member), "message": message})
         self._count_outage()
 
+    def add(self, engine: Engine, handle: Handle | None = None) -> Member:
+        """Another engine, which is asked for nothing until it is `welcome`."""
+        name = "" if self.judge is None else self.name
+        member = Member(len(self.members), engine, self._revive, name)
+        self.members = (*self.members, member)
+        if handle is not None:
+            self.handles = (*self.handles, handle)
+        return member
+
+    async def welcome(
+        self, member: Member, receiver: WeightReceiver | None, before: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Start its engine, and have it serve once it holds the newest version, and `before` was awaited. Raises
+        EngineError, WeightError."""
+        await started(member.engine, receiver, attached=self._attached)
+        if before is not None:
+            await before()
+        member.state = EngineState.SERVING
+        self._report("engine_added", {**self.named(member), "version": str(member.engine.version)})
+        self._count_outage()
+        self.changed.notify()
+
+    async def dismiss(self, member: Member, why: str) -> None:
+        """It serves nothing more, and does not come back. What it has in flight goes on elsewhere."""
+        member.state, member.failure = EngineState.GONE, EngineError(why)
+        self._report("engine_removed", {**self.named(member), "message": f"{member.name}: {why}"})
+        self._count_outage()
+        self.changed.notify()
+        await member.engine.stop()
+
     async def update(self, member: Member, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
         """Have it take the newest whole version, while it goes on serving. Raises as `Engine.update`."""
         member.state = EngineState.SWAPPING
@@ -330,6 +370,15 @@ class EnginePool:
         elif serves and self._down_since is not None:
             self._down_since = None
             self.outage.end()
+
+
+async def started(engine: Engine, receiver: WeightReceiver | None, *, attached: bool = False) -> None:
+    """`engine`, with the newest version that `receiver` has; with what it was made with only if that is version 0 of
+    the run, and it was made for the run, not `attached`. Raises EngineError, ConfigError, WeightError."""
+    await engine.start()
+    latest = None if receiver is None else receiver.latest()
+    if receiver is not None and latest is not None and (latest != INITIAL or attached):
+        await engine.update(receiver, SwapMode.RECOMPUTE)
 
 
 class PinnedEngines:

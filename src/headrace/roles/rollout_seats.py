@@ -13,7 +13,7 @@ from headrace.roles.reissue import Blame, Losses, LostTime
 from headrace.runtime.protocol import Runtime, WaitTimeout
 from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import ROLLOUT_WORKER, Measure, after_failure
-from headrace.runtime.workers import WorkerError, WorkerLost, Workers
+from headrace.runtime.workers import Handle, WorkerError, WorkerLost, Workers
 from headrace.store import Journal
 from headrace.weights.version import Version
 
@@ -29,6 +29,8 @@ class Seat:
     writer: int
     """Its number among those who journal: each life has its own, so that nothing is written behind a torn end."""
     is_up: bool = False
+    leaves: bool = False
+    """Nothing more comes aboard, and then it ends."""
     life: int = 0
     aboard: list[GroupKey] = field(default_factory=list)
     alone: GroupKey | None = None
@@ -55,6 +57,8 @@ class RolloutSeats:
         self._closing = False
         self._line: tuple[Version, Mapping[int, int]] | None = None
         """Where the run went on, if it went back since they were made."""
+        self._engines: tuple[Sequence[Handle], Sequence[int]] | None = None
+        """All of the policy's engines, and which of them serve nothing more, if that changed since they were made."""
         self.lost_time = LostTime(runtime.clock.now)
         self.tell: Callable[[str, dict[str, Any]], None] = lambda kind, data: None
         workers.changed.listen(self._look)
@@ -63,6 +67,47 @@ class RolloutSeats:
         """Have all workers open their parts. Raises WorkerError, WorkerLost."""
         for seat in self._seats:
             await self._begin(seat)
+
+    @property
+    def count(self) -> int:
+        """Of those that are to be there."""
+        return sum(not seat.leaves for seat in self._seats)
+
+    async def add(self, spec: object) -> None:
+        """One worker more. Raises WorkerError, WorkerLost."""
+        rank = await self.workers.add(spec)
+        seat = Seat(rank, self._next_writer)
+        self._next_writer += 1
+        try:
+            await self._begin(seat)
+        except BaseException:
+            await self.workers.leave(rank)
+            raise
+        self._seats.append(seat)
+        self._changed.notify()
+        self._look()
+
+    async def leave(self) -> None:
+        """The worker that came last plays what it has aboard, takes nothing more, and ends. Raises NothingToTrain,
+        WaitTimeout."""
+        seat = [seat for seat in self._seats if not seat.leaves][-1]
+        seat.leaves = True
+        self._changed.notify()
+        await self._until(lambda: not seat.aboard)
+        seat.is_up = False
+        await self.workers.leave(seat.rank)
+
+    async def engines_changed(self, handles: Sequence[Handle], dropped: Sequence[int]) -> None:
+        """Tell all workers which engines the policy has. Raises WorkerError."""
+        self._engines = tuple(handles), tuple(dropped)
+        for seat in self._seats:
+            if seat.is_up:
+                with suppress(WorkerLost):  # it is told when it comes back
+                    await self._tell_engines(seat)
+
+    async def _tell_engines(self, seat: Seat) -> None:
+        if self._engines is not None:
+            await self.workers.call("engines_changed", *self._engines, rank=seat.rank, what="a rollout worker to hear")
 
     async def close(self) -> None:
         """End them. What they have put is lost."""
@@ -99,7 +144,7 @@ class RolloutSeats:
 
     async def _chosen(self, key: GroupKey, keeper: str, *, alone: bool) -> Seat:
         def free() -> list[Seat]:
-            return [seat for seat in self._seats if seat.is_up and seat.alone is None]
+            return [seat for seat in self._seats if seat.is_up and seat.alone is None and not seat.leaves]
 
         await self._until(lambda: bool(free()))
         seat = min(free(), key=lambda seat: (f"rollout/{seat.rank}" != keeper, len(seat.aboard), seat.rank))
@@ -171,6 +216,7 @@ class RolloutSeats:
     async def _begin(self, seat: Seat) -> None:
         await self.workers.call("begin", seat.writer, rank=seat.rank, what="a rollout worker", seconds=_BEGIN_S)
         await self._tell_line(seat)
+        await self._tell_engines(seat)
         if seat.life:
             self._lost(seat)
         seat.life += 1

@@ -167,5 +167,11 @@ class Workers(Protocol[W_co]):
     async def kill(self, rank: int, reason: str) -> None:
         """End it at once, as a crash does."""
 
+    async def add(self, spec: object) -> int:
+        """Make one more, placed as the others are. Its rank is the next one. Raises what making it raises."""
+
+    async def leave(self, rank: int) -> None:
+        """End it for good, by its own `close`: it is not among the lost, and its rank is nobody's."""
+
     async def close(self) -> None:
         """End all, each with its own `close`, if it has one."""

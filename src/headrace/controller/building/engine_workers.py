@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,8 +17,8 @@ from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.memory_estimate import cache_of
 from headrace.controller.planning.plan import Plan
 from headrace.engines.embedded.cache_plan import CachePlan
-from headrace.engines.pool import EnginePool
-from headrace.engines.protocol import Engine, EngineError, SwapMode
+from headrace.engines.pool import EnginePool, started
+from headrace.engines.protocol import Engine, EngineError
 from headrace.engines.remote import RemoteEngine
 from headrace.models.loading import load_causal_lm, resolve_device
 from headrace.roles.actors.actor import TRAINER_LANE
@@ -27,9 +28,11 @@ from headrace.roles.workers.server_engine import ServerEngineWorker
 from headrace.runtime.peer_of_rank import PeerOfRank
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
-from headrace.runtime.workers import Placement, WorkerError, WorkerLost, Workers
+from headrace.runtime.workers import Handle, Placement, WorkerError, WorkerLost, Workers
 from headrace.weights.plane import WeightPublisher, WeightReceiver
 from headrace.weights.version import INITIAL
+
+T = TypeVar("T")
 
 CLIENT = "controller"
 """By which the controller asks them."""
@@ -52,12 +55,16 @@ async def load_engines(
         kind, specs = _specs(plan, section, len(asked.places), folder, returns)
         asked.take(await _started(kind, specs, runtime, _where(config)))
     attached = any(section.urls for section in config.engine.sections)
-    return asked.pool(
+    pool = asked.pool(
         revive=_Revive(asked, anew=process, attached=attached) if returns else None,
         return_deadline_s=config.engine.return_deadline_s,
         spread=config.engine.spread,
         attached=attached,
     )
+    launched = next((section for section in config.engine.sections if not section.urls), None)
+    if process and returns and launched is not None:
+        pool.hires = _Hires(plan, launched, asked, folder)
+    return pool
 
 
 def _specs(
@@ -134,8 +141,13 @@ async def _started(
     kind: type[EngineHost[Any]], specs: Sequence[object], runtime: Runtime, where: Placement
 ) -> Workers[Any]:
     """Each loads its model itself."""
+    return await _made(runtime.start(kind, specs, where))
+
+
+async def _made(making: Awaitable[T]) -> T:
+    """Raises ConfigError, EngineError."""
     try:
-        return await runtime.start(kind, specs, where)
+        return await making
     except WorkerError as error:
         if error.is_fault:
             raise  # with where it was raised
@@ -179,6 +191,32 @@ class _Asked:
         return pool
 
 
+class _Hires:
+    """See `Hires`. Of the first section whose engines are the run's own."""
+
+    def __init__(self, plan: Plan, section: EngineSection, asked: _Asked, folder: Path | None) -> None:
+        self._plan = plan
+        self._section = section
+        self._asked = asked
+        self._folder = folder
+        places = [section.count for section in plan.config.engine.sections]
+        self._workers = asked.places[sum(places[: plan.config.engine.sections.index(section)])][0]
+
+    async def hire(self) -> tuple[Engine, Handle]:
+        """See `Hires.hire`."""
+        number = len(self._asked.places)
+        _, (spec, *_) = _specs(self._plan, self._section, number, self._folder, returns=True)
+        rank = await _made(self._workers.add(spec))
+        self._asked.places.append((self._workers, rank))
+        return self._asked.engine(number), self._workers.handles[rank]
+
+    async def release(self, index: int) -> None:
+        """See `Hires.release`."""
+        workers, rank = self._asked.places[index]
+        with suppress(WorkerError, WorkerLost):
+            await workers.leave(rank)
+
+
 class _Revive:
     """Brings back an engine."""
 
@@ -208,8 +246,5 @@ class _Revive:
             await workers.restart(rank)
         except (WorkerError, WorkerLost) as error:
             raise EngineError(str(error)) from error
-        await engine.start()
-        latest = None if receiver is None else receiver.latest()
-        if receiver is not None and latest is not None and (latest != INITIAL or self._attached):
-            await engine.update(receiver, SwapMode.RECOMPUTE)
+        await started(engine, receiver, attached=self._attached)
         return engine

@@ -37,7 +37,11 @@ logger = logging.getLogger(__name__)
 class RolloutHands:
     """Rollout workers, and what others of the run know them by."""
 
-    def __init__(self, workers: RolloutWorkers, seats: RolloutSeats, refs: RestoredRefs, losses: Losses) -> None:
+    def __init__(
+        self, workers: RolloutWorkers, seats: RolloutSeats, refs: RestoredRefs, losses: Losses, spec: object
+    ) -> None:
+        """`spec`: of one more worker."""
+        self.spec = spec
         self.workers = workers
         self.seats = seats
         self.refs = refs
@@ -99,7 +103,7 @@ async def begun(
     except WorkerError as error:
         raise (ConfigError(error.text) if error.type == ConfigError.__name__ else error) from error
     workers = RolloutWorkers(seats, runtime, store, refs, losses, times=rewards.training.times)
-    return RolloutHands(workers, seats, refs, losses)
+    return RolloutHands(workers, seats, refs, losses, specs[0])
 
 
 async def end_rollout_workers(hands: RolloutHands | None, clock: Clock) -> None:

@@ -41,6 +41,7 @@ from headrace.roles.replay import NeverFresh, RecordedLineage, ReplayRole
 from headrace.roles.rollout import RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
 from headrace.roles.weight_follower import WeightFollowerRole, taken_up
+from headrace.roles.weight_followers import WeightFollowersRole
 from headrace.roles.workers.functions import FunctionsWorker
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
@@ -79,8 +80,7 @@ class Parts:
     """None where the loss reads a teacher instead."""
     critic: CriticRole | None
     actor: ActorRole
-    followers: tuple[WeightFollowerRole, ...]
-    """Of each engine one."""
+    followers: WeightFollowersRole
     returns: tuple[EngineReturnRole, ...]
     """Of each judge's engine one."""
     watch: EngineWatchRole | None
@@ -277,9 +277,13 @@ def connect(
                 recorder, record, Divergence(masks_truncated=rule.masks_truncated), checkpointer, best, lineage
             ),
         ),
-        followers=tuple(
-            WeightFollowerRole(context, pool, member, models.trainer.receiver(), SwapMode(config.async_.swap))
-            for member in pool.members
+        followers=WeightFollowersRole(
+            pool,
+            runtime,
+            lambda member: WeightFollowerRole(
+                context, pool, member, models.trainer.receiver(), SwapMode(config.async_.swap)
+            ),
+            config.runtime.stall_timeout_s,
         ),
         returns=tuple(returns_of(judges, context, recorder)),
         watch=None if pool.is_absent else EngineWatchRole(context, pool, models.trainer.receiver(), judges),

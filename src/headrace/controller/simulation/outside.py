@@ -17,6 +17,7 @@ from headrace.controller.building.models import Models
 from headrace.controller.building.reward_pools import RewardPools
 from headrace.controller.building.rollout_workers import RolloutHands
 from headrace.controller.building.wiring import Parts
+from headrace.controller.control_socket import Answer
 from headrace.controller.planning.plan import Plan
 from headrace.controller.simulation.hazards import Hazards
 from headrace.controller.simulation.machine import DiskCosts
@@ -237,6 +238,9 @@ class SimulatedOutside:
         return nullcontext()
 
     def watchdog(self, plan: Plan, owners: Mapping[str, str], record: Path) -> AbstractAsyncContextManager[object]:
+        return nullcontext()
+
+    def control(self, folder: Path, clock: Clock, answer: Answer) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
     def at_work(self) -> AbstractContextManager[None]:

@@ -52,6 +52,22 @@ class EngineClients:
             return
         await asyncio.wait([self._returns[member.index] for member in self.pool.members], timeout=_LONGEST_PAUSE_S)
 
+    def add(self, handle: Handle) -> None:
+        """One more engine, which serves soon."""
+        self._handles = (*self._handles, handle)
+        member = self.pool.add(self._remote(len(self._handles) - 1))
+        member.state = EngineState.EJECTED
+        self._return_later(member, 0.0)
+
+    def drop(self, place: int) -> None:
+        """The engine at this place serves nothing more."""
+        member = self.pool.members[place]
+        self._gone.add(place)
+        member.state, member.failure = EngineState.GONE, _Gone("it was taken out of the run")
+        if (task := self._returns.pop(place, None)) is not None:
+            task.cancel()
+        self._changed()
+
     async def close(self) -> None:
         """Ask nothing more."""
         for task in list(self._returns.values()):

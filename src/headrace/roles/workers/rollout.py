@@ -6,7 +6,7 @@ It imports neither torch nor transformers, unless the user's code does, or its t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,7 +28,7 @@ from headrace.rollout.filters import load_filters
 from headrace.rollout.workflow import load_workflow
 from headrace.runtime.patience import StandStill
 from headrace.runtime.wire.wire_types import WireTypes
-from headrace.runtime.workers import Host
+from headrace.runtime.workers import Handle, Host
 from headrace.store import JournalWriter
 from headrace.weights.version import Lineage, Version
 
@@ -51,8 +51,8 @@ class RolloutWorker(GroupPlayer):
         self._template = ChatTemplate(self._tokenizer, template.kwargs, template.system)
         self._open = AsyncExitStack()
         self._line = Lineage(spec.branch, spec.last_kept)
-        self._engines: EnginePool | None = None
-        """Of the policy."""
+        self._policy: EngineClients | None = None
+        """The policy's engines."""
 
     async def begin(self, writer: int) -> None:
         """Open the journal as this writer, start the processes that score, and listen to the engines. Raises
@@ -61,11 +61,11 @@ class RolloutWorker(GroupPlayer):
         journal = JournalWriter(Path(spec.journal), writer)
         self._open.callback(journal.close)
         self._journal = GroupJournal(journal, self._host, self._host.refs)
-        engines = await self._clients(spec.policy, self._line)
-        self._engines = engines
+        self._policy = await self._clients(spec.policy, self._line)
+        engines = self._policy.pool
         models: dict[str | None, JudgeModel] = {None: await self._judge(spec.policy, engines, self._tokenizer)}
         for path, judge in spec.judges.items():
-            models[path] = await self._judge(judge, await self._clients(judge, None), _tokenizer(judge))
+            models[path] = await self._judge(judge, (await self._clients(judge, None)).pool, _tokenizer(judge))
 
         async def ask(judge: JudgeConfig, values: Mapping[str, str], still: StandStill) -> str:
             return await models[judge.model].answer(judge, values, still)
@@ -92,21 +92,30 @@ class RolloutWorker(GroupPlayer):
     async def go_back(self, begun: Version, last_kept: Mapping[int, int]) -> None:
         """The run goes on from `begun`: what is in flight, too. See `Lineage.go_back`."""
         self._line.go_back(begun, last_kept)
-        if self._engines is not None:
-            self._engines.changed.notify()
+        if self._policy is not None:
+            self._policy.pool.changed.notify()
+
+    async def engines_changed(self, handles: Sequence[Handle], dropped: Sequence[int]) -> None:
+        """The policy's engines have these handles, and those at the places `dropped` serve nothing more."""
+        clients = self._policy
+        assert clients is not None
+        for handle in handles[len(clients.pool.members) :]:
+            clients.add(handle)
+        for place in dropped:
+            clients.drop(place)
 
     async def close(self) -> None:
         """Its end."""
         await self._open.aclose()
 
-    async def _clients(self, model: ModelSpec, line: Lineage | None) -> EnginePool:
+    async def _clients(self, model: ModelSpec, line: Lineage | None) -> EngineClients:
         engine = self._config.engine
         clients = EngineClients(
             model.engines, self._host, line=line, return_deadline_s=engine.return_deadline_s, spread=engine.spread
         )
         self._open.push_async_callback(clients.close)
         await clients.open(wait=line is not None)
-        return clients.pool
+        return clients
 
     async def _judge(self, model: ModelSpec, engines: EnginePool, tokenizer: Any) -> JudgeModel:
         return JudgeModel(

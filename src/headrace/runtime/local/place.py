@@ -51,20 +51,38 @@ class Place:
         """See `Runtime.start`."""
         if not specs:
             raise ValueError(f"{kind.__name__}: no spec is given; give one for each worker")
-        first = self._numbers.get(kind.kind, 0)
-        self._numbers[kind.kind] = first + len(specs)
-        names = [f"{kind.kind}/{first + rank}" for rank in range(len(specs))]
+        names = self._named(kind, len(specs))
         self._types = self._types.with_types(kind.types)
         if self._processes is not None:
             async with self._opening:
                 self._keepers.elsewhere = await self._processes.open(
                     self._services, lambda: self._types, self._keepers, self._service
                 )
-        members = [
-            self._member(kind, spec, name, rank, where)
-            for rank, (name, spec) in enumerate(zip(names, specs, strict=True))
-        ]
-        self._members.update(zip(names, members, strict=True))
+        made = await self._made(kind, [*zip(names, specs, range(len(specs)), strict=True)], where)
+
+        async def more(spec: object, rank: int) -> tuple[Member, Handle]:
+            (name,) = self._named(kind, 1)
+            (member,) = await self._made(kind, [(name, spec, rank)], where)
+            return member, self._handle(member)
+
+        group: WorkerGroup[W] = WorkerGroup(more)
+        for member in made:
+            group.take(member, self._handle(member))
+        self._groups.append(group)
+        return group
+
+    def _named(self, kind: type[Any], count: int) -> list[str]:
+        """The names of so many more of a kind."""
+        first = self._numbers.get(kind.kind, 0)
+        self._numbers[kind.kind] = first + count
+        return [f"{kind.kind}/{first + place}" for place in range(count)]
+
+    async def _made(
+        self, kind: type[W], wanted: Sequence[tuple[str, object, int]], where: Placement
+    ) -> Sequence[Member]:
+        """One of each name, spec and rank; if one cannot be made, none is left."""
+        members = [self._member(kind, spec, name, rank, where) for name, spec, rank in wanted]
+        self._members.update({member.name: member for member in members})
         try:
             async with self._making:
                 for member in members:
@@ -74,14 +92,10 @@ class Place:
             await together((member.start() for member in apart), [member.name for member in apart])
         except BaseException:
             await asyncio.gather(*(member.close() for member in members), return_exceptions=True)
-            for name in names:
-                del self._members[name]
-            if self._numbers[kind.kind] == first + len(specs):
-                self._numbers[kind.kind] = first
+            for member in members:
+                del self._members[member.name]
             raise
-        group: WorkerGroup[W] = WorkerGroup(members, [self._handle(member) for member in members])
-        self._groups.append(group)
-        return group
+        return members
 
     def reach(self, handle: Handle) -> Peer:
         """Raises WorkerLost if there is none of the name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -36,27 +36,45 @@ class Member(Peer, Protocol):
     async def close(self) -> None: ...
 
 
+More = Callable[[object, int], Awaitable[tuple[Member, Handle]]]
+"""Given a spec and a rank."""
+
+
 class WorkerGroup(Generic[W]):
     """`Workers`."""
 
-    def __init__(self, members: Sequence[Member], handles: Sequence[Handle]) -> None:
-        self.handles = handles
+    def __init__(self, more: More) -> None:
+        """`more` makes one more of them."""
         self.changed = Signal()
-        self._members = members
-        self._turns = [asyncio.Lock() for _ in members]
-        for member in members:
-            member.when_lost(self.changed.notify)
+        self._more = more
+        self._members: list[Member] = []
+        self._handles: list[Handle] = []
+        self._turns: list[asyncio.Lock] = []
+        self._left: dict[int, None] = {}
+        self._adding = asyncio.Lock()
+
+    def take(self, member: Member, handle: Handle) -> None:
+        """It is made, and its rank is the next one."""
+        self._members.append(member)
+        self._handles.append(handle)
+        self._turns.append(asyncio.Lock())
+        member.when_lost(self.changed.notify)
+
+    @property
+    def handles(self) -> Sequence[Handle]:
+        """See `Workers.handles`."""
+        return self._handles
 
     @property
     def lost(self) -> Mapping[int, str]:
         """See `Workers.lost`."""
-        return {member.rank: member.lost for member in self._members if member.lost is not None}
+        return {member.rank: member.lost for member in self._there() if member.lost is not None}
 
     async def call(
         self, method: str, *args: Any, rank: int | None = None, what: str, seconds: float | None = None
     ) -> list[Any]:
         """See `Workers.call`."""
-        asked = self._members if rank is None else [self._members[rank]]
+        asked = self._there() if rank is None else [self._members[rank]]
         return await together(
             (member.call(method, *args, what=what, seconds=seconds) for member in asked),
             (f"{method} of {member.name}" for member in asked),
@@ -86,9 +104,25 @@ class WorkerGroup(Generic[W]):
         """See `Workers.kill`. A call on a lane that does not return goes on for nobody."""
         self._members[rank].lose(reason)
 
+    async def add(self, spec: object) -> int:
+        """See `Workers.add`."""
+        async with self._adding:
+            member, handle = await self._more(spec, len(self._members))
+            self.take(member, handle)
+            return member.rank
+
+    async def leave(self, rank: int) -> None:
+        """See `Workers.leave`."""
+        if rank not in self._left:
+            self._left[rank] = None
+            await self._members[rank].close()
+
+    def _there(self) -> list[Member]:
+        return [member for member in self._members if member.rank not in self._left]
+
     async def close(self) -> None:
         """See `Workers.close`."""
-        ends = await asyncio.gather(*(member.close() for member in self._members), return_exceptions=True)
+        ends = await asyncio.gather(*(member.close() for member in self._there()), return_exceptions=True)
         for end in ends:
             if end is not None:
                 raise end

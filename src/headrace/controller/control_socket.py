@@ -1,0 +1,108 @@
+"""Where a run that is at work is told something: a Unix socket in its folder, for its owner alone.
+
+One line of JSON asks; lines of JSON answer, the last one with `done` or `error`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from headrace.config.errors import ConfigError
+from headrace.errors import HeadraceError
+from headrace.runtime.protocol import Clock, WaitTimeout
+
+NAME = "control.sock"
+_MOST_BYTES = 4096
+_ASK_S = 10.0
+"""In which whoever connects has to ask."""
+Say = Callable[[str], None]
+Answer = Callable[[Mapping[str, Any], Say], Awaitable[None]]
+"""Does what is asked for, and says what it does; raises HeadraceError."""
+
+
+@asynccontextmanager
+async def listening(folder: Path, clock: Clock, answer: Answer) -> AsyncGenerator[None]:
+    """While it is entered, `answer` is given what is asked."""
+    path = folder / NAME
+    path.unlink(missing_ok=True)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def say(**words: Any) -> None:
+            writer.write(json.dumps(words).encode() + b"\n")
+
+        try:
+            asked = json.loads(await clock.wait_for(reader.readuntil(b"\n"), _ASK_S, "what is asked"))
+            if not isinstance(asked, dict):
+                raise ConfigError("what is asked is no object")
+            await answer(asked, lambda line: say(line=line))
+            say(done=True)
+        except (ValueError, WaitTimeout, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            say(error=f"not understood: {error}")
+        except HeadraceError as error:
+            say(error=str(error))
+        finally:
+            with suppress(OSError):
+                await writer.drain()
+            writer.close()
+
+    with _near(folder) as near:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(f"{near}/{NAME}")
+            os.chmod(path, 0o600)  # before anybody can connect
+            server = await asyncio.start_unix_server(serve, sock=listener, limit=_MOST_BYTES)
+        except BaseException:
+            listener.close()
+            raise
+    try:
+        yield
+    finally:
+        server.close()
+        path.unlink(missing_ok=True)
+
+
+def ask(folder: Path, question: Mapping[str, Any], say: Say, *, seconds: float) -> None:
+    """Of the run that is at work in `folder`; what it says meanwhile goes to `say`. Blocking. Raises ConfigError where
+    no run is at work there, or it refuses; and where nothing is heard of it for `seconds`."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line, _near(folder) as near:
+        line.settimeout(seconds)
+        try:
+            line.connect(f"{near}/{NAME}")
+        except OSError as error:
+            raise ConfigError(f"{folder} is no run that is at work ({error.strerror or error})") from error
+        line.sendall(json.dumps(question).encode() + b"\n")
+        try:
+            with line.makefile("rb") as answers:
+                for text in answers:
+                    told = json.loads(text)
+                    if "error" in told:
+                        raise ConfigError(told["error"])
+                    if told.get("done"):
+                        return
+                    say(told["line"])
+        except TimeoutError as error:
+            raise ConfigError(f"nothing was heard of the run in {folder} for {seconds:g} s") from error
+    raise ConfigError(f"the run in {folder} ended before it had answered")
+
+
+@contextmanager
+def _near(folder: Path) -> Generator[str]:
+    """A short path of the folder: that of a socket has some hundred bytes at most."""
+    if not os.path.isdir("/proc/self/fd"):
+        yield str(folder)
+        return
+    try:
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise ConfigError(f"{folder} is no run that is at work ({error.strerror})") from error
+    try:
+        yield f"/proc/self/fd/{number}"
+    finally:
+        os.close(number)

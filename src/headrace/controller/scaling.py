@@ -1,0 +1,135 @@
+"""More engines and rollout workers, or fewer, while a run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from headrace.config import TrainConfig
+from headrace.config.errors import ConfigError
+from headrace.controller.building.rollout_workers import RolloutHands
+from headrace.engines.member import Member
+from headrace.engines.pool import EnginePool
+from headrace.engines.pool_state import EngineState
+from headrace.weights.plane import WeightReceiver
+
+MOST = 64
+_KEYS = ("engines", "rollout_workers")
+Say = Callable[[str], None]
+
+
+class Scaling:
+    def __init__(
+        self,
+        config: TrainConfig,
+        pool: EnginePool,
+        receiver: WeightReceiver,
+        hands: RolloutHands | None,
+        event: Callable[[str, dict[str, Any]], None],
+        *,
+        ahead: int,
+    ) -> None:
+        """`receiver`: of the policy's weights. `ahead`: most groups that run or wait for a batch; it stays."""
+        self._config = config
+        self._pool = pool
+        self._receiver = receiver
+        self._hands = hands
+        self._event = event
+        self._ahead = ahead
+        self._one = asyncio.Lock()
+
+    async def answer(self, asked: Mapping[str, Any], say: Say) -> None:
+        """`{"scale": {"engines": N, "rollout_workers": N}}`, one or both. Raises ConfigError, and what starting and
+        ending them raises; what was done by then stays."""
+        wanted = asked.get("scale")
+        if set(asked) != {"scale"} or not isinstance(wanted, dict) or not wanted or set(wanted) - set(_KEYS):
+            raise ConfigError(f"a run can be asked to scale {' and '.join(_KEYS)}, and was asked {dict(asked)}")
+        for name, number in wanted.items():
+            if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MOST:
+                raise ConfigError(f"{name} is {number!r}; give a number from 1 to {MOST}")
+        self._check(wanted)
+        async with self._one:
+            if "engines" in wanted:
+                await self._to(wanted["engines"], "engines", self._engine_count, self._add, self._remove, say)
+                say(self._what_binds())
+            if "rollout_workers" in wanted and self._hands is not None:
+                seats, spec = self._hands.seats, self._hands.spec
+                await self._to(
+                    wanted["rollout_workers"],
+                    "rollout workers",
+                    lambda: seats.count,
+                    lambda: seats.add(spec),
+                    seats.leave,
+                    say,
+                )
+
+    def _check(self, wanted: Mapping[str, int]) -> None:
+        """Before anything begins."""
+        if "engines" in wanted and self._pool.hires is None:
+            raise ConfigError(
+                "the number of engines stays: they are in the run's own process, in which no model is loaded while "
+                "others compute, or run elsewhere (engine.url); start the run with engine.process: true, or servers "
+                "that it launches"
+            )
+        if "rollout_workers" in wanted and self._hands is None:
+            raise ConfigError(
+                "the run has no rollout worker: its rollouts are played in its own process; start it with "
+                "rollout.workers: 1 or more"
+            )
+
+    async def _to(
+        self,
+        wanted: int,
+        what: str,
+        count: Callable[[], int],
+        add: Callable[[], Awaitable[None]],
+        remove: Callable[[], Awaitable[None]],
+        say: Say,
+    ) -> None:
+        if count() == wanted:
+            say(f"{what}: {wanted}, as before")
+        while count() != wanted:
+            await (add() if count() < wanted else remove())
+            self._event("scaled", {"what": what, "count": count()})
+            say(f"{what}: {count()}")
+
+    def _there(self) -> list[Member]:
+        return [member for member in self._pool.members if member.state is not EngineState.GONE]
+
+    def _engine_count(self) -> int:
+        return len(self._there())
+
+    async def _add(self) -> None:
+        """It serves once it holds the newest version, and all who ask engines know it."""
+        pool, hires = self._pool, self._pool.hires
+        assert hires is not None
+        engine, handle = await hires.hire()
+        member = pool.add(engine, handle)
+        try:
+            await pool.welcome(member, self._receiver, self._tell)
+        except BaseException:
+            await self._end(member, "it did not start")
+            raise
+
+    async def _remove(self) -> None:
+        await self._end(self._there()[-1], "it was taken out of the run")
+
+    async def _end(self, member: Member, why: str) -> None:
+        assert self._pool.hires is not None
+        await self._pool.dismiss(member, why)
+        await self._tell()
+        await self._pool.hires.release(member.index)
+
+    async def _tell(self) -> None:
+        if self._hands is not None:
+            gone = [member.index for member in self._pool.members if member.state is EngineState.GONE]
+            await self._hands.seats.engines_changed(self._pool.handles, gone)
+
+    def _what_binds(self) -> str:
+        slots = sum(member.engine.slots for member in self._there() if member.is_up)
+        samples = self._ahead * self._config.rollout.samples_per_prompt
+        stays = f"async.ahead stays at {self._ahead} groups, {samples} samples"
+        if samples < slots:
+            return f"{stays}, of {slots} that the engines decode at once: that binds; --resume with a larger one"
+        return f"{stays}; the engines decode {slots} at once"

@@ -1,0 +1,123 @@
+"""More and fewer engines and rollout workers while a run goes on, by the command, in real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from controller_jobs import make_job
+
+from headrace.cli.main import main
+from headrace.config.errors import ConfigError
+from headrace.controller.control_socket import NAME, ask, listening
+from headrace.runtime.clock import SystemClock
+from headrace.store import RunReader
+
+BATCHES, ETA = 60, 2
+
+
+def told(run: Path) -> tuple[int, list[tuple[str, Any]]]:
+    """Batches so far, and what it was scaled to."""
+    if not (run / "run.db").exists():
+        return 0, []
+    with RunReader(run) as reader:
+        events = [(event.data["what"], event.data["count"]) for event in reader.events.read() if event.kind == "scaled"]
+        return len(list(reader.metrics.read("batch"))), events
+
+
+def until(run: Path, batch: int, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 120
+    while told(run)[0] < batch:
+        assert process.poll() is None, process.communicate()[0][-3000:]
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_run_gets_more_hands_and_gives_them_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = tmp_path / "slow.py"
+    slow.write_text("import time\n\n\ndef reward(response, row):\n    time.sleep(0.06)\n    return len(response) % 7\n")
+    job = make_job(
+        tmp_path / "job",
+        reward__function=f"{slow}:reward",
+        trainer__batches=BATCHES,
+        async__max_staleness=ETA,
+        rollout__sampling__max_new_tokens=24,
+        rollout__workers=1,
+        engine__process="true",
+    )
+    run = tmp_path / ("a-folder-of-a-long-name-" * 8) / "run"
+    command = [sys.executable, "-m", "headrace.cli.main", "train", str(job), "--dir", str(run), "--plain"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        until(run, 2, process)
+        assert stat.S_IMODE((run / NAME).stat().st_mode) == 0o600
+        assert main(["scale", str(run), "--engines", "0"]) == 2
+        assert "engines is 0; give a number from 1 to 64" in capsys.readouterr().err
+        assert main(["scale", str(run), "--engines", "2", "--rollout-workers", "2"]) == 0
+        said = capsys.readouterr().out
+        assert "engines: 2\nasync.ahead stays at" in said
+        assert said.endswith("rollout workers: 2\n")
+        until(run, told(run)[0] + 6, process)
+        assert main(["scale", str(run), "--engines", "1", "--rollout-workers", "1"]) == 0
+        until(run, told(run)[0] + 4, process)
+        assert main(["scale", str(run), "--engines", "1"]) == 0
+        assert "engines: 1, as before" in capsys.readouterr().out
+        out, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, out[-3000:]
+    assert told(run)[1] == [("engines", 2), ("rollout workers", 2), ("engines", 1), ("rollout workers", 1)]
+    with RunReader(run) as reader:
+        reader.counts().check()
+        batches = [row.record for row in reader.metrics.read("batch")]
+        events = [*reader.events.read()]
+    assert len(batches) == BATCHES
+    assert max(int(stale) for record in batches for stale in record["staleness"]) <= ETA
+    assert not any(record["failed_samples"] for record in batches)
+    kinds = Counter(event.kind for event in events)
+    assert (kinds["engine_added"], kinds["engine_removed"], kinds["engine_died"]) == (1, 1, 0)
+    swaps = Counter(event.data.get("engine") for event in events if event.kind == "swap")
+    assert swaps[1] >= 3, "the new one takes each version"
+    assert not (run / NAME).exists()
+    assert main(["scale", str(run), "--engines", "2"]) == 2
+    assert "is no run that is at work" in capsys.readouterr().err
+
+
+def test_what_cannot_be_scaled_says_what_could_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scale", str(tmp_path)]) == 2
+    assert "nothing to scale: give --engines N, --rollout-workers N, or both" in capsys.readouterr().err
+    assert main(["scale", str(tmp_path / "none"), "--engines", "2"]) == 2
+    assert "is no run that is at work" in capsys.readouterr().err
+
+
+def test_a_question_is_answered_line_by_line_and_a_bad_one_refused(tmp_path: Path) -> None:
+    async def answer(asked: Mapping[str, Any], say: Any) -> None:
+        if "no" in asked:
+            raise ConfigError("no such thing")
+        say("one")
+        say("two")
+
+    async def main() -> None:
+        said: list[str] = []
+        async with listening(tmp_path, SystemClock(), answer):
+            await asyncio.to_thread(ask, tmp_path, {"yes": 1}, said.append, seconds=5.0)
+            with pytest.raises(ConfigError, match="no such thing"):
+                await asyncio.to_thread(ask, tmp_path, {"no": 1}, said.append, seconds=5.0)
+            reader, writer = await asyncio.open_unix_connection(os.path.relpath(tmp_path / NAME))
+            writer.write(b"[1\n")
+            assert b"not understood" in await reader.read()
+            writer.close()
+        assert said == ["one", "two"]
+
+    asyncio.run(main())
