@@ -9,13 +9,14 @@ from typing import Protocol
 from headrace.config.errors import ConfigError
 from headrace.config.rollout import RolloutConfig
 from headrace.experience.prompts.dataset import Prompt
-from headrace.plugins.named import NOTHING_GIVEN, Given, load_class
+from headrace.plugins.named import NOTHING_GIVEN, Given, load_class, load_function
+from headrace.rollout.agent import AgentWorkflow
 from headrace.rollout.multi_turn import MultiTurn
 from headrace.rollout.policy import Policy
 from headrace.rollout.single_turn import SingleTurn
 from headrace.rollout.trajectory import Trajectory
 
-BUILTIN_WORKFLOWS = ("single_turn", "multi_turn")
+BUILTIN_WORKFLOWS = ("single_turn", "multi_turn", "agent")
 
 
 class Workflow(Protocol):
@@ -41,6 +42,8 @@ def load_workflow(config: RolloutConfig, given: Given = NOTHING_GIVEN) -> Workfl
             f"rollout.environment is {config.environment!r}, but rollout.workflow is {config.workflow}, which has "
             "none; set rollout.workflow=multi_turn, or remove it"
         )
+    if config.agent is not None:
+        return AgentWorkflow(load_function(config.agent, "rollout.agent", ("episode",), awaited=True, given=given))
     if config.workflow == "single_turn":
         return SingleTurn()
     if ":" not in config.workflow:

@@ -49,8 +49,8 @@ def check_template(config: TrainConfig, text: TextCodec, prompts: Sequence[Promp
 
 
 def template_notes(config: TrainConfig, template: ChatTemplate, prompts: Sequence[PromptDataset]) -> Iterator[str]:
-    """Keys of `data.template` that change nothing."""
-    if config.data.template == TemplateConfig():
+    """Keys of `data.template` that change nothing. (What an agent sends is a chat.)"""
+    if config.data.template == TemplateConfig() or config.rollout.agent is not None:
         return
     if all(each.first_chat() is None for each in prompts):
         yield "data.template has no effect on prompts, which are text: only chat messages are rendered by a template"

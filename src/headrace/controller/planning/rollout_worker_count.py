@@ -53,6 +53,8 @@ def describe(config: TrainConfig, workers: int, tokenizer: Any) -> list[str]:
 def _played(config: TrainConfig) -> Iterator[tuple[str, str]]:
     rollout = config.rollout
     yield "rollout.workflow", rollout.workflow
+    if rollout.agent is not None:
+        yield "rollout.agent", rollout.agent
     if rollout.environment is not None:
         yield "rollout.environment", rollout.environment
     for each in config.filters:
