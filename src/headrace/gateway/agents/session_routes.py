@@ -105,6 +105,11 @@ class SessionRoutes:
             else:
                 answered = await _whole(exchange.task)
                 response = await self._sent(request, whole(answered))
+        except (ConnectionError, WaitTimeout):  # the client went away, or does not read
+            exchange.delivery = Delivery.BROKEN
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response()
         except BaseException:
             exchange.delivery = Delivery.BROKEN
             raise
