@@ -1,8 +1,8 @@
 """Makes what the example trains on, from a seed: `python make_files.py [SEED]`.
 
 `facts.db`, a table of keys and values; `model`, a small model with random weights and a chat template with tools;
-`sft.jsonl`, demonstrations, of which 30 % look the key up and the others guess; `train.jsonl` and `eval.jsonl`, questions.
-No key of a held-out question is in the others.
+`sft.jsonl`, demonstrations, of which 30 % look the key up and the others guess; `train.jsonl` and `eval.jsonl`,
+questions. No key of a held-out question is in the others.
 """
 
 import json

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from agent_code import SOURCE
+from agent_code import PROGRAM, SOURCE
 from controller_jobs import make_job
 
 from headrace.cli.main import main
@@ -25,8 +26,10 @@ TEMPLATE = (
 def train(folder: Path, agent: str, *arguments: str, **changes: object) -> list[Sample]:
     job = make_job(folder / "job", record__journal="all", data__eval=None, **changes)
     (job.parent / "agent.py").write_text(SOURCE)
+    (job.parent / "program.py").write_text(PROGRAM)
     (job.parent / "chat.jinja").write_text(TEMPLATE)
-    given = (f"rollout.agent={job.parent}/agent.py:{agent}", f"data.template.file={job.parent}/chat.jinja")
+    named = agent.replace("JOB", str(job.parent)) if agent.startswith("{") else f"{job.parent}/agent.py:{agent}"
+    given = (f"rollout.agent={named}", f"data.template.file={job.parent}/chat.jinja")
     assert main(["train", str(job), *given, *arguments, "--dir", str(folder / "run")]) == 0
     journal = Journal(folder / "run" / "journal")
     writers = sorted({segment.writer for segment in journal.segments()})
@@ -85,3 +88,11 @@ def test_an_agent_that_fails_costs_its_episode(tmp_path: Path) -> None:
 def test_an_agent_that_never_ends_is_left_at_the_deadline(tmp_path: Path) -> None:
     train(tmp_path, "hangs_sometimes", "trainer.batches=4", "rollout.episode_timeout_s=4")
     assert events(tmp_path)["failed_sample"]
+
+
+@pytest.mark.slow
+def test_a_program_plays(tmp_path: Path) -> None:
+    agent = f"{{command: [{sys.executable}, JOB/program.py], reward: stdout, read: [JOB]}}"
+    samples = train(tmp_path, agent, "trainer.batches=3")
+    assert not events(tmp_path)["failed_sample"]
+    assert len({sample.reward for sample in samples}) > 1

@@ -54,3 +54,17 @@ def hangs_sometimes(episode):
         time.sleep(10000)
     return result
 '''
+
+PROGRAM = """
+import json
+import os
+import sys
+import urllib.request
+
+told = json.loads(sys.stdin.readline())
+body = {"model": told["model"], "messages": [{"role": "user", "content": told["row"]["prompt"]}], "max_tokens": 5}
+headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as answer:
+    print(sum(map(ord, json.load(answer)["choices"][0]["message"]["content"])) % 7 / 7)
+"""

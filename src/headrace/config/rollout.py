@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from headrace.config.agent import AgentCommand
 from headrace.config.base import Section
 from headrace.config.filters import FilterConfig
 from headrace.config.values.temperature import SamplingTemperature
@@ -58,9 +59,9 @@ class RolloutConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     workflow: str = "single_turn"
     """`single_turn`, `multi_turn`, `agent`, or a class of yours: `path.py:Class`."""
-    agent: str | None = None
-    """A function of yours that plays an episode by the OpenAI API, `path.py:function`: see docs/agents.md. With it
-    `workflow` is `agent`."""
+    agent: str | AgentCommand | None = None
+    """What plays an episode by the OpenAI API: a function of yours, `path.py:function`, or a program, as `{command:
+    [python, agent.py]}`; see docs/agents.md. With it `workflow` is `agent`."""
     environment: str | None = None
     """`multi_turn`: the environment class, `path.py:Class`."""
     max_turns: int = Field(default=8, ge=1)

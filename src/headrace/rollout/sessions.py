@@ -23,6 +23,9 @@ class Session(Protocol):
     broken: asyncio.Future[None]
     """Has an exception once the episode cannot go on, whatever the agent does."""
 
+    async def socket(self) -> str:
+        """Path of a Unix socket that answers for this episode alone."""
+
     def close(self) -> None:
         """Its key opens nothing from now on, and what was asked is aborted."""
 

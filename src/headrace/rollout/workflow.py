@@ -6,11 +6,13 @@ import inspect
 from collections.abc import Sequence
 from typing import Protocol
 
+from headrace.config.agent import AgentCommand
 from headrace.config.errors import ConfigError
 from headrace.config.rollout import RolloutConfig
 from headrace.experience.prompts.dataset import Prompt
 from headrace.plugins.named import NOTHING_GIVEN, Given, load_class, load_function
-from headrace.rollout.agent import AgentWorkflow
+from headrace.rollout.agent import AgentWorkflow, FunctionAgent, Player
+from headrace.rollout.agent_command import CommandAgent
 from headrace.rollout.multi_turn import MultiTurn
 from headrace.rollout.policy import Policy
 from headrace.rollout.single_turn import SingleTurn
@@ -29,6 +31,12 @@ class Workflow(Protocol):
         """
 
 
+def _agent(agent: str | AgentCommand, given: Given) -> Player:
+    if isinstance(agent, AgentCommand):
+        return CommandAgent(agent)
+    return FunctionAgent(load_function(agent, "rollout.agent", ("episode",), awaited=True, given=given))
+
+
 def load_workflow(config: RolloutConfig, given: Given = NOTHING_GIVEN) -> Workflow:
     """The workflow that `config` names. Raises ConfigError if it cannot be had."""
     if config.workflow == "multi_turn":
@@ -43,7 +51,7 @@ def load_workflow(config: RolloutConfig, given: Given = NOTHING_GIVEN) -> Workfl
             "none; set rollout.workflow=multi_turn, or remove it"
         )
     if config.agent is not None:
-        return AgentWorkflow(load_function(config.agent, "rollout.agent", ("episode",), awaited=True, given=given))
+        return AgentWorkflow(_agent(config.agent, given))
     if config.workflow == "single_turn":
         return SingleTurn()
     if ":" not in config.workflow:

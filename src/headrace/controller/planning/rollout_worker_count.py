@@ -54,7 +54,8 @@ def _played(config: TrainConfig) -> Iterator[tuple[str, str]]:
     rollout = config.rollout
     yield "rollout.workflow", rollout.workflow
     if rollout.agent is not None:
-        yield "rollout.agent", rollout.agent
+        agent = rollout.agent
+        yield "rollout.agent", agent if isinstance(agent, str) else f"command: {agent.command[0]}"
     if rollout.environment is not None:
         yield "rollout.environment", rollout.environment
     for each in config.filters:

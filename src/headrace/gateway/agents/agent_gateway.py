@@ -11,7 +11,8 @@ from aiohttp import web
 
 from headrace.config.gateway import GatewayConfig
 from headrace.gateway.agents.agent_session import AgentSession
-from headrace.gateway.agents.session_routes import SessionRoutes, closed
+from headrace.gateway.agents.own_socket import OwnSocket
+from headrace.gateway.agents.session_routes import SessionOf, SessionRoutes, closed
 from headrace.gateway.app import GUARDED, errors_as_json
 from headrace.gateway.errors import ApiError
 from headrace.gateway.server import HttpServer, serve
@@ -35,10 +36,7 @@ class AgentGateway:
 
     async def start(self) -> None:
         """Raises ConfigError if it cannot listen."""
-        app = web.Application(middlewares=[errors_as_json], client_max_size=self._config.max_body_mib * _MIB)
-        app[GUARDED] = True
-        app.add_routes(SessionRoutes(self._session_of, self._services).routes)
-        self._server = await serve(app, _HOST, 0)
+        self._server = await serve(self._app(self._session_of), _HOST, 0)
 
     async def close(self) -> None:
         """Its end, and that of all sessions."""
@@ -52,22 +50,35 @@ class AgentGateway:
         """See `Sessions.open`."""
         assert self._server is not None
         number, self._opened = self._opened, self._opened + 1
-        session = AgentSession(policy, self._config, f"{self._server.address}/v1", self._key(number))
+        own = OwnSocket(self._app(lambda key: self._session_of(key, number)))
+        session = AgentSession(policy, self._config, f"{self._server.address}/v1", self._key(number), own.path)
         self._sessions[number] = session
         try:
             yield session
         finally:
             del self._sessions[number]
             await session.ended()
+            await own.close()
+
+    def _app(self, session_of: SessionOf) -> web.Application:
+        app = web.Application(middlewares=[errors_as_json], client_max_size=self._config.max_body_mib * _MIB)
+        app[GUARDED] = True
+        app.add_routes(SessionRoutes(session_of, self._services).routes)
+        return app
 
     def _key(self, number: int) -> str:
         mark = hmac.new(self._secret, str(number).encode(), "sha256").hexdigest()[:32]
         return f"hr-{number}-{mark}"
 
-    def _session_of(self, key: str | None) -> AgentSession:
-        """Raises ApiError for a key that is none, and for one of an episode that was closed."""
+    def _session_of(self, key: str | None, only: int | None = None) -> AgentSession:
+        """Raises ApiError for a key that is none, or not that of the episode `only`, and for one of an episode that was
+        closed."""
         number = _number(key or "")
-        if number is None or not hmac.compare_digest((key or "").encode(), self._key(number).encode()):
+        if (
+            number is None
+            or only not in (None, number)
+            or not hmac.compare_digest((key or "").encode(), self._key(number).encode())
+        ):
             told = "there is no key" if not key else "the key is none of this run's"
             raise ApiError(f"{told}; send the episode's api_key as a bearer token", status=401, code="invalid_api_key")
         session = self._sessions.get(number)

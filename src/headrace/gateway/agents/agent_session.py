@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -46,7 +46,16 @@ class Place:
 class AgentSession:
     """Implements `Session`: the tree of an episode, and what may be asked of it."""
 
-    def __init__(self, policy: Policy, config: GatewayConfig, base_url: str, api_key: str) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        config: GatewayConfig,
+        base_url: str,
+        api_key: str,
+        socket: Callable[[], Awaitable[str]] | None = None,
+    ) -> None:
+        """`socket` gives the path of one for this episode alone."""
+        self._socket = socket
         settings = policy.settings
         self.base_url, self.api_key, self.model = base_url, api_key, config.model_name
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -59,6 +68,12 @@ class AgentSession:
         self._known = KnownTurns()
         self._counts: Counter[str] = Counter()
         self._requests = 0
+
+    async def socket(self) -> str:
+        """See `Session.socket`."""
+        if self._socket is None:
+            raise RuntimeError("this session has no socket of its own")
+        return await self._socket()
 
     def close(self) -> None:
         """See `Session.close`."""
