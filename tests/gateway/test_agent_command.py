@@ -123,7 +123,8 @@ def test_nothing_but_the_episodes_api_answers(tmp_path: Path) -> None:
         open(os.path.join(os.environ["HOME"], "mine"), "w").write("it may write here")
         assert all(tries.values()), tries
         assert set(os.environ) <= {{"PATH", "LANG", "LC_ALL", "HOME", "TMPDIR", "OPENAI_API_KEY", "OPENAI_MODEL",
-            "OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "LC_CTYPE"}}, os.environ
+            "ANTHROPIC_MODEL", "OPENAI_BASE_URL", "OPENAI_API_BASE",
+            "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "LC_CTYPE"}}, os.environ
         ask("x")
         print(0.5)
     """

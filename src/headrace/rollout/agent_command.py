@@ -29,7 +29,8 @@ from headrace.sandbox.limits import NOBODY
 from headrace.sandbox.walls import Walls
 
 _GIVEN = ("PATH", "LANG", "LC_ALL")
-_VARIABLES = {"OPENAI_BASE_URL": "/v1", "OPENAI_API_BASE": "/v1"}
+_VARIABLES = {"OPENAI_BASE_URL": "/v1", "OPENAI_API_BASE": "/v1", "ANTHROPIC_BASE_URL": ""}
+_KEYS, _MODELS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), ("OPENAI_MODEL", "ANTHROPIC_MODEL")
 _MOST_KEPT = 1 << 16
 """Bytes of what it prints, of each stream: the last ones."""
 _WORDS = 300
@@ -112,7 +113,12 @@ class CommandAgent:
 
     def _environment(self, folder: str, episode: AgentEpisode) -> dict[str, str]:
         given = {name: os.environ[name] for name in (*_GIVEN, *self._config.environment) if name in os.environ}
-        own = {"HOME": folder, "TMPDIR": folder, "OPENAI_API_KEY": episode.api_key, "OPENAI_MODEL": episode.model}
+        own = {
+            "HOME": folder,
+            "TMPDIR": folder,
+            **dict.fromkeys(_KEYS, episode.api_key),
+            **dict.fromkeys(_MODELS, episode.model),
+        }
         return given | own
 
 

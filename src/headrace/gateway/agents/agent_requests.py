@@ -81,8 +81,8 @@ def parse_agent_chat(body: Any, model: str) -> ChatRequest:
     if fields.integer("top_logprobs", 0, 0, 20) > 0:
         raise ApiError("top_logprobs above 0 are not supported: leave it out", param="top_logprobs")
     messages = _messages(fields.get("messages"))
-    tools = _tools(fields.get("tools"))
-    choice = _tool_choice(fields.get("tool_choice"), tools)
+    tools = as_checked_tools(fields.get("tools"))
+    choice = checked_choice(fields.get("tool_choice"), tools)
     variables = _variables(fields.get("chat_template_kwargs"))
     common = _common(fields, logprobs=fields.flag("logprobs"))
     return ChatRequest(**common, messages=messages, tools=tools, tool_choice=choice, variables=variables)
@@ -110,14 +110,19 @@ def parse_agent_text(body: Any, model: str, vocab_size: int | None = None) -> Te
 
 def _of_model(body: Any, model: str) -> Fields:
     fields = Fields(body)
-    if (given := fields.get("model")) not in (None, model):
+    checked_model(fields.get("model"), model)
+    return fields
+
+
+def checked_model(given: Any, model: str) -> None:
+    """Raises ApiError for another one than is there."""
+    if given not in (None, model):
         raise ApiError(
             f"no model {given!r} here; ask for {model!r} (gateway.model_name)",
             param="model",
             code="model_not_found",
             status=404,
         )
-    return fields
 
 
 def _common(fields: Fields, *, logprobs: bool) -> dict[str, Any]:
@@ -128,7 +133,7 @@ def _common(fields: Fields, *, logprobs: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "n": fields.integer("n", 1, 1, _MAX_CHOICES),
         "max_tokens": new if new is not None else old,
-        "stop": _stops(fields.get("stop")),
+        "stop": checked_stops(fields.get("stop")),
         "stream": fields.flag("stream"),
         "include_usage": include_usage,
         "logprobs": logprobs,
@@ -153,6 +158,11 @@ def _untrainable(name: str) -> ApiError:
 def _messages(value: Any) -> list[Message]:
     if not isinstance(value, list) or not value:
         raise ApiError("messages must be a list of at least one message", param="messages")
+    return as_checked_messages(value)
+
+
+def as_checked_messages(value: list[Any]) -> list[Message]:
+    """Raises ApiError."""
     try:
         messages = as_messages(value)
     except ValueError as error:
@@ -160,14 +170,16 @@ def _messages(value: Any) -> list[Message]:
     return [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
 
 
-def _tools(value: Any) -> list[Tool] | None:
+def as_checked_tools(value: Any) -> list[Tool] | None:
+    """Raises ApiError."""
     try:
         return as_tools(value)
     except ValueError as error:
         raise ApiError(str(error), param="tools") from error
 
 
-def _tool_choice(value: Any, tools: list[Tool] | None) -> str:
+def checked_choice(value: Any, tools: list[Tool] | None) -> str:
+    """As `ChatRequest.tool_choice`. Raises ApiError."""
     if value is None or value in ("auto", "none") or (value == "required" and tools):
         return value or "auto"
     name = value.get("function", {}).get("name") if isinstance(value, Mapping) else None
@@ -191,7 +203,8 @@ def _variables(value: Any) -> dict[str, Any]:
         raise ApiError(str(error), param="chat_template_kwargs") from error
 
 
-def _stops(value: Any) -> tuple[str, ...]:
+def checked_stops(value: Any) -> tuple[str, ...]:
+    """Raises ApiError."""
     stops = [] if value is None else [value] if isinstance(value, str) else value
     if (
         not isinstance(stops, list)

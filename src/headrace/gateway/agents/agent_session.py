@@ -67,6 +67,8 @@ class AgentSession:
         self._tree = TokenTree()
         self._known = KnownTurns()
         self._counts: Counter[str] = Counter()
+        self._answered_so_far: dict[int, tuple[AgentRequest, Answered]] = {}
+        """By their numbers."""
         self._requests = 0
 
     async def socket(self) -> str:
@@ -157,7 +159,7 @@ class AgentSession:
         answered = Answered(number, created, self.model, len(place.tokens))
         for completion in completions:
             node = self._tree.answer(place.prompt, completion)
-            said = await off_loop(
+            said, by = await off_loop(
                 settings.services,
                 len(completion.tokens),
                 self._turns.said,
@@ -167,8 +169,31 @@ class AgentSession:
             )
             made = choice(node, said, completion.finish_reason)
             texts = self._turns.token_texts(completion.tokens) if request.logprobs else ()
-            answered.choices.append(Choice(node, made.message, made.finish_reason, texts))
+            answered.choices.append(Choice(node, made.message, made.finish_reason, texts, by))
+        self._answered_so_far[number] = (request, answered)
         return answered
+
+    def conversation_of(self, response: str) -> list[Message]:
+        """That of an answer to `/v1/responses`, by its id, without its instructions. Raises ApiError."""
+        number = response.removeprefix("resp_")
+        found = self._answered_so_far.get(int(number)) if number.isdecimal() and len(number) < 10 else None
+        if found is None:
+            raise ApiError(
+                f"this episode has no response {response!r}; give the conversation as input, or the id of one that it "
+                "has",
+                param="previous_response_id",
+                status=404,
+            )
+        asked, answered = found
+        messages = answered.choices[0].node.messages or []
+        return messages[1:] if getattr(asked, "instructions", None) is not None else list(messages)
+
+    async def answer(self, request: AgentRequest, created: int) -> Answered:
+        """Raises ApiError, and what breaks the session. `created`: seconds since the epoch."""
+        if isinstance(request, TextRequest):
+            return await self.text(request, created)
+        assert isinstance(request, ChatRequest)
+        return await self.chat(request, created)
 
     async def _chat_place(self, request: ChatRequest) -> Place:
         """Below the last answer that the conversation goes on from, or at a new beginning."""

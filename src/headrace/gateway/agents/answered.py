@@ -21,6 +21,8 @@ class Choice:
     """`stop`, `length` or `tool_calls`."""
     token_texts: tuple[str, ...] = ()
     """Where log-probs were asked for."""
+    stopped_by: str | None = None
+    """The text of the client's that ended it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
 
-from headrace.gateway.agents.agent_requests import AgentRequest, parse_agent_chat, parse_agent_text
+from headrace.gateway.agents.agent_apis import APIS, AgentApi
+from headrace.gateway.agents.agent_requests import AgentRequest
 from headrace.gateway.agents.agent_session import AgentSession
-from headrace.gateway.agents.answered import Answered, chat_events, text_events, whole_chat, whole_text
+from headrace.gateway.agents.answered import Answered
 from headrace.gateway.agents.exchanges import Delivery
 from headrace.gateway.errors import ApiError, as_api_error
 from headrace.gateway.http_json import read_json
@@ -27,8 +28,6 @@ _RETRIES = "x-stainless-retry-count"
 
 SessionOf = Callable[[str | None], AgentSession]
 """By the key. Raises ApiError."""
-Work = Callable[[AgentSession, Any, int], tuple[AgentRequest, Callable[[], Awaitable[Answered]]]]
-"""Of a session, the JSON of a request and the time: what is asked, and what answers it. Raises ApiError."""
 
 
 class SessionRoutes:
@@ -44,8 +43,7 @@ class SessionRoutes:
         return [
             web.get("/v1/models", self.models),
             web.get("/v1/models/{model:.+}", self.model),
-            web.post("/v1/chat/completions", self.chat),
-            web.post("/v1/completions", self.text),
+            *(web.post(path, self.answer) for path in APIS),
         ]
 
     async def models(self, request: web.Request) -> web.StreamResponse:
@@ -58,53 +56,36 @@ class SessionRoutes:
             raise ApiError(f"no model {name!r} here; ask for {session.model!r}", code="model_not_found", status=404)
         return web.json_response(_model(session))
 
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        def work(
-            session: AgentSession, body: Any, created: int
-        ) -> tuple[AgentRequest, Callable[[], Awaitable[Answered]]]:
-            asked = parse_agent_chat(body, session.model)
-            return asked, lambda: session.chat(asked, created)
-
-        return await self._exchange(request, work, whole_chat, chat_events)
-
-    async def text(self, request: web.Request) -> web.StreamResponse:
-        def work(
-            session: AgentSession, body: Any, created: int
-        ) -> tuple[AgentRequest, Callable[[], Awaitable[Answered]]]:
-            asked = parse_agent_text(body, session.model)
-            return asked, lambda: session.text(asked, created)
-
-        return await self._exchange(request, work, whole_text, text_events)
-
     def _of(self, request: web.Request) -> AgentSession:
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         return self._session_of(key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key"))
 
-    async def _exchange(
-        self,
-        request: web.Request,
-        work: Work,
-        whole: Callable[[Answered], dict[str, Any]],
-        events: Callable[..., list[dict[str, Any]]],
-    ) -> web.StreamResponse:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """To a request of any API, in its words."""
+        api = APIS[request.path]
+        try:
+            return await self._exchange(request, api)
+        except Exception as error:
+            told = as_api_error(error)
+            return web.json_response(api.error(told), status=told.status, dumps=_dumps)
+
+    async def _exchange(self, request: web.Request, api: AgentApi) -> web.StreamResponse:
         session = self._of(request)
         body = await read_json(request, Deadline(self._clock, _BODY_S))
-        asked, answer = work(session, body, int(self._clock.wall()))
+        asked, created = api.parse(body, session), int(self._clock.wall())
 
         def begin() -> asyncio.Task[Answered]:
             session.check_room()
-            return self._services.spawn(_result(answer), f"request of {session.base_url}")
+            return self._services.spawn(session.answer(asked, created), f"request of {session.base_url}")
 
         exchange = session.exchanges.claim(
             request.path, await request.read(), says_retry=_says_retry(request), begin=begin
         )
-        exchange.delivery = Delivery.OPEN
         try:
             if asked.stream:
-                response = await self._streamed(request, exchange.task, events, asked.include_usage)
+                response = await self._streamed(request, exchange.task, api, asked)
             else:
-                answered = await _whole(exchange.task)
-                response = await self._sent(request, whole(answered))
+                response = await self._sent(request, api.whole(asked, await _whole(exchange.task)))
         except (ConnectionError, WaitTimeout):  # the client went away, or does not read
             exchange.delivery = Delivery.BROKEN
             if request.transport is not None:
@@ -130,15 +111,10 @@ class SessionRoutes:
         return response
 
     async def _streamed(
-        self,
-        request: web.Request,
-        task: asyncio.Task[Answered],
-        events: Callable[..., list[dict[str, Any]]],
-        include_usage: bool,
+        self, request: web.Request, task: asyncio.Task[Answered], api: AgentApi, asked: AgentRequest
     ) -> web.StreamResponse:
         """An error that comes soon is a plain answer; a later one an event."""
-        is_soon = await self._within(task)
-        if is_soon:
+        if await self._within(task):
             task.result()
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
@@ -147,12 +123,12 @@ class SessionRoutes:
         while not await self._within(task):
             await response.write(b": working\n\n")
         try:
-            told = events(task.result(), include_usage=include_usage)
+            told = api.events(asked, task.result())
         except Exception as error:
-            told = [as_api_error(error).body]
-        data = "".join(f"data: {_dumps(event)}\n\n" for event in told) + "data: [DONE]\n\n"
+            told = [("error", api.error(as_api_error(error)))]
+        data = b"".join(_event(name, event) for name, event in told) + api.last
         deadline = Deadline(self._clock, _BODY_S)
-        await deadline.wait(response.write(data.encode()), "the client to read what was streamed")
+        await deadline.wait(response.write(data), "the client to read what was streamed")
         await deadline.wait(response.write_eof(), "the client to read the end of the stream")
         return response
 
@@ -171,10 +147,6 @@ def closed() -> ApiError:
     return ApiError("the episode of this key was closed; nothing more is answered", status=401, code="episode_closed")
 
 
-async def _result(answer: Callable[[], Awaitable[Answered]]) -> Answered:
-    return await answer()
-
-
 async def _whole(task: asyncio.Task[Answered]) -> Answered:
     await asyncio.wait([task])
     if task.cancelled():
@@ -189,6 +161,11 @@ def _says_retry(request: web.Request) -> bool:
 
 def _model(session: AgentSession) -> dict[str, Any]:
     return {"id": session.model, "object": "model", "created": 0, "owned_by": "headrace"}
+
+
+def _event(name: str | None, data: dict[str, Any]) -> bytes:
+    named = "" if name is None else f"event: {name}\n"
+    return f"{named}data: {_dumps(data)}\n\n".encode()
 
 
 def _dumps(value: dict[str, Any]) -> str:

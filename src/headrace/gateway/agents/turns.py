@@ -75,12 +75,16 @@ class Turns:
         rendered = self._text.template.given(shown.variables).render(marked, shown.tools)
         return all(_THOUGHT.format(place) in rendered for place in thoughts)
 
-    def said(self, tokens: NDArray[np.int32], finish: FinishReason, stop: Sequence[str]) -> str:
-        """The text of an answer, up to a text of the client's that stops it, without the token that closes the turn."""
+    def said(self, tokens: NDArray[np.int32], finish: FinishReason, stop: Sequence[str]) -> tuple[str, str | None]:
+        """The text of an answer, without the token that closes the turn, up to a text of the client's that stops it;
+        and that, if one does."""
         ends = len(tokens) and finish is FinishReason.STOP and int(tokens[-1]) in self._stops
         text = self._text.decode(tokens[:-1] if ends else tokens)
-        cuts = [place for each in stop if (place := text.find(each)) >= 0]
-        return text[: min(cuts)] if cuts else text
+        cuts = [(place, each) for each in stop if (place := text.find(each)) >= 0]
+        if not cuts:
+            return text, None
+        place, by = min(cuts)
+        return text[:place], by
 
     def message(self, said: str, prompt: NDArray[np.int32], *, reads_calls: bool, ids: str) -> Message:
         """What the policy said, as a message; `ids`: the beginning of those of its calls."""
