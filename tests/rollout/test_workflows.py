@@ -171,7 +171,7 @@ def test_workflows_by_name_and_by_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"workflow": "multi_turns"}, "rollout.workflow is 'multi_turns'; write single_turn, multi_turn or"),
+        ({"workflow": "multi_turns"}, "rollout.workflow is 'multi_turns'; write single_turn, multi_turn, agent or"),
         ({"workflow": "multi_turn"}, "needs rollout.environment"),
         ({"environment": "mine.py:Environment"}, "rollout.workflow is single_turn, which has none"),
         ({"workflow": "{mine}:NotAsync"}, "whose method run is not async; write async def run"),

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from headrace.config.agent import AgentCommand
 from headrace.config.base import Section
 from headrace.config.filters import FilterConfig
 from headrace.config.values.temperature import SamplingTemperature
@@ -57,7 +58,10 @@ class RolloutConfig(Section):
     """Episodes in a group."""
     sampling: SamplingConfig = SamplingConfig()
     workflow: str = "single_turn"
-    """`single_turn`, `multi_turn`, or a class of yours: `path.py:Class`."""
+    """`single_turn`, `multi_turn`, `agent`, or a class of yours: `path.py:Class`."""
+    agent: str | AgentCommand | None = None
+    """What plays an episode by the OpenAI API: a function of yours, `path.py:function`, or a program, as `{command:
+    [python, agent.py]}`; see docs/agents.md. With it `workflow` is `agent`."""
     environment: str | None = None
     """`multi_turn`: the environment class, `path.py:Class`."""
     max_turns: int = Field(default=8, ge=1)
@@ -88,8 +92,8 @@ class RolloutConfig(Section):
     workers: Literal["auto"] | Annotated[int, Field(ge=0, le=64)] = "auto"
     """Processes that play episodes, with your workflow, environment and filters, and ask the rewards: what one of them
     does (a crash, a wait that blocks) ends that process, and not the run. 0: all of it is in the run's own process, as
-    for a debugger. `auto`: 1 where workflow, environment or a filter is yours, named by file or module, else 0. Each
-    has modules of its own: nothing global is shared between them."""
+    for a debugger. `auto`: 1 where workflow, agent, environment or a filter is yours, named by file or module, else 0.
+    Each has modules of its own: nothing global is shared between them."""
     block_timeout_s: float = Field(default=120.0, gt=0)
     """A rollout worker whose event loop has not turned for so long (a plain call that does not return) is ended, and
     made anew."""
@@ -102,6 +106,23 @@ class RolloutConfig(Section):
     @property
     def most_drops(self) -> int:
         return self.max_drops_per_batch or 64 * self.prompts_per_batch
+
+    @model_validator(mode="before")
+    @classmethod
+    def _an_agent_plays(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("agent") is not None and given.get("workflow") is None:
+            return {**given, "workflow": "agent"}
+        return given
+
+    @model_validator(mode="after")
+    def _agent_and_workflow_agree(self) -> RolloutConfig:
+        if self.agent is not None and self.workflow != "agent":
+            raise ValueError(
+                f"agent is {self.agent!r} and workflow is {self.workflow!r}: one of them plays; leave one out"
+            )
+        if self.workflow == "agent" and self.agent is None:
+            raise ValueError("workflow is agent, and no agent is named; set agent: path.py:function")
+        return self
 
     @model_validator(mode="after")
     def _min_samples_fit(self) -> RolloutConfig:

@@ -12,6 +12,7 @@ from headrace.config.base import Section
 from headrace.config.data import DataConfig, sources_of
 from headrace.config.evaluation import PLAIN, BestBy, EvaluationConfig, EvaluationSetConfig, HeldOut, best_by
 from headrace.config.filters import FilterConfig
+from headrace.config.gateway import GatewayConfig
 from headrace.config.model import EngineConfig, ModelConfig, PolicyEngineConfig
 from headrace.config.origin import FromConfig
 from headrace.config.reward import RewardConfig
@@ -154,6 +155,7 @@ class TrainConfig(Section):
     from_: FromConfig = Field(default=FromConfig(), alias="from")
     reward: RewardConfig = RewardConfig()
     rollout: RolloutConfig = RolloutConfig()
+    gateway: GatewayConfig = GatewayConfig()
     async_: AsyncConfig = Field(default=AsyncConfig(), alias="async")
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()

@@ -9,6 +9,7 @@ from headrace.config import ConfigError
 from headrace.controller.building.engine_workers import load_engines, load_judges
 from headrace.controller.building.episode_runners import evaluations
 from headrace.controller.building.judge_engines import asker, serving
+from headrace.controller.building.own_gateway import playing
 from headrace.controller.building.processors import own_threads
 from headrace.controller.building.reward_model import load_model_reward
 from headrace.controller.building.reward_pools import reward_pools
@@ -46,6 +47,7 @@ async def evaluate(plan: Plan, only: Sequence[str] = ()) -> dict[str, dict[str, 
             reward_pools(plan, clock, asker(plan, engines, judges, runtime)) as rewards,
             watchdog(plan),
             serving({"policy": engines, **judges}, clock),
+            playing(plan, runtime, here=True) as plan,
         ):
             for each in evaluations(plan, engines, runtime, rewards, model_reward):
                 if not only or each.held_out.name in only:

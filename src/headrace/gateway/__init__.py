@@ -1,4 +1,4 @@
-"""The HTTP front of an engine: the OpenAI API for text and chat, and `/generate` for token ids in and out.
+"""HTTP in: the OpenAI API of an engine, with `/generate` for token ids, and the APIs of episodes that agents play.
 
 Nothing listens beyond loopback without a token. Streamed or not, a request gives the same text: both are put
 together by `text.TextStream`.

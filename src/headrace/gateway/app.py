@@ -49,7 +49,7 @@ def build_app(
     limits = ModelLimits(model_name, max_context, vocab_size, tuple(eos_token_ids))
     front = Front(engines, tokenizer, limits, clock=clock, seed=seed, timeout_s=timeout_s, template=template)
     app = web.Application(
-        middlewares=[_errors, *([] if token is None else [_guard(token)])],
+        middlewares=[errors_as_json, *([] if token is None else [_guard(token)])],
         client_max_size=max(_LEAST_BODY_BYTES, _BODY_BYTES_PER_TOKEN * max_context),
     )
     app[GUARDED] = token is not None
@@ -68,7 +68,7 @@ def build_app(
 
 
 @web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except Exception as error:

@@ -22,9 +22,15 @@ _MIB = 2**20
 
 
 async def find_walls(
-    config: SandboxConfig, clock: Clock, *, own_function: bool, functions: Sequence[str] = ()
+    config: SandboxConfig,
+    clock: Clock,
+    *,
+    own_function: bool,
+    functions: Sequence[str] = (),
+    key: str = "reward.sandbox.tool",
 ) -> Walls:
-    """For the user's own `functions`, which see files, or for programs of the model, which see Python's alone.
+    """For the user's own `functions`, which see files, or for programs of the model, which see Python's alone. `key`:
+    where the config names the tool.
 
     Raises ConfigError if `sandbox.tool` names one that does not work here, or `sandbox.read` what is not there.
     """
@@ -50,9 +56,7 @@ async def find_walls(
         if fault is None:
             return walls
         if config.tool != "auto":
-            raise ConfigError(
-                f"reward.sandbox.tool is {tool}, which does not work here: {fault}; mend that, or let auto choose"
-            )
+            raise ConfigError(f"{key} is {tool}, which does not work here: {fault}; mend that, or let auto choose")
     return Walls(tool="none", disk_bytes=config.disk_mib * _MIB, network=True, reads=None)
 
 

@@ -95,6 +95,16 @@ class Policy:
         """Nobody waits for the episode any more, and it goes on: it gets no further token."""
         self._is_left = True
 
+    @property
+    def settings(self) -> PolicySettings:
+        """What it has in common with all episodes of the run."""
+        return self._settings
+
+    @property
+    def name(self) -> str:
+        """Of the episode: as group and number, the same in every run of the seed."""
+        return self._name
+
     def encode(self, content: Content) -> NDArray[np.int32]:
         """Ids of a prompt; see `TextCodec.encode`. The tools of the prompt's row are shown in a chat, and a prompt that
         is too long loses its beginning, if `data.too_long` says so."""
@@ -134,13 +144,18 @@ class Policy:
         return await off_loop(self._settings.services, len(tokens), decode)
 
     async def generate(
-        self, prompt: Sequence[int] | NDArray[np.int32], *, max_new_tokens: int | None = None, index: int = 0
+        self,
+        prompt: Sequence[int] | NDArray[np.int32],
+        *,
+        max_new_tokens: int | None = None,
+        index: int = 0,
+        stop: Sequence[str] = (),
     ) -> Completion:
         """Sample after `prompt` (token ids, at least one), until a stop token, a stop text or a limit.
 
-        `max_new_tokens` lowers or raises the run's limit. Calls with another `index` draw other noise: give one to
-        each of several continuations of the same tokens. If no room is left in the context, the completion is empty
-        and ends by LENGTH.
+        `max_new_tokens` lowers or raises the run's limit, `stop` is more texts beside the run's. Calls with
+        another `index` draw other noise: give one to each of several continuations of the same tokens. If no room is
+        left in the context, the completion is empty and ends by LENGTH.
 
         Raises EngineError when no engine could serve it (NotServed where none came back in time), RequestError when
         none ever could, WaitTimeout, and GenerationAborted.
@@ -154,6 +169,7 @@ class Policy:
             limit = min(limit, settings.max_context - len(tokens))
         if limit <= 0:
             return joined_parts([], FinishReason.LENGTH)
+        texts = (*settings.stop, *stop)
         patience = Patience(settings.clock, settings.request_timeout_s)
         asked = Asked(
             name=f"{self._name}.{self._completions}",
@@ -163,12 +179,12 @@ class Policy:
             minimum=self._minimum,
             place=self._place,
             return_kept=settings.return_kept,
-            soon=bool(settings.stop),
+            soon=bool(texts),
             still=(*self._still, patience.still),
         )
         self._completions += 1
         decode = partial(settings.text.decode, keep_special_tokens=True)
-        stops = StopTexts(decode, tokens, settings.stop) if settings.stop else None
+        stops = StopTexts(decode, tokens, texts) if texts else None
         return await patience.wait_for(
             complete(settings.engines, asked, stops, settings.services),
             f"a completion of group {self._group}, episode {self._episode}",

@@ -6,16 +6,19 @@ import inspect
 from collections.abc import Sequence
 from typing import Protocol
 
+from headrace.config.agent import AgentCommand
 from headrace.config.errors import ConfigError
 from headrace.config.rollout import RolloutConfig
 from headrace.experience.prompts.dataset import Prompt
-from headrace.plugins.named import NOTHING_GIVEN, Given, load_class
+from headrace.plugins.named import NOTHING_GIVEN, Given, load_class, load_function
+from headrace.rollout.agent import AgentWorkflow, FunctionAgent, Player
+from headrace.rollout.agent_command import CommandAgent
 from headrace.rollout.multi_turn import MultiTurn
 from headrace.rollout.policy import Policy
 from headrace.rollout.single_turn import SingleTurn
 from headrace.rollout.trajectory import Trajectory
 
-BUILTIN_WORKFLOWS = ("single_turn", "multi_turn")
+BUILTIN_WORKFLOWS = ("single_turn", "multi_turn", "agent")
 
 
 class Workflow(Protocol):
@@ -26,6 +29,12 @@ class Workflow(Protocol):
 
         Whatever it raises fails this episode alone.
         """
+
+
+def _agent(agent: str | AgentCommand, given: Given) -> Player:
+    if isinstance(agent, AgentCommand):
+        return CommandAgent(agent)
+    return FunctionAgent(load_function(agent, "rollout.agent", ("episode",), awaited=True, given=given))
 
 
 def load_workflow(config: RolloutConfig, given: Given = NOTHING_GIVEN) -> Workflow:
@@ -41,6 +50,8 @@ def load_workflow(config: RolloutConfig, given: Given = NOTHING_GIVEN) -> Workfl
             f"rollout.environment is {config.environment!r}, but rollout.workflow is {config.workflow}, which has "
             "none; set rollout.workflow=multi_turn, or remove it"
         )
+    if config.agent is not None:
+        return AgentWorkflow(_agent(config.agent, given))
     if config.workflow == "single_turn":
         return SingleTurn()
     if ":" not in config.workflow:

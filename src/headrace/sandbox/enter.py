@@ -3,7 +3,8 @@
 Run as `python -I -S enter.py SPEC COMMAND...`; SPEC is JSON: `folder` (an empty one), its size `disk_bytes`,
 `network`, `reads` (paths that stay visible; null for all), `hides` (of all, folders that are emptied, but for the paths
 `shows`), `stays`: the command begins in the present working folder and not in `folder`, and `is_first`: this process is
-the first one of namespaces that were made for it, and only the mounts are left to do. Exits as the command does
+the first one of namespaces that were made for it, and only the mounts are left to do; with `loopback` its network has
+that. Exits as the command does
 (128 + N for signal N), or with 125 if there is no sandbox. Every process in it ends with the command, and the command
 with this process. Imports the standard library alone.
 """
@@ -63,6 +64,8 @@ def _be_first(spec: dict[str, Any], command: list[str]) -> NoReturn:
         if spec["is_first"]:
             linux.unshare(linux.NEW_MOUNTS)
         linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+        if spec["loopback"]:
+            linux.raise_loopback()
         mask = os.umask(0o022)  # samples of root's are another user's, who goes through the folders made here
         if spec["reads"] is None:
             _hide_some(spec)

@@ -33,6 +33,7 @@ _KCMP, _KCMP_VM = {"x86_64": 312, "aarch64": 272}, 1
 _MOUNT_SETATTR = 442
 _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = 0x8000, 1
 _MNT_DETACH = 2
+_SET_INTERFACE_FLAGS, _INTERFACE_UP = 0x8914, 1
 
 IS_LINUX = sys.platform == "linux"
 
@@ -65,6 +66,15 @@ def move_root(target: str) -> None:
     _check(_libc().syscall(ctypes.c_long(number), b".", b"."), "pivot_root")
     _check(_libc().umount2(b".", _MNT_DETACH), "umount the old root")
     os.chdir("/")
+
+
+def raise_loopback() -> None:
+    """127.0.0.1 of this process's network, which is its own (netdevice(7))."""
+    import fcntl
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SET_INTERFACE_FLAGS, struct.pack("16sH14x", b"lo", _INTERFACE_UP))
 
 
 def die_with_parent() -> None:

@@ -43,21 +43,30 @@ class Walls:
     def stand(self) -> bool:
         return self.tool != "none"
 
-    def around(self, command: list[str], folder: str, *, stays: bool = False, passes: Sequence[int] = ()) -> list[str]:
+    def around(
+        self,
+        command: list[str],
+        folder: str,
+        *,
+        stays: bool = False,
+        passes: Sequence[int] = (),
+        loopback: bool = False,
+    ) -> list[str]:
         """The command line that runs `command` (an absolute path first) in a sandbox whose one writable folder is
         `folder`: it begins there, or with `stays` where it is called. It is handed the descriptors `passes`, which must
-        be inheritable. With the tool `none`, `command` itself."""
+        be inheritable. With `loopback` a network of its own has that. With the tool `none`, `command` itself."""
         match self.tool:
             case "none":
                 return command
             case "namespaces":
-                return self._enter(command, folder, stays=stays, is_first=False)
+                return self._enter(command, folder, stays=stays, is_first=False, loopback=loopback)
             case "nsjail":
-                return [*self._nsjail(passes), "--", *self._enter(command, folder, stays=stays, is_first=True)]
+                inner = self._enter(command, folder, stays=stays, is_first=True, loopback=False)
+                return [*self._nsjail(passes, loopback=loopback), "--", *inner]
             case _:
                 return [*self._bubblewrap(folder, os.getcwd() if stays else folder), "--", *command]
 
-    def _enter(self, command: list[str], folder: str, *, stays: bool, is_first: bool) -> list[str]:
+    def _enter(self, command: list[str], folder: str, *, stays: bool, is_first: bool, loopback: bool) -> list[str]:
         spec = {
             "folder": folder,
             "disk_bytes": self.disk_bytes,
@@ -67,17 +76,19 @@ class Walls:
             "shows": self.shows,
             "stays": stays,
             "is_first": is_first,
+            "loopback": loopback and not self.network,
         }
         return [sys.executable, "-I", "-S", str(_ENTER), json.dumps(spec), *command]
 
-    def _nsjail(self, passes: Sequence[int]) -> list[str]:
+    def _nsjail(self, passes: Sequence[int], *, loopback: bool) -> list[str]:
         """All namespaces but that of mounts, which `enter` makes: nsjail's own read-only root leaves what is mounted
         below it, and two folders in memory of its own, to be written by every sample."""
         program = shutil.which("nsjail")
         if program is None:
             raise FileNotFoundError("no program nsjail")
         line = [sys.executable, "-I", "-S", str(_TIED), program, "--mode", "o", "--quiet", "--cwd", os.getcwd()]
-        line += ["--disable_clone_newns", "--disable_proc", "--iface_no_lo"]
+        line += ["--disable_clone_newns", "--disable_proc"]
+        line += [] if loopback else ["--iface_no_lo"]
         line += ["--disable_clone_newnet"] if self.network else []
         # The environment is that which nsjail is given; limits are `Limits`, and time is kept outside.
         line += ["--keep_env", "--disable_rlimits", "--time_limit", "0", "--nice_level", "0"]

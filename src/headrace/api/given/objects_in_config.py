@@ -15,7 +15,9 @@ _REWARDS = re.compile(r"(evaluation\.sets\.[^.]+\.)?reward\.(function|group|term
 _WHOLE_REWARDS = re.compile(r"(evaluation\.sets\.[^.]+\.)?reward")
 _FILTERS = re.compile(r"rollout\.filters(\[\d+\]|\.\d+)(\.function)?")
 _ROWS = re.compile(r"(data\.(train|eval)|evaluation\.sets\.[^.]+\.data)(\.path)?")
-_TAKE_FUNCTIONS = "reward.function, reward.terms, reward.group, rollout.filters, rollout.workflow, rollout.environment"
+_TAKE_FUNCTIONS = (
+    "reward.function, reward.terms, reward.group, rollout.filters, rollout.workflow, rollout.agent, rollout.environment"
+)
 _PLAIN = (str, bytes, int, float, Path, type(None))
 
 
@@ -88,6 +90,8 @@ def _callable(value: Any, inputs: Inputs, key: str) -> Any:
         return inputs.filters(value)[key]
     if key == "rollout.workflow":
         return inputs.workflow(value)[key]
+    if key == "rollout.agent":
+        return inputs.function(value, key, "agent")
     if key == "rollout.environment":
         return inputs.environment(value)[key]
     called = getattr(value, "__name__", type(value).__name__)

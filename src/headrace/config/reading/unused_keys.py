@@ -84,9 +84,10 @@ def _of_run(config: TrainConfig) -> Iterator[_Rule]:
     by_rate = curriculum.pass_rate is not None
     passes = ("passes_above",)
     yield rule(not by_rate, "data.curriculum", curriculum, passes, "data.curriculum.pass_rate is not set")
-    single = rollout.workflow == "single_turn"
+    single = rollout.workflow in ("single_turn", "agent")
     turns = ("max_turns", "keep_special_tokens", "observation_role")
-    yield rule(single, "rollout", rollout, turns, "rollout.workflow is single_turn")
+    yield rule(single, "rollout", rollout, turns, f"rollout.workflow is {rollout.workflow}")
+    yield rule(rollout.agent is None, "gateway", config.gateway, (), "rollout.agent is not set")
     counted = trainer.batches is not None
     yield rule(counted, "trainer", trainer, ("epochs",), "trainer.batches says how long training takes")
     yield _of_schedule(trainer.lr_schedule)

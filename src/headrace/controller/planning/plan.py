@@ -299,8 +299,8 @@ def _dataset(
     orders: bool = False,
 ) -> PromptDataset:
     """`orders`: the rows are drawn in the curriculum's order."""
-    # An environment gives the rewards of its episodes itself, as a rule.
-    scores = config.rollout.environment is None
+    # An environment gives the rewards of its episodes itself, as a rule, and so does an agent.
+    scores = config.rollout.environment is None and config.rollout.agent is None
     return PromptDataset(
         *(
             open_prompts(

@@ -10,6 +10,7 @@ from headrace.config.data import DataConfig
 from headrace.config.evaluation import PLAIN
 from headrace.config.template import TemplateConfig
 from headrace.experience.prompts.dataset import Prompt, PromptDataset
+from headrace.experience.text.append_only import rewriting
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.tokens import TextCodec
 
@@ -48,8 +49,29 @@ def check_template(config: TrainConfig, text: TextCodec, prompts: Sequence[Promp
             ) from error
 
 
+def _agent_notes(config: TrainConfig, template: ChatTemplate) -> Iterator[str]:
+    if not template.exists:
+        yield (
+            "the tokenizer has no chat template, so that rollout.agent can only ask for completions; for chats set "
+            "data.template.file"
+        )
+        return
+    yield from unread_notes(template)
+    if rewritten := rewriting(template):
+        follows = "they stay as they were sampled"
+        if config.gateway.thinking == "template":
+            follows = "they stay as they were sampled, but where a thought is left out the history branches"
+        yield (
+            f"the chat template is not append-only: it renders answers otherwise once {' or '.join(rewritten)} "
+            f"follows; {follows} (gateway.thinking: {config.gateway.thinking})"
+        )
+
+
 def template_notes(config: TrainConfig, template: ChatTemplate, prompts: Sequence[PromptDataset]) -> Iterator[str]:
-    """Keys of `data.template` that change nothing."""
+    """Keys of `data.template` that change nothing; what a template does to the history of an agent."""
+    if config.rollout.agent is not None:
+        yield from _agent_notes(config, template)
+        return
     if config.data.template == TemplateConfig():
         return
     if all(each.first_chat() is None for each in prompts):

@@ -53,6 +53,9 @@ def describe(config: TrainConfig, workers: int, tokenizer: Any) -> list[str]:
 def _played(config: TrainConfig) -> Iterator[tuple[str, str]]:
     rollout = config.rollout
     yield "rollout.workflow", rollout.workflow
+    if rollout.agent is not None:
+        agent = rollout.agent
+        yield "rollout.agent", agent if isinstance(agent, str) else f"command: {agent.command[0]}"
     if rollout.environment is not None:
         yield "rollout.environment", rollout.environment
     for each in config.filters:

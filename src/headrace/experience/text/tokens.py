@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Protocol, cast
 
@@ -90,13 +90,32 @@ class TextCodec:
         """
         if not chat:
             return np.asarray(self._plain(text), dtype=np.int32)
-        history = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _POLICY_TURN}]
-        rendered = self.template.render([*history, {"role": role, "content": text}], tools)
-        _, found, after = rendered.partition(_POLICY_TURN)
-        if not found:
-            raise ValueError("the chat template does not show an assistant's message; environments need one that does")
-        ids = self._plain(after)
-        if ids and ids[0] == last_token:
+        turn = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _POLICY_TURN}]
+        closing = () if last_token is None else (last_token,)
+        return self.encode_after([*turn, {"role": role, "content": text}], 1, last_token, closing, tools)
+
+    def encode_text(self, text: str) -> NDArray[np.int32]:
+        """Ids of `text` in the middle of something: no special token is added."""
+        return np.asarray(self._plain(text), dtype=np.int32)
+
+    def encode_after(
+        self,
+        messages: Sequence[Message],
+        place: int,
+        last_token: int | None = None,
+        closing: Collection[int] = (),
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.int32]:
+        """Ids of what the template puts between the end of what the policy wrote in `messages[place]`, and its next
+        turn after all of `messages`. Where the policy wrote the closing token of its turn itself (`last_token`, one of
+        `closing`), that of the template is left out. `variables` go before those of the config.
+
+        Raises ValueError if the template refuses them, or does not show what the assistant said.
+        """
+        template = self.template.given(variables or {})
+        ids = self._plain(_after(template, messages, place, tools))
+        if ids and last_token in closing and ids[0] in closing:
             ids = ids[1:]
         return np.asarray(ids, dtype=np.int32)
 
@@ -114,6 +133,24 @@ class TextCodec:
 
     def _plain(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _after(template: ChatTemplate, messages: Sequence[Message], place: int, tools: Sequence[Tool] | None) -> str:
+    """The text after the policy's words in `messages[place]`: found by a mark in their place, or where the template
+    refuses that (a tool's message wants the call that it answers), by what more messages add."""
+    mark: Message = {"role": "assistant", "content": _POLICY_TURN}
+    try:
+        rendered = template.render([*messages[:place], mark, *messages[place + 1 :]], tools)
+    except ValueError:
+        before, whole = template.render(messages[: place + 1], tools, asks=False), template.render(messages, tools)
+        if not whole.startswith(before):
+            raise
+        opening: list[Message] = [{"role": "user", "content": "-"}]
+        rendered = template.render([*opening, mark], tools, asks=False) + whole[len(before) :]
+    _, found, after = rendered.partition(_POLICY_TURN)
+    if not found:
+        raise ValueError("the chat template does not show an assistant's message; environments need one that does")
+    return after
 
 
 def truncated_left(ids: NDArray[np.int32], longest: int, bos_token_id: int | None) -> NDArray[np.int32]:

@@ -20,6 +20,7 @@ from headrace.experience.text.fast_tokenizer import FastTokenizer
 from headrace.experience.text.tokens import TextCodec
 from headrace.rewards.judge import JudgeModel
 from headrace.rewards.reward_pool import RewardPool, worker_count
+from headrace.roles.workers.agent_sessions import with_gateway
 from headrace.roles.workers.engine_clients import EngineClients
 from headrace.roles.workers.group_player import TRAINING, GroupPlayer
 from headrace.roles.workers.rollout_types import ROLLOUT_TYPES, ModelSpec, RolloutSpec
@@ -79,6 +80,7 @@ class RolloutWorker(GroupPlayer):
                 await pool.start()
                 rewards.append((reward, pool))
                 self._scored_by.append(pool)
+        workflow = await self._open.enter_async_context(with_gateway(self._workflow, config.gateway, self._host))
         sets: list[tuple[str, HeldOut | None, RewardConfig]] = [(TRAINING, None, config.reward)]
         sets += [(each.name, each, each.reward if each.own_reward else config.reward) for each in config.held_out]
         for name, held_out, reward in sets:
@@ -87,7 +89,7 @@ class RolloutWorker(GroupPlayer):
             reading = Reading(text, spec.policy.stop_token_ids, spec.policy.max_context, longest)
             policy = policy_settings(config, reading, engines, self._host, held_out)
             pool = next(pool for known, pool in rewards if known == reward)
-            self._runners[name] = episode_runner(config, self._workflow, policy, pool, held_out)
+            self._runners[name] = episode_runner(config, workflow, policy, pool, held_out)
 
     async def go_back(self, begun: Version, last_kept: Mapping[int, int]) -> None:
         """The run goes on from `begun`: what is in flight, too. See `Lineage.go_back`."""

@@ -1,0 +1,26 @@
+"""What agents speak to: the OpenAI API of an episode."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from headrace.config.base import Section
+
+
+class GatewayConfig(Section):
+    """Of runs with a `rollout.agent`."""
+
+    thinking: Literal["keep", "template"] = "keep"
+    """What becomes of the reasoning of earlier turns. `keep`: it stays as it was sampled, so that an episode is one
+    sample. `template`: as the chat template has it; where it leaves a thought out, the history branches there."""
+    tool_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral", "qwen3_xml"] = "auto"
+    """How a call of a tool is read in what the policy wrote. `auto`: as the chat template writes one. `none`: it stays
+    text."""
+    model_name: str = Field(default="policy", min_length=1, max_length=200)
+    """The name by which agents ask for the policy."""
+    max_concurrent_requests: int = Field(default=64, ge=1, le=4096)
+    """Of one episode; more are refused with status 429."""
+    max_body_mib: int = Field(default=16, ge=1, le=1024)
+    """Largest body of a request."""

@@ -1,0 +1,1 @@
+"""Agents' sessions: an episode as an OpenAI API, each turn recorded token for token."""

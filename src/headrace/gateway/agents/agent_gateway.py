@@ -1,0 +1,94 @@
+"""The listener that agents speak to: one of a process, on loopback, for all of its episodes."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from headrace.config.gateway import GatewayConfig
+from headrace.gateway.agents.agent_session import AgentSession
+from headrace.gateway.agents.own_socket import OwnSocket
+from headrace.gateway.agents.session_routes import SessionOf, SessionRoutes, closed
+from headrace.gateway.app import GUARDED, errors_as_json
+from headrace.gateway.errors import ApiError
+from headrace.gateway.server import HttpServer, serve
+from headrace.rollout.policy import Policy
+from headrace.runtime.protocol import Services
+
+_HOST = "127.0.0.1"
+_MIB = 2**20
+
+
+class AgentGateway:
+    """Implements `Sessions`. Each episode has a key of its own, and nothing is answered without one."""
+
+    def __init__(self, config: GatewayConfig, services: Services) -> None:
+        self._config = config
+        self._services = services
+        self._secret = secrets.token_bytes(32)
+        self._sessions: dict[int, AgentSession] = {}
+        self._opened = 0
+        self._server: HttpServer | None = None
+
+    async def start(self) -> None:
+        """Raises ConfigError if it cannot listen."""
+        self._server = await serve(self._app(self._session_of), _HOST, 0)
+
+    async def close(self) -> None:
+        """Its end, and that of all sessions."""
+        for session in self._sessions.values():
+            session.close()
+        if self._server is not None:
+            await self._server.close()
+
+    @asynccontextmanager
+    async def open(self, policy: Policy) -> AsyncGenerator[AgentSession, None]:
+        """See `Sessions.open`."""
+        assert self._server is not None
+        number, self._opened = self._opened, self._opened + 1
+        own = OwnSocket(self._app(lambda key: self._session_of(key, number)))
+        session = AgentSession(policy, self._config, f"{self._server.address}/v1", self._key(number), own.path)
+        self._sessions[number] = session
+        try:
+            yield session
+        finally:
+            del self._sessions[number]
+            await session.ended()
+            await own.close()
+
+    def _app(self, session_of: SessionOf) -> web.Application:
+        app = web.Application(middlewares=[errors_as_json], client_max_size=self._config.max_body_mib * _MIB)
+        app[GUARDED] = True
+        app.add_routes(SessionRoutes(session_of, self._services).routes)
+        return app
+
+    def _key(self, number: int) -> str:
+        mark = hmac.new(self._secret, str(number).encode(), "sha256").hexdigest()[:32]
+        return f"hr-{number}-{mark}"
+
+    def _session_of(self, key: str | None, only: int | None = None) -> AgentSession:
+        """Raises ApiError for a key that is none, or not that of the episode `only`, and for one of an episode that was
+        closed."""
+        number = _number(key or "")
+        if (
+            number is None
+            or only not in (None, number)
+            or not hmac.compare_digest((key or "").encode(), self._key(number).encode())
+        ):
+            told = "there is no key" if not key else "the key is none of this run's"
+            raise ApiError(f"{told}; send the episode's api_key as a bearer token", status=401, code="invalid_api_key")
+        session = self._sessions.get(number)
+        if session is None or not session.is_open:
+            raise closed()
+        return session
+
+
+def _number(key: str) -> int | None:
+    parts = key.split("-")
+    if len(parts) != 3 or not (parts[1].isascii() and parts[1].isdigit()) or len(parts[1]) > 18:
+        return None
+    return int(parts[1])

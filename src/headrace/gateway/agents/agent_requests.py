@@ -1,0 +1,215 @@
+"""From the JSON of an agent's request to what it asks of the policy.
+
+The run's sampling holds: an agent's is left out, and counted. What would change the distribution in a way that is not
+recorded is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.config.template import check_variables
+from headrace.experience.text.messages import Message, Tool, as_messages, as_tools
+from headrace.gateway.errors import ApiError
+from headrace.gateway.fields import Fields
+
+_MAX_CHOICES = 64
+_MAX_STOPS, _LONGEST_STOP = 16, 256
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "stop_token_ids")
+"""What the run decides."""
+_IGNORED = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "reasoning_effort",
+    "verbosity",
+    "parallel_tool_calls",
+)
+_INERT = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "logit_bias": {},
+    "best_of": 1,
+    "echo": False,
+    "suffix": "",
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+}
+"""What would change the distribution that is trained, with the value that asks for nothing."""
+_CONSTRAINED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "grammar")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRequest:
+    """What both routes ask for."""
+
+    n: int
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+    ignored: tuple[str, ...]
+    """Sampling parameters that the client gave, and the run decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest(AgentRequest):
+    messages: list[Message]
+    tools: list[Tool] | None
+    tool_choice: str
+    """`auto`, `none`, `required`, or a tool's name after `=`."""
+    variables: dict[str, Any] = field(default_factory=dict)
+    """Of the chat template."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest(AgentRequest):
+    prompt: str | tuple[int, ...]
+
+
+def parse_agent_chat(body: Any, model: str) -> ChatRequest:
+    """Raises ApiError."""
+    fields = _of_model(body, model)
+    if fields.integer("top_logprobs", 0, 0, 20) > 0:
+        raise ApiError("top_logprobs above 0 are not supported: leave it out", param="top_logprobs")
+    messages = _messages(fields.get("messages"))
+    tools = as_checked_tools(fields.get("tools"))
+    choice = checked_choice(fields.get("tool_choice"), tools)
+    variables = _variables(fields.get("chat_template_kwargs"))
+    common = _common(fields, logprobs=fields.flag("logprobs"))
+    return ChatRequest(**common, messages=messages, tools=tools, tool_choice=choice, variables=variables)
+
+
+def parse_agent_text(body: Any, model: str, vocab_size: int | None = None) -> TextRequest:
+    """Raises ApiError."""
+    fields = _of_model(body, model)
+    value = fields.get("prompt")
+    prompt: str | tuple[int, ...]
+    match value:
+        case str() if value:
+            prompt = value
+        case [int(), *_]:
+            prompt = fields.integers("prompt", (vocab_size or 2**31) - 1)
+        case [str() as only] if only:
+            prompt = only
+        case _:
+            raise ApiError("prompt must be text, or token ids: one prompt a request", param="prompt")
+    if fields.integer("logprobs", 0, 0, 5) > 0:
+        raise ApiError("logprobs above 0 are not supported: 0 gives those of the sampled tokens", param="logprobs")
+    logprobs = isinstance(body, dict) and body.get("logprobs") is not None
+    return TextRequest(**_common(fields, logprobs=logprobs), prompt=prompt)
+
+
+def _of_model(body: Any, model: str) -> Fields:
+    fields = Fields(body)
+    checked_model(fields.get("model"), model)
+    return fields
+
+
+def checked_model(given: Any, model: str) -> None:
+    """Raises ApiError for another one than is there."""
+    if given not in (None, model):
+        raise ApiError(
+            f"no model {given!r} here; ask for {model!r} (gateway.model_name)",
+            param="model",
+            code="model_not_found",
+            status=404,
+        )
+
+
+def _common(fields: Fields, *, logprobs: bool) -> dict[str, Any]:
+    """The fields of `AgentRequest`."""
+    old, new = (fields.optional_integer(name, 1, 2**31 - 1) for name in ("max_tokens", "max_completion_tokens"))
+    options = fields.get("stream_options")
+    include_usage = options is not None and Fields(options, "stream_options").flag("include_usage")
+    found: dict[str, Any] = {
+        "n": fields.integer("n", 1, 1, _MAX_CHOICES),
+        "max_tokens": new if new is not None else old,
+        "stop": checked_stops(fields.get("stop")),
+        "stream": fields.flag("stream"),
+        "include_usage": include_usage,
+        "logprobs": logprobs,
+        "ignored": tuple(name for name in SAMPLING if fields.get(name) is not None),
+    }
+    for name in _CONSTRAINED:
+        if fields.get(name) is not None:
+            raise _untrainable(name)
+    for name, inert in _INERT.items():
+        if (value := fields.get(name)) is not None and value != inert:
+            raise _untrainable(name)
+    fields.refuse_rest({}, _IGNORED)
+    return found
+
+
+def _untrainable(name: str) -> ApiError:
+    return ApiError(
+        f"{name} would sample from another distribution than the one that is trained; leave it out", param=name
+    )
+
+
+def _messages(value: Any) -> list[Message]:
+    if not isinstance(value, list) or not value:
+        raise ApiError("messages must be a list of at least one message", param="messages")
+    return as_checked_messages(value)
+
+
+def as_checked_messages(value: list[Any]) -> list[Message]:
+    """Raises ApiError."""
+    try:
+        messages = as_messages(value)
+    except ValueError as error:
+        raise ApiError(str(error).replace("remove the row", "leave it out"), param="messages") from error
+    return [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
+
+
+def as_checked_tools(value: Any) -> list[Tool] | None:
+    """Raises ApiError."""
+    try:
+        return as_tools(value)
+    except ValueError as error:
+        raise ApiError(str(error), param="tools") from error
+
+
+def checked_choice(value: Any, tools: list[Tool] | None) -> str:
+    """As `ChatRequest.tool_choice`. Raises ApiError."""
+    if value is None or value in ("auto", "none") or (value == "required" and tools):
+        return value or "auto"
+    name = value.get("function", {}).get("name") if isinstance(value, Mapping) else None
+    known = [tool.get("function", tool)["name"] for tool in tools or ()]
+    if name in known:
+        return f"={name}"
+    raise ApiError(
+        f"tool_choice is {str(value)[:80]!r}; give auto, none, required, or one of the tools ({', '.join(known)})",
+        param="tool_choice",
+    )
+
+
+def _variables(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    try:
+        if not isinstance(value, dict):
+            raise ValueError("chat_template_kwargs must be a JSON object")
+        return check_variables(value)
+    except ValueError as error:
+        raise ApiError(str(error), param="chat_template_kwargs") from error
+
+
+def checked_stops(value: Any) -> tuple[str, ...]:
+    """Raises ApiError."""
+    stops = [] if value is None else [value] if isinstance(value, str) else value
+    if (
+        not isinstance(stops, list)
+        or len(stops) > _MAX_STOPS
+        or not all(isinstance(stop, str) and 1 <= len(stop) <= _LONGEST_STOP for stop in stops)
+    ):
+        raise ApiError(f"stop takes up to {_MAX_STOPS} texts of 1 to {_LONGEST_STOP} characters", param="stop")
+    return tuple(stops)

@@ -1,0 +1,255 @@
+"""One episode that an agent plays by requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.config.gateway import GatewayConfig
+from headrace.engines.completions import GenerationAborted
+from headrace.engines.protocol import EngineError, FinishReason, RequestError
+from headrace.experience.text.messages import Message
+from headrace.gateway.agents.agent_requests import AgentRequest, ChatRequest, TextRequest
+from headrace.gateway.agents.answered import Answered, Choice
+from headrace.gateway.agents.exchanges import Exchanges
+from headrace.gateway.agents.known_turns import KnownTurns, digests
+from headrace.gateway.agents.token_tree import Node, TokenTree
+from headrace.gateway.agents.turns import Shown, Turns
+from headrace.gateway.errors import ApiError
+from headrace.rollout.policy import Policy
+from headrace.rollout.trajectory import Trajectory
+from headrace.runtime.off_loop import off_loop, tokens_in
+from headrace.runtime.protocol import WaitTimeout
+from headrace.runtime.together import together
+
+_MakeChoice = Callable[[Node, str, FinishReason], Choice]
+_CALL_TOLD = "\n\nAnswer with a call of {}."
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the tree a request asks."""
+
+    prompt: Node
+    tokens: NDArray[np.int32]
+    """What the policy is asked to go on from."""
+    messages: list[Message]
+    """The conversation up to here, thoughts included."""
+
+
+class AgentSession:
+    """Implements `Session`: the tree of an episode, and what may be asked of it."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: GatewayConfig,
+        base_url: str,
+        api_key: str,
+        socket: Callable[[], Awaitable[str]] | None = None,
+    ) -> None:
+        """`socket` gives the path of one for this episode alone."""
+        self._socket = socket
+        settings = policy.settings
+        self.base_url, self.api_key, self.model = base_url, api_key, config.model_name
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.exchanges: Exchanges[Answered] = Exchanges()
+        self.is_open = True
+        self._policy = policy
+        self._most = config.max_concurrent_requests
+        self._turns = Turns(settings.text, settings.sampling.stop_token_ids, config.thinking, config.tool_parser)
+        self._tree = TokenTree()
+        self._known = KnownTurns()
+        self._counts: Counter[str] = Counter()
+        self._answered_so_far: dict[int, tuple[AgentRequest, Answered]] = {}
+        """By their numbers."""
+        self._requests = 0
+
+    async def socket(self) -> str:
+        """See `Session.socket`."""
+        if self._socket is None:
+            raise RuntimeError("this session has no socket of its own")
+        return await self._socket()
+
+    def close(self) -> None:
+        """See `Session.close`."""
+        self.is_open = False
+        self.exchanges.cancel()
+
+    async def ended(self) -> None:
+        """Once nothing of it runs any more."""
+        self.close()
+        await asyncio.gather(*self.exchanges.cancel(), return_exceptions=True)
+        if self.broken.done() and not self.broken.cancelled():
+            self.broken.exception()
+
+    def trajectories(self) -> Sequence[Trajectory]:
+        """See `Session.trajectories`."""
+        histories = self._tree.trajectories()
+        if not histories:
+            raise ValueError("the agent asked the policy for nothing, or took no answer; it has to use its base_url")
+        counts = {**self._counts, "retries": self.exchanges.retries, "histories": len(histories)}
+        counts["undelivered"] = sum(not node.delivered for node in self._tree.answers)
+        histories[-1].metadata["requests"] = self._requests
+        histories[-1].metadata.update({name: count for name, count in counts.items() if count > (name == "histories")})
+        return histories
+
+    def check_room(self) -> None:
+        """Raises ApiError where too many requests run."""
+        if self.exchanges.running >= self._most:
+            raise ApiError(
+                f"{self._most} requests of this episode run already (gateway.max_concurrent_requests); wait for one",
+                status=429,
+                kind="rate_limit_error",
+                code="rate_limit_exceeded",
+            )
+
+    async def chat(self, request: ChatRequest, created: int) -> Answered:
+        """Raises ApiError, and what breaks the session."""
+        place = await self._chat_place(request)
+        shown = Shown(request.tools, request.variables)
+        reads_calls = bool(request.tools) and request.tool_choice != "none"
+
+        def choice(node: Node, said: str, finish: FinishReason) -> Choice:
+            ids = f"call_{node.number}"
+            message = self._turns.message(said, place.tokens, reads_calls=reads_calls, ids=ids)
+            node.messages = [*place.messages, message]
+            node.response = message["content"]
+            digest = digests(node.messages, shown.tools, shown.variables)[-1]
+            self._known.remember(digest, node, message)
+            return Choice(node, message, "tool_calls" if "tool_calls" in message else finish.value)
+
+        return await self._answered(request, place, created, choice)
+
+    async def text(self, request: TextRequest, created: int) -> Answered:
+        """Raises ApiError, and what breaks the session."""
+        place = self._text_place(request)
+
+        def choice(node: Node, said: str, finish: FinishReason) -> Choice:
+            message: Message = {"role": "assistant", "content": said}
+            node.messages = [*place.messages, message]
+            node.response = said
+            return Choice(node, message, finish.value)
+
+        return await self._answered(request, place, created, choice)
+
+    async def _answered(self, request: AgentRequest, place: Place, created: int, choice: _MakeChoice) -> Answered:
+        number, self._requests = self._requests, self._requests + 1
+        self._counts.update(f"ignored_{name}" for name in request.ignored)
+        settings = self._policy.settings
+        self._check_context(len(place.tokens))
+        limit = settings.sampling.max_new_tokens
+        limit = limit if request.max_tokens is None else min(limit, request.max_tokens)
+        first, place.prompt.asked = place.prompt.asked, place.prompt.asked + request.n
+        ask = partial(self._policy.generate, place.tokens, max_new_tokens=limit, stop=request.stop)
+        try:
+            completions = await together(ask(index=first + index) for index in range(request.n))
+        except RequestError as error:
+            raise ApiError(str(error)) from error
+        except (EngineError, GenerationAborted, WaitTimeout) as error:
+            if not self.broken.done():
+                self.broken.set_exception(error)
+            raise
+        answered = Answered(number, created, self.model, len(place.tokens))
+        for completion in completions:
+            node = self._tree.answer(place.prompt, completion)
+            said, by = await off_loop(
+                settings.services,
+                len(completion.tokens),
+                self._turns.said,
+                completion.tokens,
+                completion.finish_reason,
+                request.stop,
+            )
+            made = choice(node, said, completion.finish_reason)
+            texts = self._turns.token_texts(completion.tokens) if request.logprobs else ()
+            answered.choices.append(Choice(node, made.message, made.finish_reason, texts, by))
+        self._answered_so_far[number] = (request, answered)
+        return answered
+
+    def conversation_of(self, response: str) -> list[Message]:
+        """That of an answer to `/v1/responses`, by its id, without its instructions. Raises ApiError."""
+        number = response.removeprefix("resp_")
+        found = self._answered_so_far.get(int(number)) if number.isdecimal() and len(number) < 10 else None
+        if found is None:
+            raise ApiError(
+                f"this episode has no response {response!r}; give the conversation as input, or the id of one that it "
+                "has",
+                param="previous_response_id",
+                status=404,
+            )
+        asked, answered = found
+        messages = answered.choices[0].node.messages or []
+        return messages[1:] if getattr(asked, "instructions", None) is not None else list(messages)
+
+    async def answer(self, request: AgentRequest, created: int) -> Answered:
+        """Raises ApiError, and what breaks the session. `created`: seconds since the epoch."""
+        if isinstance(request, TextRequest):
+            return await self.text(request, created)
+        assert isinstance(request, ChatRequest)
+        return await self.chat(request, created)
+
+    async def _chat_place(self, request: ChatRequest) -> Place:
+        """Below the last answer that the conversation goes on from, or at a new beginning."""
+        shown = Shown(request.tools, request.variables)
+        services = self._policy.settings.services
+        asked, known = request.messages, digests(request.messages, shown.tools, shown.variables)
+        size = tokens_in(sum(len(str(message)) for message in asked))
+        for place in range(len(asked) - 1, -1, -1):
+            if asked[place]["role"] != "assistant" or place == len(asked) - 1:
+                continue
+            node = self._known.find(known[place + 1], asked[place])
+            if node is None or node.messages is None:
+                continue
+            messages = [*node.messages, *asked[place + 1 :]]
+            if not self._turns.keeps_thoughts(messages, shown):
+                self._counts["dropped_thoughts"] += 1
+                continue
+            told = _told(messages, request.tool_choice)
+            last = int(node.tokens[-1])
+            added = await off_loop(services, size, self._turns.after, told, place, last, shown)
+            prompt = self._tree.prompt(node, added)
+            return Place(prompt, prompt.path_tokens, messages)
+        told = _told(asked, request.tool_choice)
+        prompt = self._tree.prompt(None, await off_loop(services, size, self._turns.whole, told, shown))
+        return Place(prompt, prompt.tokens, asked)
+
+    def _text_place(self, request: TextRequest) -> Place:
+        """A prompt of ids goes on from the longest history that it begins with; one of text begins anew."""
+        said = request.prompt
+        if isinstance(said, str):
+            prompt = self._tree.prompt(None, self._turns.text(said))
+            return Place(prompt, prompt.tokens, [{"role": "user", "content": said}])
+        ids, best, length = np.asarray(said, np.int32), None, 0
+        for node in self._tree.answers:
+            if node.can_go_on:
+                seen = node.path_tokens
+                if length < len(seen) < len(ids) and np.array_equal(ids[: len(seen)], seen):
+                    best, length = node, len(seen)
+        prompt = self._tree.prompt(best, ids[length:])
+        text = self._policy.decode(ids)
+        return Place(prompt, ids, [{"role": "user", "content": text}])
+
+    def _check_context(self, tokens: int) -> None:
+        """Raises ApiError where no token has room."""
+        most = self._policy.settings.max_context
+        if most is not None and tokens >= most:
+            raise ApiError(
+                f"the prompt has {tokens} tokens, and the context of {most} must also hold an answer; shorten it",
+                code="context_length_exceeded",
+            )
+
+
+def _told(messages: list[Message], tool_choice: str) -> list[Message]:
+    """`messages`, whose last one says what has to be called; nothing enforces it."""
+    if tool_choice in ("auto", "none"):
+        return messages
+    what = "a tool" if tool_choice == "required" else f"the tool {tool_choice[1:]}"
+    last = messages[-1]
+    return [*messages[:-1], {**last, "content": last["content"] + _CALL_TOLD.format(what)}]

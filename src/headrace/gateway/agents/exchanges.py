@@ -1,0 +1,71 @@
+"""Requests of an episode and their answers, so that a retry gets the answer that is there, and draws no other."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Delivery(Enum):
+    OPEN = "open"
+    """A connection waits for the answer, or reads it."""
+    BROKEN = "broken"
+    """The connection went away before the answer was delivered."""
+    DONE = "done"
+
+
+@dataclass(eq=False, slots=True)
+class Exchange(Generic[T]):
+    """One request. Its work goes on when its connection breaks: the client may ask again."""
+
+    task: asyncio.Task[T]
+    delivery: Delivery = Delivery.OPEN
+
+
+class Exchanges(Generic[T]):
+    """Of one episode.
+
+    A request is a retry if its body was sent before, and either the client says so, or a connection on which the body
+    was sent broke before the answer was delivered. All other requests of an equal body are further samples.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, list[Exchange[T]]] = {}
+        self.retries = 0
+
+    def claim(self, route: str, body: bytes, *, says_retry: bool, begin: Callable[[], asyncio.Task[T]]) -> Exchange[T]:
+        """The exchange that the request is a retry of, or a new one, whose work `begin` begins."""
+        digest = hashlib.blake2b(route.encode() + b"\n" + body, digest_size=16).digest()
+        known = [each for each in self._known.get(digest, ()) if not _has_failed(each.task)]
+        again = next((each for each in known if each.delivery is Delivery.BROKEN), None)
+        if again is None and says_retry and known:
+            again = known[-1]
+        if again is not None:
+            self.retries += 1
+            again.delivery = Delivery.OPEN
+        else:
+            again = Exchange(begin())
+            known.append(again)
+        self._known[digest] = known
+        return again
+
+    @property
+    def running(self) -> int:
+        return sum(not each.task.done() for known in self._known.values() for each in known)
+
+    def cancel(self) -> list[asyncio.Task[T]]:
+        """End what runs. Returns the tasks, to be awaited."""
+        tasks = [each.task for known in self._known.values() for each in known]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+
+def _has_failed(task: asyncio.Task[object]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)

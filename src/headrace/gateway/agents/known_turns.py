@@ -1,0 +1,63 @@
+"""Which answer a conversation goes on from: messages are matched by what the API returned."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.experience.text.messages import Message, Tool
+from headrace.gateway.agents.token_tree import Node
+
+_REASONING = ("reasoning_content", "reasoning", "thinking", "thinking_blocks")
+"""Clients drop these as they like: they are the answer's own, whatever is sent back."""
+_OF_ANSWERS = ("refusal", "annotations", "audio", "function_call", "name")
+"""Further keys of answers, which clients send back or not."""
+
+Digest = bytes
+
+
+class KnownTurns:
+    """Answers by the conversation that they end."""
+
+    def __init__(self) -> None:
+        self._answers: dict[Digest, list[tuple[Node, tuple[str, ...]]]] = {}
+
+    def remember(self, digest: Digest, node: Node, answer: Message) -> None:
+        """`digest`: of the conversation up to and with `answer`."""
+        self._answers.setdefault(digest, []).append((node, _call_ids(answer)))
+
+    def find(self, digest: Digest, message: Message) -> Node | None:
+        """The answer that `message` is, from which a turn may follow. Of several that read alike the one whose calls
+        have the same ids, else the newest."""
+        known = [(node, ids) for node, ids in self._answers.get(digest, ()) if node.can_go_on]
+        same = [node for node, ids in known if ids == _call_ids(message)]
+        return same[-1] if same else known[-1][0] if known else None
+
+
+def digests(messages: Sequence[Message], tools: Sequence[Tool] | None, variables: Mapping[str, Any]) -> list[Digest]:
+    """Of each beginning of the conversation, the empty one first. `tools` and the template's `variables` are part of
+    all: they stand before the messages."""
+    found = [_digest(b"", [tools, dict(variables)])]
+    for message in messages:
+        found.append(_digest(found[-1], _compared(message)))
+    return found
+
+
+def _digest(before: Digest, value: Any) -> Digest:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(before + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _compared(message: Message) -> Message:
+    if message["role"] != "assistant":
+        return {name: value for name, value in message.items() if name not in _REASONING}
+    calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]
+    left_out = (*_REASONING, *_OF_ANSWERS, "tool_calls")
+    rest = {name: value for name, value in message.items() if name not in left_out}
+    return {**rest, "calls": calls}
+
+
+def _call_ids(message: Message) -> tuple[str, ...]:
+    return tuple(str(call.get("id")) for call in message.get("tool_calls", ()))

@@ -1,0 +1,193 @@
+"""Anthropic's `/v1/messages`: blocks to chat messages, and an answer as blocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.experience.text.messages import Message
+from headrace.gateway.agents.agent_requests import ChatRequest, checked_model, checked_stops
+from headrace.gateway.agents.agent_requests import as_checked_messages as as_checked
+from headrace.gateway.agents.agent_requests import as_checked_tools as as_tools
+from headrace.gateway.agents.answered import Answered
+from headrace.gateway.errors import ApiError
+from headrace.gateway.fields import Fields
+
+_SAMPLING = ("temperature", "top_p", "top_k")
+_IGNORED = ("metadata", "service_tier", "thinking", "cache_control", "context_management", "container")
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_ERRORS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
+
+
+def parse_messages(body: Any, model: str) -> ChatRequest:
+    """Raises ApiError."""
+    fields = Fields(body)
+    checked_model(fields.get("model"), model)
+    messages: list[Message] = []
+    if (system := fields.get("system")) is not None:
+        messages.append({"role": "system", "content": _text_of(system, "system")})
+    given = fields.get("messages")
+    if not isinstance(given, list) or not given:
+        raise ApiError("messages must be a list of at least one message", param="messages")
+    for place, one in enumerate(given, start=1):
+        messages += _messages_of(one, f"message {place}")
+    tools = as_tools(_tools(fields.get("tools")))
+    choice = _tool_choice(fields.get("tool_choice"), [tool["function"]["name"] for tool in tools or ()])
+    asked = ChatRequest(
+        n=1,
+        max_tokens=fields.optional_integer("max_tokens", 1, 2**31 - 1),
+        stop=checked_stops(fields.get("stop_sequences")),
+        stream=fields.flag("stream"),
+        include_usage=True,
+        logprobs=False,
+        ignored=tuple(name for name in _SAMPLING if fields.get(name) is not None),
+        messages=as_checked(messages),
+        tools=tools,
+        tool_choice=choice,
+    )
+    fields.refuse_rest({}, _IGNORED)
+    return asked
+
+
+def whole_message(answered: Answered) -> dict[str, Any]:
+    choice = answered.choices[0]
+    return {
+        **_head(answered),
+        "content": _blocks(choice.message),
+        "stop_reason": "stop_sequence" if choice.stopped_by else _STOP_REASONS[choice.finish_reason],
+        "stop_sequence": choice.stopped_by,
+        "usage": _usage(answered),
+    }
+
+
+def message_events(answered: Answered) -> list[tuple[str | None, dict[str, Any]]]:
+    whole = whole_message(answered)
+    begun = {**_head(answered), "content": [], "stop_reason": None, "stop_sequence": None}
+    usage = {**whole["usage"], "output_tokens": 0}
+    events: list[dict[str, Any]] = [{"type": "message_start", "message": {**begun, "usage": usage}}]
+    for index, block in enumerate(whole["content"]):
+        events += [{**event, "index": index} for event in _block_events(block)]
+    ended = {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]}
+    events += [{"type": "message_delta", "delta": ended, "usage": whole["usage"]}, {"type": "message_stop"}]
+    return [(event["type"], event) for event in events]
+
+
+def messages_error(error: ApiError) -> dict[str, Any]:
+    usual = "api_error" if error.status >= 500 else "invalid_request_error"
+    return {"type": "error", "error": {"type": _ERRORS.get(error.status, usual), "message": str(error)}}
+
+
+def _head(answered: Answered) -> dict[str, Any]:
+    return {"id": f"msg_{answered.number}", "type": "message", "role": "assistant", "model": answered.model}
+
+
+def _usage(answered: Answered) -> dict[str, Any]:
+    usage = answered.usage
+    return {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
+
+
+def _blocks(message: Message) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if message.get("reasoning_content"):
+        blocks.append({"type": "thinking", "thinking": message["reasoning_content"], "signature": ""})
+    if message["content"] or "tool_calls" not in message:
+        blocks.append({"type": "text", "text": message["content"]})
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        used = {"id": call["id"], "name": function["name"], "input": function["arguments"]}
+        blocks.append({"type": "tool_use", **used})
+    return blocks
+
+
+def _block_events(block: dict[str, Any]) -> list[dict[str, Any]]:
+    delta: dict[str, Any]
+    match block["type"]:
+        case "text":
+            empty, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
+        case "thinking":
+            empty, delta = {**block, "thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
+        case _:
+            data = json.dumps(block["input"], ensure_ascii=False)
+            empty, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": data}
+    return [
+        {"type": "content_block_start", "content_block": empty},
+        {"type": "content_block_delta", "delta": delta},
+        {"type": "content_block_stop"},
+    ]
+
+
+def _messages_of(value: Any, where: str) -> list[Message]:
+    """Results of tools are messages of their own, before what else a user's message says."""
+    if not isinstance(value, Mapping) or value.get("role") not in ("user", "assistant", "system"):
+        raise ApiError(f"{where} must have the role user or assistant", param="messages")
+    role, content = str(value["role"]), value.get("content")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list):
+        raise ApiError(f"{where} must have text or a list of blocks as its content", param="messages")
+    results: list[Message] = []
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    for block in content:
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        match kind:
+            case "text":
+                texts.append(_text_of([block], where))
+            case "thinking":
+                thoughts.append(str(block.get("thinking", "")))
+            case "redacted_thinking":
+                pass
+            case "tool_use":
+                function = {"name": block.get("name"), "arguments": block.get("input") or {}}
+                calls.append({"id": block.get("id"), "type": "function", "function": function})
+            case "tool_result":
+                said = _text_of(block.get("content") or "", where)
+                results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": said})
+            case _:
+                raise ApiError(
+                    f"{where} has a block of type {kind!r}, and Headrace trains on text; give text, tool_use and "
+                    "tool_result",
+                    param="messages",
+                )
+    if role == "assistant":
+        own: Message = {"role": role, "content": "".join(texts)}
+        more = {"tool_calls": calls} if calls else {}
+        return [{**own, **more, **({"reasoning_content": "".join(thoughts)} if thoughts else {})}]
+    return results + ([{"role": role, "content": "".join(texts)}] if texts or not results else [])
+
+
+def _text_of(value: Any, where: str) -> str:
+    if isinstance(value, str):
+        return value
+    parts = value if isinstance(value, list) else [value]
+    for part in parts:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise ApiError(f"{where} has a block of type {kind!r} where text is read; give text", param="messages")
+    return "".join(part["text"] for part in parts)
+
+
+def _tools(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    tools = []
+    for tool in value:
+        if not isinstance(tool, Mapping) or "input_schema" not in tool:
+            raise ApiError(f"the tool {str(tool)[:80]} has no input_schema; only such are called here", param="tools")
+        described = {"description": tool["description"]} if "description" in tool else {}
+        function = {"name": tool.get("name"), **described, "parameters": tool["input_schema"]}
+        tools.append({"type": "function", "function": function})
+    return tools
+
+
+def _tool_choice(value: Any, names: list[str]) -> str:
+    kind = None if value is None else value.get("type") if isinstance(value, Mapping) else value
+    if kind in (None, "auto", "none"):
+        return kind or "auto"
+    if kind == "any" and names:
+        return "required"
+    if kind == "tool" and value.get("name") in names:
+        return f"={value['name']}"
+    raise ApiError(f"tool_choice is {str(value)[:80]}; its tools are {', '.join(names) or 'none'}", param="tool_choice")

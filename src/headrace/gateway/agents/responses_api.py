@@ -1,0 +1,241 @@
+"""OpenAI's `/v1/responses`: items to chat messages, and an answer as items."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.experience.text.messages import Message
+from headrace.gateway.agents.agent_requests import (
+    AgentRequest,
+    ChatRequest,
+    as_checked_messages,
+    as_checked_tools,
+    checked_choice,
+    checked_model,
+)
+from headrace.gateway.agents.answered import Answered
+from headrace.gateway.errors import ApiError
+from headrace.gateway.fields import Fields
+
+_SAMPLING = ("temperature", "top_p")
+_IGNORED = (
+    "include",
+    "max_tool_calls",
+    "metadata",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "reasoning",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "stream_options",
+    "truncation",
+    "user",
+)
+_TEXTS = ("input_text", "output_text", "text")
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRequest(ChatRequest):
+    instructions: str | None = None
+    """Which a later response does not take over."""
+    previous: str | None = None
+
+
+def parse_response(body: Any, model: str, conversation_of: Callable[[str], list[Message]]) -> ResponseRequest:
+    """`conversation_of`: that of an earlier response, by its id. Raises ApiError."""
+    fields = Fields(body)
+    checked_model(fields.get("model"), model)
+    instructions, previous = fields.get("instructions"), fields.get("previous_response_id")
+    messages: list[Message] = [] if instructions is None else [{"role": "system", "content": str(instructions)}]
+    messages += [] if previous is None else conversation_of(str(previous))
+    messages += _messages_of(fields.get("input"))
+    tools = as_checked_tools(_tools(fields.get("tools")))
+    form = fields.get("text")
+    if isinstance(form, Mapping) and (form.get("format") or {"type": "text"}).get("type") != "text":
+        raise ApiError("text.format would sample from another distribution than the one that is trained", param="text")
+    asked = ResponseRequest(
+        n=1,
+        max_tokens=fields.optional_integer("max_output_tokens", 1, 2**31 - 1),
+        stop=(),
+        stream=fields.flag("stream"),
+        include_usage=True,
+        logprobs=False,
+        ignored=tuple(name for name in _SAMPLING if fields.get(name) is not None),
+        messages=as_checked_messages(messages),
+        tools=tools,
+        tool_choice=checked_choice(_choice(fields.get("tool_choice")), tools),
+        instructions=None if instructions is None else str(instructions),
+        previous=previous,
+    )
+    fields.refuse_rest({"background": False, "top_logprobs": 0}, _IGNORED)
+    return asked
+
+
+def whole_response(asked: AgentRequest, answered: Answered) -> dict[str, Any]:
+    is_cut = answered.choices[0].finish_reason == "length"
+    return {
+        **_head(asked, answered, "incomplete" if is_cut else "completed"),
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "output": _items(answered),
+        "usage": {
+            "input_tokens": answered.usage["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": answered.usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": answered.usage["total_tokens"],
+        },
+    }
+
+
+def response_events(asked: AgentRequest, answered: Answered) -> list[tuple[str | None, dict[str, Any]]]:
+    whole = whole_response(asked, answered)
+    begun = {**_head(asked, answered, "in_progress"), "incomplete_details": None, "output": [], "usage": None}
+    events: list[dict[str, Any]] = [
+        {"type": "response.created", "response": begun},
+        {"type": "response.in_progress", "response": begun},
+    ]
+    for index, item in enumerate(whole["output"]):
+        events += [{**event, "output_index": index} for event in _item_events(item)]
+    events.append({"type": f"response.{whole['status']}", "response": whole})
+    return [(event["type"], {**event, "sequence_number": number}) for number, event in enumerate(events)]
+
+
+def _head(asked: AgentRequest, answered: Answered, status: str) -> dict[str, Any]:
+    assert isinstance(asked, ResponseRequest)
+    return {
+        "id": f"resp_{answered.number}",
+        "object": "response",
+        "created_at": answered.created,
+        "status": status,
+        "error": None,
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_tokens,
+        "metadata": {},
+        "model": answered.model,
+        "parallel_tool_calls": True,
+        "previous_response_id": asked.previous,
+        "temperature": None,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": None,
+    }
+
+
+def _items(answered: Answered) -> list[dict[str, Any]]:
+    number, message = answered.number, answered.choices[0].message
+    items: list[dict[str, Any]] = []
+    if message.get("reasoning_content"):
+        thought = [{"type": "reasoning_text", "text": message["reasoning_content"]}]
+        items.append({"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": thought})
+    if message["content"] or "tool_calls" not in message:
+        part = {"type": "output_text", "text": message["content"], "annotations": [], "logprobs": []}
+        said = {"role": "assistant", "status": "completed", "content": [part]}
+        items.append({"type": "message", "id": f"msg_{number}", **said})
+    for place, call in enumerate(message.get("tool_calls", ())):
+        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        called = {"call_id": call["id"], "name": call["function"]["name"], "arguments": arguments}
+        items.append({"type": "function_call", "id": f"fc_{number}_{place}", **called, "status": "completed"})
+    return items
+
+
+def _item_events(item: dict[str, Any]) -> list[dict[str, Any]]:
+    added, done = {"type": "response.output_item.added"}, {"type": "response.output_item.done", "item": item}
+    match item["type"]:
+        case "message":
+            part = item["content"][0]
+            at = {"item_id": item["id"], "content_index": 0}
+            return [
+                {**added, "item": {**item, "status": "in_progress", "content": []}},
+                {"type": "response.content_part.added", **at, "part": {**part, "text": ""}},
+                {"type": "response.output_text.delta", **at, "delta": part["text"], "logprobs": []},
+                {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []},
+                {"type": "response.content_part.done", **at, "part": part},
+                done,
+            ]
+        case "function_call":
+            at = {"item_id": item["id"]}
+            ended = {"name": item["name"], "arguments": item["arguments"]}
+            return [
+                {**added, "item": {**item, "status": "in_progress", "arguments": ""}},
+                {"type": "response.function_call_arguments.delta", **at, "delta": item["arguments"]},
+                {"type": "response.function_call_arguments.done", **at, **ended},
+                done,
+            ]
+    return [{**added, "item": item}, done]
+
+
+def _messages_of(value: Any) -> list[Message]:
+    """What the assistant said and called in a row is one message."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise ApiError("input must be text, or a list of items", param="input")
+    messages: list[Message] = []
+    turn: Message | None = None
+    """The assistant's, while it goes on."""
+    for place, item in enumerate(value, start=1):
+        kind = item.get("type", "message") if isinstance(item, Mapping) else None
+        is_own = kind in ("function_call", "reasoning") or (kind == "message" and item.get("role") == "assistant")
+        if not is_own:
+            turn = None
+            messages.append(_given(item, kind, f"item {place} of input"))
+            continue
+        if turn is None:
+            turn = {"role": "assistant", "content": ""}
+            messages.append(turn)
+        if kind == "reasoning":
+            turn["reasoning_content"] = _text_of(item.get("content") or [], "reasoning_text")
+        elif kind == "message":
+            turn["content"] += _text_of(item.get("content"), *_TEXTS)
+        else:
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            turn.setdefault("tool_calls", []).append(call)
+    return messages
+
+
+def _given(item: Any, kind: Any, where: str) -> Message:
+    """An item that the assistant did not write."""
+    match kind:
+        case "message":
+            return {"role": item.get("role"), "content": _text_of(item.get("content"), *_TEXTS)}
+        case "function_call_output":
+            said = _text_of(item.get("output"), *_TEXTS)
+            return {"role": "tool", "tool_call_id": item.get("call_id"), "content": said}
+    raise ApiError(
+        f"{where} is of type {kind!r}; give messages of text, function_call, function_call_output and reasoning",
+        param="input",
+    )
+
+
+def _text_of(value: Any, *kinds: str) -> str:
+    if isinstance(value, str):
+        return value
+    parts = value if isinstance(value, list) else [value]
+    for part in parts:
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind not in kinds or not isinstance(part.get("text"), str):
+            raise ApiError(f"input has a part of type {kind!r}, and Headrace trains on text; give text", param="input")
+    return "".join(part["text"] for part in parts)
+
+
+def _tools(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    tools = []
+    for tool in value:
+        if not isinstance(tool, Mapping) or tool.get("type") != "function":
+            raise ApiError(f"the tool {str(tool)[:80]} is no function; only such are called here", param="tools")
+        names = ("name", "description", "parameters")
+        tools.append({"type": "function", "function": {name: tool[name] for name in names if name in tool}})
+    return tools
+
+
+def _choice(value: Any) -> Any:
+    return {"function": {"name": value.get("name")}} if isinstance(value, Mapping) else value

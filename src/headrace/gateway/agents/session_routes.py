@@ -1,0 +1,172 @@
+"""The routes of agents' sessions: the key says whose episode it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from headrace.gateway.agents.agent_apis import APIS, AgentApi
+from headrace.gateway.agents.agent_requests import AgentRequest
+from headrace.gateway.agents.agent_session import AgentSession
+from headrace.gateway.agents.answered import Answered
+from headrace.gateway.agents.exchanges import Delivery
+from headrace.gateway.errors import ApiError, as_api_error
+from headrace.gateway.http_json import read_json
+from headrace.gateway.sampling import Deadline
+from headrace.runtime.protocol import Services, WaitTimeout
+
+_BODY_S = 60.0
+"""In which a request's body comes, and an answer is read."""
+_QUIET_S = 10.0
+"""A stream that has nothing to say says so as often."""
+_RETRIES = "x-stainless-retry-count"
+"""How often the official clients have sent a request before."""
+
+SessionOf = Callable[[str | None], AgentSession]
+"""By the key. Raises ApiError."""
+
+
+class SessionRoutes:
+    """Requests of all episodes."""
+
+    def __init__(self, session_of: SessionOf, services: Services) -> None:
+        self._session_of = session_of
+        self._services = services
+        self._clock = services.clock
+
+    @property
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/v1/models", self.models),
+            web.get("/v1/models/{model:.+}", self.model),
+            *(web.post(path, self.answer) for path in APIS),
+        ]
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        session = self._of(request)
+        return web.json_response({"object": "list", "data": [_model(session)]})
+
+    async def model(self, request: web.Request) -> web.StreamResponse:
+        session, name = self._of(request), request.match_info["model"]
+        if name != session.model:
+            raise ApiError(f"no model {name!r} here; ask for {session.model!r}", code="model_not_found", status=404)
+        return web.json_response(_model(session))
+
+    def _of(self, request: web.Request) -> AgentSession:
+        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        return self._session_of(key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key"))
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """To a request of any API, in its words."""
+        api = APIS[request.path]
+        try:
+            return await self._exchange(request, api)
+        except Exception as error:
+            told = as_api_error(error)
+            return web.json_response(api.error(told), status=told.status, dumps=_dumps)
+
+    async def _exchange(self, request: web.Request, api: AgentApi) -> web.StreamResponse:
+        session = self._of(request)
+        body = await read_json(request, Deadline(self._clock, _BODY_S))
+        asked, created = api.parse(body, session), int(self._clock.wall())
+
+        def begin() -> asyncio.Task[Answered]:
+            session.check_room()
+            return self._services.spawn(session.answer(asked, created), f"request of {session.base_url}")
+
+        exchange = session.exchanges.claim(
+            request.path, await request.read(), says_retry=_says_retry(request), begin=begin
+        )
+        try:
+            if asked.stream:
+                response = await self._streamed(request, exchange.task, api, asked)
+            else:
+                response = await self._sent(request, api.whole(asked, await _whole(exchange.task)))
+        except (ConnectionError, WaitTimeout):  # the client went away, or does not read
+            exchange.delivery = Delivery.BROKEN
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response()
+        except BaseException:
+            exchange.delivery = Delivery.BROKEN
+            raise
+        exchange.delivery = Delivery.DONE
+        if not exchange.task.cancelled() and exchange.task.exception() is None:
+            exchange.task.result().delivered()
+        return response
+
+    async def _sent(self, request: web.Request, value: dict[str, Any]) -> web.StreamResponse:
+        """Until the client has it, as far as one can know. Raises ConnectionError."""
+        response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
+        data = _dumps(value).encode()
+        response.content_length = len(data)
+        await response.prepare(request)
+        deadline = Deadline(self._clock, _BODY_S)
+        await deadline.wait(response.write(data), "the client to read its answer")
+        await deadline.wait(response.write_eof(), "the client to read the end of its answer")
+        return response
+
+    async def _streamed(
+        self, request: web.Request, task: asyncio.Task[Answered], api: AgentApi, asked: AgentRequest
+    ) -> web.StreamResponse:
+        """An error that comes soon is a plain answer; a later one an event."""
+        if await self._within(task):
+            task.result()
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+        )
+        await response.prepare(request)
+        while not await self._within(task):
+            await response.write(b": working\n\n")
+        try:
+            told = api.events(asked, task.result())
+        except Exception as error:
+            told = [("error", api.error(as_api_error(error)))]
+        data = b"".join(_event(name, event) for name, event in told) + api.last
+        deadline = Deadline(self._clock, _BODY_S)
+        await deadline.wait(response.write(data), "the client to read what was streamed")
+        await deadline.wait(response.write_eof(), "the client to read the end of the stream")
+        return response
+
+    async def _within(self, task: asyncio.Task[Answered]) -> bool:
+        """Whether the task ends soon."""
+        try:
+            await self._clock.wait_for(asyncio.wait([task]), _QUIET_S, "an answer")
+        except WaitTimeout:
+            return task.done()
+        if task.cancelled():
+            raise closed()
+        return True
+
+
+def closed() -> ApiError:
+    return ApiError("the episode of this key was closed; nothing more is answered", status=401, code="episode_closed")
+
+
+async def _whole(task: asyncio.Task[Answered]) -> Answered:
+    await asyncio.wait([task])
+    if task.cancelled():
+        raise closed()
+    return task.result()
+
+
+def _says_retry(request: web.Request) -> bool:
+    count = request.headers.get(_RETRIES, "0")
+    return count.isdecimal() and int(count) > 0
+
+
+def _model(session: AgentSession) -> dict[str, Any]:
+    return {"id": session.model, "object": "model", "created": 0, "owned_by": "headrace"}
+
+
+def _event(name: str | None, data: dict[str, Any]) -> bytes:
+    named = "" if name is None else f"event: {name}\n"
+    return f"{named}data: {_dumps(data)}\n\n".encode()
+
+
+def _dumps(value: dict[str, Any]) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))

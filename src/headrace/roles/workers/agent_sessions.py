@@ -1,0 +1,27 @@
+"""Joins workflows that are agents with the gateway that they speak to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from headrace.config.gateway import GatewayConfig
+from headrace.rollout.agent import AgentWorkflow
+from headrace.rollout.workflow import Workflow
+from headrace.runtime.protocol import Services
+
+
+@asynccontextmanager
+async def with_gateway(workflow: Workflow, config: GatewayConfig, services: Services) -> AsyncGenerator[Workflow, None]:
+    """`workflow`; an agent with a gateway of its own, until this is left. Raises ConfigError if it cannot listen."""
+    if not isinstance(workflow, AgentWorkflow):
+        yield workflow
+        return
+    from headrace.gateway.agents.agent_gateway import AgentGateway  # aiohttp's server, for those who need it
+
+    gateway = AgentGateway(config, services)
+    await gateway.start()
+    try:
+        yield workflow.through(gateway)
+    finally:
+        await gateway.close()

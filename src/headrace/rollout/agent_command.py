@@ -1,0 +1,173 @@
+"""An agent that is a program: a process for each episode, which reaches nothing but its episode's API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from asyncio.subprocess import PIPE
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from headrace.config.agent import AgentCommand
+from headrace.config.errors import ConfigError
+from headrace.config.reward import SandboxConfig
+from headrace.errors import HeadraceError
+from headrace.rewards.tools import find_walls
+from headrace.rollout.agent_episode import AgentEpisode
+from headrace.rollout.sessions import Session
+from headrace.runtime.protocol import Clock
+from headrace.sandbox.commands import module_command
+from headrace.sandbox.limits import NOBODY
+from headrace.sandbox.walls import Walls
+
+_GIVEN = ("PATH", "LANG", "LC_ALL")
+_VARIABLES = {"OPENAI_BASE_URL": "/v1", "OPENAI_API_BASE": "/v1", "ANTHROPIC_BASE_URL": ""}
+_KEYS, _MODELS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), ("OPENAI_MODEL", "ANTHROPIC_MODEL")
+_MOST_KEPT = 1 << 16
+"""Bytes of what it prints, of each stream: the last ones."""
+_WORDS = 300
+"""Characters of its last words in an error."""
+
+logger = logging.getLogger(__name__)
+
+
+class AgentFailed(HeadraceError):
+    """The command did not end well."""
+
+
+class CommandAgent:
+    """Runs the command once an episode."""
+
+    def __init__(self, config: AgentCommand) -> None:
+        """Raises ConfigError if there is no such program, or nothing at a path that it is to see."""
+        if shutil.which(config.command[0]) is None:
+            raise ConfigError(
+                f"rollout.agent.command begins with {config.command[0]!r}, and there is no such program; give its path"
+            )
+        for path in config.read:
+            if not os.path.exists(path):
+                raise ConfigError(
+                    f"rollout.agent.read has {path!r}, and there is no such file or folder; correct it, or leave it "
+                    f"out (relative paths begin in {os.getcwd()})"
+                )
+        self._config = config
+        self._walls: Walls | None = None
+
+    async def play(self, episode: AgentEpisode, session: Session, clock: Clock) -> float | None:
+        """The reward, if the command tells it. Raises AgentFailed, and ConfigError for walls that do not stand."""
+        walls = await self._found(clock)
+        with tempfile.TemporaryDirectory(prefix="headrace-agent-") as folder:
+            line, variables = await self._line(walls, folder, session)
+            process = await asyncio.create_subprocess_exec(
+                *line,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                env=self._environment(folder, episode) | variables,
+                start_new_session=True,
+            )
+            try:
+                printed, errors = await _talk(process, _told(episode))
+                code = await process.wait()
+            finally:
+                await _ended(process)
+        if code != 0:
+            words = " ".join(errors.decode(errors="replace").split())[-_WORDS:]
+            raise AgentFailed(f"the agent's command ended with exit status {code}: {words or 'it said nothing'}")
+        return _reward(printed) if self._config.reward == "stdout" else None
+
+    async def _found(self, clock: Clock) -> Walls:
+        if self._walls is None:
+            own = self._config
+            read = tuple(dict.fromkeys((os.getcwd(), *own.read)))
+            walls = SandboxConfig(tool=own.sandbox, disk_mib=own.disk_mib, read=read)
+            self._walls = await find_walls(walls, clock, own_function=True, key="rollout.agent.sandbox")
+            if not self._walls.stand:
+                logger.warning(
+                    "rollout.agent runs without a sandbox: it has the machine's network, and files as the run's user"
+                )
+        return self._walls
+
+    async def _line(self, walls: Walls, folder: str, session: Session) -> tuple[list[str], dict[str, str]]:
+        """The command line, and what says where the API is, unless that is known within alone."""
+        command = list(self._config.command)
+        if not walls.stand:
+            root = session.base_url.removesuffix("/v1")
+            tied = str(Path(module_command.__code__.co_filename).with_name("tied.py"))
+            program = shutil.which(command[0]) or command[0]
+            line = [sys.executable, "-I", "-S", tied, os.path.abspath(program), *command[1:]]
+            return line, {name: root + behind for name, behind in _VARIABLES.items()}
+        path = await session.socket()
+        spec = {"socket": path, "variables": _VARIABLES, "user": NOBODY}
+        inner = module_command("forward", json.dumps(spec), *command, libraries=False)
+        shown = replace(walls, shows=(*walls.shows, path))
+        return shown.around(inner, folder, stays=True, loopback=True), {}
+
+    def _environment(self, folder: str, episode: AgentEpisode) -> dict[str, str]:
+        given = {name: os.environ[name] for name in (*_GIVEN, *self._config.environment) if name in os.environ}
+        own = {
+            "HOME": folder,
+            "TMPDIR": folder,
+            **dict.fromkeys(_KEYS, episode.api_key),
+            **dict.fromkeys(_MODELS, episode.model),
+        }
+        return given | own
+
+
+def _told(episode: AgentEpisode) -> bytes:
+    """What it reads: JSON, one line."""
+    told = {name: getattr(episode, name) for name in ("row", "prompt", "tools", "model", "name")}
+    return json.dumps(told).encode() + b"\n"
+
+
+async def _talk(process: asyncio.subprocess.Process, given: bytes) -> tuple[bytes, bytes]:
+    """Both streams to their end."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    reading = [asyncio.ensure_future(_last(stream)) for stream in (process.stdout, process.stderr)]
+    try:
+        with contextlib.suppress(ConnectionError):
+            process.stdin.write(given)
+            await process.stdin.drain()
+            process.stdin.close()
+        return await reading[0], await reading[1]
+    finally:
+        for task in reading:
+            task.cancel()
+
+
+async def _last(stream: asyncio.StreamReader) -> bytes:
+    kept = b""
+    while part := await stream.read(_MOST_KEPT):
+        kept = (kept + part)[-_MOST_KEPT:]
+    return kept
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """It, and all that it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def _reward(printed: bytes) -> Any:
+    lines = printed.decode(errors="replace").strip().split("\n")
+    try:
+        return float(lines[-1])
+    except ValueError:
+        raise AgentFailed(
+            f"the last line that the agent printed is {lines[-1][:80]!r}, and not its reward; print a number there, or "
+            "set rollout.agent.reward to functions"
+        ) from None

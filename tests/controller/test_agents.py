@@ -1,0 +1,98 @@
+"""Runs whose episodes an agent plays, over HTTP."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from agent_code import PROGRAM, SOURCE
+from controller_jobs import make_job
+
+from headrace.cli.main import main
+from headrace.experience.records.codec import decode_group
+from headrace.experience.sample import Sample
+from headrace.store import RunReader
+from headrace.store.journal import Journal
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}"
+    "{% if m['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+def train(folder: Path, agent: str, *arguments: str, **changes: object) -> list[Sample]:
+    job = make_job(folder / "job", record__journal="all", data__eval=None, **changes)
+    (job.parent / "agent.py").write_text(SOURCE)
+    (job.parent / "program.py").write_text(PROGRAM)
+    (job.parent / "chat.jinja").write_text(TEMPLATE)
+    named = agent.replace("JOB", str(job.parent)) if agent.startswith("{") else f"{job.parent}/agent.py:{agent}"
+    given = (f"rollout.agent={named}", f"data.template.file={job.parent}/chat.jinja")
+    assert main(["train", str(job), *given, *arguments, "--dir", str(folder / "run")]) == 0
+    journal = Journal(folder / "run" / "journal")
+    writers = sorted({segment.writer for segment in journal.segments()})
+    groups = [decode_group(journal.read(each.place)) for writer in writers for each in journal.written(writer)]
+    return [sample for group in groups for sample in group.samples]
+
+
+def events(folder: Path) -> Counter[str]:
+    with RunReader(folder / "run") as reader:
+        assert reader.status().name == "finished"
+        reader.counts().check()
+        return Counter(event.kind for event in reader.events.read())
+
+
+def turns_of(sample: Sample) -> int:
+    mask = sample.loss_mask.astype(np.int8)
+    return int((np.diff(mask, prepend=np.int8(0)) == 1).sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_plain_function_plays_and_gives_the_reward(tmp_path: Path, workers: int) -> None:
+    samples = train(tmp_path, "two_turns", f"rollout.workers={workers}")
+    assert not events(tmp_path)["failed_sample"]
+    assert len(samples) >= 6 * 2 * 3
+    episodes: dict[tuple[object, int], list[Sample]] = {}
+    for sample in samples:
+        assert sample.reward is not None
+        assert (sample.versions[sample.loss_mask] >= 0).all()
+        episodes.setdefault((sample.group, sample.episode), []).append(sample)
+    for histories in episodes.values():
+        assert histories[-1].metadata["requests"] == 2
+        # A first answer that six tokens were too few for is a history of its own.
+        assert histories[-1].metadata.get("histories", 1) == len(histories)
+        assert sum(map(turns_of, histories)) == 2
+        assert len({sample.reward for sample in histories}) == 1
+
+
+@pytest.mark.slow
+def test_an_async_function_plays_and_reward_functions_judge(tmp_path: Path) -> None:
+    samples = train(tmp_path, "one_turn", "trainer.batches=3")
+    assert not events(tmp_path)["failed_sample"]
+    assert {sample.reward is not None for sample in samples} == {True}
+
+
+@pytest.mark.slow
+def test_an_agent_that_fails_costs_its_episode(tmp_path: Path) -> None:
+    train(tmp_path, "bad_sometimes", "trainer.batches=3")
+    with RunReader(tmp_path / "run") as reader:
+        failed = [event.data for event in reader.events.read() if event.kind == "failed_sample"]
+    assert failed
+    assert all("HTTP Error 401" in str(each) for each in failed)
+
+
+@pytest.mark.slow
+def test_an_agent_that_never_ends_is_left_at_the_deadline(tmp_path: Path) -> None:
+    train(tmp_path, "hangs_sometimes", "trainer.batches=4", "rollout.episode_timeout_s=4")
+    assert events(tmp_path)["failed_sample"]
+
+
+@pytest.mark.slow
+def test_a_program_plays(tmp_path: Path) -> None:
+    agent = f"{{command: [{sys.executable}, JOB/program.py], reward: stdout, read: [JOB]}}"
+    samples = train(tmp_path, agent, "trainer.batches=3")
+    assert not events(tmp_path)["failed_sample"]
+    assert len({sample.reward for sample in samples}) > 1

@@ -1,0 +1,154 @@
+"""Other APIs than OpenAI's chat, by the official clients as they are, against a real listener."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from agent_listener import CALL, post, run
+from rollout_helpers import EOS, ScriptedEngine, chunk, ids, says
+
+from headrace.engines.protocol import FinishReason
+from headrace.gateway.agents.agent_session import AgentSession
+
+LOOK = {"name": "look", "description": "a value", "input_schema": {"type": "object", "properties": {}}}
+FUNCTION = {"type": "function", "name": "look", "description": "a value", "parameters": {"type": "object"}}
+
+
+def read(tokens: Any) -> str:
+    return "".join("<eos>" if token == EOS else chr(token - 3 + 32) for token in tokens.tolist())
+
+
+def root_of(session: AgentSession) -> str:
+    return session.base_url.removesuffix("/v1")
+
+
+def test_anthropics_client_calls_a_tool_goes_on_and_streams() -> None:
+    anthropic = pytest.importorskip("anthropic")
+
+    async def test(session: AgentSession, _: ScriptedEngine) -> Any:
+        async with anthropic.AsyncAnthropic(base_url=root_of(session), api_key=session.api_key) as client:
+            usual: dict[str, Any] = {"model": session.model, "max_tokens": 16, "system": "be brief", "tools": [LOOK]}
+            messages: list[Any] = [{"role": "user", "content": "hi"}]
+            first = await client.messages.create(**usual, messages=messages)
+            assert first.stop_reason == "tool_use"
+            assert [block.type for block in first.content] == ["text", "tool_use"]
+            used = first.content[1]
+            assert used.input == {"key": "k"}
+            result = {"type": "tool_result", "tool_use_id": used.id, "content": [{"type": "text", "text": "v"}]}
+            messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+            async with client.messages.stream(**usual, messages=messages) as stream:
+                text = "".join([part async for part in stream.text_stream])
+                last = await stream.get_final_message()
+            assert (text, last.stop_reason, last.usage.output_tokens) == ("done", "end_turn", 5)
+            with pytest.raises(anthropic.NotFoundError, match="no model 'claude'"):
+                await client.messages.create(model="claude", max_tokens=3, messages=messages)
+            image = {"type": "image", "source": {"type": "url", "url": "http://x"}}
+            with pytest.raises(anthropic.BadRequestError, match="a block of type 'image'"):
+                await client.messages.create(**usual, messages=[{"role": "user", "content": [image]}])
+        return session.trajectories()
+
+    (only,), _ = run(test, says("so " + CALL), says("done"))
+    assert only.metadata["turns"] == 2
+    assert read(only.tokens) == f"[system]be brief[user]hi[assistant]so {CALL}<eos>[tool]v[assistant]done<eos>"
+
+
+def test_anthropics_stop_sequences_limits_and_streamed_calls() -> None:
+    anthropic = pytest.importorskip("anthropic")
+
+    async def test(session: AgentSession, _: ScriptedEngine) -> None:
+        async with anthropic.AsyncAnthropic(base_url=root_of(session), api_key=session.api_key) as client:
+            usual: dict[str, Any] = {"model": session.model, "messages": [{"role": "user", "content": "hi"}]}
+            stopped = await client.messages.create(**usual, max_tokens=16, stop_sequences=["STOP"])
+            assert (stopped.content[0].text, stopped.stop_reason, stopped.stop_sequence) == (
+                "a",
+                "stop_sequence",
+                "STOP",
+            )
+            cut = await client.messages.create(**usual, max_tokens=2)
+            assert cut.stop_reason == "max_tokens"
+            async with client.messages.stream(**usual, max_tokens=16, tools=[LOOK]) as stream:
+                final = await stream.get_final_message()
+            assert final.content[0].input == {"key": "k"}
+
+    cut_off = lambda request: chunk(ids("ab"), FinishReason.LENGTH)  # noqa: E731
+    run(test, says("aSTOPb"), cut_off, says(CALL))
+
+
+def test_openais_client_uses_responses_whole_and_streamed() -> None:
+    openai = pytest.importorskip("openai")
+
+    async def test(session: AgentSession, _: ScriptedEngine) -> Any:
+        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
+            usual: dict[str, Any] = {"model": session.model, "instructions": "be brief", "tools": [FUNCTION]}
+            items: list[Any] = [{"role": "user", "content": "hi"}]
+            first = await client.responses.create(**usual, input=items)
+            assert [item.type for item in first.output] == ["message", "function_call"]
+            call = first.output[1]
+            assert json.loads(call.arguments) == {"key": "k"}
+            items += [*first.output, {"type": "function_call_output", "call_id": call.call_id, "output": "v"}]
+            async with client.responses.stream(**usual, input=items) as stream:
+                kinds = [event.type async for event in stream]
+                last = await stream.get_final_response()
+            assert last.output_text == "done"
+            assert kinds[0] == "response.created"
+            assert kinds[-1] == "response.completed"
+            third = await client.responses.create(**usual, previous_response_id=last.id, input="more")
+            assert third.output_text == "last"
+            with pytest.raises(openai.NotFoundError, match="no response 'resp_99'"):
+                await client.responses.create(**usual, previous_response_id="resp_99", input="more")
+            form = {"format": {"type": "json_object"}}
+            with pytest.raises(openai.BadRequestError, match=r"text\.format would sample"):
+                await client.responses.create(**usual, input="x", text=form)
+        return session.trajectories()
+
+    (only,), _ = run(test, says("so " + CALL), says("done"), says("last"))
+    assert only.metadata["turns"] == 3
+    assert read(only.tokens) == (
+        f"[system]be brief[user]hi[assistant]so {CALL}<eos>[tool]v[assistant]done<eos>[user]more[assistant]last<eos>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "words"),
+    [
+        ("messages", {"messages": "hi"}, "messages must be a list"),
+        ("messages", {"messages": [{"role": "tool", "content": "x"}]}, "must have the role user or assistant"),
+        ("messages", {"messages": [{"role": "user", "content": 3}]}, "text or a list of blocks"),
+        ("messages", {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "bash"}]}, "no input_schema"),
+        ("messages", {"messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": "any"}}, "tool_choice"),
+        ("messages", {"messages": [{"role": "user", "content": "x"}], "surprise": 1}, "unknown field 'surprise'"),
+        ("responses", {"input": []}, "input must be text, or a list of items"),
+        (
+            "responses",
+            {"input": [{"type": "item_reference", "id": "x"}]},
+            "item 1 of input is of type",
+        ),
+        ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "of type 'input_image'"),
+        ("responses", {"input": "x", "tools": [{"type": "web_search"}]}, "is no function"),
+        ("responses", {"input": [{"type": "function_call", "name": "a", "arguments": "{"}]}, "which is not JSON"),
+        ("responses", {"input": "x", "background": True}, "background is True"),
+    ],
+)
+def test_what_cannot_be_answered_is_said(route: str, body: dict[str, Any], words: str) -> None:
+    async def test(session: AgentSession, _: ScriptedEngine) -> tuple[int, Any]:
+        return await post(session, body, route)
+
+    (status, answer), engine = run(test)
+    assert status == 400
+    assert words in answer["error"]["message"]
+    assert not engine.requests
+
+
+def test_a_retry_of_either_api_finds_its_answer() -> None:
+    async def test(session: AgentSession, _: ScriptedEngine) -> None:
+        for route, body in (
+            ("messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}),
+            ("responses", {"input": "y"}),
+        ):
+            _, first = await post(session, body, route)
+            assert (await post(session, body, route, x_stainless_retry_count="1"))[1] == first
+
+    _, engine = run(test, says("a"), says("b"))
+    assert len(engine.requests) == 2

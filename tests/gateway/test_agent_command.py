@@ -1,0 +1,194 @@
+"""Agents that are programs: a process of their own, which reaches the API of its episode and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import textwrap
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from rollout_helpers import ScriptedEngine, policy, says
+
+from headrace.config.agent import AgentCommand
+from headrace.config.errors import ConfigError
+from headrace.config.gateway import GatewayConfig
+from headrace.config.reward import SandboxConfig
+from headrace.experience.prompts.dataset import Prompt
+from headrace.gateway.agents.agent_gateway import AgentGateway
+from headrace.rewards.tools import find_walls
+from headrace.rollout.agent import AgentWorkflow
+from headrace.rollout.agent_command import AgentFailed, CommandAgent
+from headrace.rollout.trajectory import Trajectory
+from headrace.runtime.inline import InlineRuntime, SystemClock
+
+ASKS = """
+    import json, os, sys, urllib.request
+    told = json.loads(sys.stdin.readline())
+
+    def ask(words, key=None):
+        body = {"model": told["model"], "messages": [{"role": "user", "content": words}]}
+        headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+        url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as answer:
+            return json.load(answer)["choices"][0]["message"]["content"]
+"""
+
+
+def program(folder: Path, *parts: str) -> Path:
+    file = folder / "program.py"
+    file.write_text("\n".join(textwrap.dedent(part) for part in (ASKS, *parts)))
+    return file
+
+
+def play(agent: AgentCommand, *, within_s: float = 20) -> tuple[list[Trajectory], ScriptedEngine]:
+    engine = ScriptedEngine(says("one"), says("two"))
+
+    async def main() -> Any:
+        async with AsyncExitStack() as stack:
+            runtime = InlineRuntime()
+            stack.push_async_callback(runtime.close)
+            gateway = AgentGateway(GatewayConfig(), runtime)
+            await gateway.start()
+            stack.push_async_callback(gateway.close)
+            workflow = AgentWorkflow(CommandAgent(agent)).through(gateway)
+            prompt = Prompt("0", "hi", {"prompt": "hi", "answer": "one"})
+            return await asyncio.wait_for(workflow.run(prompt, policy(engine, chat=True)), within_s)
+
+    return list(asyncio.run(main())), engine
+
+
+def has_walls() -> bool:
+    return asyncio.run(find_walls(SandboxConfig(), SystemClock(), own_function=True)).stand
+
+
+walled = pytest.mark.skipif(not has_walls(), reason="no sandbox works here")
+
+
+@pytest.mark.parametrize("sandbox", [pytest.param("auto", marks=walled), "none"])
+def test_a_program_plays_and_prints_its_reward(tmp_path: Path, sandbox: Any) -> None:
+    file = program(tmp_path, "print('thinking')\nprint(float(ask('x') == told['row']['answer']))")
+    agent = AgentCommand(command=(sys.executable, str(file)), reward="stdout", sandbox=sandbox, read=(str(tmp_path),))
+    (only,), engine = play(agent)
+    assert only.reward == 1.0
+    assert len(engine.requests) == 1
+
+
+@walled
+def test_nothing_but_the_episodes_api_answers(tmp_path: Path) -> None:
+    """TCP of the machine, its Unix sockets, hidden files, other processes, and what it could write."""
+    secret = Path("/tmp") / f"headrace-test-secret-{os.getpid()}"
+    secret.write_text("x")
+    server = socket.create_server(("127.0.0.1", 0))
+    named = socket.socket(socket.AF_UNIX)
+    named.bind(str(tmp_path / "hidden.sock"))
+    named.listen()
+    abstract = socket.socket(socket.AF_UNIX)
+    abstract.bind(f"\0headrace-test-{os.getpid()}")
+    abstract.listen()
+    port = server.getsockname()[1]
+    script = Path.cwd() / "tests" / "gateway" / "test_agent_command.py"  # in the working folder, which it sees
+    code = f"""
+        import glob, socket
+        def refused(call):
+            try:
+                call()
+            except OSError:
+                return True
+            return False
+        def tcp(host, port):
+            return lambda: socket.create_connection((host, port), 3)
+        def unix(path):
+            def connect():
+                socket.socket(socket.AF_UNIX).connect(path)
+            return connect
+        tries = {{
+            "loopback of the machine": refused(tcp("127.0.0.1", {port})),
+            "another machine": refused(tcp("192.0.2.1", 80)),
+            "a hidden socket": refused(unix({str(tmp_path / "hidden.sock")!r})),
+            "an abstract socket": refused(unix("\\0headrace-test-{os.getpid()}")),
+            "a hidden file": refused(lambda: open({str(secret)!r})),
+            "the working folder": refused(lambda: open({str(script)!r}, "a")),
+            "other processes": {os.getpid()} not in map(int, filter(str.isdigit, os.listdir("/proc"))) or
+                b"pytest" not in open("/proc/{os.getpid()}/cmdline", "rb").read(),
+            "other sockets": len(glob.glob("/tmp/headrace-api-*/*")) == 1,
+            "rights": refused(lambda: os.setuid(0)) if os.getuid() else False,
+        }}
+        open(os.path.join(os.environ["HOME"], "mine"), "w").write("it may write here")
+        assert all(tries.values()), tries
+        assert set(os.environ) <= {{"PATH", "LANG", "LC_ALL", "HOME", "TMPDIR", "OPENAI_API_KEY", "OPENAI_MODEL",
+            "ANTHROPIC_MODEL", "OPENAI_BASE_URL", "OPENAI_API_BASE",
+            "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "LC_CTYPE"}}, os.environ
+        ask("x")
+        print(0.5)
+    """
+    agent = AgentCommand(command=(sys.executable, "-c", textwrap.dedent(ASKS) + textwrap.dedent(code)), reward="stdout")
+    try:
+        (only,), _ = play(agent)
+    finally:
+        for each in (server, named, abstract):
+            each.close()
+        secret.unlink()
+    assert only.reward == 0.5
+
+
+def inline(code: str, **more: Any) -> AgentCommand:
+    return AgentCommand(command=(sys.executable, "-c", textwrap.dedent(ASKS) + textwrap.dedent(code)), **more)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise ValueError('no luck')", "ended with exit status 1: .*no luck"),
+        ("ask('x'); os._exit(7)", "ended with exit status 7: it said nothing"),
+        ("ask('x'); os.kill(os.getpid(), 9)", "ended with exit status 137"),
+        ("ask('x'); print('well done')", "the last line that the agent printed is 'well done'"),
+    ],
+)
+@walled
+def test_what_goes_wrong_is_said(code: str, words: str) -> None:
+    with pytest.raises(AgentFailed, match=words):
+        play(inline(code, reward="stdout"))
+
+
+def test_a_program_that_asks_for_nothing_and_one_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match="asked the policy for nothing"):
+        play(inline("print(1)"))
+    with pytest.raises(ConfigError, match="there is no such program"):
+        CommandAgent(AgentCommand(command=("no-such-program-at-all",)))
+
+
+@walled
+def test_a_program_that_hangs_is_ended_with_all_that_it_started() -> None:
+    code = """
+        import subprocess, time
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1234)"], start_new_session=True)
+        ask("x")
+        time.sleep(1234)
+    """
+    with pytest.raises(asyncio.TimeoutError):
+        play(inline(code), within_s=3)
+    assert _gone(lambda line: "sleep(1234)" in line)
+
+
+def _gone(match: Callable[[str], bool]) -> bool:
+    import time
+
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        lines = []
+        for process in psutil.process_iter():
+            try:
+                lines.append(" ".join(process.cmdline()))
+            except psutil.Error:
+                continue
+        if not any(match(line) for line in lines if "pytest" not in line):
+            return True
+        time.sleep(0.1)
+    return False

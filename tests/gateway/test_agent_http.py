@@ -1,0 +1,204 @@
+"""Agents' sessions over a real listener: keys, retries, connections that break, what is refused, official clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from agent_listener import CALL, CHAT, TOOL, post, run
+from rollout_helpers import EOS, ScriptedEngine, chunk, hangs, ids, policy, says
+
+from headrace.config.gateway import GatewayConfig
+from headrace.engines.protocol import GenerateRequest, TokenChunk
+from headrace.gateway.agents.agent_gateway import AgentGateway
+from headrace.gateway.agents.agent_session import AgentSession
+from headrace.runtime.inline import InlineRuntime
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the condition did not come true in 5 s")
+
+
+def said(answer: tuple[int, Any]) -> str:
+    status, body = answer
+    assert status == 200, body
+    return str(body["choices"][0]["message"]["content"])
+
+
+def test_equal_bodies_are_two_samples_and_a_retry_is_none() -> None:
+    async def test(session: AgentSession, _: ScriptedEngine) -> list[str]:
+        answers = [await post(session, CHAT) for _ in range(2)]
+        answers.append(await post(session, CHAT, x_stainless_retry_count="1"))
+        answers.append(await post(session, {**CHAT, "n": 1}, x_stainless_retry_count="2"))
+        assert len(session.trajectories()) == 3
+        return [said(answer) for answer in answers]
+
+    heard, engine = run(test)
+    assert heard == ["one", "two", "two", "three"], "another body is no retry, whatever the client says"
+    assert len(engine.requests) == 3
+
+
+def test_a_request_whose_connection_broke_is_answered_when_it_comes_again() -> None:
+    held = asyncio.Event()
+
+    class Slow(ScriptedEngine):
+        async def generate(self, request: GenerateRequest) -> Any:
+            await held.wait()
+            async for each in super().generate(request):
+                yield each
+
+    engine = Slow(says("one"), says("two"))
+
+    async def main() -> None:
+        runtime = InlineRuntime()
+        gateway = AgentGateway(GatewayConfig(), runtime)
+        await gateway.start()
+        try:
+            async with gateway.open(policy(engine, chat=True)) as session:
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(post(session, CHAT), 0.3)
+                await asyncio.sleep(0.1)
+                held.set()
+                assert said(await post(session, CHAT)) == "one"
+                assert said(await post(session, CHAT)) == "two", "it was delivered: this is another sample"
+                assert session.trajectories()[-1].metadata["retries"] == 1
+        finally:
+            await gateway.close()
+            await runtime.close()
+
+    asyncio.run(main())
+    assert len(engine.requests) == 2
+
+
+def test_keys_tell_episodes_apart_and_end_with_them() -> None:
+    async def test(session: AgentSession, _: ScriptedEngine) -> list[tuple[int, str]]:
+        seen = []
+        for key in ("", "hr-7-00", "hr-0-" + "0" * 32, "hr-1-" + session.api_key.rpartition("-")[2]):
+            status, body = await post(session, CHAT, Authorization=f"Bearer {key}")
+            seen.append((status, body["error"]["code"]))
+        session.close()
+        status, body = await post(session, CHAT)
+        return [*seen, (status, body["error"]["code"])]
+
+    answers, engine = run(test)
+    assert answers == [(401, "invalid_api_key")] * 4 + [(401, "episode_closed")]
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        ({"model": "gpt-4"}, 404, "no model 'gpt-4' here; ask for 'policy'"),
+        ({"presence_penalty": 0.5}, 400, "presence_penalty would sample from another distribution"),
+        ({"logit_bias": {"3": 1}}, 400, "logit_bias would sample"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format would sample"),
+        ({"guided_regex": "a*"}, 400, "guided_regex would sample"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "type 'image_url'"),
+        ({"messages": [{"role": "user", "content": "x" * 300}]}, 400, "the context of 200 must also hold an answer"),
+        ({"messages": []}, 400, "at least one message"),
+        ({"tools": [{"nonsense": 1}]}, 400, "tool 1 is"),
+        ({"tool_choice": "required"}, 400, "tool_choice is 'required'"),
+        ({"surprise": 1}, 400, "unknown field 'surprise'"),
+        ({"n": 1000}, 400, "between 1 and 64"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]},
+            400,
+            "which is not JSON",
+        ),
+    ],
+)
+def test_what_cannot_be_answered_is_said(change: dict[str, Any], status: int, words: str) -> None:
+    async def test(session: AgentSession, _: ScriptedEngine) -> tuple[int, Any]:
+        return await post(session, {**CHAT, **change})
+
+    (got, body), engine = run(test)
+    assert got == status
+    assert words in body["error"]["message"]
+    assert not engine.requests
+
+
+def test_too_many_at_once_are_refused_and_an_end_aborts_them() -> None:
+    async def test(session: AgentSession, engine: ScriptedEngine) -> Any:
+        first = asyncio.create_task(post(session, CHAT))
+        await until(lambda: bool(engine.requests))
+        refused = await post(session, {**CHAT, "n": 2})
+        session.close()
+        return refused, await first
+
+    (refused, first), engine = run(test, hangs, max_concurrent_requests=1)
+    assert (refused[0], refused[1]["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert (first[0], first[1]["error"]["code"]) == (401, "episode_closed")
+    assert engine.aborted == [engine.requests[0].request_id]
+
+
+def test_a_tool_that_has_to_be_called_is_told_and_makes_no_branch() -> None:
+    async def test(session: AgentSession, _: ScriptedEngine) -> None:
+        body = {**CHAT, "tools": [TOOL]}
+        _, first = await post(session, {**body, "tool_choice": "required"})
+        message = first["choices"][0]["message"]
+        assert first["choices"][0]["finish_reason"] == "tool_calls"
+        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "v"}
+        await post(session, {**body, "messages": [*CHAT["messages"], message, result]})
+        (only,) = session.trajectories()
+        assert only.metadata["turns"] == 2
+
+    _, engine = run(test, says(CALL), says("v"))
+    told = "".join(chr(token - 3 + 32) if token > 2 else "?" for token in engine.requests[0].prompt.tolist())
+    assert told.endswith("Answer with a call of a tool.[assistant]")
+
+
+def logprobs(request: GenerateRequest) -> TokenChunk:
+    return chunk([*ids("yes"), EOS])
+
+
+def test_log_probs_and_streams_say_the_same() -> None:
+    async def test(session: AgentSession, _: ScriptedEngine) -> Any:
+        _, whole = await post(session, {**CHAT, "logprobs": True})
+        assert [each["token"] for each in whole["choices"][0]["logprobs"]["content"]] == ["y", "e", "s", "<eos>"]
+        headers = {"Authorization": f"Bearer {session.api_key}"}
+        body = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
+        async with (
+            aiohttp.ClientSession(headers=headers) as client,
+            client.post(f"{session.base_url}/chat/completions", json=body) as response,
+        ):
+            lines = [line for line in (await response.text()).split("\n") if line.startswith("data: ")]
+        assert len(session.trajectories()) == 2
+        return [json.loads(line[6:]) for line in lines[:-1]]
+
+    events, _ = run(test, logprobs)
+    deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "yes"
+    assert events[-1]["usage"]["completion_tokens"] == 4
+
+
+def test_the_official_client_calls_a_tool_and_goes_on() -> None:
+    openai = pytest.importorskip("openai")
+
+    async def test(session: AgentSession, _: ScriptedEngine) -> Any:
+        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
+            messages: list[Any] = [{"role": "user", "content": "hi"}]
+            first = await client.chat.completions.create(model=session.model, messages=messages, tools=[TOOL])
+            message = first.choices[0].message
+            call = message.tool_calls[0]
+            assert json.loads(call.function.arguments) == {"key": "k"}
+            messages += [message, {"role": "tool", "tool_call_id": call.id, "content": "v"}]
+            stream = await client.chat.completions.create(
+                model=session.model, messages=messages, tools=[TOOL], stream=True
+            )
+            text = "".join([part.choices[0].delta.content or "" async for part in stream])
+            assert text == "done"
+            assert (await client.models.list()).data[0].id == "policy"
+            with pytest.raises(openai.NotFoundError):
+                await client.chat.completions.create(model="gpt-4", messages=messages)
+        return session.trajectories()
+
+    (only,), _ = run(test, says(CALL), says("done"))
+    assert only.metadata["turns"] == 2

@@ -1,0 +1,178 @@
+"""What is read in an agent's policy: calls of tools, thoughts, and whether a template only adds."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, get_args
+
+import pytest
+from chat_styles import CHATML, LLAMA3, THINKING
+from rollout_helpers import ScriptedEngine, char_tokenizer, policy, says
+
+from headrace.config.gateway import GatewayConfig
+from headrace.experience.text.append_only import rewriting
+from headrace.experience.text.chat_template import ChatTemplate
+from headrace.experience.text.tokens import TextCodec
+from headrace.gateway.agents.agent_requests import parse_agent_chat
+from headrace.gateway.agents.agent_session import AgentSession
+from headrace.gateway.agents.answered import whole_chat
+from headrace.gateway.agents.reasoning import split_reasoning
+from headrace.gateway.agents.tool_calls import PARSERS, ParsedText, ToolCall, parse_tool_calls, parser_of
+from headrace.gateway.agents.turns import Turns
+
+LOOK = ToolCall("look", {"key": "k", "n": 2})
+
+
+def test_the_config_names_the_parsers_that_there_are() -> None:
+    named = get_args(GatewayConfig.model_fields["tool_parser"].annotation)
+    assert set(named) == {"auto", "none", *PARSERS}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "parsed"),
+    [
+        (
+            "hermes",
+            'I look.\n<tool_call>\n{"name": "look", "arguments": {"key": "k", "n": 2}}\n</tool_call>'
+            '<tool_call>{"name": "stop"}</tool_call>',
+            ParsedText("I look.", (LOOK, ToolCall("stop", {}))),
+        ),
+        (
+            "qwen3_xml",
+            "I look.\n<tool_call>\n<function=look>\n<parameter=key>\nk\n</parameter>\n<parameter=n>\n2\n</parameter>\n"
+            "</function>\n</tool_call>",
+            ParsedText("I look.", (LOOK,)),
+        ),
+        (
+            "mistral",
+            '[TOOL_CALLS] [{"name": "look", "arguments": {"key": "k", "n": 2}}]',
+            ParsedText("", (LOOK,)),
+        ),
+        (
+            "llama3_json",
+            '<|python_tag|>{"name": "look", "parameters": {"key": "k", "n": 2}}',
+            ParsedText("", (LOOK,)),
+        ),
+    ],
+)
+def test_parsers_read_what_their_models_write(name: str, text: str, parsed: ParsedText) -> None:
+    parser = PARSERS[name]
+    assert parse_tool_calls(text, parser) == parsed
+    assert parse_tool_calls("no call", parser) == ParsedText("no call")
+    for cut in range(1, len(text)):  # whatever a limit leaves of it
+        parse_tool_calls(text[:cut], parser)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "look", "arguments": "no object"}</tool_call>',
+        '<tool_call>{"name": "look", "arguments": {"x": NaN}}</tool_call>',
+        '<tool_call>["look"]</tool_call>',
+        "<tool_call>" + "[" * 100_000,
+    ],
+)
+def test_what_is_no_call_stays_text(text: str) -> None:
+    assert parse_tool_calls(text, PARSERS["hermes"]) == ParsedText(text)
+
+
+def test_a_parser_is_found_by_the_template() -> None:
+    assert parser_of("auto", CHATML) is PARSERS["hermes"]
+    assert parser_of("auto", LLAMA3) is None
+    assert parser_of("none", CHATML) is None
+    assert parser_of("auto", CHATML + "<function=") is PARSERS["qwen3_xml"]
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt", "split"),
+    [
+        ("<think>\nwhy\n</think>\n\nso", "assistant\n", ("why", "so")),
+        ("why\n</think>\n\nso", "<think>\n", ("why", "so")),
+        ("why", "<think>", ("why", "")),
+        ("so", "assistant\n", (None, "so")),
+    ],
+)
+def test_thoughts_are_told_from_answers(text: str, prompt: str, split: tuple[str | None, str]) -> None:
+    assert split_reasoning(text, prompt) == split
+
+
+def test_templates_that_rewrite_are_found() -> None:
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = CHATML
+    assert rewriting(ChatTemplate(tokenizer)) == []
+    tokenizer.chat_template = THINKING
+    assert rewriting(ChatTemplate(tokenizer)) == [
+        "a user's message",
+        "a tool's result",
+        "a user's message after a thought",
+    ]
+
+
+THOUGHTFUL = (
+    "{% for m in messages %}[{{ m['role'] }}]"
+    "{% if m.reasoning_content and loop.index0 >= ns_last %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m['content'] }}{% if m['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+"""Thoughts stay after the last message of a user's, as Qwen 3 has it."""
+LAST_USER = (
+    "{% set found = namespace(at=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set found.at = loop.index0 %}{% endif %}{% endfor %}{% set ns_last = found.at %}"
+)
+
+
+@pytest.mark.parametrize(("thinking", "histories", "dropped"), [("keep", 1, 0), ("template", 2, 1)])
+def test_what_becomes_of_thoughts(thinking: Any, histories: int, dropped: int) -> None:
+    """A tool's result leaves the thought in place; a user's message drops it."""
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = LAST_USER + THOUGHTFUL
+    engine = ScriptedEngine(says("<think>a</think>one"), says("<think>b</think>two"), says("three"))
+
+    async def play() -> AgentSession:
+        its = policy(engine, text=TextCodec(tokenizer))
+        session = AgentSession(its, GatewayConfig(thinking=thinking), "http://127.0.0.1:1/v1", "key")
+        messages: list[Any] = [{"role": "user", "content": "hi"}]
+        for said in ({"role": "tool", "content": "r"}, {"role": "user", "content": "go"}, None):
+            answered = await session.chat(parse_agent_chat({"messages": messages}, "policy"), 0)
+            answered.delivered()
+            message = whole_chat(answered)["choices"][0]["message"]
+            message.pop("reasoning_content", None)  # as many clients do
+            messages += [message, said]
+        return session
+
+    session = asyncio.run(play())
+    found = session.trajectories()
+    assert len(found) == histories
+    assert found[-1].metadata.get("dropped_thoughts", 0) >= dropped
+    text = session._policy.decode(engine.requests[2].prompt, keep_special_tokens=True)
+    assert ("<think>b</think>" in text) == (thinking == "keep")
+    assert "<think>a</think>" in session._policy.decode(engine.requests[1].prompt, keep_special_tokens=True)
+
+
+def test_a_template_that_wants_the_call_before_a_tools_result() -> None:
+    """As Mistral's: the mark in the place of the answer is refused, and the difference is taken from whole texts."""
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'tool' and not loop.previtem.tool_calls %}"
+        "{{ raise_exception('a result without a call') }}{% endif %}[{{ m.role }}]{{ m.content }}"
+        "{% for call in m.tool_calls or [] %}<call {{ call.function.name }}>{% endfor %}"
+        "{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    text = TextCodec(tokenizer)
+    call = {"type": "function", "function": {"name": "look", "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "found"},
+    ]
+    eos = tokenizer.eos_token_id
+    added = text.encode_after(messages, 1, eos, (eos,))
+    assert text.decode(added, keep_special_tokens=True) == "[tool]found[assistant]"
+    assert Turns(text, (eos,), "keep", "auto").after(messages, 1, 5, _nothing()).tolist()[0] == eos
+
+
+def _nothing() -> Any:
+    from headrace.gateway.agents.turns import Shown
+
+    return Shown(None, {})

@@ -1,0 +1,70 @@
+"""Agents as a user writes them, for runs whose modules import them by file."""
+
+SOURCE = '''
+import json
+import urllib.error
+import urllib.request
+
+import aiohttp
+
+
+def _post(episode, body, key=None):
+    request = urllib.request.Request(
+        f"{episode.base_url}/chat/completions",
+        json.dumps({"model": episode.model, **body}).encode(),
+        {"Content-Type": "application/json", "Authorization": f"Bearer {key or episode.api_key}"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
+
+
+def two_turns(episode):
+    messages = [{"role": "user", "content": episode.row["prompt"]}]
+    for word in ("more", "end"):
+        message = _post(episode, {"messages": messages, "max_tokens": 6})["choices"][0]["message"]
+        messages += [message, {"role": "user", "content": word}]
+    return sum(map(ord, message["content"])) % 7 / 7
+
+
+async def one_turn(episode):
+    headers = {"Authorization": f"Bearer {episode.api_key}"}
+    body = {"model": episode.model, "messages": [{"role": "user", "content": episode.row["prompt"]}]}
+    async with aiohttp.ClientSession(headers=headers) as client:
+        async with client.post(f"{episode.base_url}/chat/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+            await response.json()
+
+
+def rewrites(episode):
+    for place in range(2):
+        _post(episode, {"messages": [{"role": "user", "content": f"try {place}"}], "max_tokens": 4})
+
+
+def bad_sometimes(episode):
+    """Every second episode does something wrong."""
+    if int(episode.name.rpartition("/")[2]) % 3 == 0:
+        _post(episode, {"messages": [{"role": "user", "content": "a"}]}, key="hr-0-00000000000000000000000000000000")
+    return two_turns(episode)
+
+
+def hangs_sometimes(episode):
+    result = two_turns(episode)
+    if int(episode.name.rpartition("/")[2]) == 0 and episode.row["prompt"].startswith("0"):
+        import time
+        time.sleep(10000)
+    return result
+'''
+
+PROGRAM = """
+import json
+import os
+import sys
+import urllib.request
+
+told = json.loads(sys.stdin.readline())
+body = {"model": told["model"], "messages": [{"role": "user", "content": told["row"]["prompt"]}], "max_tokens": 5}
+headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as answer:
+    print(sum(map(ord, json.load(answer)["choices"][0]["message"]["content"])) % 7 / 7)
+"""

@@ -1,0 +1,48 @@
+"""A real listener of an episode, with an engine that follows a script behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+from rollout_helpers import ScriptedEngine, policy, says
+
+from headrace.config.gateway import GatewayConfig
+from headrace.gateway.agents.agent_gateway import AgentGateway
+from headrace.gateway.agents.agent_session import AgentSession
+from headrace.runtime.inline import InlineRuntime
+
+CHAT = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>{"name": "look", "arguments": {"key": "k"}}</tool_call>'
+
+
+def run(
+    test: Callable[[AgentSession, ScriptedEngine], Awaitable[Any]], *script: Any, **settings: Any
+) -> tuple[Any, ScriptedEngine]:
+    engine = ScriptedEngine(*(script or (says("one"), says("two"), says("three"))))
+    config = GatewayConfig(tool_parser="hermes", **settings)
+
+    async def main() -> Any:
+        async with AsyncExitStack() as stack:
+            runtime = InlineRuntime()
+            stack.push_async_callback(runtime.close)
+            gateway = AgentGateway(config, runtime)
+            await gateway.start()
+            stack.push_async_callback(gateway.close)
+            async with gateway.open(policy(engine, chat=True, max_context=200)) as session:
+                return await asyncio.wait_for(test(session, engine), 20)
+
+    return asyncio.run(main()), engine
+
+
+async def post(session: AgentSession, body: Any, route: str = "chat/completions", **headers: str) -> tuple[int, Any]:
+    given = {"Authorization": f"Bearer {session.api_key}", **{k.replace("_", "-"): v for k, v in headers.items()}}
+    async with (
+        aiohttp.ClientSession(headers=given) as client,
+        client.post(f"{session.base_url}/{route}", json=body) as response,
+    ):
+        return response.status, await response.json()
