@@ -13,7 +13,11 @@ TRACKERS_READY := $(TRACKERS)/.ready
 VLLM       := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
 
-.PHONY: quickstart test test-slow soak trackers-env vllm-env lint bench gpu-check clean
+# SGLang, with what it needs to start on a CPU, likewise.
+SGLANG       := .venv-sglang
+SGLANG_READY := $(SGLANG)/.ready
+
+.PHONY: quickstart test test-slow soak trackers-env vllm-env sglang-env lint bench gpu-check clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -47,11 +51,19 @@ $(VLLM_READY): requirements-vllm.txt plugins/headrace-vllm/pyproject.toml
 
 vllm-env: $(VLLM_READY)
 
+$(SGLANG_READY): requirements-sglang.txt plugins/headrace-sglang-cpu/pyproject.toml
+	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-sglang.txt
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e plugins/headrace-sglang-cpu
+	touch $@
+
+sglang-env: $(SGLANG_READY)
+
 # What takes more than a second and a half or so: 57 minutes at most, of which 5 for 10^5 random sequences of events, 3
-# for the wheel and the sdist in an empty environment. Then 12 for vLLM and 4 for the trackers, their environments
-# included, and 16 at most for whole runs in which all that would cross between processes is copied through the wire codec: the quick ones, and of
+# for the wheel and the sdist in an empty environment. Then 12 for vLLM, 8 for SGLang and 4 for the trackers, their
+# environments included, and 16 at most for whole runs in which all that would cross between processes is copied through the wire codec: the quick ones, and of
 # the slow those that start no worker process (mark `copied`).
-test-slow: $(READY) $(TRACKERS_READY) $(VLLM_READY)
+test-slow: $(READY) $(TRACKERS_READY) $(VLLM_READY) $(SGLANG_READY)
 	$(BIN)/python -m pytest -m slow --ignore tests/servers $(SHARED) $(ARGS)
 	$(BIN)/python -m pytest -m slow tests/servers $(ARGS)
 	$(TRACKERS)/bin/python -m pytest -m slow tests/trackers
@@ -83,4 +95,4 @@ gpu-check:
 	PYTHONPATH=src:.:$(PYTHONPATH) $(PYTHON) -m benchmarks.gpu --part $(PART)
 
 clean:
-	rm -rf $(VENV) $(TRACKERS) $(VLLM) quickstart
+	rm -rf $(VENV) $(TRACKERS) $(VLLM) $(SGLANG) quickstart

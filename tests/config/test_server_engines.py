@@ -26,7 +26,8 @@ from headrace.config.model import EngineConfig, PolicyEngineConfig
         ({"kind": "vllm", "url": "http://127.0.0.1:1", "args": {"x": 1}}, "args and python are of servers"),
         ({"kind": "vllm", "token_env": "T"}, "token_env is of url, which is not given"),
         ({"kind": "vllm", "prefill_tokens_per_step": 8}, "prefill_tokens_per_step is of the embedded engine"),
-        ({"kind": "sglang"}, "Input should be 'embedded' or 'vllm'"),
+        ({"kind": "tgi"}, "Input should be 'embedded', 'vllm' or 'sglang'"),
+        ({"kind": "sglang", "url": "http://10.0.0.7:8000"}, "is beyond this machine"),
     ],
 )
 def test_what_does_not_go_together_is_refused(given: dict[str, Any], words: str) -> None:

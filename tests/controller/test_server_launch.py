@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ from controller_jobs import make_job
 from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.controller.planning.server_launch import server_launch
 from headrace.engines.embedded.cache_plan import CachePlan
-from headrace.engines.servers import vllm_command
+from headrace.engines.servers import sglang_command, vllm_command
 from headrace.engines.servers.launch import ServerLaunch
 
 CACHE = CachePlan(slots=8, max_context=96, bytes_wanted=(3 << 30) + 1)
 
 
-def launch(tmp_path: Path, weights: str, **engine: Any) -> ServerLaunch:
-    job = make_job(tmp_path, engine__kind="vllm", **{f"engine__{name}": value for name, value in engine.items()})
+def launch(tmp_path: Path, weights: str, kind: str = "vllm", swap: str = "recompute", **engine: Any) -> ServerLaunch:
+    job = make_job(
+        tmp_path, engine__kind=kind, async__swap=swap, **{f"engine__{name}": value for name, value in engine.items()}
+    )
     config = load_config(TrainConfig, job)
     return server_launch(config, config.engine, weights, CACHE, rank=1)
 
@@ -54,9 +57,54 @@ def test_the_command_has_loopback_the_plugin_and_the_users_own_options(tmp_path:
         assert environment["VLLM_CPU_KVCACHE_SPACE"] == "4", "whole GiB, and no less than is wanted"
 
 
+def test_the_command_of_sglang_has_loopback_ids_alone_and_the_users_own_options(tmp_path: Path) -> None:
+    args = {
+        "chunked-prefill-size": 64,
+        "enable_metrics": True,
+        "disable_radix_cache": False,
+        "x": {"y": 1},
+        "z": [1, 2],
+    }
+    made = launch(tmp_path, "Qwen/Qwen3-0.6B", "sglang", args=args)
+    command = sglang_command.command(made, port=7)
+    module = "headrace_sglang_cpu.server" if made.on_cpu else "sglang.launch_server"
+    assert command[:3] == [sys.executable, "-m", module]
+    assert (option(command, "--host"), option(command, "--port")) == ("127.0.0.1", "7")
+    assert (option(command, "--max-running-requests"), option(command, "--random-seed")) == ("8", "1")
+    assert option(command, "--context-length") == "102", "SGLang leaves 6 tokens of it free"
+    assert {"--skip-tokenizer-init", "--incremental-streaming-output", "--enable-metrics"} < set(command)
+    assert "--disable-radix-cache" not in command
+    assert (option(command, "--chunked-prefill-size"), option(command, "--x")) == ("64", '{"y": 1}')
+    assert command[command.index("--z") + 1 :][:2] == ["1", "2"]
+    assert "PYTHONPATH" not in sglang_command.environment(made, {"PATH": "/bin", "PYTHONPATH": "/mine"})
+
+
+def test_sglang_overlaps_no_steps_where_keys_and_values_are_kept(tmp_path: Path) -> None:
+    for swap, overlaps in (("keep", False), ("recompute", True)):
+        made = replace(launch(tmp_path / swap, "Qwen/Qwen3-0.6B", "sglang", swap), on_cpu=False)
+        assert ("--disable-overlap-schedule" not in sglang_command.command(made, port=7)) is overlaps
+
+
+def test_what_sglang_says_of_how_it_was_launched_is_told_with_its_version(tmp_path: Path) -> None:
+    python = tmp_path / "bin/python"
+    (tmp_path / "lib/python3.11/site-packages/sglang-0.5.23.dist-info").mkdir(parents=True)
+    made = replace(launch(tmp_path / "job", "Qwen/Qwen3-0.6B", "sglang"), python=str(python))
+    said = "sglang serve: error: unrecognized arguments: --no-such-option 3"
+    told = "engine.args: SGLang 0.5.23 does not take them: unrecognized arguments: --no-such-option 3"
+    assert sglang_command.refusal(made, said) == told
+    absent = sglang_command.refusal(made, "ModuleNotFoundError: No module named 'headrace_sglang_cpu'")
+    assert absent is not None
+    assert "pip install plugins/headrace-sglang-cpu there" in absent
+    assert sglang_command.refusal(made, "Killed") is None
+
+
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
+        (
+            {"kind": "sglang", "args": {"context-length": 7}},
+            "engine.args.context_length is set by engine.max_context; leave it out",
+        ),
         ({"args": {"max-model-len": 7}}, "engine.args.max_model_len is set by engine.max_context; leave it out"),
         ({"args": {"host": "0.0.0.0"}}, "engine.args.host is set by nothing: a launched server listens on loopback"),
         ({"python": "/no/such/python"}, "engine.python is '/no/such/python', and there is no interpreter at"),

@@ -55,6 +55,7 @@ class Scripted:
     hangs: bool = False
     """Calls are taken, and never answered."""
     name: str = "a server"
+    retracts: bool = False
     count: int = 0
     paused: SwapMode | None = None
     version: str = "default"
@@ -79,7 +80,8 @@ class Scripted:
             await clock.sleep(STEP_S)
             if self.dies:
                 raise ServerGone("it broke off")
-            if name in self.aborted or (self.paused in (SwapMode.RECOMPUTE, SwapMode.DRAIN) and sampled):
+            cuts = self.paused in (SwapMode.RECOMPUTE, SwapMode.DRAIN) and not self.retracts
+            if name in self.aborted or (cuts and sampled):
                 finish = FinishReason.ABORT
             elif self.paused is None:
                 if not spans or spans[-1].version != self.says(self.version):
@@ -208,6 +210,52 @@ def test_what_is_kept_goes_on_and_late_tokens_are_of_the_version_that_sampled_th
         assert server.calls == ["pause keep", "load 0.1", "resume"]
 
     on(test, lag_s=2.5 * STEP_S)
+
+
+def test_where_the_server_retracts_what_is_in_flight_goes_on_as_it_is_recomputed() -> None:
+    """Tokens come 2.5 steps after they were sampled."""
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        reading = asyncio.ensure_future(read(engine, request()))
+        await runtime.clock.sleep(5.5 * STEP_S)
+        report = await engine.update(Offers(1), SwapMode.RECOMPUTE)
+        assert report is not None
+        assert report.interrupted == 1
+        assert versions(await reading) == [0] * 5 + [1] * 5
+        assert server.calls == ["pause recompute", "load 0.1", "resume"]
+        assert server.asked == ["r"]
+
+    on(test, lag_s=2.5 * STEP_S, retracts=True)
+
+
+def test_one_that_retracts_keeps_what_is_in_flight_after_an_answer_broke_off() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        server.dies = True
+        with pytest.raises(EngineError, match="it broke off"):
+            await read(engine, request("s"))
+        server.dies = False
+        reading = asyncio.ensure_future(read(engine, request()))
+        await runtime.clock.sleep(5.5 * STEP_S)
+        await engine.update(Offers(1), SwapMode.KEEP)
+        assert versions(await reading) == [0] * 5 + [1] * 5
+        assert server.calls == ["pause keep", "load 0.1", "resume"]
+
+    on(test, retracts=True)
+
+
+def test_of_refused_weights_nothing_goes_on_at_a_server_that_retracts() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        reading = asyncio.ensure_future(read(engine, request(tokens=40)))
+        await runtime.clock.sleep(3.5 * STEP_S)
+        with pytest.raises(WeightError, match="refused v1"):
+            await engine.update(Offers(1), SwapMode.RECOMPUTE)
+        chunks = await reading
+        assert versions(chunks) == [0, 0, 0]
+        assert chunks[-1].finish_reason is FinishReason.INTERRUPTED
+        await runtime.clock.sleep(2 * STEP_S)
+        assert (server.aborted, engine.stats().running) == ({"r"}, 0)
+
+    on(test, scores=-3.0, retracts=True)
 
 
 def test_drained_requests_end_before_and_new_ones_wait() -> None:

@@ -66,11 +66,12 @@ def logprobs(name: str, tokens: NDArray[np.int32], temperature: float) -> NDArra
 class Publications:
     def __init__(self, publisher: WeightPublisher) -> None:
         self._publisher = publisher
-        self._number = 0
+        self.number = 0
+        """Of the newest."""
         self._publish("a", spoilt=False)
 
     def __call__(self, name: str, spoilt: bool) -> WeightReceiver:
-        self._number += 1
+        self.number += 1
         return self._publish(name, spoilt=spoilt)
 
     def _publish(self, name: str, *, spoilt: bool) -> WeightReceiver:
@@ -84,7 +85,7 @@ class Publications:
             temperature=1.0,
             dtype="float32",
         )
-        snapshot = self._publisher.snapshot(Version(0, self._number), parameters.items(), check)
+        snapshot = self._publisher.snapshot(Version(0, self.number), parameters.items(), check)
         self._publisher.send(snapshot)
         return self._publisher.receiver()
 

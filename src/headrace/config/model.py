@@ -25,12 +25,12 @@ class ModelConfig(Section):
     """`auto` (CUDA where there is one, else CPU), `cpu`, `cuda` or `cuda:N`."""
 
 
-EngineKind = Literal["embedded", "vllm"]
+EngineKind = Literal["embedded", "vllm", "sglang"]
 
 
 class EngineConfig(Section):
     kind: EngineKind = "embedded"
-    """`embedded`, in Headrace itself; or, of the policy's engines alone, an inference server: `vllm`."""
+    """`embedded`, in Headrace itself; or, of the policy's engines alone, an inference server: `vllm`, `sglang`."""
     dtype: Dtype | None = None
     """Dtype of weights and KV cache; the model's dtype unless given."""
     max_concurrent_sequences: int = Field(default=64, ge=1, le=4096)
@@ -54,7 +54,7 @@ class EngineSection(Section):
     """Engines of one kind, of those that sample the policy."""
 
     kind: EngineKind = "embedded"
-    """`embedded`, in Headrace itself, or an inference server: `vllm`."""
+    """`embedded`, in Headrace itself, or an inference server: `vllm`, `sglang`."""
     max_concurrent_sequences: int = Field(default=64, ge=1, le=4096)
     """Sequences that each of them decodes together."""
     replicas: int = Field(default=1, ge=1, le=64)
@@ -62,7 +62,7 @@ class EngineSection(Section):
     that the others go on."""
     python: str | None = None
     """Of a server that is launched: the interpreter of the environment that it is installed in (`make vllm-env` makes
-    `.venv-vllm`); the run's own unless given."""
+    `.venv-vllm`, `make sglang-env` `.venv-sglang`); the run's own unless given."""
     url: str | list[str] | None = None
     """Servers that run already, as `http://127.0.0.1:8000`, in the place of `replicas` that are launched. One beyond
     loopback needs `token_env`."""
@@ -94,7 +94,7 @@ class EngineSection(Section):
     def _of_a_server(self) -> Self:
         given = [key for key in ("python", "url", "token_env", "args") if getattr(self, key)]
         if not self.is_server and given:
-            raise ValueError(f"{given[0]} is of a server, and kind is 'embedded'; drop it, or set kind: vllm")
+            raise ValueError(f"{given[0]} is of a server, and kind is 'embedded'; drop it, or set kind: vllm or sglang")
         if self.url is not None:
             _check_urls(self)
         elif self.token_env is not None:

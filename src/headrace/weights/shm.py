@@ -36,20 +36,14 @@ from headrace.weights.plane import (
     WeightPublisher,
     WeightReceiver,
 )
+from headrace.weights.slot_format import LAYOUT, NONE, SLOTS, places, slot_name
 from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import Version
 
 T = TypeVar("T")
 
-SLOTS = 2
 IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 """Whether one processor sees another's writes in their order."""
-_NONE = -1
-_LAYOUT = "layout.json"
-_HEADER = 4096
-"""Bytes before the tensors of a slot: generation, branch, number, checksum and whether there is a swap check, 8 bytes
-each."""
-_ALIGNED = 64
 _TRIES = 3
 """Of a reader that was overtaken."""
 
@@ -59,7 +53,7 @@ class _Slot:
 
     def __init__(self, path: Path, entries: Iterable[TensorEntry], *, create: bool = False) -> None:
         """Raises OSError."""
-        places, size = _places(entries)
+        found, size = places(entries)
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o600)
         try:
             if create:
@@ -74,7 +68,7 @@ class _Slot:
             )
             if prod(entry.shape)
             else torch.empty(entry.shape, dtype=_dtype(entry))
-            for entry, place in places
+            for entry, place in found
         }
 
     @property
@@ -96,7 +90,7 @@ class _Slot:
 
     @property
     def checksum(self) -> int:
-        """Of all tensors; `_NONE` where there is no need of one."""
+        """Of all tensors; `NONE` where there is no need of one."""
         return self._numbers[3]
 
     @checksum.setter
@@ -164,7 +158,7 @@ class ShmPublisher(WeightPublisher):
             if tensor is not slot.tensors[name]:
                 slot.tensors[name].copy_(tensor)
         slot.version = snapshot.version
-        slot.checksum = _NONE if IN_ORDER else _checksum(slot.tensors.values())
+        slot.checksum = NONE if IN_ORDER else _checksum(slot.tensors.values())
         slot.has_check = snapshot.check is not None
         generation = 2 * (self._published + 1)
         self._write_check(generation, snapshot.check)
@@ -188,10 +182,10 @@ class ShmPublisher(WeightPublisher):
     def _begin(self, manifest: Manifest) -> None:
         try:
             for number in range(SLOTS):
-                self._slots.append(_Slot(_slot(self._folder, number), manifest.entries, create=True))
-            making = self._folder / f"{_LAYOUT}.new"
+                self._slots.append(_Slot(self._folder / slot_name(number), manifest.entries, create=True))
+            making = self._folder / f"{LAYOUT}.new"
             making.write_bytes(to_json(manifest))
-            making.rename(self._folder / _LAYOUT)
+            making.rename(self._folder / LAYOUT)
         except OSError as error:
             self._slots = []
             raise WeightError(
@@ -279,7 +273,7 @@ class ShmReceiver(WeightReceiver):
                 tensors[name].copy_(view)
             check = self._check(slot, generation)
             told = slot.checksum
-            arrived = told == _NONE or told == _checksum(tensors[name] for name in slot.tensors)
+            arrived = told == NONE or told == _checksum(tensors[name] for name in slot.tensors)
             if arrived and slot.generation == generation and slot.is_whole:
                 return replace(self._opened.layout, version=version), check
         raise self._overtaken()
@@ -291,10 +285,12 @@ class ShmReceiver(WeightReceiver):
         return max(whole, key=lambda slot: slot.generation, default=None)
 
     def _open(self) -> _Opened | None:
-        layout = self._folder / _LAYOUT
+        layout = self._folder / LAYOUT
         try:
             manifest = from_json(layout.read_bytes(), str(layout))
-            return _Opened(manifest, [_Slot(_slot(self._folder, number), manifest.entries) for number in range(SLOTS)])
+            return _Opened(
+                manifest, [_Slot(self._folder / slot_name(number), manifest.entries) for number in range(SLOTS)]
+            )
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -338,19 +334,6 @@ def _checksum(tensors: Iterable[torch.Tensor]) -> int:
 
 def _check_file(folder: Path, generation: int) -> Path:
     return folder / f"check-{generation}.json"
-
-
-def _slot(folder: Path, number: int) -> Path:
-    return folder / f"slot-{number}"
-
-
-def _places(entries: Iterable[TensorEntry]) -> tuple[list[tuple[TensorEntry, int]], int]:
-    """Where each tensor begins, and how long a slot is."""
-    places, end = [], _HEADER
-    for entry in entries:
-        places.append((entry, end))
-        end += -(-prod(entry.shape) * _dtype(entry).itemsize // _ALIGNED) * _ALIGNED
-    return places, end
 
 
 def _dtype(entry: TensorEntry) -> torch.dtype:

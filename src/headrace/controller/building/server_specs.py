@@ -38,7 +38,10 @@ def server_spec(
         kind=section.kind,
         limits=Limits(cache.slots, cache.max_context, plan.vocab_size, dtype),
         expected=Expected(
-            {name: getattr(text, name) for name in _TOLD_APART if hasattr(text, name)}, cache.max_context, dtype
+            {name: getattr(text, name) for name in _TOLD_APART if hasattr(text, name)},
+            cache.max_context,
+            dtype,
+            config.rollout.sampling.truncates,
         ),
         launch=None if section.urls else server_launch(config, section, plan.weights, cache, rank),
         log=str(logs / f"{section.kind}-{rank}.log"),

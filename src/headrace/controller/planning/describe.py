@@ -73,18 +73,36 @@ def _server(plan: Plan) -> list[str]:
     engine = plan.config.engine
     if not engine.has_server or plan.replay is not None:
         return []
+    kinds = dict.fromkeys(section.kind for section in engine.sections if section.is_server)
     lines = [
         "server    two runs of one config differ: its noise is its own, and depends on what ran beside a request",
+        *(line for kind in kinds for line in _KEPT_BY[kind]),
+    ]
+    lines += [
+        "server    attached: whoever reaches it can pause it and exchange its weights "
+        f"({_ROUTES[kind]}); keep its port to this run"
+        for kind in dict.fromkeys(section.kind for section in engine.sections if section.urls)
+    ]
+    return lines
+
+
+_KEPT_BY = {
+    "vllm": (
         "server    an update in mode recompute cuts requests off, which are asked for again with what they have",
         "server    after each update its parameters are compared with what was published, of matrices "
         "that a kernel has packed some columns; the swap check is at temperature 1",
-    ]
-    if any(section.urls for section in engine.sections):
-        lines.append(
-            "server    attached: whoever reaches it can pause it and exchange its weights (/pause, "
-            "/start_weight_update, /update_weights, /collective_rpc); keep its port to this run"
-        )
-    return lines
+    ),
+    "sglang": (
+        "server    its parameters are not compared with what was published: after each update the swap check, at "
+        "temperature 1, finds gross faults alone",
+        "server    an attached one that overlaps steps recomputes what is in flight, in mode keep as well; one that is "
+        "launched for mode keep does not overlap them",
+    ),
+}
+_ROUTES = {
+    "vllm": "/pause, /start_weight_update, /update_weights, /collective_rpc",
+    "sglang": "/pause_generation, /update_weights_from_disk",
+}
 
 
 def _data(plan: Plan) -> str:

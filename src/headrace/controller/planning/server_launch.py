@@ -9,7 +9,7 @@ from headrace.config import ConfigError, TrainConfig
 from headrace.config.model import EngineSection
 from headrace.controller.building.processors import threads_of_worker
 from headrace.engines.embedded.cache_plan import CachePlan
-from headrace.engines.servers import vllm_command
+from headrace.engines.servers.kinds import KINDS
 from headrace.engines.servers.launch import ServerLaunch
 from headrace.models.loading import resolve_device
 
@@ -30,6 +30,7 @@ def server_launch(
         slots=cache.slots,
         max_context=cache.max_context,
         seed=config.seed * _SEEDS + rank,
+        keeps=config.async_.swap == "keep",
         on_cpu=resolve_device(config.model.device).type == "cpu",
         top_k=config.rollout.sampling.top_k,
         kv_cache_gib=cache.bytes_wanted / _GIB,
@@ -39,5 +40,5 @@ def server_launch(
     )
     if not os.access(launch.python, os.X_OK):
         raise ConfigError(f"engine.python is {section.python!r}, and there is no interpreter at {launch.python}")
-    vllm_command.command(launch, port=0)
+    KINDS[section.kind].command(launch, 0)
     return launch

@@ -44,6 +44,8 @@ class Expected:
     """The model's config: `vocab_size` and what else tells models apart, by their Hugging Face names."""
     max_context: int
     dtype: str
+    truncates: bool = False
+    """Whether kept sets are asked for."""
 
 
 class Dialect(Protocol):
@@ -51,6 +53,9 @@ class Dialect(Protocol):
 
     name: str
     """Of the server, with its version, once it has been `met`."""
+    retracts: bool
+    """Whether what is in flight rests in mode `recompute` too, and goes on with keys and values that the new weights
+    compute. Else that ends it."""
 
     async def is_up(self) -> bool:
         """Whether it can be asked for tokens."""
@@ -65,8 +70,8 @@ class Dialect(Protocol):
     async def abort(self, request_ids: Iterable[str]) -> None: ...
 
     async def pause(self, mode: SwapMode) -> None:
-        """Nothing is sampled once this returns. What is in flight ends (`recompute`; with `drain` there is nothing), or
-        rests (`keep`)."""
+        """Nothing is sampled once this returns and `sampled` was answered. What is in flight ends (`recompute`, unless
+        it `retracts`; with `drain` there is nothing), or rests."""
 
     async def resume(self) -> None: ...
 
@@ -81,4 +86,5 @@ class Dialect(Protocol):
         """Now; None if it does not say."""
 
     async def sampled(self) -> int | None:
-        """Tokens that it has handed out since it started, of all requests; None if it does not say."""
+        """Tokens that it has handed out since it started, of all requests; None if it does not say. One that `retracts`
+        says it at any time at which it is paused or has nothing to do."""

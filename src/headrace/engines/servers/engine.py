@@ -56,7 +56,8 @@ class Limits:
 
 
 class ServerEngine:
-    """See `Engine`. What an update in mode `recompute` cuts off ends with INTERRUPTED."""
+    """See `Engine`. What an update in mode `recompute` cuts off, where the server does not retract it, ends with
+    INTERRUPTED."""
 
     gives_kept_sets = True
     quiet = None
@@ -326,21 +327,29 @@ class ServerEngine:
             if mode is SwapMode.DRAIN:
                 await self._until_none(_DRAIN_S, f"before {version} can be loaded")
             in_flight = len(self._requests)
-            if mode is SwapMode.KEEP and self._read_before is None:
-                mode = SwapMode.RECOMPUTE
+            retracts = self.dialect.retracts
+            rests = mode is SwapMode.KEEP or (mode is SwapMode.RECOMPUTE and retracts)
+            if mode is SwapMode.KEEP and self._read_before is None and not retracts:
+                mode, rests = SwapMode.RECOMPUTE, False
             await self.dialect.pause(mode)
-            if mode is SwapMode.KEEP:
+            if rests:
+                if self._read_before is None:
+                    await self._count_anew()
                 await self._read_up()
             else:
                 await self._until_ended()
-                told = await self.dialect.sampled()
-                self._read_before = None if told is None else told - self._read
+                await self._count_anew()
         except BaseException:
             if not self._rests and self._failure is None:
                 with suppress(EngineError):
                     await self.dialect.resume()
             raise
         return in_flight
+
+    async def _count_anew(self) -> None:
+        """All that the server has sampled has come."""
+        told = await self.dialect.sampled()
+        self._read_before = None if told is None else told - self._read
 
     async def _exchange(self, offer: WeightOffer) -> None:
         """Raises WeightError, EngineError: the server rests, and what it has loaded is of no version."""
@@ -370,6 +379,8 @@ class ServerEngine:
         if self._failure is None:
             with suppress(EngineError):
                 await self.dialect.pause(SwapMode.RECOMPUTE)
+                if self.dialect.retracts:
+                    await self.dialect.abort(tuple(self._requests))
         for answer in self._requests.values():
             answer.end(FinishReason.INTERRUPTED)
         self._leave_read()

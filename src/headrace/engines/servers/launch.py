@@ -20,6 +20,8 @@ class ServerLaunch:
     max_context: int
     seed: int
     on_cpu: bool
+    keeps: bool = False
+    """What is in flight at an update goes on with its keys and values."""
     top_k: int = 0
     """The most ids of a kept set that are asked for."""
     kv_cache_gib: float | None = None

@@ -33,6 +33,8 @@ _KV_USE, _RUNNING, _PREEMPTED = "vllm:kv_cache_usage_perc", "vllm:num_requests_r
 class VllmDialect:
     """See `Dialect`."""
 
+    retracts = False
+
     def __init__(self, http: ServerHttp, vocab_size: int) -> None:
         self._http = http
         self._vocab_size = vocab_size

@@ -74,9 +74,10 @@ def environment(launch: ServerLaunch, own: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def is_refusal(line: str) -> bool:
-    """Whether the server's last words say that it does not know an option."""
-    return _UNKNOWN.search(line) is not None
+def refusal(launch: ServerLaunch, line: str) -> str | None:
+    """What is wrong with how it was launched, if its words say that."""
+    said = _UNKNOWN.search(line)
+    return None if said is None else f"engine.args: vLLM does not take them: {said[1]}"
 
 
 def _flags(options: Mapping[str, object]) -> list[str]:

@@ -11,12 +11,11 @@ from typing import Any, ClassVar
 from headrace.config.errors import ConfigError
 from headrace.engines.protocol import EngineError
 from headrace.engines.remote_types import ENGINE_TYPES
-from headrace.engines.servers import vllm_command
-from headrace.engines.servers.dialect import Expected
+from headrace.engines.servers.dialect import Dialect, Expected
 from headrace.engines.servers.engine import Limits, ServerEngine
 from headrace.engines.servers.http import ServerHttp
+from headrace.engines.servers.kinds import KINDS
 from headrace.engines.servers.launch import ServerLaunch
-from headrace.engines.servers.vllm import VllmDialect
 from headrace.roles.workers.engine_host import EngineHost
 from headrace.roles.workers.launched_server import LaunchedServer, free_port
 from headrace.runtime.wire.wire_types import WireTypes
@@ -30,7 +29,7 @@ _LOOK_S = 0.25
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
     kind: str
-    """As `vllm`."""
+    """As `vllm`: see `KINDS`."""
     limits: Limits
     expected: Expected
     launch: ServerLaunch | None
@@ -60,16 +59,16 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
 
     async def start(self) -> None:
         """See `Engine.start`. Raises ConfigError, EngineError."""
-        launch, clock = self._spec.launch, self._services.clock
+        launch, clock, kind = self._spec.launch, self._services.clock, KINDS[self._spec.kind]
         url = self._spec.url
         if launch is not None:
             port = free_port()
             url = f"http://127.0.0.1:{port}"
             self._server = LaunchedServer(clock, Path(self._spec.log))
-            await self._server.start(vllm_command.command(launch, port), vllm_command.environment(launch, os.environ))
+            await self._server.start(kind.command(launch, port), kind.environment(launch, os.environ))
         self._http = ServerHttp(url, clock, self._token())
         await self._http.open()
-        dialect = VllmDialect(self._http, self._spec.limits.vocab_size)
+        dialect = kind.dialect(self._http, self._spec.limits.vocab_size, self._services)
         await self._until_up(dialect)
         if self._server is not None:
             self._server.note()
@@ -94,15 +93,13 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
     async def revive(self, offer: WeightOffer | None) -> None:
         raise EngineError("a server comes back by a worker that is made anew")
 
-    async def _until_up(self, dialect: VllmDialect) -> None:
-        """Raises ConfigError where the server does not know an option, EngineError where it ends or is too late."""
+    async def _until_up(self, dialect: Dialect) -> None:
+        """Raises ConfigError where the server refuses how it is launched, EngineError where it ends or is too late."""
         clock, launch = self._services.clock, self._spec.launch
         end = clock.now() + (60.0 if launch is None else launch.start_s)
         while not await dialect.is_up():
             if self._server is not None and self._server.has_ended():
-                refusal = self._server.last_words(vllm_command.is_refusal)
-                if refusal:
-                    raise ConfigError(f"engine.args: vLLM does not take them: {refusal}")
+                self._require_no_refusal(self._server)
                 raise EngineError(
                     f"the server {await self._server.ended()} before it was up: {self._server.last_words()} "
                     f"(all of it is in {self._spec.log})"
@@ -110,6 +107,14 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
             if clock.now() >= end:
                 raise EngineError(f"the server was not up in time; what it printed is in {self._spec.log}")
             await clock.sleep(_LOOK_S)
+
+    def _require_no_refusal(self, server: LaunchedServer) -> None:
+        """Raises ConfigError."""
+        launch, refusal = self._spec.launch, KINDS[self._spec.kind].refusal
+        assert launch is not None
+        words = server.last_words(lambda line: refusal(launch, line) is not None)
+        if words and (told := refusal(launch, words)) is not None:
+            raise ConfigError(told)
 
     async def _watch(self, server: LaunchedServer) -> None:
         how = await server.ended()

@@ -1,0 +1,37 @@
+"""The inference servers that there are, by `engine.kind`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from headrace.engines.servers import sglang_command, vllm_command
+from headrace.engines.servers.dialect import Dialect
+from headrace.engines.servers.http import ServerHttp
+from headrace.engines.servers.launch import ServerLaunch
+from headrace.engines.servers.sglang import SglangDialect
+from headrace.engines.servers.vllm import VllmDialect
+from headrace.runtime.protocol import Services
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKind:
+    command: Callable[[ServerLaunch, int], list[str]]
+    """By which it is launched at a port. Raises ConfigError for options that are not the user's to give."""
+    environment: Callable[[ServerLaunch, Mapping[str, str]], dict[str, str]]
+    """For it, from that of whoever launches it."""
+    refusal: Callable[[ServerLaunch, str], str | None]
+    """What is wrong with how it was launched, where a line that it printed says that."""
+    dialect: Callable[[ServerHttp, int, Services], Dialect]
+    """`int`: ids in the vocabulary."""
+
+
+KINDS: Mapping[str, ServerKind] = {
+    "vllm": ServerKind(
+        vllm_command.command,
+        vllm_command.environment,
+        vllm_command.refusal,
+        lambda http, vocab_size, services: VllmDialect(http, vocab_size),
+    ),
+    "sglang": ServerKind(sglang_command.command, sglang_command.environment, sglang_command.refusal, SglangDialect),
+}

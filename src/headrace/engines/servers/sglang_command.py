@@ -1,0 +1,121 @@
+"""How an SGLang server is launched."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from headrace.config.errors import ConfigError
+from headrace.engines.servers.launch import ServerLaunch
+
+MODULE, CPU_MODULE = "sglang.launch_server", "headrace_sglang_cpu.server"
+CPU_PLUGIN = "headrace-sglang-cpu"
+ROOM = 6
+"""Tokens of its context that SGLang leaves free: a prompt and its answer have one less than it, a prompt 6 less."""
+_OURS = {
+    "model_path": "model.path",
+    "model": "model.path",
+    "host": "nothing: a launched server listens on loopback alone",
+    "port": "nothing: it is chosen",
+    "dtype": "engine.dtype",
+    "context_length": "engine.max_context",
+    "max_running_requests": "engine.max_concurrent_sequences",
+    "random_seed": "seed",
+    "skip_tokenizer_init": "nothing: ids go in and out, and no text",
+    "incremental_streaming_output": "nothing: each chunk has what is new",
+    "stream_interval": "nothing: tokens come as they are sampled",
+    "weight_version": "nothing: versions are Headrace's",
+    "load_format": "nothing: weights come as safetensors",
+    "api_key": "nothing: its worker is the only client",
+    "admin_api_key": "nothing: its worker is the only client",
+    "tokenizer_worker_num": "nothing: one process tells what came of all requests",
+    "device": "model.device",
+}
+"""Options that are not to be given, and what sets them."""
+_UNKNOWN = re.compile(r"error: (unrecognized arguments: .*|argument .*|ambiguous option: .*)")
+_ABSENT = f"No module named '{CPU_MODULE.split('.')[0]}'"
+
+
+def command(launch: ServerLaunch, port: int) -> list[str]:
+    """Raises ConfigError for options that are not the user's to give."""
+    given = {name.replace("-", "_"): value for name, value in launch.args.items()}
+    for name in given:
+        if name in _OURS:
+            raise ConfigError(f"engine.args.{name} is set by {_OURS[name]}; leave it out")
+    own: dict[str, object] = {
+        "model_path": launch.weights,
+        "served_model_name": "policy",
+        "host": "127.0.0.1",
+        "port": port,
+        "dtype": launch.dtype,
+        "context_length": launch.max_context + ROOM,
+        "max_running_requests": launch.slots,
+        "random_seed": launch.seed,
+        "skip_tokenizer_init": True,
+        "incremental_streaming_output": True,
+        "stream_interval": 1,
+        "skip_server_warmup": True,
+        "sampling_mask_max_tokens": max(4096, launch.top_k),
+        "log_level_http": "warning",
+        "disable_overlap_schedule": launch.keeps or launch.on_cpu,
+        "device": "cpu" if launch.on_cpu else None,
+    }
+    if launch.on_cpu:
+        own |= {
+            "attention_backend": "torch_native",
+            "disable_cuda_graph": True,
+            "grammar_backend": "none",
+            "max_total_tokens": launch.slots * (launch.max_context + ROOM),
+            "sleep_on_idle": True,
+        }
+    return [launch.python, "-m", CPU_MODULE if launch.on_cpu else MODULE, *_flags(own | given)]
+
+
+def environment(launch: ServerLaunch, own: Mapping[str, str]) -> dict[str, str]:
+    """`own`: the environment of whoever launches it."""
+    found = {name: value for name, value in own.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    found |= {
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+        "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",
+    }
+    if launch.on_cpu and launch.threads is not None:
+        found["OMP_NUM_THREADS"] = str(launch.threads)
+    return found
+
+
+def refusal(launch: ServerLaunch, line: str) -> str | None:
+    """What is wrong with how it was launched, if its words say that."""
+    if (said := _UNKNOWN.search(line)) is not None:
+        return f"engine.args: {title(launch)} does not take them: {said[1]}"
+    if _ABSENT in line:
+        return (
+            f"{launch.python} lacks {CPU_PLUGIN}, by which SGLang starts without a GPU; pip install "
+            f"plugins/{CPU_PLUGIN} there"
+        )
+    return None
+
+
+def title(launch: ServerLaunch) -> str:
+    """Its name, with the version that is installed."""
+    found = Path(launch.python).parent.parent.glob("lib/python3*/site-packages/sglang-*.dist-info")
+    return " ".join(["SGLang", *[path.name.removesuffix(".dist-info").split("-")[1] for path in found]])
+
+
+def _flags(options: Mapping[str, object]) -> list[str]:
+    flags: list[str] = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        match value:
+            case True:
+                flags.append(flag)
+            case False | None:
+                pass
+            case dict():
+                flags += [flag, json.dumps(value)]
+            case list():
+                flags += [flag, *map(str, value)]
+            case _:
+                flags += [flag, str(value)]
+    return flags

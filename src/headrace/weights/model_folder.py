@@ -1,0 +1,134 @@
+"""A version as a model's folder, which a server reads as it reads any. Without torch."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headrace.weights.plane import Manifest, TensorEntry, WeightError, WeightOffer
+from headrace.weights.slot_format import NONE, SLOTS, places, slot_name
+from headrace.weights.version import Version
+
+MADE = "models"
+"""The folder of those that are made, beside the slots."""
+_KEPT = 2
+_FILE = "model.safetensors"
+_NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+}
+_MAKING = "making-"
+_HEADER_ALIGNED = 64
+
+
+def model_folder(offer: WeightOffer) -> Path:
+    """The folder of the offer's version. Of `disk` that is the publication itself. Of `shm` it is made beside the
+    publication, by one copy, by whoever asks first; it goes with the publication, and once two newer ones were made.
+    Blocking. Raises WeightError."""
+    version, folder = offer.version, Path(offer.address)
+    name = f"{version.branch}-{version.number}"
+    match offer.transport:
+        case "disk":
+            return folder / name
+        case "shm" if offer.manifest is not None:
+            made = folder / MADE / name
+            try:
+                if not made.is_dir():
+                    _make(folder, version, offer.manifest, made)
+            except OSError as error:
+                raise WeightError(f"{version} cannot be copied to {made}: {error}; make room there") from error
+            return made
+    raise WeightError(f"weights come by {offer.transport!r}, and a server takes them by shm and disk alone")
+
+
+def _make(folder: Path, version: Version, manifest: Manifest, made: Path) -> None:
+    made.parent.mkdir(exist_ok=True)
+    making = Path(tempfile.mkdtemp(prefix=_MAKING, dir=made.parent))
+    try:
+        with _slot_of(folder, version) as slot:
+            _write(making / _FILE, slot, manifest)
+        try:
+            making.rename(made)
+        except OSError:
+            if not made.is_dir():  # else somebody else was faster
+                raise
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    finished = [path for path in made.parent.iterdir() if not path.name.startswith(_MAKING)]
+    for stale in sorted(finished, key=_version_of)[:-_KEPT]:
+        shutil.rmtree(stale, ignore_errors=True)
+
+
+def _version_of(path: Path) -> tuple[int, ...]:
+    return tuple(int(number) for number in path.name.split("-"))
+
+
+@contextmanager
+def _slot_of(folder: Path, version: Version) -> Iterator[mmap.mmap]:
+    """Raises WeightError also where the version was overtaken by the end of the block."""
+    for number in range(SLOTS):
+        descriptor = os.open(folder / slot_name(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        finally:
+            os.close(descriptor)
+        generation, *held = _numbers(mapped)[:3]
+        if generation > 0 and generation % 2 == 0 and tuple(held) == version:
+            yield mapped
+            if _numbers(mapped)[0] != generation:
+                break
+            return
+    raise WeightError(f"{version} is not whole in {folder} any more: a newer one was published")
+
+
+def _numbers(slot: mmap.mmap) -> tuple[int, ...]:
+    """Generation, branch, number, checksum."""
+    return tuple(memoryview(slot)[:32].cast("q"))
+
+
+def _write(path: Path, slot: mmap.mmap, manifest: Manifest) -> None:
+    found, _ = places(manifest.entries)
+    header = _header(manifest.entries)
+    told, checksum = _numbers(slot)[3], 0
+    with memoryview(slot) as whole, path.open("xb", buffering=0) as file:
+        _write_all(file.fileno(), memoryview(header))
+        for entry, place in found:
+            part = whole[place : place + entry.size]
+            if told != NONE:
+                checksum = zlib.crc32(part, checksum)
+            _write_all(file.fileno(), part)
+    if told not in (NONE, checksum):
+        raise WeightError(f"{manifest.version} had not arrived whole where it was copied")
+
+
+def _header(entries: tuple[TensorEntry, ...]) -> bytes:
+    told, end = {}, 0
+    for entry in entries:
+        if entry.dtype not in _NAMES:
+            raise WeightError(f"{entry.name!r} has the dtype {entry.dtype!r}, which safetensors has no name for")
+        told[entry.name] = {
+            "dtype": _NAMES[entry.dtype],
+            "shape": list(entry.shape),
+            "data_offsets": [end, end + entry.size],
+        }
+        end += entry.size
+    text = json.dumps(told).encode()
+    text += b" " * (-(8 + len(text)) % _HEADER_ALIGNED)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write_all(descriptor: int, part: memoryview) -> None:
+    while len(part):
+        part = part[os.write(descriptor, part) :]

@@ -1,0 +1,96 @@
+"""Whole runs whose engine is a server, and what its death costs them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from controller_jobs import make_job, make_model
+
+from headrace.store import RunReader
+
+BATCHES, ETA = 24, 2
+_WAIT_S = 290.0
+
+Run = subprocess.Popen[str]
+
+
+def begun(tmp_path: Path, **job: object) -> tuple[Run, Path]:
+    """A run of a small model, and its folder."""
+    config = make_job(
+        tmp_path / "job",
+        trainer__batches=BATCHES,
+        async__max_staleness=ETA,
+        rollout__sampling__max_new_tokens=24,
+        engine__start_deadline_s=240,
+        **job,
+    )
+    make_model(tmp_path / "job" / "model", "qwen3_wide")
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "headrace.cli.main", "train", str(config), "--dir", str(run), "--plain"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True), run
+
+
+def until_batch(run: Path, batch: int, process: Run) -> None:
+    end = time.monotonic() + _WAIT_S
+    while time.monotonic() < end and process.poll() is None:
+        if (run / "run.db").exists():
+            with RunReader(run) as reader:
+                if len(list(reader.metrics.read("batch"))) >= batch:
+                    return
+        time.sleep(0.2)
+    pytest.fail(f"batch {batch} did not come: {process.communicate()[0][-2000:] if process.poll() is not None else ''}")
+
+
+def below(process: Run) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def of_name(process: Run, words: str) -> psutil.Process:
+    """The one below it that has `words` in its command."""
+    return next(each for each in below(process) if words in " ".join([each.name(), *each.cmdline()]))
+
+
+def guardian_of(process: Run, server: str) -> psutil.Process:
+    """Of the server whose command begins with this module."""
+    found = server_of(process, server).parent()
+    assert found is not None
+    return found
+
+
+def server_of(process: Run, module: str) -> psutil.Process:
+    return next(each for each in below(process) if each.cmdline()[1:3] == ["-m", module])
+
+
+def worker_of(process: Run) -> psutil.Process:
+    return of_name(process, "engine/0")
+
+
+def require_no_loss(process: Run, run: Path, victim: Callable[[Run], psutil.Process]) -> None:
+    """Kills the victim once the run is on its way: the run ends as it would have, and nothing of it is left."""
+    before: list[psutil.Process] = []
+    try:
+        until_batch(run, 4, process)
+        before = below(process)
+        os.kill(victim(process).pid, signal.SIGKILL)
+        out, _ = process.communicate(timeout=_WAIT_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, out[-3000:]
+    with RunReader(run) as reader:
+        reader.counts().check()
+        batches = [row.record for row in reader.metrics.read("batch")]
+        kinds = Counter(event.kind for event in reader.events.read())
+    assert len(batches) == BATCHES
+    assert max(int(stale) for record in batches for stale in record["staleness"]) <= ETA
+    assert not any(record["failed_samples"] for record in batches)
+    assert kinds["engine_died"] == kinds["engine_back"] == 1
+    assert not [each for each in before if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]

@@ -1,0 +1,99 @@
+"""SGLang, as it is: in the environment that `make sglang-env` makes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sys
+from pathlib import Path
+
+import conforming
+import pytest
+import torch
+from sglang_server import needs_sglang, spec
+from vllm_server import serving
+
+from headrace.config.errors import ConfigError
+from headrace.engines.conformance import CHECKS
+from headrace.engines.protocol import SwapMode
+from headrace.engines.servers.dialect import Expected
+from headrace.roles.workers.server_engine import ServerEngineWorker
+from headrace.runtime.workers import WorkerError
+from headrace.weights.disk import DiskPublisher
+from headrace.weights.shm import ShmPublisher
+
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs_sglang]
+
+
+def test_it_conforms(tmp_path: Path) -> None:
+    (tmp_path / "shm").mkdir()
+
+    async def run() -> None:
+        async with serving(spec(tmp_path)) as worker:
+            publish = conforming.Publications(ShmPublisher(tmp_path / "shm"))
+            subject = conforming.subject(worker.engine, worker.engine._services.clock, publish)
+            for check in CHECKS:
+                await check(subject)
+            await require_holds_what_is_published(worker, publish)
+            on_disk = conforming.Publications(DiskPublisher(tmp_path / "disk"))
+            on_disk.number = worker.engine.version.number
+            await require_holds_what_is_published(worker, on_disk)
+            load = await worker.engine.dialect.fares()
+            assert load is not None
+            assert (load.running, load.kv_use < 1) == (0, True)
+            for expected, words in (
+                (
+                    Expected({"hidden_size": 64}, 64, "float32"),
+                    "has another model: its hidden_size is 128, and that of",
+                ),
+                (Expected({}, 4096, "float32"), r"takes 1024 tokens, .* or lower that to 1025"),
+                (Expected({}, 64, "bfloat16"), "computes in 'float32', and engine.dtype is bfloat16"),
+            ):
+                with pytest.raises(ConfigError, match=words):
+                    await worker.engine.dialect.meet(expected)
+
+    asyncio.run(run())
+
+
+async def require_holds_what_is_published(worker: ServerEngineWorker, publish: conforming.Publications) -> None:
+    """By its own checksums, of all of its parameters: the first 8 bytes of a SHA-256, on a CPU."""
+    for name in ("b", "a"):
+        await worker.engine.update(publish(name, False), SwapMode.RECOMPUTE)
+        assert worker._http is not None
+        told = await worker._http.call(
+            "POST", "/weights_checker", {"action": "checksum"}, what="its checksums", seconds=60.0
+        )
+        assert told["ranks"][0]["checksums"] == checksums(conforming.model(name))
+
+
+def checksums(model: torch.nn.Module) -> dict[str, str]:
+    """Of its parameters as SGLang has them: some are fused."""
+    parameters = dict(model.named_parameters())
+    fused = {part: whole for whole, parts in FUSED.items() for part in parts}
+    found: dict[str, str] = {}
+    for name in parameters:
+        parent, own, last = name.rsplit(".", 2)
+        whole = fused.get(own, own)
+        parts = [parameters[f"{parent}.{part}.{last}"] for part in FUSED.get(whole, (own,))]
+        data = b"".join(part.detach().numpy().tobytes() for part in parts)
+        found[f"{parent}.{whole}.{last}"] = hashlib.sha256(data).hexdigest()[:16]
+    return found
+
+
+def test_an_option_that_it_does_not_know_is_refused_by_name(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(spec(tmp_path, no_such_option=3)):
+            pass
+
+    with pytest.raises(WorkerError, match=r"ConfigError: engine.args: SGLang 0\.5.* does not take .*--no-such-option"):
+        asyncio.run(run())
+
+
+def test_without_what_starts_it_on_a_cpu_it_is_told_what_to_install(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(spec(tmp_path, python=sys.executable)):
+            pass
+
+    with pytest.raises(WorkerError, match=r"ConfigError: .* lacks headrace-sglang-cpu, by which SGLang starts"):
+        asyncio.run(run())
