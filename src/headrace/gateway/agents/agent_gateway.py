@@ -50,7 +50,7 @@ class AgentGateway:
         """See `Sessions.open`."""
         assert self._server is not None
         number, self._opened = self._opened, self._opened + 1
-        own = OwnSocket(self._app(lambda key: self._session_of(key, number)))
+        own = OwnSocket(lambda: self._app(lambda key: self._session_of(key, number)))
         session = AgentSession(policy, self._config, f"{self._server.address}/v1", self._key(number), own.path)
         self._sessions[number] = session
         try:

@@ -211,6 +211,7 @@ class AgentSession:
             if not self._turns.keeps_thoughts(messages, shown):
                 self._counts["dropped_thoughts"] += 1
                 continue
+            node.delivered = True  # or nobody could go on from it
             told = _told(messages, request.tool_choice)
             last = int(node.tokens[-1])
             added = await off_loop(services, size, self._turns.after, told, place, last, shown)

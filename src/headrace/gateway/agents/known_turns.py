@@ -30,10 +30,10 @@ class KnownTurns:
 
     def find(self, digest: Digest, message: Message) -> Node | None:
         """The answer that `message` is, from which a turn may follow. Of several that read alike the one whose calls
-        have the same ids, else the newest."""
+        have the same ids, else one that was delivered, else the newest."""
         known = [(node, ids) for node, ids in self._answers.get(digest, ()) if node.can_go_on]
-        same = [node for node, ids in known if ids == _call_ids(message)]
-        return same[-1] if same else known[-1][0] if known else None
+        wanted = _call_ids(message)
+        return max(known, key=lambda one: (one[1] == wanted, one[0].delivered, one[0].number), default=(None,))[0]
 
 
 def digests(messages: Sequence[Message], tools: Sequence[Tool] | None, variables: Mapping[str, Any]) -> list[Digest]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from aiohttp import web
@@ -13,7 +14,7 @@ _CLOSING_S = 1.0
 class OwnSocket:
     """Made when it is asked for."""
 
-    def __init__(self, app: web.Application) -> None:
+    def __init__(self, app: Callable[[], web.Application]) -> None:
         self._app = app
         self._runner: web.AppRunner | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -23,7 +24,7 @@ class OwnSocket:
         if self._folder is None or self._runner is None:
             self._folder = tempfile.TemporaryDirectory(prefix="headrace-api-")
             self._runner = web.AppRunner(
-                self._app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSING_S
+                self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSING_S
             )
             await self._runner.setup()
             await web.UnixSite(self._runner, self._path).start()

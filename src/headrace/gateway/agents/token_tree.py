@@ -41,7 +41,8 @@ class Node:
     @property
     def can_go_on(self) -> bool:
         """Whether a turn may follow: what a limit cut off is no turn."""
-        return self.completion is not None and self.completion.finish_reason is not FinishReason.LENGTH
+        is_whole = self.completion is not None and self.completion.finish_reason is not FinishReason.LENGTH
+        return is_whole and len(self.tokens) > 0
 
     @property
     def path(self) -> list[Node]:
