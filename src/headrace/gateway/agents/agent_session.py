@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from headrace.engines.protocol import EngineError, FinishReason, RequestError
 from headrace.experience.text.messages import Message
 from headrace.gateway.agents.agent_requests import AgentRequest, ChatRequest, TextRequest
 from headrace.gateway.agents.answered import Answered, Choice
+from headrace.gateway.agents.episode_place import EpisodePlace
 from headrace.gateway.agents.exchanges import Exchanges
 from headrace.gateway.agents.known_turns import KnownTurns, digests
 from headrace.gateway.agents.token_tree import Node, TokenTree
@@ -52,10 +54,10 @@ class AgentSession:
         config: GatewayConfig,
         base_url: str,
         api_key: str,
-        socket: Callable[[], Awaitable[str]] | None = None,
+        place: EpisodePlace | None = None,
     ) -> None:
-        """`socket` gives the path of one for this episode alone."""
-        self._socket = socket
+        """`place`: for an agent that is a program."""
+        self._place = place
         settings = policy.settings
         self.base_url, self.api_key, self.model = base_url, api_key, config.model_name
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -71,11 +73,18 @@ class AgentSession:
         """By their numbers."""
         self._requests = 0
 
+    def folder(self) -> Path:
+        """See `Session.folder`."""
+        return self._its_place().folder()
+
     async def socket(self) -> str:
         """See `Session.socket`."""
-        if self._socket is None:
-            raise RuntimeError("this session has no socket of its own")
-        return await self._socket()
+        return await self._its_place().socket()
+
+    def _its_place(self) -> EpisodePlace:
+        if self._place is None:
+            raise RuntimeError("this session has no place on the machine")
+        return self._place
 
     def close(self) -> None:
         """See `Session.close`."""
