@@ -62,7 +62,8 @@ def test_a_turn_that_goes_on_reuses_what_was_sampled() -> None:
     async def play(session: AgentSession) -> None:
         first = await ask(session, [USER])
         assert first == {"role": "assistant", "content": "one"}
-        await ask(session, [USER, first, {"role": "user", "content": "go"}])
+        back = {"role": "assistant", "content": [{"type": "text", "text": "one"}], "refusal": None, "annotations": []}
+        await ask(session, [USER, back, {"role": "user", "content": "go"}])
 
     _, session, engine = played(play, says("one"), says("two"))
     (only,) = session.trajectories()

@@ -11,9 +11,7 @@ from headrace.experience.text.messages import Message, Tool
 from headrace.gateway.agents.token_tree import Node
 
 _REASONING = ("reasoning_content", "reasoning", "thinking", "thinking_blocks")
-"""Clients drop these as they like: they are the answer's own, whatever is sent back."""
-_OF_ANSWERS = ("refusal", "annotations", "audio", "function_call", "name")
-"""Further keys of answers, which clients send back or not."""
+"""Keys of no meaning in what others say."""
 
 Digest = bytes
 
@@ -53,10 +51,9 @@ def _digest(before: Digest, value: Any) -> Digest:
 def _compared(message: Message) -> Message:
     if message["role"] != "assistant":
         return {name: value for name, value in message.items() if name not in _REASONING}
+    # Clients add keys of their own to what they send back, or drop some: `refusal`, `provider_specific_fields`.
     calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]
-    left_out = (*_REASONING, *_OF_ANSWERS, "tool_calls")
-    rest = {name: value for name, value in message.items() if name not in left_out}
-    return {**rest, "calls": calls}
+    return {"role": "assistant", "content": message["content"], "calls": calls}
 
 
 def _call_ids(message: Message) -> tuple[str, ...]:
