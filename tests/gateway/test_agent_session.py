@@ -16,10 +16,11 @@ from rollout_helpers import EOS, ScriptedEngine, chunk, ids, policy, says
 
 from headrace.config.gateway import GatewayConfig
 from headrace.engines.protocol import FinishReason, GenerateRequest, TokenChunk
-from headrace.experience.sample import GroupKey
+from headrace.experience.sample import GroupKey, SampleStatus
 from headrace.gateway.agents.agent_requests import parse_agent_chat, parse_agent_text
 from headrace.gateway.agents.agent_session import AgentSession
 from headrace.gateway.agents.answered import Answered, whole_chat
+from headrace.gateway.errors import ApiError
 from headrace.rollout.trajectory import Trajectory
 from headrace.weights.version import Version
 
@@ -107,6 +108,17 @@ def test_what_a_limit_cut_off_and_what_was_never_delivered() -> None:
         "[user]hi[assistant]cu<eos>[user]x[assistant]two<eos>",
     ], "a cut answer is no turn: the history goes on from its text"
     assert histories[-1].metadata["undelivered"] == 1
+
+
+def test_a_turn_that_the_context_has_no_room_for_cuts_the_history_off() -> None:
+    async def play(session: AgentSession) -> None:
+        came = await ask(session, [USER])
+        with pytest.raises(ApiError, match="the context of 40 must also hold an answer"):
+            await ask(session, [USER, came, {"role": "user", "content": "x" * 40}])
+
+    _, session, _ = played(play, says("one"), max_context=40)
+    (only,) = session.trajectories()
+    assert only.status is SampleStatus.TRUNCATED
 
 
 def test_of_answers_that_read_alike_the_one_that_came_is_gone_on_from() -> None:

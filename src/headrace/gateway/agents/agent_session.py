@@ -152,7 +152,7 @@ class AgentSession:
         number, self._requests = self._requests, self._requests + 1
         self._counts.update(f"ignored_{name}" for name in request.ignored)
         settings = self._policy.settings
-        self._check_context(len(place.tokens))
+        self._check_context(place)
         limit = settings.sampling.max_new_tokens
         limit = limit if request.max_tokens is None else min(limit, request.max_tokens)
         first, place.prompt.asked = place.prompt.asked, place.prompt.asked + request.n
@@ -246,10 +246,12 @@ class AgentSession:
         text = self._policy.decode(ids)
         return Place(prompt, ids, [{"role": "user", "content": text}])
 
-    def _check_context(self, tokens: int) -> None:
+    def _check_context(self, place: Place) -> None:
         """Raises ApiError where no token has room."""
-        most = self._policy.settings.max_context
+        most, tokens = self._policy.settings.max_context, len(place.tokens)
         if most is not None and tokens >= most:
+            if place.prompt.parent is not None:
+                place.prompt.parent.is_cut_off = True
             raise ApiError(
                 f"the prompt has {tokens} tokens, and the context of {most} must also hold an answer; shorten it",
                 code="context_length_exceeded",
