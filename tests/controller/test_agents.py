@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 from agent_code import PROGRAM, SOURCE
 from controller_jobs import make_job
 
+import headrace
 from headrace.cli.main import main
 from headrace.experience.records.codec import decode_group
 from headrace.experience.sample import Sample
@@ -28,7 +31,7 @@ def train(folder: Path, agent: str, *arguments: str, **changes: object) -> list[
     (job.parent / "agent.py").write_text(SOURCE)
     (job.parent / "program.py").write_text(PROGRAM)
     (job.parent / "chat.jinja").write_text(TEMPLATE)
-    named = agent.replace("JOB", str(job.parent)) if agent.startswith("{") else f"{job.parent}/agent.py:{agent}"
+    named = agent.replace("JOB", str(job.parent)) if ":" in agent else f"{job.parent}/agent.py:{agent}"
     given = (f"rollout.agent={named}", f"data.template.file={job.parent}/chat.jinja")
     assert main(["train", str(job), *given, *arguments, "--dir", str(folder / "run")]) == 0
     journal = Journal(folder / "run" / "journal")
@@ -88,6 +91,36 @@ def test_an_agent_that_fails_costs_its_episode(tmp_path: Path) -> None:
 def test_an_agent_that_never_ends_is_left_at_the_deadline(tmp_path: Path) -> None:
     train(tmp_path, "hangs_sometimes", "trainer.batches=4", "rollout.episode_timeout_s=4")
     assert events(tmp_path)["failed_sample"]
+
+
+@pytest.mark.slow
+def test_the_agent_of_the_documentation_plays(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+    (tmp_path / "documented.py").write_text(page.split("```python\n")[1].split("```")[0])
+    train(tmp_path, f"{tmp_path}/documented.py:solve", "trainer.batches=2")
+    assert not events(tmp_path)["failed_sample"]
+
+
+@pytest.mark.slow
+def test_an_agent_that_is_given_in_python_plays(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", data__eval=None, trainer__batches=2)
+    (job.parent / "chat.jinja").write_text(TEMPLATE)
+    asked = []
+
+    async def closure(episode: Any) -> float:
+        asked.append(episode.name)
+        headers = {"Authorization": f"Bearer {episode.api_key}"}
+        body = {"model": episode.model, "messages": [{"role": "user", "content": episode.row["prompt"]}]}
+        async with (
+            aiohttp.ClientSession(headers=headers) as client,
+            client.post(f"{episode.base_url}/chat/completions", json=body) as response,
+        ):
+            return len((await response.json())["choices"][0]["message"]["content"]) / 8
+
+    given = {"rollout__agent": closure, "data__template__file": str(job.parent / "chat.jinja")}
+    run = headrace.train(str(job), dir=tmp_path / "run", **given)
+    assert run.status == "finished"
+    assert len(asked) >= 2 * 2 * 3
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from headrace.config.gateway import GatewayConfig
 from headrace.config.reward import SandboxConfig
 from headrace.experience.prompts.dataset import Prompt
 from headrace.gateway.agents.agent_gateway import AgentGateway
+from headrace.gateway.agents.own_folder import OwnFolder
 from headrace.rewards.tools import find_walls
 from headrace.rollout.agent import AgentWorkflow
 from headrace.rollout.agent_command import AgentFailed, CommandAgent
@@ -117,7 +119,7 @@ def test_nothing_but_the_episodes_api_answers(tmp_path: Path) -> None:
             "the working folder": refused(lambda: open({str(script)!r}, "a")),
             "other processes": {os.getpid()} not in map(int, filter(str.isdigit, os.listdir("/proc"))) or
                 b"pytest" not in open("/proc/{os.getpid()}/cmdline", "rb").read(),
-            "other sockets": len(glob.glob("/tmp/headrace-api-*/*")) == 1,
+            "other sockets": len(glob.glob("/tmp/headrace-agents-*/*/*.sock")) == 1,
             "rights": refused(lambda: os.setuid(0)) if os.getuid() else False,
         }}
         open(os.path.join(os.environ["HOME"], "mine"), "w").write("it may write here")
@@ -136,6 +138,21 @@ def test_nothing_but_the_episodes_api_answers(tmp_path: Path) -> None:
             each.close()
         secret.unlink()
     assert only.reward == 0.5
+
+
+def test_what_a_process_left_that_is_no_more_is_removed() -> None:
+    """By its lock: that of one that lives stays."""
+    code = "from headrace.gateway.agents.own_folder import OwnFolder as F; import os; print(F().of(3).parent)"
+    left = Path(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip())
+    assert (left / "3").is_dir()
+    mine, other = OwnFolder(), OwnFolder()
+    kept = mine.of(0)
+    other.of(0)
+    assert kept.is_dir()
+    assert not left.exists()
+    mine.close()
+    other.close()
+    assert not kept.parent.exists()
 
 
 def inline(code: str, **more: Any) -> AgentCommand:

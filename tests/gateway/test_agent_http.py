@@ -13,7 +13,7 @@ from agent_listener import CALL, CHAT, TOOL, post, run
 from rollout_helpers import EOS, ScriptedEngine, chunk, hangs, ids, policy, says
 
 from headrace.config.gateway import GatewayConfig
-from headrace.engines.protocol import GenerateRequest, TokenChunk
+from headrace.engines.protocol import EngineError, GenerateRequest, TokenChunk
 from headrace.gateway.agents.agent_gateway import AgentGateway
 from headrace.gateway.agents.agent_session import AgentSession
 from headrace.runtime.inline import InlineRuntime
@@ -157,6 +157,35 @@ def test_a_tool_that_has_to_be_called_is_told_and_makes_no_branch() -> None:
 
 def logprobs(request: GenerateRequest) -> TokenChunk:
     return chunk([*ids("yes"), EOS])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_stream_says_that_it_lives_and_how_it_ended(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.gateway.agents.session_routes._QUIET_S", 0.05)
+    go_on = asyncio.Event()
+
+    async def held(session: AgentSession, engine: ScriptedEngine) -> str:
+        generate = engine.generate
+
+        async def slow(request: GenerateRequest) -> Any:
+            await go_on.wait()
+            async for each in generate(request):
+                yield each
+
+        engine.generate = slow  # type: ignore[method-assign]
+        headers = {"Authorization": f"Bearer {session.api_key}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as client,
+            client.post(f"{session.base_url}/chat/completions", json={**CHAT, "stream": True}) as response,
+        ):
+            assert (await response.content.readline()) == b": working\n"
+            go_on.set()
+            return (await response.content.read()).decode()
+
+    rest, _ = run(held, (lambda request: EngineError("it died")) if fails else says("one"))
+    assert rest.endswith("data: [DONE]\n\n")
+    assert ('"code":"engine_error"' in rest) == fails
+    assert ('"content":"one"' in rest) == (not fails)
 
 
 def test_log_probs_and_streams_say_the_same() -> None:

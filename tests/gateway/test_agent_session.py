@@ -16,9 +16,11 @@ from rollout_helpers import EOS, ScriptedEngine, chunk, ids, policy, says
 
 from headrace.config.gateway import GatewayConfig
 from headrace.engines.protocol import FinishReason, GenerateRequest, TokenChunk
+from headrace.experience.sample import GroupKey, SampleStatus
 from headrace.gateway.agents.agent_requests import parse_agent_chat, parse_agent_text
 from headrace.gateway.agents.agent_session import AgentSession
 from headrace.gateway.agents.answered import Answered, whole_chat
+from headrace.gateway.errors import ApiError
 from headrace.rollout.trajectory import Trajectory
 from headrace.weights.version import Version
 
@@ -61,7 +63,8 @@ def test_a_turn_that_goes_on_reuses_what_was_sampled() -> None:
     async def play(session: AgentSession) -> None:
         first = await ask(session, [USER])
         assert first == {"role": "assistant", "content": "one"}
-        await ask(session, [USER, first, {"role": "user", "content": "go"}])
+        back = {"role": "assistant", "content": [{"type": "text", "text": "one"}], "refusal": None, "annotations": []}
+        await ask(session, [USER, back, {"role": "user", "content": "go"}])
 
     _, session, engine = played(play, says("one"), says("two"))
     (only,) = session.trajectories()
@@ -105,6 +108,29 @@ def test_what_a_limit_cut_off_and_what_was_never_delivered() -> None:
         "[user]hi[assistant]cu<eos>[user]x[assistant]two<eos>",
     ], "a cut answer is no turn: the history goes on from its text"
     assert histories[-1].metadata["undelivered"] == 1
+
+
+def test_a_turn_that_the_context_has_no_room_for_cuts_the_history_off() -> None:
+    async def play(session: AgentSession) -> None:
+        came = await ask(session, [USER])
+        with pytest.raises(ApiError, match="the context of 40 must also hold an answer"):
+            await ask(session, [USER, came, {"role": "user", "content": "x" * 40}])
+
+    _, session, _ = played(play, says("one"), max_context=40)
+    (only,) = session.trajectories()
+    assert only.status is SampleStatus.TRUNCATED
+
+
+def test_of_answers_that_read_alike_the_one_that_came_is_gone_on_from() -> None:
+    async def play(session: AgentSession) -> None:
+        came = await ask(session, [USER])
+        await ask(session, [USER], delivered=False)
+        await ask(session, [USER, came, {"role": "user", "content": "go"}])
+
+    _, session, _ = played(play, says("same"), says("same"), says("two"))
+    (only,) = session.trajectories()
+    assert only.metadata["turns"] == 2
+    assert only.metadata["undelivered"] == 1
 
 
 def test_equal_requests_are_two_samples_of_other_noise() -> None:
@@ -181,11 +207,13 @@ class Numbered:
 
     def __init__(self, lengths: list[int]) -> None:
         self.lengths, self.count = lengths, 0
+        self.given: list[list[int]] = []
 
     def __call__(self, request: GenerateRequest) -> TokenChunk:
         number, self.count = self.count, self.count + 1
         length = self.lengths[number % len(self.lengths)]
         made = chunk([*ids("abcd"[:length] + str(number)), EOS], version=Version(0, number))
+        self.given.append(made.tokens.tolist())
         return TokenChunk(
             tokens=made.tokens,
             logprobs=-np.arange(1, len(made.tokens) + 1, dtype=np.float32) - 100 * number,
@@ -195,45 +223,66 @@ class Numbered:
         )
 
 
+TURNS = st.tuples(st.integers(0, 30), st.text("xyz", max_size=4), st.sampled_from(["on", "rewritten", "shorter"]))
+
+
 @examples(deadline=None, max_examples=60)
 @given(
-    turns=st.lists(st.tuples(st.integers(0, 30), st.text("xyz", max_size=4), st.booleans()), min_size=1, max_size=12),
+    turns=st.lists(st.tuples(TURNS, st.integers(1, 3), st.integers(0, 3)), min_size=1, max_size=10),
     lengths=st.lists(st.integers(0, 4), min_size=1, max_size=5),
 )
 def test_each_path_is_what_the_engine_saw_and_each_token_is_trained_once(
-    turns: list[tuple[int, str, bool]], lengths: list[int]
+    turns: list[tuple[tuple[int, str, str], int, int]], lengths: list[int]
 ) -> None:
-    """Each turn goes on from one that was answered before, or from nothing, and may rewrite its last answer."""
+    """Each turn goes on from one of those before, or from nothing, in one or several samples; or its history was
+    rewritten, or lost its beginning. Some answers never reach the agent."""
     answers = Numbered(lengths)
 
-    async def play(session: AgentSession) -> None:
+    async def play(session: AgentSession) -> set[int]:
         conversations: list[list[Any]] = [[]]
-        for place, said, rewritten in turns:
+        lost: set[int] = set()
+        for (place, said, change), n, delivers in turns:
             before = list(conversations[place % len(conversations)])
-            if rewritten and before:
+            if change == "rewritten" and before:
                 before[-1] = {"role": "assistant", "content": "rewritten"}
+            if change == "shorter":
+                before = before[2:]
             asked = [*before, {"role": "user", "content": said}]
-            conversations.append([*asked, await ask(session, asked)])
+            first = answers.count
+            messages = await ask_all(session, asked, n=n, delivered=delivers > 0)
+            if delivers:
+                conversations += [[*asked, message] for message in messages]
+            else:
+                lost |= set(range(first, answers.count))
+        return lost
 
-    _, session, engine = played(play, answers)
+    lost, session, engine = played(play, answers)
+    if len(lost) == len(engine.requests):
+        with pytest.raises(ValueError, match="took no answer"):
+            session.trajectories()
+        return
     sampled = Counter(
-        (number, place) for number, request in enumerate(engine.requests) for place in range(_length(lengths, number))
+        (number, place)
+        for number, request in enumerate(engine.requests)
+        for place in range(_length(lengths, number))
+        if number not in lost
     )
     trained: Counter[tuple[int, int]] = Counter()
-    prompts = {tuple(request.prompt.tolist()) for request in engine.requests}
+    seen_by_engine = {
+        number: [*request.prompt.tolist(), *answers.given[number]] for number, request in enumerate(engine.requests)
+    }
+    paths = []
     for history in session.trajectories():
-        seen = 0
-        tokens = history.tokens.tolist()
-        sample = history.to_sample(policy(engine)._group, 0, 0)
-        for chosen, part in history.turns:
-            if chosen:
-                assert tuple(tokens[:seen]) in prompts, "what was trained followed what the engine was asked"
-            seen += len(part)
-        for version, logprob in zip(
-            sample.versions[sample.loss_mask].tolist(), sample.logprobs[sample.loss_mask].tolist(), strict=True
-        ):
+        paths.append(history.tokens.tolist())
+        sample = history.to_sample(GroupKey(0, 0, 0), 0, 0)
+        chosen = sample.loss_mask
+        assert (sample.versions[~chosen] == -1).all()
+        for version, logprob in zip(sample.versions[chosen].tolist(), sample.logprobs[chosen].tolist(), strict=True):
             trained[version, round(-logprob - 100 * version) - 1] += 1
-    assert trained == sampled
+    assert trained == sampled, "each sampled token once, with its own log-prob and version"
+    for number, tokens in seen_by_engine.items():
+        if number not in lost:
+            assert any(path[: len(tokens)] == tokens for path in paths), "a path is what the engine was asked, and said"
 
 
 def _length(lengths: list[int], number: int) -> int:

@@ -6,10 +6,11 @@ import asyncio
 from typing import Any, get_args
 
 import pytest
-from chat_styles import CHATML, LLAMA3, THINKING
-from rollout_helpers import ScriptedEngine, char_tokenizer, policy, says
+from chat_styles import CHATML, LLAMA3, THINKING, byte_tokenizer
+from rollout_helpers import ScriptedEngine, char_tokenizer, chunk, policy, says
 
 from headrace.config.gateway import GatewayConfig
+from headrace.engines.protocol import SamplingParams
 from headrace.experience.text.append_only import rewriting
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.tokens import TextCodec
@@ -170,6 +171,38 @@ def test_a_template_that_wants_the_call_before_a_tools_result() -> None:
     added = text.encode_after(messages, 1, eos, (eos,))
     assert text.decode(added, keep_special_tokens=True) == "[tool]found[assistant]"
     assert Turns(text, (eos,), "keep", "auto").after(messages, 1, 5, _nothing()).tolist()[0] == eos
+
+
+@pytest.mark.parametrize(("template", "closing"), [(CHATML, "<|im_end|>"), (LLAMA3, "<|eot_id|>")])
+def test_a_path_is_the_conversation_as_the_template_has_it(template: str, closing: str) -> None:
+    """Where the policy writes as the template does: turn by turn, the very ids of the whole conversation."""
+    tokenizer = byte_tokenizer(template, eos=closing)
+    text = TextCodec(tokenizer)
+    end = tokenizer.convert_tokens_to_ids(closing)
+    call = '\n<tool_call>\n{"name": "look", "arguments": {"key": "k"}}\n</tool_call>'
+    words = ["I look." + (call if template == CHATML else ""), "It is v.", "Bye."]
+    script = [lambda request, said=said: chunk([*text.encode_text(said).tolist(), end]) for said in words]
+    engine = ScriptedEngine(*script)
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+    async def play() -> tuple[AgentSession, list[Any]]:
+        sampling = SamplingParams(max_new_tokens=300, stop_token_ids=(end,))
+        its = policy(engine, text=text, sampling=sampling)
+        session = AgentSession(its, GatewayConfig(), "http://127.0.0.1:1/v1", "key")
+        messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+        for said in ({"role": "tool", "content": "v"}, {"role": "user", "content": "go on"}, None):
+            request = parse_agent_chat({"messages": messages, "tools": [tool]}, "policy")
+            answered = await session.chat(request, 0)
+            answered.delivered()
+            messages += [whole_chat(answered)["choices"][0]["message"], *([said] if said else [])]
+        return session, messages
+
+    session, messages = asyncio.run(play())
+    (only,) = session.trajectories()
+    assert ("tool_calls" in messages[2]) == (template == CHATML)
+    assert only.messages is not None
+    whole = text.template.render(only.messages, [tool], asks=False).rstrip("\n")
+    assert only.tokens.tolist() == text.encode_text(whole).tolist()
 
 
 def _nothing() -> Any:

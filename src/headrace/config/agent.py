@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from headrace.config.base import Section
 from headrace.config.reward import SandboxTool
@@ -27,3 +27,12 @@ class AgentCommand(Section):
     these folders is hidden."""
     environment: tuple[str, ...] = ()
     """Names of environment variables that it is given, beside PATH, LANG and what says where the API is."""
+
+
+AgentConfig = Annotated[
+    Annotated[str, Tag("<function>")] | Annotated[AgentCommand, Tag("<command>")],
+    Discriminator(
+        lambda value: "<function>" if isinstance(value, str) else "<command>",
+    ),
+]
+"""`path.py:function`, or a program."""

@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.base import Section
+from headrace.config.data import SourceConfig
 from headrace.config.reading.unused_keys import unread
 from headrace.config.recipe_defaults import RECIPE_DEFAULTS
 
@@ -77,6 +78,8 @@ def _sections(
             yield from _sections(listed, None, f"{path}[]{_variant(listed)}")
         if (named := _named_sections(field)) is not None:
             yield from _sections(named, None, f"{path}.NAME")
+        if (other := _section_beside_text(field)) is not None:
+            yield from _sections(other, None, path)
 
 
 def _section_of(field: FieldInfo) -> type[Section] | None:
@@ -105,6 +108,14 @@ def _named_sections(field: FieldInfo) -> type[Section] | None:
     """The section that stands under each name, where the field is a mapping of names."""
     arguments = get_args(field.annotation)
     return arguments[1] if get_origin(field.annotation) is dict and _is_section(arguments[1]) else None
+
+
+def _section_beside_text(field: FieldInfo) -> type[Section] | None:
+    """The section that may stand where a text may, unless it is one that lists hold too, which are described there."""
+    parts = [_bare(part) for part in get_args(field.annotation)]
+    inner = [_bare(part) for whole in parts for part in get_args(whole)]
+    sections = [part for part in inner if _is_section(part) and part is not SourceConfig]
+    return sections[0] if str in inner and len(sections) == 1 else None
 
 
 def _is_section(annotation: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from headrace.config.agent import AgentCommand
+from headrace.config.agent import AgentConfig
 from headrace.config.base import Section
 from headrace.config.filters import FilterConfig
 from headrace.config.values.temperature import SamplingTemperature
@@ -59,7 +59,7 @@ class RolloutConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     workflow: str = "single_turn"
     """`single_turn`, `multi_turn`, `agent`, or a class of yours: `path.py:Class`."""
-    agent: str | AgentCommand | None = None
+    agent: AgentConfig | None = None
     """What plays an episode by the OpenAI API: a function of yours, `path.py:function`, or a program, as `{command:
     [python, agent.py]}`; see docs/agents.md. With it `workflow` is `agent`."""
     environment: str | None = None

@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from asyncio.subprocess import PIPE
 from dataclasses import replace
 from pathlib import Path
@@ -64,21 +63,22 @@ class CommandAgent:
     async def play(self, episode: AgentEpisode, session: Session, clock: Clock) -> float | None:
         """The reward, if the command tells it. Raises AgentFailed, and ConfigError for walls that do not stand."""
         walls = await self._found(clock)
-        with tempfile.TemporaryDirectory(prefix="headrace-agent-") as folder:
-            line, variables = await self._line(walls, folder, session)
-            process = await asyncio.create_subprocess_exec(
-                *line,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=PIPE,
-                env=self._environment(folder, episode) | variables,
-                start_new_session=True,
-            )
-            try:
-                printed, errors = await _talk(process, _told(episode))
-                code = await process.wait()
-            finally:
-                await _ended(process)
+        folder = str(session.folder() / "work")
+        os.mkdir(folder)
+        line, variables = await self._line(walls, folder, session)
+        process = await asyncio.create_subprocess_exec(
+            *line,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=self._environment(folder, episode) | variables,
+            start_new_session=True,
+        )
+        try:
+            printed, errors = await _talk(process, _told(episode))
+            code = await process.wait()
+        finally:
+            await _ended(process)
         if code != 0:
             words = " ".join(errors.decode(errors="replace").split())[-_WORDS:]
             raise AgentFailed(f"the agent's command ended with exit status {code}: {words or 'it said nothing'}")
@@ -113,13 +113,8 @@ class CommandAgent:
 
     def _environment(self, folder: str, episode: AgentEpisode) -> dict[str, str]:
         given = {name: os.environ[name] for name in (*_GIVEN, *self._config.environment) if name in os.environ}
-        own = {
-            "HOME": folder,
-            "TMPDIR": folder,
-            **dict.fromkeys(_KEYS, episode.api_key),
-            **dict.fromkeys(_MODELS, episode.model),
-        }
-        return given | own
+        named = dict.fromkeys(_KEYS, episode.api_key) | dict.fromkeys(_MODELS, episode.model)
+        return given | named | {"HOME": folder, "TMPDIR": folder}
 
 
 def _told(episode: AgentEpisode) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Protocol
 
 from headrace.rollout.policy import Policy
@@ -22,6 +23,9 @@ class Session(Protocol):
     """What to ask for."""
     broken: asyncio.Future[None]
     """Has an exception once the episode cannot go on, whatever the agent does."""
+
+    def folder(self) -> Path:
+        """An empty folder of this episode's own, which is removed with it."""
 
     async def socket(self) -> str:
         """Path of a Unix socket that answers for this episode alone."""

@@ -28,7 +28,8 @@ _OWN_LANE = {name: name for name in ("reward", "reference", "proximal", "teacher
 
 def describe_plan(plan: Plan) -> str:
     """Several lines, for a terminal."""
-    asked = [] if plan.replay is not None else [first_prompt(plan)]
+    is_asked_here = plan.replay is None and plan.config.rollout.agent is None  # an agent asks as it likes
+    asked = [first_prompt(plan)] if is_asked_here else []
     parts = [_run(plan), *asked, _dataflow(plan), _roles(plan), _memory(plan)]
     return "\n\n".join("\n".join(part) for part in parts)
 

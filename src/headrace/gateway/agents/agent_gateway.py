@@ -11,7 +11,8 @@ from aiohttp import web
 
 from headrace.config.gateway import GatewayConfig
 from headrace.gateway.agents.agent_session import AgentSession
-from headrace.gateway.agents.own_socket import OwnSocket
+from headrace.gateway.agents.episode_place import EpisodePlace
+from headrace.gateway.agents.own_folder import OwnFolder
 from headrace.gateway.agents.session_routes import SessionOf, SessionRoutes, closed
 from headrace.gateway.app import GUARDED, errors_as_json
 from headrace.gateway.errors import ApiError
@@ -31,6 +32,7 @@ class AgentGateway:
         self._services = services
         self._secret = secrets.token_bytes(32)
         self._sessions: dict[int, AgentSession] = {}
+        self._folder = OwnFolder()
         self._opened = 0
         self._server: HttpServer | None = None
 
@@ -44,14 +46,17 @@ class AgentGateway:
             session.close()
         if self._server is not None:
             await self._server.close()
+        self._folder.close()
 
     @asynccontextmanager
     async def open(self, policy: Policy) -> AsyncGenerator[AgentSession, None]:
         """See `Sessions.open`."""
         assert self._server is not None
         number, self._opened = self._opened, self._opened + 1
-        own = OwnSocket(self._app(lambda key: self._session_of(key, number)))
-        session = AgentSession(policy, self._config, f"{self._server.address}/v1", self._key(number), own.path)
+        own = EpisodePlace(
+            lambda: self._folder.of(number), lambda: self._app(lambda key: self._session_of(key, number))
+        )
+        session = AgentSession(policy, self._config, f"{self._server.address}/v1", self._key(number), own)
         self._sessions[number] = session
         try:
             yield session

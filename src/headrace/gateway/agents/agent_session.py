@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from headrace.engines.protocol import EngineError, FinishReason, RequestError
 from headrace.experience.text.messages import Message
 from headrace.gateway.agents.agent_requests import AgentRequest, ChatRequest, TextRequest
 from headrace.gateway.agents.answered import Answered, Choice
+from headrace.gateway.agents.episode_place import EpisodePlace
 from headrace.gateway.agents.exchanges import Exchanges
 from headrace.gateway.agents.known_turns import KnownTurns, digests
 from headrace.gateway.agents.token_tree import Node, TokenTree
@@ -52,10 +54,10 @@ class AgentSession:
         config: GatewayConfig,
         base_url: str,
         api_key: str,
-        socket: Callable[[], Awaitable[str]] | None = None,
+        place: EpisodePlace | None = None,
     ) -> None:
-        """`socket` gives the path of one for this episode alone."""
-        self._socket = socket
+        """`place`: for an agent that is a program."""
+        self._place = place
         settings = policy.settings
         self.base_url, self.api_key, self.model = base_url, api_key, config.model_name
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -71,11 +73,18 @@ class AgentSession:
         """By their numbers."""
         self._requests = 0
 
+    def folder(self) -> Path:
+        """See `Session.folder`."""
+        return self._its_place().folder()
+
     async def socket(self) -> str:
         """See `Session.socket`."""
-        if self._socket is None:
-            raise RuntimeError("this session has no socket of its own")
-        return await self._socket()
+        return await self._its_place().socket()
+
+    def _its_place(self) -> EpisodePlace:
+        if self._place is None:
+            raise RuntimeError("this session has no place on the machine")
+        return self._place
 
     def close(self) -> None:
         """See `Session.close`."""
@@ -143,7 +152,7 @@ class AgentSession:
         number, self._requests = self._requests, self._requests + 1
         self._counts.update(f"ignored_{name}" for name in request.ignored)
         settings = self._policy.settings
-        self._check_context(len(place.tokens))
+        self._check_context(place)
         limit = settings.sampling.max_new_tokens
         limit = limit if request.max_tokens is None else min(limit, request.max_tokens)
         first, place.prompt.asked = place.prompt.asked, place.prompt.asked + request.n
@@ -211,6 +220,7 @@ class AgentSession:
             if not self._turns.keeps_thoughts(messages, shown):
                 self._counts["dropped_thoughts"] += 1
                 continue
+            node.delivered = True  # or nobody could go on from it
             told = _told(messages, request.tool_choice)
             last = int(node.tokens[-1])
             added = await off_loop(services, size, self._turns.after, told, place, last, shown)
@@ -236,10 +246,12 @@ class AgentSession:
         text = self._policy.decode(ids)
         return Place(prompt, ids, [{"role": "user", "content": text}])
 
-    def _check_context(self, tokens: int) -> None:
+    def _check_context(self, place: Place) -> None:
         """Raises ApiError where no token has room."""
-        most = self._policy.settings.max_context
+        most, tokens = self._policy.settings.max_context, len(place.tokens)
         if most is not None and tokens >= most:
+            if place.prompt.parent is not None:
+                place.prompt.parent.is_cut_off = True
             raise ApiError(
                 f"the prompt has {tokens} tokens, and the context of {most} must also hold an answer; shorten it",
                 code="context_length_exceeded",

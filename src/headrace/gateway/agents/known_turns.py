@@ -11,9 +11,7 @@ from headrace.experience.text.messages import Message, Tool
 from headrace.gateway.agents.token_tree import Node
 
 _REASONING = ("reasoning_content", "reasoning", "thinking", "thinking_blocks")
-"""Clients drop these as they like: they are the answer's own, whatever is sent back."""
-_OF_ANSWERS = ("refusal", "annotations", "audio", "function_call", "name")
-"""Further keys of answers, which clients send back or not."""
+"""Keys of no meaning in what others say."""
 
 Digest = bytes
 
@@ -30,10 +28,10 @@ class KnownTurns:
 
     def find(self, digest: Digest, message: Message) -> Node | None:
         """The answer that `message` is, from which a turn may follow. Of several that read alike the one whose calls
-        have the same ids, else the newest."""
+        have the same ids, else one that was delivered, else the newest."""
         known = [(node, ids) for node, ids in self._answers.get(digest, ()) if node.can_go_on]
-        same = [node for node, ids in known if ids == _call_ids(message)]
-        return same[-1] if same else known[-1][0] if known else None
+        wanted = _call_ids(message)
+        return max(known, key=lambda one: (one[1] == wanted, one[0].delivered, one[0].number), default=(None,))[0]
 
 
 def digests(messages: Sequence[Message], tools: Sequence[Tool] | None, variables: Mapping[str, Any]) -> list[Digest]:
@@ -53,10 +51,9 @@ def _digest(before: Digest, value: Any) -> Digest:
 def _compared(message: Message) -> Message:
     if message["role"] != "assistant":
         return {name: value for name, value in message.items() if name not in _REASONING}
+    # Clients add keys of their own to what they send back, or drop some: `refusal`, `provider_specific_fields`.
     calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]
-    left_out = (*_REASONING, *_OF_ANSWERS, "tool_calls")
-    rest = {name: value for name, value in message.items() if name not in left_out}
-    return {**rest, "calls": calls}
+    return {"role": "assistant", "content": message["content"], "calls": calls}
 
 
 def _call_ids(message: Message) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from headrace.engines.completions import Completion
 from headrace.engines.protocol import FinishReason
+from headrace.experience.sample import SampleStatus
 from headrace.experience.text.conversation import Messages
 from headrace.rollout.trajectory import Trajectory
 
@@ -34,6 +35,8 @@ class Node:
     """Of an answer: the conversation up to it, for rewards."""
     response: str = ""
     """Of an answer: its text."""
+    is_cut_off: bool = False
+    """Of an answer: the context had no room for a turn after it."""
     asked: int = 0
     """Of a prompt: how many answers were asked for."""
     below: list[Node] = field(default_factory=list)
@@ -41,7 +44,8 @@ class Node:
     @property
     def can_go_on(self) -> bool:
         """Whether a turn may follow: what a limit cut off is no turn."""
-        return self.completion is not None and self.completion.finish_reason is not FinishReason.LENGTH
+        is_whole = self.completion is not None and self.completion.finish_reason is not FinishReason.LENGTH
+        return is_whole and len(self.tokens) > 0
 
     @property
     def path(self) -> list[Node]:
@@ -111,5 +115,7 @@ def _history(last: Node, seen: set[int]) -> Trajectory:
             trajectory.add_completion(node.completion)
             seen.add(node.number)
     trajectory.messages, trajectory.response = last.messages, last.response
+    if last.is_cut_off:
+        trajectory.status = SampleStatus.TRUNCATED
     trajectory.metadata["turns"] = sum(node.completion is not None for node in path)
     return trajectory
