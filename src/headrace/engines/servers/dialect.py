@@ -58,7 +58,7 @@ class Dialect(Protocol):
     compute. Else that ends it."""
 
     async def is_up(self) -> bool:
-        """Whether it can be asked for tokens."""
+        """Whether it can be asked for tokens. Raises ConfigError where the token is refused."""
 
     async def meet(self, expected: Expected) -> None:
         """Find out what it can do. Raises ConfigError for one that has another model, or cannot do what is needed, with

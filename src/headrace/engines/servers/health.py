@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from headrace.config.errors import ConfigError
 from headrace.engines.protocol import EngineError
 from headrace.engines.servers.dialect import Dialect
 from headrace.engines.servers.window import ServerLoad
@@ -19,14 +20,14 @@ async def until_sick(dialect: Dialect, clock: Clock, hear: Callable[[ServerLoad]
     sick = 0
     while sick < _LOOKS:
         await clock.sleep(_PAUSE_S)
-        if not await dialect.is_up():
-            sick += 1
-            continue
-        sick = 0
         try:
-            load = await dialect.fares()
+            is_up = await dialect.is_up()
+            load = await dialect.fares() if is_up else None
+        except ConfigError:
+            is_up, load = False, None
         except EngineError:  # its health is looked at again
             continue
+        sick = 0 if is_up else sick + 1
         if load is not None:
             hear(load)
     return EngineError(f"{dialect.name} says that it is not healthy, or nothing, {_LOOKS} times one after another")

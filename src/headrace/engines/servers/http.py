@@ -8,10 +8,12 @@ from typing import Any
 
 import aiohttp
 
+from headrace.config.errors import ConfigError
 from headrace.engines.protocol import EngineError
 from headrace.runtime.protocol import Clock, WaitTimeout
 
 _CONNECT_S = 10.0
+_DENIED = (401, 403)
 _MOST_WORDS = 400
 """Of what a server says of an error."""
 
@@ -75,6 +77,22 @@ class ServerHttp:
             raise ServerGone(f"{self.url}: {late}") from late
         except (aiohttp.ClientError, OSError) as error:
             raise ServerGone(f"{what}: {self.url} does not answer: {_words(error)}") from error
+
+    async def answers(self, path: str, *, seconds: float) -> bool:
+        """Whether GET of `path` is answered well, within so many seconds. Raises ConfigError where the token is
+        refused."""
+        try:
+            await self.call("GET", path, what="its health", seconds=seconds)
+        except ServerRefused as error:
+            if error.status in _DENIED:
+                raise ConfigError(
+                    f"{self.url} refuses who asks ({error.status}); set engine.token_env to the name of an environment "
+                    "variable that holds the token that it takes"
+                ) from error
+            return False
+        except ServerGone:
+            return False
+        return True
 
     async def _answer(
         self,

@@ -48,12 +48,7 @@ class SglangDialect:
     async def is_up(self) -> bool:
         """See `Dialect.is_up`. The answer is the scheduler's, which gives it also while it is paused; while it loads
         weights, that of the process before it."""
-        path = "/model_info" if self._is_loading else "/server_info"
-        try:
-            await self._http.call("GET", path, what="its health", seconds=_HEALTH_S)
-        except (ServerGone, ServerRefused):
-            return False
-        return True
+        return await self._http.answers("/model_info" if self._is_loading else "/server_info", seconds=_HEALTH_S)
 
     async def meet(self, expected: Expected) -> None:
         """See `Dialect.meet`. One that was left paused goes on."""

@@ -44,11 +44,8 @@ class VllmDialect:
         """Of the prefix cache: what was computed under other weights is not found."""
 
     async def is_up(self) -> bool:
-        try:
-            await self._http.call("GET", "/health", what="its health", seconds=_HEALTH_S)
-        except (ServerGone, ServerRefused):
-            return False
-        return True
+        """See `Dialect.is_up`."""
+        return await self._http.answers("/health", seconds=_HEALTH_S)
 
     async def meet(self, expected: Expected) -> None:
         """See `Dialect.meet`."""

@@ -68,11 +68,24 @@ class LaunchedServer:
             return f"was ended by {signal.Signals(-code).name}"
         return f"ended with exit status {code}"
 
-    def note(self) -> None:
-        """Which processes it has now: should the guardian itself be killed, they are ended all the same."""
+    def listens(self, port: int) -> bool:
+        """Whether one of its processes does, at this port of the loopback."""
+        for process in self._below():
+            with contextlib.suppress(psutil.Error):
+                for each in process.net_connections(kind="tcp"):
+                    if each.status == psutil.CONN_LISTEN and each.laddr.port == port:
+                        return True
+        return False
+
+    def _below(self) -> list[psutil.Process]:
         if self._guardian is not None:
             with contextlib.suppress(psutil.Error):
-                self._noted = psutil.Process(self._guardian.pid).children(recursive=True)
+                return psutil.Process(self._guardian.pid).children(recursive=True)
+        return []
+
+    def note(self) -> None:
+        """Which processes it has now: should the guardian itself be killed, they are ended all the same."""
+        self._noted = self._below() or self._noted
 
     def _end_noted(self) -> None:
         for process in self._noted:

@@ -24,6 +24,12 @@ from headrace.weights.plane import Received, WeightOffer, WeightReceiver
 from headrace.weights.version import Version
 
 _LOOK_S = 0.25
+_PORTS = 3
+"""That are tried: somebody else may take one that was free."""
+
+
+class _PortTaken(EngineError):
+    """Somebody else listens there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +60,23 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
         super().__init__(host, returns=spec.returns)
         self._spec = spec
         self._server: LaunchedServer | None = None
+        self._port = 0
+        """That it is to listen at."""
         self._http: ServerHttp | None = None
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """See `Engine.start`. Raises ConfigError, EngineError."""
-        launch, clock, kind = self._spec.launch, self._services.clock, KINDS[self._spec.kind]
-        url = self._spec.url
-        if launch is not None:
-            port = free_port()
-            url = f"http://127.0.0.1:{port}"
-            self._server = LaunchedServer(clock, Path(self._spec.log))
-            await self._server.start(kind.command(launch, port), kind.environment(launch, os.environ))
-        self._http = ServerHttp(url, clock, self._token())
-        await self._http.open()
-        dialect = kind.dialect(self._http, self._spec.limits.vocab_size, self._services)
-        await self._until_up(dialect)
+        launch, tries = self._spec.launch, 1
+        while True:
+            try:
+                dialect = await self._up()
+                break
+            except _PortTaken as taken:
+                await self._end()
+                if tries == _PORTS:
+                    raise EngineError(str(taken)) from taken
+                tries += 1
         if self._server is not None:
             self._server.note()
         await dialect.meet(self._spec.expected)
@@ -77,6 +84,21 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
         await super().start()
         if self._server is not None:
             self._watching = self._services.spawn(self._watch(self._server), "the server's end")
+
+    async def _up(self) -> Dialect:
+        """The server, launched if it is ours. Raises ConfigError, EngineError."""
+        launch, clock, kind = self._spec.launch, self._services.clock, KINDS[self._spec.kind]
+        url = self._spec.url
+        if launch is not None:
+            self._port = free_port()
+            url = f"http://127.0.0.1:{self._port}"
+            self._server = LaunchedServer(clock, Path(self._spec.log))
+            await self._server.start(kind.command(launch, self._port), kind.environment(launch, os.environ))
+        self._http = ServerHttp(url, clock, self._token())
+        await self._http.open()
+        dialect = kind.dialect(self._http, self._spec.limits.vocab_size, self._services)
+        await self._until_up(dialect)
+        return dialect
 
     async def stop(self) -> Any:
         """See `EngineHost.stop`."""
@@ -97,16 +119,22 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
         """Raises ConfigError where the server refuses how it is launched, EngineError where it ends or is too late."""
         clock, launch = self._services.clock, self._spec.launch
         end = clock.now() + (60.0 if launch is None else launch.start_s)
-        while not await dialect.is_up():
+        while not (self._is_there() and await dialect.is_up()):
             if self._server is not None and self._server.has_ended():
                 self._require_no_refusal(self._server)
-                raise EngineError(
+                taken = self._server.last_words(lambda line: "address already in use" in line.lower())
+                raise (_PortTaken if taken else EngineError)(
                     f"the server {await self._server.ended()} before it was up: {self._server.last_words()} "
                     f"(all of it is in {self._spec.log})"
                 )
             if clock.now() >= end:
                 raise EngineError(f"the server was not up in time; what it printed is in {self._spec.log}")
             await clock.sleep(_LOOK_S)
+
+    def _is_there(self) -> bool:
+        """Whether it is our server that listens, where it is launched: somebody else may have taken its port, and serve
+        there."""
+        return self._server is None or self._server.listens(self._port)
 
     def _require_no_refusal(self, server: LaunchedServer) -> None:
         """Raises ConfigError."""
@@ -128,8 +156,9 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
         server, self._server = self._server, None
         if server is not None:
             await server.stop(kindly=not hasattr(self, "_engine") or self._engine.failure is None)
-        if self._http is not None:
-            await self._http.close()
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
 
     def _token(self) -> str | None:
         name = self._spec.token_env

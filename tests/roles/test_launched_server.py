@@ -1,0 +1,125 @@
+"""A server that a worker launches: a port that somebody else took, a token that is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from headrace.config.errors import ConfigError
+from headrace.engines.protocol import EngineError
+from headrace.engines.servers.dialect import Expected
+from headrace.engines.servers.engine import Limits
+from headrace.engines.servers.kinds import KINDS, ServerKind
+from headrace.engines.servers.launch import ServerLaunch
+from headrace.engines.servers.vllm import VllmDialect
+from headrace.roles.workers import server_engine
+from headrace.roles.workers.server_engine import ServerEngineWorker, ServerSpec
+from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.workers import Placement, WorkerError
+
+SERVER = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+class Met(VllmDialect):
+    async def meet(self, expected: Expected) -> None:
+        pass
+
+
+KIND = ServerKind(
+    lambda launch, port: [sys.executable, "-u", "-c", SERVER, str(port)],
+    lambda launch, environment: dict(os.environ),
+    lambda launch, line: None,
+    lambda http, vocab_size, services: Met(http, vocab_size),
+)
+
+
+def spec(tmp_path: Path) -> ServerSpec:
+    launch = ServerLaunch(sys.executable, "", "float32", 4, 64, seed=0, on_cpu=True, start_s=20.0)
+    return ServerSpec("small", Limits(4, 64, 16, "float32"), Expected({}, 64, "float32"), launch, str(tmp_path / "log"))
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def started(given: ServerSpec) -> str:
+    """The address of the server, once it is up."""
+
+    async def main() -> str:
+        runtime = InlineRuntime()
+        try:
+            workers = await runtime.start(ServerEngineWorker, [given], Placement())
+            await workers.call("start", what="the server", seconds=30.0)
+            worker = workers.here(0)
+            assert isinstance(worker, ServerEngineWorker)
+            assert worker._http is not None
+            return worker._http.url
+        finally:
+            await runtime.close()
+
+    return asyncio.run(main())
+
+
+def test_a_port_that_somebody_took_is_not_insisted_on(
+    tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free, ports = server_engine.free_port(), [taken]
+    monkeypatch.setattr(server_engine, "KINDS", {**KINDS, "small": KIND})
+    monkeypatch.setattr(server_engine, "free_port", lambda: ports.pop() if ports else free)
+    assert started(spec(tmp_path)) == f"http://127.0.0.1:{free}"
+    assert "Address already in use" in (tmp_path / "log").read_text()
+    monkeypatch.setattr(server_engine, "free_port", lambda: taken)
+    with pytest.raises(WorkerError, match=r"EngineError: the server ended with exit status 1 before it was up"):
+        started(spec(tmp_path))
+
+
+def test_a_token_that_is_refused_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_engine, "KINDS", {**KINDS, "small": KIND})
+    monkeypatch.setenv("TOKEN", "right")
+
+    async def health(request: web.Request) -> web.Response:
+        return web.json_response({}, status=200 if request.headers.get("Authorization") == "Bearer right" else 401)
+
+    async def main() -> None:
+        app = web.Application()
+        app.router.add_get("/{any:.*}", health)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        given = replace(spec(tmp_path), launch=None, url=url)
+        runtime = InlineRuntime()
+        for token_env, words in ((None, "refuses who asks"), ("TOKEN", None), ("NONE", "has no such variable")):
+            worker = ServerEngineWorker(replace(given, token_env=token_env), runtime)  # type: ignore[arg-type]
+            if words is None:
+                await worker.start()
+            else:
+                with pytest.raises((ConfigError, EngineError), match=words):
+                    await worker.start()
+            await worker.close()
+        await runtime.close()
+        await runner.cleanup()
+
+    asyncio.run(main())
