@@ -3,7 +3,7 @@ interrupted or died. Nobody else asks an engine for tokens."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -139,10 +139,15 @@ async def stream(pool: EnginePool, asked: Asked) -> AsyncGenerator[TokenChunk, N
 
 
 async def complete(
-    pool: EnginePool, asked: Asked, stops: Stops | None = None, services: Services | None = None
+    pool: EnginePool,
+    asked: Asked,
+    stops: Stops | None = None,
+    services: Services | None = None,
+    came: Callable[[TokenChunk], None] | None = None,
 ) -> Completion:
-    """The completion, whole; `stops` may end it early. `services`: for what is off the event loop. Raises as `stream`,
-    and GenerationAborted."""
+    """The completion, whole; `stops` may end it early. `services`: for what is off the event loop. `came`: told each
+    chunk that does not end it by `stops`, for who cuts it off and keeps what there is. Raises as `stream`, and
+    GenerationAborted."""
     parts: list[TokenChunk] = []
 
     async def joined(finish: FinishReason) -> Completion:
@@ -154,6 +159,8 @@ async def complete(
             stopped = None if stops is None else stops.push(chunk.tokens)
             if stopped is not None:
                 return (await joined(FinishReason.STOP)).first(stopped)
+            if came is not None:
+                came(chunk)
             if chunk.finish_reason is FinishReason.ABORT:
                 raise GenerationAborted(f"request {asked.name} was aborted")
             if chunk.finish_reason is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from headrace.engines.completions import Asked, Completion, GenerationAborted, complete, joined_parts
 from headrace.engines.pool import EnginePool, Place
-from headrace.engines.protocol import FinishReason, SamplingParams
+from headrace.engines.protocol import FinishReason, SamplingParams, TokenChunk
 from headrace.experience.sample import GroupKey
 from headrace.experience.text.messages import Tool
 from headrace.experience.text.stop_texts import StopTexts
@@ -134,13 +134,18 @@ class Policy:
         return await off_loop(self._settings.services, len(tokens), decode)
 
     async def generate(
-        self, prompt: Sequence[int] | NDArray[np.int32], *, max_new_tokens: int | None = None, index: int = 0
+        self,
+        prompt: Sequence[int] | NDArray[np.int32],
+        *,
+        max_new_tokens: int | None = None,
+        index: int = 0,
+        came: Callable[[TokenChunk], None] | None = None,
     ) -> Completion:
         """Sample after `prompt` (token ids, at least one), until a stop token, a stop text or a limit.
 
         `max_new_tokens` lowers or raises the run's limit. Calls with another `index` draw other noise: give one to
         each of several continuations of the same tokens. If no room is left in the context, the completion is empty
-        and ends by LENGTH.
+        and ends by LENGTH. `came` is told tokens as they come: see `complete`.
 
         Raises EngineError when no engine could serve it (NotServed where none came back in time), RequestError when
         none ever could, WaitTimeout, and GenerationAborted.
@@ -170,6 +175,6 @@ class Policy:
         decode = partial(settings.text.decode, keep_special_tokens=True)
         stops = StopTexts(decode, tokens, settings.stop) if settings.stop else None
         return await patience.wait_for(
-            complete(settings.engines, asked, stops, settings.services),
+            complete(settings.engines, asked, stops, settings.services, came),
             f"a completion of group {self._group}, episode {self._episode}",
         )
