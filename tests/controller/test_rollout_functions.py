@@ -96,8 +96,8 @@ def test_a_run_trains_through_it_and_evaluates(tmp_path: Path, workers: int) -> 
         assert all(not row.record["failed"] for row in reader.metrics.read("eval"))
 
 
-def killed_with_partials(job: Path, folder: Path, *more: str) -> dict[GroupKey, Group]:
-    """What had been put back, and not finished, when the run was killed, `kill -9`."""
+def ended_with_partials(job: Path, folder: Path, how: signal.Signals, *more: str) -> dict[GroupKey, Group]:
+    """What had been put back, and not finished, when the run was ended by this signal."""
     partials, end = Partials(folder / "partial"), time.monotonic() + 90
     process = start("train", str(job), FUNCTION, *more, "--dir", str(folder))
     try:
@@ -106,8 +106,10 @@ def killed_with_partials(job: Path, folder: Path, *more: str) -> dict[GroupKey, 
             assert time.monotonic() < end
             time.sleep(0.002)
         children = psutil.Process(process.pid).children(recursive=True)
-    finally:
+        process.send_signal(how)
+    except BaseException:
         process.kill()
+        raise
     process.communicate(timeout=60)
     psutil.wait_procs(children, timeout=30)
     return {GroupKey(*key): decode_group(partials.read(key) or b"") for key in sorted(partials.keys())}
@@ -124,12 +126,15 @@ def batches_of(folder: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.cpu
-@pytest.mark.parametrize("masks", [False, True])
-def test_a_run_that_is_killed_goes_on_with_all_that_was_put_back(tmp_path: Path, masks: bool) -> None:
+@pytest.mark.parametrize(("how", "masks"), [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGINT, False)])
+def test_a_run_that_is_ended_goes_on_with_all_that_was_put_back(
+    tmp_path: Path, how: signal.Signals, masks: bool
+) -> None:
     job, folder = job_of(tmp_path / "job", data__eval=None), tmp_path / "run"
     more = (f"rollout.mask_continued={masks}".lower(),)
-    saved = killed_with_partials(job, folder, *more)
-    assert any(sample.loss_mask.any() for group in saved.values() for sample in group.samples)
+    saved = ended_with_partials(job, folder, how, *more)
+    if how is signal.SIGKILL:  # else the batch at hand is ended first
+        assert any(sample.loss_mask.any() for group in saved.values() for sample in group.samples)
     assert main(["train", str(job), FUNCTION, *more, "--dir", str(folder), "--resume"]) == 0
     check(folder)
     groups, older = groups_of(folder), 0

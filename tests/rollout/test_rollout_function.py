@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,16 @@ PROMPT = Prompt("p9", "3+4=", {"answer": "7"})
 
 
 class StreamingEngine(ScriptedEngine):
-    """Gives its text token by token, and hangs behind it if it has no end."""
+    """Gives its text token by token. If that has no end, it goes on until it is aborted, which gives the rest."""
 
-    def __init__(self, text: str, *, version: Version = INITIAL, ends: bool = True) -> None:
+    def __init__(self, text: str, *, rest: str = "", version: Version = INITIAL, ends: bool = True) -> None:
         super().__init__(version=version)
-        self.text, self.ends = text, ends
+        self.text, self.rest, self.ends = text, rest, ends
+        self._aborted = asyncio.Event()
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        super().abort(request_ids)
+        self._aborted.set()
 
     async def generate(self, request: GenerateRequest) -> Any:
         self.requests.append(request)
@@ -40,9 +45,11 @@ class StreamingEngine(ScriptedEngine):
         for letter in self.text[done:]:
             await asyncio.sleep(0)
             yield TokenChunk(*_arrays(ids(letter), self.version), None)
-        if not self.ends:
-            await asyncio.get_running_loop().create_future()
-        yield chunk([EOS], version=self.version)
+        if self.ends:
+            yield chunk([EOS], version=self.version)
+            return
+        await self._aborted.wait()
+        yield chunk(ids(self.rest), FinishReason.ABORT, self.version)
 
 
 def _arrays(tokens: np.ndarray, version: Version) -> Iterator[np.ndarray]:
@@ -180,6 +187,47 @@ def test_a_group_that_is_put_back_goes_on_from_what_it_has() -> None:
     first, second = engine.requests
     assert second.prompt.tolist() == ids("3+4=" + had).tolist()
     assert (second.sampling.max_new_tokens, second.noise_key) == (16 - len(had), first.noise_key)
+
+
+def test_what_an_engine_had_sampled_and_not_sent_is_kept_too() -> None:
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        (group,) = await buffer.get(1)
+        under_way = asyncio.create_task(group[0].generate())
+        if not engine.ends:
+            await while_it_holds(lambda: len(group[0]._coming) < 3)
+            engine.ends, engine.text = True, "1234567"
+            return None  # while it is being generated
+        await under_way
+        return [group]
+
+    engine = StreamingEngine("123", rest="45", ends=False)
+    (group,) = play(function, engine, samples=1)
+    assert group.samples[0].tokens.tolist() == [*ids("3+4=1234567"), EOS]
+    assert [len(request.prompt) for request in engine.requests] == [4, 9]
+
+
+def test_an_engine_that_does_not_hear_of_it_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.rollout.rollout_sample._GRACE_S", 0.05)
+
+    class Deaf(StreamingEngine):
+        def abort(self, request_ids: Iterable[str]) -> None:
+            pass
+
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        (group,) = await buffer.get(1)
+        under_way = asyncio.create_task(group[0].generate())
+        if not engine.ends:
+            await while_it_holds(lambda: len(group[0]._coming) < 3)
+            await buffer.abort()
+            engine.ends, engine.text = True, "12345"
+            assert (await under_way).tokens.tolist() == ids("123").tolist()
+            return None
+        await under_way
+        return [group]
+
+    engine = Deaf("123", ends=False)
+    (group,) = play(function, engine, samples=1)
+    assert group.samples[0].tokens.tolist() == [*ids("3+4=12345"), EOS]
 
 
 def continued(masks: bool, rewards: PaperRewards | None = None) -> Group:

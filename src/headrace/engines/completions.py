@@ -72,6 +72,20 @@ class Completion:
         )
 
 
+class Cut:
+    """By which a completion is ended from outside: by ABORT, with all tokens that the engine has sampled for it. One
+    that no engine is at, or has heard of yet, goes on."""
+
+    def __init__(self) -> None:
+        self.is_wanted = False
+        self.abort: Callable[[], None] = lambda: None
+        """Tells the engine that is at it."""
+
+    def end(self) -> None:
+        self.is_wanted = True
+        self.abort()
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A completion that is wanted."""
@@ -90,6 +104,7 @@ class Asked:
     """Whether somebody reads along: see `GenerateRequest.soon`."""
     still: Sequence[StandStill] = ()
     """Whose clocks stand still while no engine may serve it."""
+    cut: Cut | None = None
 
 
 async def stream(pool: EnginePool, asked: Asked) -> AsyncGenerator[TokenChunk, None]:
@@ -100,7 +115,11 @@ async def stream(pool: EnginePool, asked: Asked) -> AsyncGenerator[TokenChunk, N
     Leaving early aborts it.
     """
     state = _Progress(asked)
+    none = np.empty(0, np.int32)
     while not state.is_complete():
+        if asked.cut is not None and asked.cut.is_wanted:
+            yield TokenChunk(none, np.empty(0, np.float32), none, none, FinishReason.ABORT)
+            return
         member = await _engine_for(pool, asked, state.failed)
         engine, before = member.engine, state.sampled
         try:
@@ -134,7 +153,6 @@ async def stream(pool: EnginePool, asked: Asked) -> AsyncGenerator[TokenChunk, N
             continue
         if state.sampled == before:
             await pool.clock.sleep(_NO_PROGRESS_PAUSE_S)
-    none = np.empty(0, np.int32)
     yield TokenChunk(none, np.empty(0, np.float32), none, none, state.ended_by())
 
 
@@ -290,6 +308,8 @@ async def _ask(pool: EnginePool, member: Member, asked: Asked, state: _Progress)
     request = state.next_request(floor)
     finished = False
     chunks = engine.generate(request)
+    if asked.cut is not None:
+        asked.cut.abort = lambda: engine.abort((request.request_id,))
     with pool.asked(member, asked.place, state.left, asked.still) as came:
         try:
             async for chunk in chunks:

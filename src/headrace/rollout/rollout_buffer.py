@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.experience.records.codec import check_metadata
 from headrace.rollout.held_group import HeldGroup, Whereabouts
-from headrace.rollout.rollout_sample import RolloutSample
+from headrace.rollout.rollout_sample import RolloutSample, end_all
 from headrace.runtime.protocol import Clock
 from headrace.store.partials import Partials
 
@@ -83,10 +83,7 @@ class RolloutBuffer:
         outlives the process."""
         held = [self._of(group) for group in groups]
         finished = [each for each in held if each.is_finished and each.is_live]
-        for each in held:
-            if each.is_live and not each.is_finished:
-                each.put_back()
-                await self._keep(each)
+        await self.put_back([each for each in held if each.is_live and not each.is_finished])
         if finished:
             await self._finish(finished)
 
@@ -96,9 +93,8 @@ class RolloutBuffer:
 
     async def abort(self) -> None:
         """End every completion that is under way: its sample has status ABORTED, and the tokens so far."""
-        for held in self.taken():
-            held.cut()
-        await self._clock.sleep(0.0)
+        await end_all((sample for held in self.taken() for sample in held.samples), self._clock)
+        await self._clock.sleep(0.0)  # whoever waits for them hears of it
 
     async def save(self) -> None:
         """Have `metadata` outlive this process, and what there is of all groups that were begun. (What is put back
@@ -118,6 +114,14 @@ class RolloutBuffer:
             found = json.loads(data)
             check_metadata(found)
             self.metadata = found
+
+    async def put_back(self, groups: Sequence[HeldGroup]) -> None:
+        """Have these wait again, with all that was sampled for them."""
+        await end_all((sample for held in groups for sample in held.samples), self._clock)
+        for held in groups:
+            if held.where is Whereabouts.TAKEN:
+                held.put_back()
+                await self._keep(held)
 
     def arrive(self, held: HeldGroup) -> None:
         """A group was admitted."""

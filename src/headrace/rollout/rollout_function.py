@@ -35,7 +35,7 @@ from headrace.rollout.held_group import HeldGroup, Whereabouts
 from headrace.rollout.kept_partials import KeptPartials
 from headrace.rollout.policy import Policy, PolicySettings
 from headrace.rollout.rollout_buffer import RolloutBuffer
-from headrace.rollout.rollout_sample import RolloutSample, given
+from headrace.rollout.rollout_sample import RolloutSample, end_all, given
 from headrace.runtime.leaving import ended_or_left
 from headrace.runtime.patience import Patience
 from headrace.runtime.protocol import WaitTimeout
@@ -125,6 +125,8 @@ class FunctionRunner:
         except WaitTimeout as late:
             group = self._failed(held, describe(FailureKind.TIMEOUT, str(late)))
         except asyncio.CancelledError:
+            if self._partials is not None:
+                await end_all(held.samples, self._policy.clock)
             held.leave()
             if self._partials is not None and held.has_begun:
                 self._partials.write_now(held)
@@ -183,18 +185,16 @@ class FunctionRunner:
     async def _next_call(self) -> None:
         before = {held: held.progress for held in self.buffer.waiting()}
         error = await self._one_call()
-        taken = self.buffer.taken()
-        idle = all(held.is_live and held.progress == then for held, then in before.items())
-        if error is None and idle:
+        failing = self.buffer.taken()
+        if error is None:
+            await self._put_away(failing)
+            if not all(held.is_live and held.progress == then for held, then in before.items()):
+                return
             error = RuntimeError(
                 f"{self._settings.name} returned and had done nothing with any of the {len(before)} groups that wait; "
                 "take them by buffer.get, have their samples generate, and add them"
             )
-            taken = self.buffer.live()
-        if error is None:
-            await self._put_away(taken)
-            return
-        for held in taken or self.buffer.live():
+        for held in failing or self.buffer.live():
             held.end(self._failed(held, failure_of(error)))
 
     async def _one_call(self) -> Exception | None:
@@ -253,10 +253,7 @@ class FunctionRunner:
     async def _put_away(self, taken: Sequence[HeldGroup]) -> None:
         """The call ended with these: those that are finished it did not want, the others wait."""
         await self._give_up([held for held in taken if held.is_finished], reason=NOT_ADDED)
-        for held in taken:
-            if held.where is Whereabouts.TAKEN:
-                held.put_back()
-                await self._keep(held)
+        await self.buffer.put_back([held for held in taken if held.where is Whereabouts.TAKEN])
 
     async def _give_up(self, groups: Sequence[HeldGroup], *, reason: str = GIVEN_UP) -> None:
         for held in groups:

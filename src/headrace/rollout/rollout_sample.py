@@ -4,7 +4,8 @@ in the midst of a completion, and goes on from there."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.algorithms.kept_sets import KeptSets
-from headrace.engines.completions import Completion, GenerationAborted, NotServed, joined_parts
+from headrace.engines.completions import Completion, Cut, GenerationAborted, NotServed, joined_parts
 from headrace.engines.protocol import FinishReason, TokenChunk
 from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import SampleStatus
@@ -22,8 +23,11 @@ from headrace.rewards.outcome import RewardOutcome
 from headrace.rollout.episode_scoring import failure_of
 from headrace.rollout.policy import Policy
 from headrace.rollout.trajectory import Trajectory
+from headrace.runtime.protocol import Clock, WaitTimeout
 
 _NONE = np.empty(0, np.int32)
+_GRACE_S = 2.0
+"""An engine ends a request between two decode steps."""
 FINISHED = (SampleStatus.COMPLETED, SampleStatus.TRUNCATED, SampleStatus.FAILED)
 
 
@@ -103,6 +107,7 @@ class RolloutSample:
         self._score = score
         self._request: asyncio.Task[Completion] | None = None
         self._coming: list[TokenChunk] = []
+        self._cut = Cut()
         self._cut_off = joined_parts([], FinishReason.ABORT)
         """What the last completion had that did not come to its end."""
 
@@ -171,8 +176,8 @@ class RolloutSample:
         if not self.holder.is_live or limit <= 0:
             self.status = SampleStatus.TRUNCATED if self.holder.is_live else SampleStatus.ABORTED
             return joined_parts([], FinishReason.LENGTH if self.holder.is_live else FinishReason.ABORT)
-        self._coming = []
-        asked = self.policy.generate(self.tokens, max_new_tokens=limit, came=self._coming.append)
+        self._coming, self._cut = [], Cut()
+        asked = self.policy.generate(self.tokens, max_new_tokens=limit, came=self._coming.append, cut=self._cut)
         request = self._request = asyncio.ensure_future(asked)
         try:
             completion = await request
@@ -209,8 +214,15 @@ class RolloutSample:
         self.outcome, self.reward = outcome, outcome.value
         return self.reward
 
+    def ask_to_end(self) -> asyncio.Task[Completion] | None:
+        """Have the engine end the completion that is under way. It ends soon, with all tokens that were sampled; or
+        not, where no engine is at it. None if there is none."""
+        if self._request is not None:
+            self._cut.end()
+        return self._request
+
     def cut(self) -> None:
-        """End the completion that is under way, and keep the tokens that it has. Nothing happens if there is none."""
+        """End the completion that is under way, and keep the tokens that came. Nothing happens if there is none."""
         request, self._request = self._request, None
         if request is None:
             return
@@ -290,6 +302,18 @@ class RolloutSample:
         roles = {True: "assistant", False: self.policy.observation_role}
         said: Messages = [{"role": roles[chosen], "content": self.policy.decode(ids)} for chosen, ids in turns]
         return [*opening(self.prompt.content), *said]
+
+
+async def end_all(samples: Iterable[RolloutSample], clock: Clock) -> None:
+    """End the completions that are under way, with all tokens that were sampled for them. What does not end in time is
+    cut off, with the tokens that came."""
+    samples = list(samples)
+    requests = [request for sample in samples if (request := sample.ask_to_end()) is not None]
+    if requests:
+        with suppress(WaitTimeout):
+            await clock.wait_for(asyncio.wait(requests), _GRACE_S, "completions to be ended")
+    for sample in samples:
+        sample.cut()
 
 
 def given(tokens: NDArray[np.int32]) -> Part:
