@@ -20,26 +20,34 @@ class KeptPartials:
     def __init__(self, files: Partials, services: Services, *, masks: bool) -> None:
         """`masks`: of what is too old to be trained, the tokens stay as what the policy was given; else the sample
         begins again."""
-        self.files = files
+        self._files = files
         self._services = services
         self._masks = masks
 
     async def write(self, held: HeldGroup) -> None:
         """Durable once this returns. Raises DiskFull, StoreError; CodecError if metadata is not JSON-like."""
-        await self._services.compute(_LANE, self.files.write, held.key, encode_partial(held))
+        await self._services.compute(_LANE, self._files.write, held.key, encode_partial(held))
 
     def write_now(self, held: HeldGroup) -> None:
         """The same, in the event loop: for who was cancelled. What cannot be written begins again."""
         try:
-            self.files.write(held.key, encode_partial(held))
+            self._files.write(held.key, encode_partial(held))
         except (StoreError, CodecError) as error:
             logger.warning("group %s begins again: %s", held.key, error)
+
+    async def write_notes(self, data: bytes) -> None:
+        """In the place of those that were there; durable once this returns. Raises DiskFull, StoreError."""
+        await self._services.compute(_LANE, self._files.write_notes, data)
+
+    async def read_notes(self) -> bytes | None:
+        """None if there are none."""
+        return await self._services.compute(_LANE, self._files.read_notes)
 
     async def restore(self, held: HeldGroup, *, floor: int) -> None:
         """Have a new group go on from what was kept of it under an earlier issue. Tokens of versions before `floor`,
         which the group's last batch may not train, are not trained on: their sample begins again, or goes on behind
         them as behind a prompt."""
-        data = await self._services.compute(_LANE, self.files.read, held.key)
+        data = await self._services.compute(_LANE, self._files.read, held.key)
         if data is None:
             return
         try:

@@ -101,7 +101,7 @@ class FunctionRunner:
             drop=self._give_up,
             keep=self._keep,
             taken=self._taken,
-            notes=None if partials is None else partials.files,
+            notes=partials,
         )
 
     async def run_group(
