@@ -351,6 +351,63 @@ def test_after_a_crash_finished_groups_come_back_and_running_ones_are_issued_aga
     with_bench(tmp_path, body)
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_running_group_of_which_tokens_were_kept_goes_on_first_and_is_due_when_it_was(
+    tmp_path: Path, kept: bool
+) -> None:
+    """B = 2, staleness at most 1, at most 4 live: all four started on version 0, due at batch 1."""
+
+    async def body(bench: Bench) -> None:
+        done = [bench.admit(), bench.admit()]
+        first, last = bench.admit(), bench.admit()
+        for admission in done:
+            await bench.finish_and_keep(admission)
+        bench.train()
+        if kept:
+            bench.store.partials.write(last.key, b"tokens")
+        bench.store.partials.write((0, 7, 3), b"of a group that is gone")
+
+        again, _ = reopen(bench)
+        assert again.store.partials.keys() == ([last.key] if kept else [])
+        reissued = [again.admit(version=1), again.admit(version=1)]
+        assert [each.key for each in reissued] == ([last.key, first.key] if kept else [first.key, last.key])
+        assert [each.deadline for each in reissued] == ([1, 2] if kept else [2, 2])
+        assert [each.issue for each in reissued] == [1, 1]
+        again.flow.check()
+        for admission in done:
+            again.flow.keep(admission.key)
+        again.train()
+        await again.finish_and_keep(reissued[0])
+        assert again.store.partials.keys() == [], "the flow has what came of it"
+        await again.runtime.close()
+
+    with_bench(tmp_path, body)
+
+
+def test_what_goes_on_needs_no_place_at_the_gate(tmp_path: Path) -> None:
+    """After a crash all four of the last life are live beside it: the gate lets four be live at most."""
+
+    async def body(bench: Bench) -> None:
+        done = [bench.admit(), bench.admit()]
+        for admission in done:
+            await bench.finish_and_keep(admission)
+        bench.train()
+        finished, running = [bench.admit(version=1), bench.admit(version=1)], bench.admit(version=1)
+        for admission in finished:
+            await bench.finish_and_keep(admission)
+        bench.store.partials.write(running.key, b"tokens")
+        again, number = reopen(bench)
+        assert number == 0
+        assert (again.flow.running_groups, again.flow.ready_groups) == (4, 0), "finished, and judged once more"
+        went_on = again.admit(version=0)
+        assert (went_on.key, went_on.deadline) == (running.key, 1), "on version 0, the newest that there is"
+        assert again.flow.shut_by(0) is not None
+        again.flow.check()
+        await again.runtime.close()
+
+    with_bench(tmp_path, body)
+
+
 def test_after_a_commit_what_it_trained_stays_trained(tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:
         for _ in range(2):

@@ -76,6 +76,7 @@ def circumstances(draw: st.DrawFn) -> Circumstances:
         fail_share=draw(st.sampled_from([0.0, 0.2])),
         engine_death_share=draw(st.sampled_from([0.0, 0.2])),
         restore_share=draw(st.sampled_from([0.0, 0.2])),
+        kept_share=draw(st.sampled_from([0.0, 0.5, 1.0])),
         commit_every=draw(st.integers(1, 4)),
         room=draw(st.sampled_from([math.inf, 0.0, 0.5, 1.0, 2.5, 7.0])),
         seed=draw(st.integers(0, 10_000)),
@@ -92,6 +93,7 @@ def test_every_run_ends_within_the_bound_and_trains_nothing_twice(around: Circum
         assert outcome.late == 0
     if around.on_deadline == "wait":
         assert outcome.handed_back == 0
+        assert outcome.refused == 0, "all that were begun fit again"
     if not around.restore_share:
         assert outcome.fullest <= max(around.room, around.prompts_per_batch)
     prompts = [(group.epoch, group.position) for group, _, _ in outcome.trained]
@@ -108,6 +110,22 @@ def test_wait_wastes_nothing(around: Circumstances) -> None:
     calm = replace(around, on_deadline="wait", surplus=0, **shares)
     outcome = Walk(calm, CheckedSchedule).run()
     assert len(outcome.trained) == min(calm.prompts, calm.total_batches * calm.prompts_per_batch)
+
+
+def test_going_on_under_the_deadline_of_a_new_start_is_caught_by_the_same_property() -> None:
+    class DueLater(CheckedSchedule):
+        """Tokens of an older version, under the deadline that the engine's would give."""
+
+        def may_go_on(self, version: int) -> bool:
+            return super().may_go_on(self.batch)
+
+        def go_on(self, key: GroupKey, version: int) -> int:
+            return super().go_on(key, self.batch)
+
+    def breaks(around: Circumstances) -> bool:
+        return around.on_deadline == "wait" and Walk(around, DueLater).run().worst_staleness > around.max_staleness
+
+    find(circumstances(), breaks, settings=settings(max_examples=5_000, deadline=None))
 
 
 def test_plain_earliest_deadline_first_is_caught_by_the_same_property() -> None:

@@ -7,7 +7,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headrace.experience.sample import GroupKey
 from headrace.experience.schedule import OnDeadline, Schedule
@@ -39,6 +39,8 @@ class Circumstances:
     """Chance for each step that an engine dies, with all that runs on it, and comes back with the newest version."""
     restore_share: float = 0.0
     """Chance for each step that the run crashes after it and is restored from an earlier commit."""
+    kept_share: float = 0.0
+    """Groups that ran then, and of which all tokens were kept: they go on, if they may."""
     commit_every: int = 1
     room: float = math.inf
     """Largest groups that the table has the bytes for. So much is reserved for each that runs; one that has finished
@@ -63,6 +65,8 @@ class Outcome:
     batch_sizes: list[int] = field(default_factory=list)
     handed_back: int = 0
     """By the schedule's own decision."""
+    refused: int = 0
+    """Groups that did not go on, though none of their tokens is of a version that is gone."""
     late: int = 0
     fullest: float = 0.0
     """Most that the table held, reserved bytes included, in largest groups."""
@@ -206,8 +210,9 @@ class Walk:
         for group in back:
             del self._trained[group.key]
         live = back + list(self._ready.values())
-        self._again.extendleft(self._running)
-        self._running.clear()
+        begun, self._running = list(self._running.values()), {}
+        kept = [group for group in begun if self._chance.random() < self.around.kept_share]
+        self._again.extendleft(group.key for group in begun if group not in kept)
         self.schedule = self._new_schedule()
         self.schedule.restore(self._commit, [(group.key, group.deadline) for group in live])
         self._ready = {group.key: group for group in live}
@@ -215,4 +220,16 @@ class Walk:
             self.schedule.ready(group.key)
         self._published = self._commit
         self._loaded = [self._commit] * self.around.engines
+        for group in sorted(kept, key=lambda group: group.version):
+            self._go_on(group)
         del self.outcome.batch_sizes[self._commit :]
+
+    def _go_on(self, group: _Group) -> None:
+        """From tokens of the version that it started on."""
+        oldest = min(group.version, self._commit)
+        if self.schedule.may_go_on(oldest):
+            deadline = self.schedule.go_on(group.key, oldest)
+            self._running[group.key] = replace(group, version=oldest, deadline=deadline)
+        else:
+            self.outcome.refused += group.version <= self._commit
+            self._again.appendleft(group.key)

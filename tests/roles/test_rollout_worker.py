@@ -63,6 +63,7 @@ def spec_of(folder: Path, engines: tuple[Handle, ...]) -> RolloutSpec:
         branch=0,
         last_kept={},
         journal=str(journal),
+        partials=str(folder / "partial"),
         reward_log=str(folder / "reward.log"),
         workers=1,
         min_samples=2,

@@ -72,6 +72,9 @@ class EvaluationSetConfig(Section):
 
 
 class EvaluationConfig(Section):
+    function: str | None = Field(default=None, min_length=1)
+    """A function of yours that plays the prompts of all held-out sets in the place of the workflow; as
+    `rollout.function`."""
     every: int | None = Field(default=None, ge=1)
     """Batches between evaluations, beside those before and after training; none unless given."""
     samples: int = Field(default=1, ge=1)

@@ -62,6 +62,15 @@ class RolloutConfig(Section):
     agent: AgentConfig | None = None
     """What plays an episode by the OpenAI API: a function of yours, `path.py:function`, or a program, as `{command:
     [python, agent.py]}`; see docs/agents.md. With it `workflow` is `agent`."""
+    function: str | None = Field(default=None, min_length=1)
+    """A function of yours that plays training's groups in the place of the workflow: `path.py:function`, called as
+    `await generate(buffer, batch, evaluation)`. See docs/rollout-functions.md."""
+    buffer_filter: str | None = Field(default=None, min_length=1)
+    """`function`: which of the groups that it adds together are trained: a function of yours, `path.py:function`, that
+    is given them as a list, and returns some of them."""
+    mask_continued: bool = False
+    """`function`: of a group that is gone on with, tokens that older weights than the present ones had sampled are left
+    out of the loss. They are trained unless set, as far as `async.max_staleness` lets them."""
     environment: str | None = None
     """`multi_turn`: the environment class, `path.py:Class`."""
     max_turns: int = Field(default=8, ge=1)
@@ -131,6 +140,9 @@ class RolloutConfig(Section):
                 f"min_samples is {self.min_samples}, more than samples_per_prompt ({self.samples_per_prompt}): "
                 "no group could ever train; lower min_samples"
             )
+        if self.function is None and (self.buffer_filter is not None or self.mask_continued):
+            key = "buffer_filter" if self.buffer_filter is not None else "mask_continued"
+            raise ValueError(f"{key} is of a rollout function, and function is not set; set it, or remove {key}")
         return self
 
 

@@ -322,7 +322,7 @@ class TrainConfig(Section):
     @model_validator(mode="after")
     def _evaluation_fits(self) -> TrainConfig:
         for each in self.held_out:
-            each.check(single_turn=self.rollout.workflow == "single_turn")
+            each.check(single_turn=self.rollout.workflow == "single_turn" and self.evaluation.function is None)
             longest, key = each.reward.longest
             if each.own_reward and longest > self.runtime.stall_timeout_s:
                 raise ValueError(

@@ -78,6 +78,9 @@ class Scaling:
                 "rollout.workers: 1 or more"
             )
 
+        if wanted.get("rollout_workers", 1) > 1 and self._config.rollout.function is not None:
+            raise ConfigError("rollout.function plays all groups from one buffer, in one rollout worker; it stays one")
+
     async def _to(
         self,
         wanted: int,

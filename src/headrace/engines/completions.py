@@ -3,7 +3,7 @@ interrupted or died. Nobody else asks an engine for tokens."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -72,6 +72,20 @@ class Completion:
         )
 
 
+class Cut:
+    """By which a completion is ended from outside: by ABORT, with all tokens that the engine has sampled for it. One
+    that no engine is at, or has heard of yet, goes on."""
+
+    def __init__(self) -> None:
+        self.is_wanted = False
+        self.abort: Callable[[], None] = lambda: None
+        """Tells the engine that is at it."""
+
+    def end(self) -> None:
+        self.is_wanted = True
+        self.abort()
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A completion that is wanted."""
@@ -90,6 +104,7 @@ class Asked:
     """Whether somebody reads along: see `GenerateRequest.soon`."""
     still: Sequence[StandStill] = ()
     """Whose clocks stand still while no engine may serve it."""
+    cut: Cut | None = None
 
 
 async def stream(pool: EnginePool, asked: Asked) -> AsyncGenerator[TokenChunk, None]:
@@ -100,7 +115,11 @@ async def stream(pool: EnginePool, asked: Asked) -> AsyncGenerator[TokenChunk, N
     Leaving early aborts it.
     """
     state = _Progress(asked)
+    none = np.empty(0, np.int32)
     while not state.is_complete():
+        if asked.cut is not None and asked.cut.is_wanted:
+            yield TokenChunk(none, np.empty(0, np.float32), none, none, FinishReason.ABORT)
+            return
         member = await _engine_for(pool, asked, state.failed)
         engine, before = member.engine, state.sampled
         try:
@@ -134,15 +153,19 @@ async def stream(pool: EnginePool, asked: Asked) -> AsyncGenerator[TokenChunk, N
             continue
         if state.sampled == before:
             await pool.clock.sleep(_NO_PROGRESS_PAUSE_S)
-    none = np.empty(0, np.int32)
     yield TokenChunk(none, np.empty(0, np.float32), none, none, state.ended_by())
 
 
 async def complete(
-    pool: EnginePool, asked: Asked, stops: Stops | None = None, services: Services | None = None
+    pool: EnginePool,
+    asked: Asked,
+    stops: Stops | None = None,
+    services: Services | None = None,
+    came: Callable[[TokenChunk], None] | None = None,
 ) -> Completion:
-    """The completion, whole; `stops` may end it early. `services`: for what is off the event loop. Raises as `stream`,
-    and GenerationAborted."""
+    """The completion, whole; `stops` may end it early. `services`: for what is off the event loop. `came`: told each
+    chunk that does not end it by `stops`, for who cuts it off and keeps what there is. Raises as `stream`, and
+    GenerationAborted."""
     parts: list[TokenChunk] = []
 
     async def joined(finish: FinishReason) -> Completion:
@@ -154,6 +177,8 @@ async def complete(
             stopped = None if stops is None else stops.push(chunk.tokens)
             if stopped is not None:
                 return (await joined(FinishReason.STOP)).first(stopped)
+            if came is not None:
+                came(chunk)
             if chunk.finish_reason is FinishReason.ABORT:
                 raise GenerationAborted(f"request {asked.name} was aborted")
             if chunk.finish_reason is not None:
@@ -283,6 +308,8 @@ async def _ask(pool: EnginePool, member: Member, asked: Asked, state: _Progress)
     request = state.next_request(floor)
     finished = False
     chunks = engine.generate(request)
+    if asked.cut is not None:
+        asked.cut.abort = lambda: engine.abort((request.request_id,))
     with pool.asked(member, asked.place, state.left, asked.still) as came:
         try:
             async for chunk in chunks:

@@ -107,6 +107,9 @@ class Flow:
         self._store = store
         self._refs = table.refs
         self._reissue: deque[GroupKey] = deque()
+        self._begun: dict[GroupKey, int] = {}
+        """Of those that are issued again after a restart, and of which tokens were kept: the version number that they
+        had started on."""
         self._issues: dict[GroupKey, int] = {}
         """Of the groups that run: what comes of an earlier issue is nothing to us."""
         self._overdue: dict[GroupKey, None] = {}
@@ -181,11 +184,17 @@ class Flow:
             self._drops_changed = False
         if self.shut_by(version) is not None:
             return None
+        beyond = False
         if self._reissue:
+            oldest = self._goes_on(version)
             key = self._reissue.popleft()
+            self._begun.pop(key, None)
             prompt = self._source.prompt(key.epoch, key.position)
-            deadline = self._schedule.start(key, version)
-            issue = self._store.ledger.reissue(key, start_version=version, deadline=deadline)
+            if oldest is None:
+                oldest, deadline = version, self._schedule.start(key, version)
+            else:
+                deadline, beyond = self._schedule.go_on(key, oldest), True
+            issue = self._store.ledger.reissue(key, start_version=oldest, deadline=deadline)
         elif self._left:
             return None  # they come before any new prompt, and before the dataset is spent
         else:
@@ -197,14 +206,25 @@ class Flow:
             (key, prompt, row), issue = issued, 0
             deadline = self._schedule.start(key, version)
             self._store.ledger.issue(key, prompt_id=prompt.prompt_id, start_version=version, deadline=deadline, row=row)
-        self._table.reserve(key)
+        self._table.reserve(key, beyond_capacity=beyond)
         self._issues[key] = issue
         return Admission(key, prompt, version, deadline, issue)
 
     def shut_by(self, version: int) -> Bound | None:
         """What keeps a group from starting on an engine that has loaded version number `version`; None if it may."""
+        if self._goes_on(version) is not None:
+            return None
         bound = self._schedule.shut_by(version, has_bytes=self._table.has_bytes)
         return "bytes" if bound is None and not self._table.has_place else bound
+
+    def _goes_on(self, version: int) -> int | None:
+        """Of the group that is issued again next, the number of the version by which its deadline is that of its oldest
+        token, if it goes on from tokens that were kept."""
+        begun = self._begun.get(self._reissue[0]) if self._reissue else None
+        if begun is None:
+            return None
+        oldest = min(begun, version)
+        return oldest if self._schedule.may_go_on(oldest) else None
 
     def finish(self, group: FinishedGroup, receipt: Receipt) -> None:
         """The group's episodes have ended, and it is in the journal: mark it ready, put its trainable samples into the
@@ -220,6 +240,7 @@ class Flow:
         rate = None if self._pass_rates is None else self._pass_rates.of(group.header)
         self._store.ledger.ready(receipt, pass_rate=rate, composing=self._schedule.batch)
         del self._issues[key]
+        self._store.partials.remove(key)
         self._put(group, receipt.place)
 
     def hand_back(self, key: GroupKey, reason: str, failure: str | None = None) -> None:
@@ -323,7 +344,7 @@ class Flow:
 
     def restore(self, batch: int, ready: Iterable[AttemptRow], running: Iterable[AttemptRow]) -> None:
         """Continue from a commit: finished groups come from the journal, in the order in which they once finished;
-        unfinished ones are issued again."""
+        unfinished ones are issued again, first those of which tokens were kept."""
         finished = []
         for row in ready:
             if row.offset is None:
@@ -341,7 +362,12 @@ class Flow:
             self._table.reserve(group.key, beyond_capacity=True)
             self._put(FinishedGroup(header, put_samples(self._refs, group)), offset)
         self._learn()
-        self._reissue.extend(GroupKey(*row.key) for row in running)
+        running = list(running)
+        self._store.partials.keep({row.key for row in running})
+        begun = {GroupKey(*row.key): row.start_version for row in running if self._store.partials.has(row.key)}
+        self._begun.update(begun)
+        self._reissue.extend(sorted(begun, key=lambda key: (begun[key], key)))
+        self._reissue.extend(key for row in running if (key := GroupKey(*row.key)) not in begun)
         for row in self._store.ledger.attempts("dropped"):
             key = GroupKey(*row.key)
             handed_back = (row.reason or "").startswith(HANDED_BACK)
@@ -492,6 +518,7 @@ class Flow:
             self.drop_words[reason] = words
         self._schedule.drop(key)
         self._store.ledger.drop(key, reason)
+        self._store.partials.remove(key)
         self._table.remove(key)
         self._issues.pop(key, None)
         self._groups.pop(key, None)

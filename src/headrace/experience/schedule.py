@@ -60,6 +60,14 @@ engines serve, D' < D would raise N: the group is dropped, and starts again thro
 *No deadlock*: the first leaves the set of live groups as it is, the second is a drop. v is D - max_staleness in all of
 this: so it is after a start, and after each of the two rules here and below.
 
+**Gone on with after a restart.** A group that ran has tokens that were kept, none of a version older than v, the one
+that it had started on. It goes on from them, on an engine of version v', without the gate being asked, and is due when
+its oldest token is: D = min(v, v') + max_staleness. For that batch D must be open still, and the invariant must hold
+with the group for all d >= k, which is all that a start has to keep. *All of them fit* where k is the commit's batch,
+nothing new has started, and v <= v' of each: they were live beside all that is ready now, with the same deadlines, so
+what is said next, of a return to the commit, holds of them. (Where v > v', D is what a start would give.) One that does
+not fit starts through the gate as any other; tokens that its deadline would let grow too old are not trained.
+
 **Going back** to commit c <= k while groups run, on a new branch whose first version is c. The groups that were trained
 in batches >= c, and those in batch k, are live again with their deadlines; those that are ready stay so. Running groups
 with v <= c keep place and deadline, and so does one that has ended and was not judged yet: it has all its tokens. A
@@ -248,6 +256,27 @@ class Schedule:
         """Admit a group; returns its deadline. Raises ScheduleError unless `may_start`."""
         if not self.may_start(version):
             raise ScheduleError(f"group {key} may not start on version {version}: {self._state()}")
+        self._add(Live(key, version + self.max_staleness))
+        return version + self.max_staleness
+
+    def may_go_on(self, version: int) -> bool:
+        """Whether a group of which tokens were kept, the oldest of version number `version`, may be live again, due
+        when these are."""
+        deadline = version + self.max_staleness
+        place = self.batch * self.prompts_per_batch + len(self._taken) + self.live
+        if deadline < self.first_open or place >= self.total_batches * self.prompts_per_batch:
+            return False
+        if self.on_deadline != "wait":
+            return True
+        self._due.add(deadline)
+        full = self._due.first_full(self.batch, self.free_places)
+        self._due.remove(deadline)
+        return full is None
+
+    def go_on(self, key: GroupKey, version: int) -> int:
+        """The group is live again; returns its deadline. Raises ScheduleError unless `may_go_on`."""
+        if not self.may_go_on(version):
+            raise ScheduleError(f"group {key} may not go on from tokens of version {version}: {self._state()}")
         self._add(Live(key, version + self.max_staleness))
         return version + self.max_staleness
 

@@ -11,10 +11,15 @@ from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import SamplingParams
 from headrace.experience.text.tokens import TextCodec
 from headrace.rewards.reward_pool import Rewards
+from headrace.rollout.episode_scoring import EpisodeScoring
 from headrace.rollout.episodes import EpisodeRunner
+from headrace.rollout.evaluation import PromptRunner
+from headrace.rollout.kept_partials import KeptPartials
 from headrace.rollout.policy import PolicySettings
+from headrace.rollout.rollout_function import FunctionRunner, FunctionSettings, RolloutFunctions
 from headrace.rollout.workflow import Workflow
 from headrace.runtime.protocol import Services
+from headrace.store.partials import Partials
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +78,47 @@ def policy_settings(
 
 
 def episode_runner(
-    config: TrainConfig, workflow: Workflow, policy: PolicySettings, rewards: Rewards, held_out: HeldOut | None = None
-) -> EpisodeRunner:
-    """The runner of training episodes, or that of the evaluation of a set."""
+    config: TrainConfig,
+    workflow: Workflow,
+    functions: RolloutFunctions,
+    policy: PolicySettings,
+    rewards: Rewards,
+    held_out: HeldOut | None = None,
+    partials: Partials | None = None,
+) -> PromptRunner:
+    """What plays training's groups, or those of the evaluation of a set: the function that is for it, or else the
+    workflow. `partials`: of the run; where a function plays, what it has begun is kept there."""
     reward = config.reward if held_out is None else held_out.reward
-    return EpisodeRunner(
-        workflow=workflow,
-        policy=policy,
-        rewards=rewards,
-        group_rewards=rewards if reward.group else None,
-        clock=policy.clock,
-        samples_per_prompt=config.rollout.samples_per_prompt if held_out is None else held_out.samples,
-        episode_timeout_s=config.rollout.episode_timeout_s,
+    samples = config.rollout.samples_per_prompt if held_out is None else held_out.samples
+    function = functions.training if held_out is None else functions.evaluation
+    if function is None:
+        return EpisodeRunner(
+            workflow=workflow,
+            policy=policy,
+            rewards=rewards,
+            group_rewards=rewards if reward.group else None,
+            clock=policy.clock,
+            samples_per_prompt=samples,
+            episode_timeout_s=config.rollout.episode_timeout_s,
+        )
+    name = config.rollout.function if held_out is None else config.evaluation.function
+    settings = FunctionSettings(
+        name=name or "the rollout function",
+        evaluation=held_out is not None,
+        prompts_per_batch=config.rollout.prompts_per_batch,
+        samples_per_prompt=samples,
+        max_staleness=config.async_.staleness_bound,
+        timeout_s=config.rollout.episode_timeout_s,
+        masks_continued=config.rollout.mask_continued and held_out is None,
+    )
+    kept = None
+    if partials is not None and held_out is None and policy.services is not None:
+        kept = KeptPartials(partials, policy.services, masks=config.rollout.mask_continued)
+    return FunctionRunner(
+        function,
+        settings,
+        policy,
+        EpisodeScoring(policy, rewards, rewards if reward.group else None),
+        buffer_filter=functions.buffer_filter if held_out is None else None,
+        partials=kept,
     )

@@ -36,6 +36,10 @@ Whole = Callable[[], Group]
 """Loads a group's tokens, for a filter that looks at them."""
 
 
+DROPPED_AS = "headrace.dropped_as"
+"""In the metadata of a group's first sample: the rollout function, or the filter of its buffer, did not want it."""
+
+
 class Filter(Protocol):
     def __call__(self, group: GroupHeader, whole: Whole, batch: int, /) -> str | None:
         """Why `group` is dropped, in one short word that can be counted; None keeps it. `batch`: the earliest that it
@@ -121,6 +125,17 @@ class UserFilter:
         )
 
 
+def not_taken(group: GroupHeader, whole: Whole, batch: int) -> str | None:
+    """Drop a group that a rollout function or the filter of its buffer did not want, for the reason that it has."""
+    reasons = [sample.metadata.get(DROPPED_AS) for sample in whole().samples]
+    return next((str(reason) for reason in reasons if reason is not None), None)
+
+
+def looks_inside(rule: Filter) -> bool:
+    """Whether it looks at more than a header."""
+    return rule is not_taken or isinstance(rule, UserFilter | Repetition)
+
+
 def repeated_share(sample: Sample, ngram: int) -> float:
     """Of the runs of `ngram` tokens that the policy chose, the share that was there before; 0 if there is none.
 
@@ -134,9 +149,13 @@ def repeated_share(sample: Sample, ngram: int) -> float:
     return 1.0 - len(np.unique(runs, axis=0)) / count
 
 
-def load_filters(specs: Sequence[FilterConfig], given: Given = NOTHING_GIVEN) -> tuple[Filter, ...]:
-    """The filters that `rollout.filters` names. Raises ConfigError."""
-    return tuple(_load(spec, given) for spec in specs)
+def load_filters(
+    specs: Sequence[FilterConfig], given: Given = NOTHING_GIVEN, *, has_function: bool = False
+) -> tuple[Filter, ...]:
+    """The filters that `rollout.filters` names; `has_function`: behind what a rollout function drops. Raises
+    ConfigError."""
+    first = (not_taken,) if has_function else ()
+    return (*first, *(_load(spec, given) for spec in specs))
 
 
 def drop_reason(

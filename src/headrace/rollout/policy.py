@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from headrace.engines.completions import Asked, Completion, GenerationAborted, complete, joined_parts
+from headrace.engines.completions import Asked, Completion, Cut, GenerationAborted, complete, joined_parts
 from headrace.engines.pool import EnginePool, Place
-from headrace.engines.protocol import FinishReason, SamplingParams
+from headrace.engines.protocol import FinishReason, SamplingParams, TokenChunk
 from headrace.experience.sample import GroupKey
 from headrace.experience.text.messages import Tool
 from headrace.experience.text.stop_texts import StopTexts
@@ -150,12 +150,15 @@ class Policy:
         max_new_tokens: int | None = None,
         index: int = 0,
         stop: Sequence[str] = (),
+        came: Callable[[TokenChunk], None] | None = None,
+        cut: Cut | None = None,
     ) -> Completion:
         """Sample after `prompt` (token ids, at least one), until a stop token, a stop text or a limit.
 
         `max_new_tokens` lowers or raises the run's limit, `stop` is more texts beside the run's. Calls with
         another `index` draw other noise: give one to each of several continuations of the same tokens. If no room is
-        left in the context, the completion is empty and ends by LENGTH.
+        left in the context, the completion is empty and ends by LENGTH. `came` is told tokens as they come: see
+        `complete`. `cut`: by which it is ended from outside.
 
         Raises EngineError when no engine could serve it (NotServed where none came back in time), RequestError when
         none ever could, WaitTimeout, and GenerationAborted.
@@ -181,11 +184,12 @@ class Policy:
             return_kept=settings.return_kept,
             soon=bool(texts),
             still=(*self._still, patience.still),
+            cut=cut,
         )
         self._completions += 1
         decode = partial(settings.text.decode, keep_special_tokens=True)
         stops = StopTexts(decode, tokens, texts) if texts else None
         return await patience.wait_for(
-            complete(settings.engines, asked, stops, settings.services),
+            complete(settings.engines, asked, stops, settings.services, came),
             f"a completion of group {self._group}, episode {self._episode}",
         )

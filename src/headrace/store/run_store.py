@@ -18,6 +18,7 @@ from headrace.store.media.database import Database
 from headrace.store.media.files import LOCAL, Files, Lock, write_whole
 from headrace.store.media.lock import LOCK_NAME
 from headrace.store.origin import ORIGIN_NAME
+from headrace.store.partials import PARTIALS_NAME, Partials
 from headrace.store.records import Events, Metrics
 from headrace.store.recovery import recover
 from headrace.store.segment import AttemptKey
@@ -28,7 +29,7 @@ ROLLOUTS_NAME = "rollouts.db"
 CONFIG_NAME = "config.yaml"
 FOLDERS = ("journal", "checkpoints", "logs")
 TRACKERS_NAME = "trackers"
-_MORE_FOLDERS = ("weights", TRACKERS_NAME, ORIGIN_NAME)
+_MORE_FOLDERS = ("weights", TRACKERS_NAME, ORIGIN_NAME, PARTIALS_NAME)
 _FILES = (DATABASE_NAME, ROLLOUTS_NAME, CONFIG_NAME, "summary.json", LOCK_NAME)
 _MADE_BY_RUNS = (
     *(name + end for name in (DATABASE_NAME, ROLLOUTS_NAME) for end in ("", "-wal", "-shm", ".new")),
@@ -37,6 +38,7 @@ _MADE_BY_RUNS = (
     "summary.json",
     "weights",
     TRACKERS_NAME,
+    PARTIALS_NAME,
     ORIGIN_NAME,
     f"{ORIGIN_NAME}.new",
     LOCK_NAME,
@@ -81,6 +83,7 @@ class RunStore:
         )
         self.metrics = Metrics(database)
         self.events = Events(database)
+        self.partials = Partials(path / PARTIALS_NAME, files)
         self.changed: tuple[Change, ...] = ()
         """What `open` found to differ from the run's config, all of it safe."""
         self._lock = lock

@@ -12,10 +12,10 @@ from headrace.rewards.model_reward import ModelReward
 from headrace.rewards.reward_pool import Rewards
 from headrace.rollout import assembly
 from headrace.rollout.assembly import Reading
-from headrace.rollout.episodes import EpisodeRunner
 from headrace.rollout.evaluation import Ended, Evaluation, PromptRunner
 from headrace.rollout.policy import PolicySettings
 from headrace.runtime.protocol import Services
+from headrace.store.partials import Partials
 
 
 def policy_settings(
@@ -28,12 +28,17 @@ def policy_settings(
 
 
 def episode_runner(
-    plan: Plan, engines: EnginePool, services: Services, rewards: Rewards, held_out: HeldOut | None = None
-) -> EpisodeRunner:
-    """The runner of training episodes, or that of the evaluation of a set, in this process. Raises ConfigError as
-    `policy_settings`."""
+    plan: Plan,
+    engines: EnginePool,
+    services: Services,
+    rewards: Rewards,
+    held_out: HeldOut | None = None,
+    partials: Partials | None = None,
+) -> PromptRunner:
+    """What plays training's groups, or those of the evaluation of a set, in this process; see
+    `assembly.episode_runner`. Raises ConfigError as `policy_settings`."""
     policy = policy_settings(plan, engines, services, held_out)
-    return assembly.episode_runner(plan.config, plan.workflow, policy, rewards, held_out)
+    return assembly.episode_runner(plan.config, plan.workflow, plan.functions, policy, rewards, held_out, partials)
 
 
 def evaluations(

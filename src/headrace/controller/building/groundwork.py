@@ -34,9 +34,10 @@ from headrace.roles.reissue import Losses
 from headrace.roles.rollout import GroupRunner, RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
 from headrace.roles.rollout_workers import recording_failed
-from headrace.rollout.filters import Repetition, UserFilter
+from headrace.rollout.filters import looks_inside
 from headrace.runtime.protocol import Runtime
 from headrace.store import RunStore
+from headrace.store.partials import Partials
 from headrace.store.rollouts import Rollouts
 from headrace.weights.version import Lineage, Version
 
@@ -60,6 +61,7 @@ class Groundwork:
     journal: GroupJournal
     tally: Tally
     failures: FailureWatch
+    partials: Partials
     hands: RolloutHands | None = None
 
     async def answered(self, held_out: str, group: Group) -> None:
@@ -149,7 +151,7 @@ def lay_groundwork(
         hands.seats.tell = recorder.event
     failures = FailureWatch(recorder.event, worth=rollout.prompts_per_batch * rollout.samples_per_prompt)
     journal = GroupJournal(store.writer, runtime, table.refs)
-    return Groundwork(ahead, table, flow, context, recorder, record, journal, tally, failures, hands)
+    return Groundwork(ahead, table, flow, context, recorder, record, journal, tally, failures, store.partials, hands)
 
 
 def rollout_role(
@@ -162,7 +164,10 @@ def rollout_role(
     rollout, hands = plan.config.rollout, base.hands
     losses = Losses() if hands is None else hands.losses
     runner: GroupRunner
-    runner = episode_runner(plan, engines, base.context.runtime, rewards.training) if hands is None else hands.workers
+    if hands is None:
+        runner = episode_runner(plan, engines, base.context.runtime, rewards.training, partials=base.partials)
+    else:
+        runner = hands.workers
     return RolloutRole(
         base.context,
         engines,
@@ -181,8 +186,7 @@ def rollout_role(
 
 def filter_role(plan: Plan, base: Groundwork) -> FilterRole:
     """Filters that look at more than a header are where the columns are."""
-    looks_inside = any(isinstance(rule, UserFilter | Repetition) for rule in plan.filters)
-    judge = base.hands.workers.judge if base.hands is not None and looks_inside else None
+    judge = base.hands.workers.judge if base.hands is not None and any(map(looks_inside, plan.filters)) else None
     return FilterRole(base.context, plan.filters, base.record.dropped, judge)
 
 

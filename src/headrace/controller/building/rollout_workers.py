@@ -24,6 +24,7 @@ from headrace.roles.workers.rollout_types import ModelSpec, RolloutSpec
 from headrace.runtime.protocol import Clock, Runtime, WaitTimeout
 from headrace.runtime.workers import Handle, Placement, WorkerError, WorkerLost
 from headrace.store import RunStore
+from headrace.store.partials import PARTIALS_NAME
 from headrace.weights.version import Lineage
 
 _THREADS = 1
@@ -77,6 +78,7 @@ async def start_rollout_workers(
         branch=lineage.branch,
         last_kept=store.checkpoints.lineage(),
         journal=str((store.path / "journal").resolve()),
+        partials=str((store.path / PARTIALS_NAME).resolve()),
         reward_log=str((folder / "logs" / "reward.log").resolve()),
         workers=count,
         min_samples=least_samples(plan),

@@ -40,6 +40,7 @@ from headrace.plugins.named import NOTHING_GIVEN, Given
 from headrace.rewards.reward_pool import RewardPool
 from headrace.rewards.row_checks import check_rows, read_columns, required_columns
 from headrace.rollout.filters import Filter, load_filters
+from headrace.rollout.rollout_function import WORKFLOWS_ALONE, RolloutFunctions
 from headrace.rollout.workflow import Workflow, load_workflow
 from headrace.runtime.event_loop import run_to_end
 from headrace.runtime.imports import imported_beside
@@ -96,6 +97,8 @@ class Plan:
 
     replay: Replay | None = None
     """The recorded rollouts that it trains on, if it generates none."""
+    functions: RolloutFunctions = WORKFLOWS_ALONE
+    """Of the user's, that play groups in the place of the workflow."""
     rollout_workers: int = 0
     """Processes that play the episodes; 0: this one does."""
 
@@ -148,7 +151,9 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     check_weights(config.model.path)
     workflow = load_workflow(config.rollout, given)
     # What was trained on once has passed the filters of its time.
-    filters = load_filters(config.filters, given) if recorded is None else ()
+    has_function = config.rollout.function is not None
+    filters = load_filters(config.filters, given, has_function=has_function) if recorded is None else ()
+    functions = RolloutFunctions.of(config, given)
     if recorded is None or held_out:
         with imported_beside(_TAKE_LONG):
             run_to_end(lambda: _check_rewards(config, prompts, held_out, given), "a plan")
@@ -224,6 +229,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
         replay=replay,
         stages=load_stage_functions(config),
         given=given,
+        functions=functions,
         rollout_workers=workers,
     )
 

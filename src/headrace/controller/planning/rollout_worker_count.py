@@ -16,6 +16,12 @@ def rollout_workers(config: TrainConfig, given: Given) -> int:
     """`rollout.workers`, or what `auto` comes to; 0 where nothing is generated. Raises ConfigError for workers that
     could not have what was given in Python."""
     wanted = config.rollout.workers
+    if wanted not in ("auto", 0, 1) and (told := _functions(config)):
+        key, spec = told[0]
+        raise ConfigError(
+            f"rollout.workers is {wanted}, but {key} is {spec!r}, whose buffer has all groups of the run; leave "
+            "rollout.workers out, or set it to 1"
+        )
     if config.data.rollouts is not None or wanted == 0:
         return 0
     objects = [(key, spec) for key, spec in _asked(config) if spec in given or spec.startswith(f"{IN_MEMORY}:")]
@@ -52,6 +58,7 @@ def describe(config: TrainConfig, workers: int, tokenizer: Any) -> list[str]:
 
 def _played(config: TrainConfig) -> Iterator[tuple[str, str]]:
     rollout = config.rollout
+    yield from _functions(config)
     yield "rollout.workflow", rollout.workflow
     if rollout.agent is not None:
         agent = rollout.agent
@@ -63,6 +70,16 @@ def _played(config: TrainConfig) -> Iterator[tuple[str, str]]:
             yield "rollout.filters", each.function
         elif isinstance(each, str):
             yield "rollout.filters", each
+
+
+def _functions(config: TrainConfig) -> list[tuple[str, str]]:
+    rollout, evaluation = config.rollout, config.evaluation
+    named = (
+        ("rollout.function", rollout.function),
+        ("evaluation.function", evaluation.function if config.held_out else None),
+        ("rollout.buffer_filter", rollout.buffer_filter),
+    )
+    return [(key, spec) for key, spec in named if spec is not None]
 
 
 def _asked(config: TrainConfig) -> Iterator[tuple[str, str]]:

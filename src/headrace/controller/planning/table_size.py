@@ -52,7 +52,7 @@ def largest_group(plan: Plan) -> int:
 def most_sampled(config: TrainConfig, max_context: int) -> int:
     """Tokens of a sample that the policy chooses, at most."""
     rollout = config.rollout
-    if rollout.workflow not in ("single_turn", "multi_turn"):
+    if rollout.function is not None or rollout.workflow not in ("single_turn", "multi_turn"):
         return max_context
     turns = rollout.max_turns if rollout.workflow == "multi_turn" else 1
     return min(max_context, turns * rollout.sampling.max_new_tokens)

@@ -19,7 +19,7 @@ from headrace.experience.records.group_journal import GroupJournal
 from headrace.experience.sample import Group, GroupKey, SampleStatus
 from headrace.rewards.reward_pool import Rewards
 from headrace.roles.workers.rollout_types import Assignment, Played
-from headrace.rollout.episodes import EpisodeRunner
+from headrace.rollout.evaluation import PromptRunner
 from headrace.rollout.filters import Filter, drop_reason
 from headrace.runtime.off_loop import LANE
 from headrace.runtime.protocol import WaitTimeout
@@ -47,7 +47,7 @@ class GroupPlayer:
         self._filters = tuple(filters)
         self._min_samples = min_samples
         self._keeps_failed = keeps_failed
-        self._runners: dict[str, EpisodeRunner] = {}
+        self._runners: dict[str, PromptRunner] = {}
         """By the held-out set, and `TRAINING`."""
         self._journal: GroupJournal | None = None
         self._scored_by: list[Rewards] = []

@@ -26,11 +26,13 @@ from headrace.roles.workers.group_player import TRAINING, GroupPlayer
 from headrace.roles.workers.rollout_types import ROLLOUT_TYPES, ModelSpec, RolloutSpec
 from headrace.rollout.assembly import Reading, episode_runner, policy_settings
 from headrace.rollout.filters import load_filters
+from headrace.rollout.rollout_function import RolloutFunctions
 from headrace.rollout.workflow import load_workflow
 from headrace.runtime.patience import StandStill
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Handle, Host
 from headrace.store import JournalWriter
+from headrace.store.partials import Partials
 from headrace.weights.version import Lineage, Version
 
 
@@ -42,11 +44,12 @@ class RolloutWorker(GroupPlayer):
 
     def __init__(self, spec: RolloutSpec, host: Host) -> None:
         """Loads the user's code. Raises ConfigError."""
-        filters = load_filters(spec.config.filters)
+        filters = load_filters(spec.config.filters, has_function=spec.config.rollout.function is not None)
         super().__init__(host, filters, min_samples=spec.min_samples, keeps_failed=spec.keeps_failed)
         self._spec = spec
         self._config = spec.config
         self._workflow = load_workflow(spec.config.rollout)
+        self._functions = RolloutFunctions.of(spec.config)
         self._tokenizer = _tokenizer(spec.policy)
         template = spec.config.data.template
         self._template = ChatTemplate(self._tokenizer, template.kwargs, template.system)
@@ -89,7 +92,9 @@ class RolloutWorker(GroupPlayer):
             reading = Reading(text, spec.policy.stop_token_ids, spec.policy.max_context, longest)
             policy = policy_settings(config, reading, engines, self._host, held_out)
             pool = next(pool for known, pool in rewards if known == reward)
-            self._runners[name] = episode_runner(config, workflow, policy, pool, held_out)
+            self._runners[name] = episode_runner(
+                config, workflow, self._functions, policy, pool, held_out, Partials(Path(spec.partials))
+            )
 
     async def go_back(self, begun: Version, last_kept: Mapping[int, int]) -> None:
         """The run goes on from `begun`: what is in flight, too. See `Lineage.go_back`."""

@@ -48,6 +48,8 @@ class RolloutSpec:
     """With `branch`, the run's line: see `Lineage`."""
     journal: str
     """The folder of the run's journal."""
+    partials: str
+    """The folder of groups that a rollout function has begun."""
     reward_log: str
     """The file that takes what reward functions print."""
     workers: int

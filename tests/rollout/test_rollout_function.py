@@ -1,0 +1,512 @@
+"""Rollout functions: what their buffer gives, what becomes of what they add, and of what they leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rollout_helpers import EOS, PaperRewards, ScriptedEngine, chunk, dead, ids, says, settings
+
+from headrace.config import ConfigError
+from headrace.engines.protocol import FinishReason, GenerateRequest, TokenChunk
+from headrace.experience.header import header_of
+from headrace.experience.prompts.dataset import Prompt
+from headrace.experience.sample import Group, GroupKey, SampleStatus
+from headrace.rollout.episode_scoring import EpisodeScoring
+from headrace.rollout.filters import not_taken
+from headrace.rollout.kept_partials import KeptPartials
+from headrace.rollout.rollout_function import FunctionRunner, FunctionSettings, load_rollout_function
+from headrace.runtime.inline import InlineRuntime
+from headrace.store.partials import Partials
+from headrace.weights.version import INITIAL, Version
+
+PROMPT = Prompt("p9", "3+4=", {"answer": "7"})
+
+
+class StreamingEngine(ScriptedEngine):
+    """Gives its text token by token. If that has no end, it goes on until it is aborted, which gives the rest."""
+
+    def __init__(self, text: str, *, rest: str = "", version: Version = INITIAL, ends: bool = True) -> None:
+        super().__init__(version=version)
+        self.text, self.rest, self.ends = text, rest, ends
+        self._aborted = asyncio.Event()
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        super().abort(request_ids)
+        self._aborted.set()
+
+    async def generate(self, request: GenerateRequest) -> Any:
+        self.requests.append(request)
+        done = len(request.prompt) - len(ids(PROMPT.content))
+        for letter in self.text[done:]:
+            await asyncio.sleep(0)
+            yield TokenChunk(*_arrays(ids(letter), self.version), None)
+        if self.ends:
+            yield chunk([EOS], version=self.version)
+            return
+        await self._aborted.wait()
+        yield chunk(ids(self.rest), FinishReason.ABORT, self.version)
+
+
+def _arrays(tokens: np.ndarray, version: Version) -> Iterator[np.ndarray]:
+    made = chunk(tokens, version=version)
+    yield from (made.tokens, made.logprobs, made.versions, made.branches)
+
+
+async def while_it_holds(condition: Callable[[], bool]) -> None:
+    while condition():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+class Playing:
+    """A runner, and the groups that it was given."""
+
+    def __init__(self, function: Any, engine: Any, *, samples: int = 2, folder: Path | None = None, **changes: Any):
+        self.engine, self.runtime = engine, InlineRuntime()
+        values = {"timeout_s": 5.0, "evaluation": False, "masks_continued": False, **changes}
+        buffer_filter, rewards = values.pop("buffer_filter", None), values.pop("rewards", None)
+        policy = settings(engine, services=self.runtime)
+        kept = None
+        if folder is not None:
+            kept = KeptPartials(Partials(folder), self.runtime, masks=values["masks_continued"])
+        self.runner = FunctionRunner(
+            function,
+            FunctionSettings(name="f", prompts_per_batch=2, samples_per_prompt=samples, max_staleness=2, **values),
+            policy,
+            EpisodeScoring(policy, rewards or PaperRewards()),
+            buffer_filter=buffer_filter,
+            partials=kept,
+        )
+
+    def group(self, position: int = 0, deadline: int | None = None, issue: int = 0) -> asyncio.Task[Group]:
+        version = self.engine.version
+        due = version.number + 2 if deadline is None else deadline
+        return asyncio.create_task(self.runner.run_group(GroupKey(0, position, 0), PROMPT, version, due, issue))
+
+
+def play(function: Any, engine: Any, count: int = 1, **changes: Any) -> list[Group]:
+    async def run() -> list[Group]:
+        playing = Playing(function, engine, **changes)
+        return await asyncio.gather(*(playing.group(position) for position in range(count)))
+
+    return asyncio.run(run())
+
+
+async def all_of(buffer: Any, batch: int, evaluation: bool) -> list[Any]:
+    groups = await buffer.get(8)
+    await asyncio.gather(*(sample.generate() for group in groups for sample in group))
+    return groups
+
+
+def test_what_a_function_returns_is_scored_and_trained() -> None:
+    seen = []
+
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        seen.append((batch, evaluation, len(buffer), buffer.prompts_per_batch, buffer.samples_per_prompt))
+        groups = await all_of(buffer, batch, evaluation)
+        assert [sample.row for group in groups for sample in group] == [PROMPT.row] * 4
+        assert len(buffer) == 0
+        return groups
+
+    v4 = Version(0, 4)
+    groups = play(function, ScriptedEngine(lambda _: chunk([*ids("7"), EOS], version=v4), version=v4), 2)
+    assert seen == [(4, False, 2, 2, 2)]
+    assert [group.key for group in groups] == [GroupKey(0, 0, 0), GroupKey(0, 1, 0)]
+    assert all((group.start_version, group.deadline, group.prompt_id) == (4, 6, "p9") for group in groups)
+    samples = [sample for group in groups for sample in group.samples]
+    assert [(sample.episode, sample.reward, str(sample.status)) for sample in samples] == [
+        (0, 1.0, "completed"),
+        (1, 1.0, "completed"),
+    ] * 2
+    assert all(sample.versions.tolist() == [-1] * 4 + [4, 4] for sample in samples)
+    assert all(sample.loss_mask.tolist() == [False] * 4 + [True, True] for sample in samples)
+
+
+def test_rewards_may_be_given_or_asked_for() -> None:
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        (group,) = await all_of(buffer, batch, evaluation)
+        group[0].reward = 0.25
+        assert await group[1].score() == 1.0
+        group[1].metadata["turn"] = 3
+        await buffer.add([group])
+
+    (group,) = play(function, ScriptedEngine(says("7")))
+    assert [sample.reward for sample in group.samples] == [0.25, 1.0]
+    assert [sample.metadata for sample in group.samples] == [{}, {"turn": 3}]
+
+
+def test_observations_are_given_and_not_trained() -> None:
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        (group,) = await all_of(buffer, batch, evaluation)
+        for sample in group:
+            assert (await sample.generate()).tokens.size == 0, "it is finished"
+            sample.add_observation(ids("no"))
+            assert not sample.is_finished
+            await sample.generate()
+            assert sample.response == "7"
+        return [group]
+
+    (group,) = play(function, ScriptedEngine(says("7")), samples=1)
+    (sample,) = group.samples
+    assert sample.loss_mask.tolist() == [False] * 4 + [True] * 2 + [False] * 2 + [True] * 2
+
+
+def test_a_group_that_is_put_back_goes_on_from_what_it_has() -> None:
+    calls = []
+
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        (group,) = await buffer.get(1)
+        (sample,) = group
+        calls.append((sample.response, sample.status))
+        under_way = asyncio.create_task(sample.generate())
+        if len(calls) == 1:
+            await while_it_holds(lambda: len(sample._coming) < 2)
+            await buffer.abort()
+            assert (await under_way).finish_reason is FinishReason.ABORT
+            sample.metadata["aborted"] = True
+            engine.version, engine.ends = Version(0, 1), True
+        await under_way
+        return [group]
+
+    engine = StreamingEngine("1234567", ends=False)
+    (group,) = play(function, engine, samples=1)
+    (sample,) = group.samples
+    had, status = calls[1]
+    assert calls[0] == ("", None)
+    assert status is SampleStatus.ABORTED
+    assert had
+    assert "1234567".startswith(had)
+    assert sample.tokens.tolist() == [*ids("3+4=1234567"), EOS]
+    assert sample.versions[4:].tolist() == [0] * len(had) + [1] * (8 - len(had))
+    assert sample.metadata == {"aborted": True}
+    assert (group.start_version, group.deadline) == (0, 2), "it is due when its oldest token is"
+    first, second = engine.requests
+    assert second.prompt.tolist() == ids("3+4=" + had).tolist()
+    assert (second.sampling.max_new_tokens, second.noise_key) == (16 - len(had), first.noise_key)
+
+
+def test_what_an_engine_had_sampled_and_not_sent_is_kept_too() -> None:
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        (group,) = await buffer.get(1)
+        under_way = asyncio.create_task(group[0].generate())
+        if not engine.ends:
+            await while_it_holds(lambda: len(group[0]._coming) < 3)
+            engine.ends, engine.text = True, "1234567"
+            return None  # while it is being generated
+        await under_way
+        return [group]
+
+    engine = StreamingEngine("123", rest="45", ends=False)
+    (group,) = play(function, engine, samples=1)
+    assert group.samples[0].tokens.tolist() == [*ids("3+4=1234567"), EOS]
+    assert [len(request.prompt) for request in engine.requests] == [4, 9]
+
+
+def test_an_engine_that_does_not_hear_of_it_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.rollout.rollout_sample._GRACE_S", 0.05)
+
+    class Deaf(StreamingEngine):
+        def abort(self, request_ids: Iterable[str]) -> None:
+            pass
+
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        (group,) = await buffer.get(1)
+        under_way = asyncio.create_task(group[0].generate())
+        if not engine.ends:
+            await while_it_holds(lambda: len(group[0]._coming) < 3)
+            await buffer.abort()
+            engine.ends, engine.text = True, "12345"
+            assert (await under_way).tokens.tolist() == ids("123").tolist()
+            return None
+        await under_way
+        return [group]
+
+    engine = Deaf("123", ends=False)
+    (group,) = play(function, engine, samples=1)
+    assert group.samples[0].tokens.tolist() == [*ids("3+4=12345"), EOS]
+
+
+def continued(masks: bool, rewards: PaperRewards | None = None) -> Group:
+    """A group of one sample, which version 0 began and version 1 ended."""
+
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        (group,) = await buffer.get(1)
+        under_way = asyncio.create_task(group[0].generate())
+        if not engine.ends:
+            await while_it_holds(lambda: len(group[0]._coming) < 7)
+            await buffer.abort()
+            engine.version, engine.ends, engine.text = Version(0, 1), True, "123456789"
+        await under_way
+        return [group]
+
+    engine = StreamingEngine("1234567", ends=False)
+    (group,) = play(function, engine, samples=1, masks_continued=masks, rewards=rewards)
+    return group
+
+
+def test_what_older_weights_sampled_is_masked_if_told() -> None:
+    (trained,), (masked,) = continued(False).samples, continued(True).samples
+    assert trained.tokens.tolist() == masked.tokens.tolist() == [*ids("3+4=123456789"), EOS]
+    assert trained.loss_mask.tolist() == [False] * 4 + [True] * 10
+    assert masked.loss_mask.tolist() == [False] * 11 + [True] * 3
+    assert masked.versions.tolist() == [-1] * 11 + [1] * 3
+    assert masked.logprobs.tolist() == [0.0] * 11 + [-0.5] * 3
+
+
+def test_the_reward_sees_all_of_a_response_that_was_gone_on_with() -> None:
+    plain, masked = PaperRewards(), PaperRewards()
+    continued(False, plain)
+    continued(True, masked)
+    assert plain.asked == masked.asked == ["123456789"]
+    conversation = [{"role": "user", "content": "3+4="}, {"role": "assistant", "content": "123456789"}]
+    assert plain.conversations == masked.conversations == [conversation]
+
+
+def test_those_that_are_due_first_come_first_and_what_was_begun_before_what_was_not() -> None:
+    order = []
+
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        groups = await buffer.get(8)
+        order.extend(group[0].holder.key.position for group in groups)
+        await asyncio.gather(*(sample.generate() for group in groups for sample in group))
+        return groups
+
+    async def run() -> None:
+        playing = Playing(function, ScriptedEngine(says("7")), samples=1)
+        await asyncio.gather(*(playing.group(position, deadline) for position, deadline in enumerate([9, 7, 8, 7])))
+
+    asyncio.run(run())
+    assert order == [1, 3, 2, 0]
+
+
+def reason_of(group: Group) -> str | None:
+    return not_taken(header_of(group), lambda: group, 0)
+
+
+async def generated(buffer: Any) -> Any:
+    return await all_of(buffer, 0, False)
+
+
+def test_a_filter_chooses_among_groups_that_are_added_together() -> None:
+    seen: list[list[int]] = []
+
+    def every_other(groups: Any) -> Any:
+        seen.append([group.key.position for group in groups])
+        return [group for group in groups if group.key.position % 2]
+
+    groups = play(all_of, ScriptedEngine(says("7")), 4, buffer_filter=every_other)
+    assert seen == [[0, 1, 2, 3]]
+    assert [reason_of(group) for group in groups] == ["buffer_filter", None, "buffer_filter", None]
+    assert all(len(group.trainable) == 2 for group in groups), "those that are dropped are in the journal, too"
+
+
+def test_what_is_dropped_or_left_is_told_apart() -> None:
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        groups = await all_of(buffer, batch, evaluation)
+        by_position = {group[0].holder.key.position: group for group in groups}
+        await buffer.drop([by_position[0]])
+        await buffer.add([by_position[2]])
+
+    groups = play(function, ScriptedEngine(says("7")), 3)
+    assert [reason_of(group) for group in groups] == ["rollout_function", "not_added", None]
+
+
+def test_an_unfinished_group_that_is_dropped_is_no_failure() -> None:
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        await buffer.drop(await buffer.get(1))
+
+    (group,) = play(function, ScriptedEngine(says("7")))
+    assert [(str(sample.status), sample.failure) for sample in group.samples] == [("aborted", None)] * 2
+
+
+def failures(group: Group) -> list[str]:
+    return [sample.failure or "" for sample in group.samples]
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        await buffer.get(1)
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "failure"),
+    [
+        (raising(ValueError("no")), "workflow: ValueError: no"),
+        (raising(SystemExit(3)), "workflow: it called sys.exit(3)"),
+        (raising(asyncio.CancelledError()), "workflow: it raised CancelledError, though nobody"),
+    ],
+)
+def test_a_function_that_raises_fails_the_groups_that_it_has(function: Any, failure: str) -> None:
+    (group,) = play(function, ScriptedEngine(says("7")))
+    assert all(words.startswith(failure) for words in failures(group))
+    assert not group.trainable
+
+
+def calling(call: Callable[[Any], Any]) -> Callable[..., Any]:
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        groups = await all_of(buffer, batch, evaluation)
+        return await call(buffer, groups)  # type: ignore[call-arg]
+
+    return function
+
+
+async def returns(value: Any) -> Any:
+    return value
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda buffer, batch, evaluation: returns(None), "f returned and had done nothing with any of the 1 groups"),
+        (calling(lambda buffer, groups: returns([[1, 2]])), "a group is a list of samples that buffer.get gave, and"),
+        (calling(lambda buffer, groups: returns([groups[0][:1]])), "a group of 1 samples is not one that buffer.get"),
+        (calling(lambda buffer, groups: buffer.get(0)), "buffer.get was called with 0; ask for a number of groups"),
+    ],
+)
+def test_what_makes_no_sense_is_told_with_its_mend(function: Any, words: str) -> None:
+    (group,) = play(function, ScriptedEngine(says("7")))
+    assert all(words in failure for failure in failures(group)), failures(group)
+
+
+def test_a_filter_that_gives_something_else_is_told() -> None:
+    (group,) = play(all_of, ScriptedEngine(says("7")), buffer_filter=lambda groups: ["one"])
+    assert all(
+        "rollout.buffer_filter has to return a list of those of its groups" in words for words in failures(group)
+    )
+
+
+def test_an_engine_that_fails_costs_its_own_sample() -> None:
+    (group,) = play(all_of, ScriptedEngine(says("7"), dead))
+    assert sorted(str(sample.status) for sample in group.samples) == ["completed", "failed"]
+    assert sorted(failures(group)) == ["", "engine: the engine died"]
+
+
+def test_a_function_that_never_ends_costs_the_groups_that_it_has() -> None:
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        await buffer.get(1)
+        await asyncio.get_running_loop().create_future()
+
+    async def run() -> Group:
+        playing = Playing(function, ScriptedEngine(says("7")), timeout_s=0.1)
+        return await playing.group()
+
+    group = asyncio.run(run())
+    assert all(words.startswith("timeout: waited 0.1 s for f to add group 0/0#0") for words in failures(group))
+
+
+def test_what_was_put_back_is_gone_on_with_under_the_next_issue(tmp_path: Path) -> None:
+    """By another runner, as after a crash: the tokens of versions that the new deadline allows for."""
+    (group,), asked = restarted(tmp_path, version=Version(0, 0), deadline=2)
+    assert asked == ["3+4=123"]
+    assert group.samples[0].tokens.tolist() == [*ids("3+4=12345"), EOS]
+    assert (group.issue, group.samples[0].metadata) == (1, {"n": 1})
+
+
+def test_what_would_be_too_old_by_the_new_deadline_begins_again(tmp_path: Path) -> None:
+    (group,), asked = restarted(tmp_path, version=Version(0, 1), deadline=3)
+    assert asked == ["3+4="]
+    assert group.samples[0].versions.tolist() == [-1] * 4 + [1] * 6
+
+
+def test_what_would_be_too_old_is_context_if_told(tmp_path: Path) -> None:
+    (group,), asked = restarted(tmp_path, version=Version(0, 1), deadline=3, masks=True)
+    assert asked == ["3+4=123"]
+    assert group.samples[0].versions.tolist() == [-1] * 7 + [1] * 3
+
+
+def test_what_is_due_when_it_was_keeps_its_tokens_on_newer_weights(tmp_path: Path) -> None:
+    (group,), _ = restarted(tmp_path, version=Version(1, 2), deadline=2)
+    assert group.samples[0].versions.tolist() == [-1] * 4 + [0] * 3 + [2] * 3
+    assert group.samples[0].branches.tolist() == [-1] * 4 + [0] * 3 + [1] * 3
+
+
+def restarted(folder: Path, *, version: Version, deadline: int, masks: bool = False) -> tuple[list[Group], list[str]]:
+    """What comes of a group of one sample that version 0 had written `123` of; and the prompts of later requests."""
+
+    async def puts_back(buffer: Any, batch: int, evaluation: bool) -> Any:
+        (group,) = await buffer.get(1)
+        under_way = asyncio.create_task(group[0].generate())
+        await while_it_holds(lambda: len(group[0]._coming) < 3)
+        await buffer.abort()
+        await under_way
+        group[0].metadata["n"] = 1
+        buffer.metadata["calls"] = 1
+        await buffer.save()
+        await buffer.add([group])
+        saved.set_result(None)
+        await asyncio.get_running_loop().create_future()
+
+    async def ends(buffer: Any, batch: int, evaluation: bool) -> Any:
+        assert buffer.metadata == {"calls": 1}
+        return await all_of(buffer, batch, evaluation)
+
+    saved: asyncio.Future[None]
+
+    async def run() -> tuple[list[Group], list[str]]:
+        nonlocal saved
+        saved = asyncio.get_running_loop().create_future()
+        old = Playing(puts_back, StreamingEngine("123", ends=False), samples=1, folder=folder / "partial")
+        task = old.group()
+        await saved
+        (kept,) = Partials(folder / "partial").keys()
+        assert kept == (0, 0, 0)
+        engine = StreamingEngine("12345", version=version)
+        new = Playing(ends, engine, samples=1, folder=folder / "partial", masks_continued=masks)
+        group = await new.group(deadline=deadline, issue=1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        text = new.runner._policy.text
+        return [group], [text.decode(request.prompt) for request in engine.requests]
+
+    return asyncio.run(run())
+
+
+def test_one_that_is_ended_keeps_what_it_has(tmp_path: Path) -> None:
+    """As at a shutdown."""
+
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        (group,) = await buffer.get(1)
+        samples.extend(group)
+        await asyncio.gather(*(sample.generate() for sample in group))
+
+    samples: list[Any] = []
+
+    async def run() -> None:
+        playing = Playing(function, StreamingEngine("123", ends=False), folder=tmp_path / "partial")
+        task = playing.group()
+        await while_it_holds(lambda: not samples or any(len(sample._coming) < 3 for sample in samples))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert playing.runner._call is not None
+        assert playing.runner._call.done(), "a call that has nothing left is ended"
+
+    asyncio.run(run())
+    assert Partials(tmp_path / "partial").keys() == [(0, 0, 0)]
+    assert [sample.response for sample in samples] == ["123", "123"]
+
+
+def test_what_cannot_be_read_begins_again(tmp_path: Path) -> None:
+    Partials(tmp_path / "partial").write((0, 0, 0), b"torn")
+    (group,) = play(all_of, StreamingEngine("12345"), samples=1, folder=tmp_path / "partial")
+    assert group.samples[0].tokens.tolist() == [*ids("3+4=12345"), EOS]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def f(buffer, batch, evaluation): ...", "which is not async; write async def"),
+        ("async def f(buffer): ...", r"has the signature \(buffer\), but is called as \(buffer, batch, evaluation\)"),
+        ("f = 3", "is a int; name a function"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_refused(tmp_path: Path, code: str, words: str) -> None:
+    (tmp_path / "own.py").write_text(code)
+    with pytest.raises(ConfigError, match=words):
+        load_rollout_function(f"{tmp_path}/own.py:f", "rollout.function")
