@@ -79,6 +79,17 @@ def test_an_async_function_plays_and_reward_functions_judge(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+def test_an_episode_of_two_histories_is_two_samples_of_one_reward(tmp_path: Path) -> None:
+    samples = train(tmp_path, "rewrites", "trainer.batches=3")
+    assert not events(tmp_path)["failed_sample"]
+    rewards: dict[tuple[object, int], list[float | None]] = {}
+    for sample in samples:
+        assert turns_of(sample) == 1
+        rewards.setdefault((sample.group, sample.episode), []).append(sample.reward)
+    assert {(len(each), len(set(each))) for each in rewards.values()} == {(2, 1)}
+
+
+@pytest.mark.slow
 def test_an_agent_that_fails_costs_its_episode(tmp_path: Path) -> None:
     train(tmp_path, "bad_sometimes", "trainer.batches=3")
     with RunReader(tmp_path / "run") as reader:

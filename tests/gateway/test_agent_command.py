@@ -182,6 +182,7 @@ def test_a_program_that_asks_for_nothing_and_one_that_is_not_there() -> None:
 
 
 @walled
+@pytest.mark.slow
 def test_a_program_that_hangs_is_ended_with_all_that_it_started() -> None:
     code = """
         import subprocess, time

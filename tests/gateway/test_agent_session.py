@@ -226,7 +226,7 @@ class Numbered:
 TURNS = st.tuples(st.integers(0, 30), st.text("xyz", max_size=4), st.sampled_from(["on", "rewritten", "shorter"]))
 
 
-@examples(deadline=None, max_examples=60)
+@examples(deadline=None, max_examples=40)
 @given(
     turns=st.lists(st.tuples(TURNS, st.integers(1, 3), st.integers(0, 3)), min_size=1, max_size=10),
     lengths=st.lists(st.integers(0, 4), min_size=1, max_size=5),

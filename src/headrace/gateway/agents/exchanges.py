@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-
-
-class Delivery(Enum):
-    OPEN = "open"
-    """A connection waits for the answer, or reads it."""
-    BROKEN = "broken"
-    """The connection went away before the answer was delivered."""
-    DONE = "done"
 
 
 @dataclass(eq=False, slots=True)
@@ -25,7 +17,27 @@ class Exchange(Generic[T]):
     """One request. Its work goes on when its connection breaks: the client may ask again."""
 
     task: asyncio.Task[T]
-    delivery: Delivery = Delivery.OPEN
+    readers: int = 0
+    """Connections that wait for the answer, or read it."""
+    is_delivered: bool = False
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether all its connections went away before the answer was delivered."""
+        return not self.is_delivered and self.readers == 0
+
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[], None]]:
+        """While a connection does; what it gives is called once the answer is delivered."""
+        self.readers += 1
+
+        def delivered() -> None:
+            self.is_delivered = True
+
+        try:
+            yield delivered
+        finally:
+            self.readers -= 1
 
 
 class Exchanges(Generic[T]):
@@ -43,12 +55,11 @@ class Exchanges(Generic[T]):
         """The exchange that the request is a retry of, or a new one, whose work `begin` begins."""
         digest = hashlib.blake2b(route.encode() + b"\n" + body, digest_size=16).digest()
         known = [each for each in self._known.get(digest, ()) if not _has_failed(each.task)]
-        again = next((each for each in known if each.delivery is Delivery.BROKEN), None)
+        again = next((each for each in known if each.is_broken), None)
         if again is None and says_retry and known:
             again = known[-1]
         if again is not None:
             self.retries += 1
-            again.delivery = Delivery.OPEN
         else:
             again = Exchange(begin())
             known.append(again)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
@@ -13,7 +14,6 @@ from headrace.gateway.agents.agent_apis import APIS, AgentApi
 from headrace.gateway.agents.agent_requests import AgentRequest
 from headrace.gateway.agents.agent_session import AgentSession
 from headrace.gateway.agents.answered import Answered
-from headrace.gateway.agents.exchanges import Delivery
 from headrace.gateway.errors import ApiError, as_api_error
 from headrace.gateway.http_json import read_json
 from headrace.gateway.sampling import Deadline
@@ -28,6 +28,18 @@ _RETRIES = "x-stainless-retry-count"
 
 SessionOf = Callable[[str | None], AgentSession]
 """By the key. Raises ApiError."""
+
+
+class _ClientGone(Exception):
+    """It went away, or does not read."""
+
+
+@contextmanager
+def _from_client() -> Iterator[None]:
+    try:
+        yield
+    except (ConnectionError, WaitTimeout) as error:
+        raise _ClientGone from error
 
 
 class SessionRoutes:
@@ -81,56 +93,60 @@ class SessionRoutes:
         exchange = session.exchanges.claim(
             request.path, await request.read(), says_retry=_says_retry(request), begin=begin
         )
-        try:
-            if asked.stream:
-                response = await self._streamed(request, exchange.task, api, asked)
-            else:
-                response = await self._sent(request, api.whole(asked, await _whole(exchange.task)))
-        except (ConnectionError, WaitTimeout):  # the client went away, or does not read
-            exchange.delivery = Delivery.BROKEN
-            if request.transport is not None:
-                request.transport.abort()
-            return web.Response()
-        except BaseException:
-            exchange.delivery = Delivery.BROKEN
-            raise
-        exchange.delivery = Delivery.DONE
+        with exchange.reading() as delivered:
+            try:
+                if asked.stream:
+                    response = await self._streamed(request, exchange.task, api, asked)
+                else:
+                    response = await self._sent(request, api.whole(asked, await _whole(exchange.task)))
+            except _ClientGone:
+                if request.transport is not None:
+                    request.transport.abort()
+                return web.Response()
+            delivered()
         if not exchange.task.cancelled() and exchange.task.exception() is None:
             exchange.task.result().delivered()
         return response
 
     async def _sent(self, request: web.Request, value: dict[str, Any]) -> web.StreamResponse:
-        """Until the client has it, as far as one can know. Raises ConnectionError."""
+        """Until the client has it, as far as one can know. Raises _ClientGone."""
         response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
         data = _dumps(value).encode()
         response.content_length = len(data)
-        await response.prepare(request)
-        deadline = Deadline(self._clock, _BODY_S)
-        await deadline.wait(response.write(data), "the client to read its answer")
-        await deadline.wait(response.write_eof(), "the client to read the end of its answer")
+        await self._written(request, response, data)
         return response
 
     async def _streamed(
         self, request: web.Request, task: asyncio.Task[Answered], api: AgentApi, asked: AgentRequest
     ) -> web.StreamResponse:
-        """An error that comes soon is a plain answer; a later one an event."""
+        """An error that comes soon is raised, for a plain answer; a later one is an event. Raises _ClientGone."""
         if await self._within(task):
             task.result()
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
         )
-        await response.prepare(request)
-        while not await self._within(task):
-            await response.write(b": working\n\n")
+        with _from_client():
+            await response.prepare(request)
         try:
+            while not await self._within(task):
+                with _from_client():
+                    await response.write(b": working\n\n")
             told = api.events(asked, task.result())
+        except _ClientGone:
+            raise
         except Exception as error:
             told = [("error", api.error(as_api_error(error)))]
-        data = b"".join(_event(name, event) for name, event in told) + api.last
-        deadline = Deadline(self._clock, _BODY_S)
-        await deadline.wait(response.write(data), "the client to read what was streamed")
-        await deadline.wait(response.write_eof(), "the client to read the end of the stream")
+        await self._written(request, response, b"".join(_event(name, event) for name, event in told) + api.last)
         return response
+
+    async def _written(self, request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+        """`data`, and the end. Raises _ClientGone."""
+        deadline = Deadline(self._clock, _BODY_S)
+        with _from_client():
+            if not response.prepared:
+                await response.prepare(request)
+            await deadline.wait(response.write(data), "the client to read its answer")
+            await deadline.wait(response.write_eof(), "the client to read the end of its answer")
 
     async def _within(self, task: asyncio.Task[Answered]) -> bool:
         """Whether the task ends soon."""

@@ -1,0 +1,75 @@
+"""Which request is a retry of which."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from headrace.gateway.agents.exchanges import Exchange, Exchanges
+
+
+def run(test: Callable[[Exchanges[int], Callable[[], asyncio.Task[int]]], Awaitable[None]]) -> None:
+    async def main() -> None:
+        exchanges: Exchanges[int] = Exchanges()
+        begun: list[asyncio.Task[int]] = []
+
+        async def work(number: int) -> int:
+            return number
+
+        def begin() -> asyncio.Task[int]:
+            begun.append(asyncio.get_running_loop().create_task(work(len(begun))))
+            return begun[-1]
+
+        await test(exchanges, begin)
+        await asyncio.gather(*begun, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def claim(exchanges: Exchanges[int], begin: Callable[[], asyncio.Task[int]], *, retry: bool = False) -> Exchange[int]:
+    return exchanges.claim("/v1/x", b"{}", says_retry=retry, begin=begin)
+
+
+def test_two_at_once_are_two_samples_and_each_that_broke_is_found_once() -> None:
+    async def test(exchanges: Exchanges[int], begin: Callable[[], asyncio.Task[int]]) -> None:
+        first = claim(exchanges, begin)
+        with first.reading():
+            second = claim(exchanges, begin)
+            assert second is not first
+            with second.reading():
+                pass
+            with second.reading():  # it broke, and comes again
+                assert claim(exchanges, begin) is not second
+        assert claim(exchanges, begin) is first
+
+    run(test)
+
+
+def test_one_that_a_second_connection_took_is_not_broken_by_the_first() -> None:
+    async def test(exchanges: Exchanges[int], begin: Callable[[], asyncio.Task[int]]) -> None:
+        first = claim(exchanges, begin)
+        with first.reading():
+            assert claim(exchanges, begin, retry=True) is first
+            with first.reading() as delivered:
+                delivered()
+        assert not first.is_broken
+        assert claim(exchanges, begin) is not first
+        assert exchanges.retries == 1
+
+    run(test)
+
+
+def test_what_failed_is_tried_again() -> None:
+    async def test(exchanges: Exchanges[int], begin: Callable[[], asyncio.Task[int]]) -> None:
+        async def fails() -> int:
+            raise ValueError("no answer")
+
+        failed = exchanges.claim("/v1/x", b"{}", says_retry=False, begin=lambda: asyncio.ensure_future(fails()))
+        with pytest.raises(ValueError):
+            await failed.task
+        assert claim(exchanges, begin, retry=True) is not failed
+        assert exchanges.retries == 0
+
+    run(test)
