@@ -24,12 +24,17 @@ def query(key="", **_) -> str:
     return found[0] if found else "?"
 
 
-async def solve(episode) -> float:
+async def solve_alone(episode) -> float:
+    """Without its tool."""
+    return await solve(episode, tools=None)
+
+
+async def solve(episode, tools=(TOOL,)) -> float:
     messages = [{"role": "user", "content": episode.row["prompt"]}]
     headers = {"Authorization": f"Bearer {episode.api_key}"}
     async with aiohttp.ClientSession(headers=headers) as client:
         for _ in range(TURNS):
-            body = {"model": episode.model, "messages": messages, "tools": [TOOL]}
+            body = {"model": episode.model, "messages": messages} | ({"tools": [*tools]} if tools else {})
             async with client.post(f"{episode.base_url}/chat/completions", json=body) as response:
                 response.raise_for_status()
                 message = (await response.json())["choices"][0]["message"]
