@@ -10,6 +10,7 @@ from pathlib import Path
 import conforming
 import pytest
 import torch
+from attached import require_attached
 from sglang_server import needs_sglang, spec
 from vllm_server import serving
 
@@ -30,7 +31,8 @@ def test_it_conforms(tmp_path: Path) -> None:
     (tmp_path / "shm").mkdir()
 
     async def run() -> None:
-        async with serving(spec(tmp_path)) as worker:
+        launched_as = spec(tmp_path)
+        async with serving(launched_as) as worker:
             publish = conforming.Publications(ShmPublisher(tmp_path / "shm"))
             subject = conforming.subject(worker.engine, worker.engine._services.clock, publish)
             for check in CHECKS:
@@ -52,6 +54,7 @@ def test_it_conforms(tmp_path: Path) -> None:
             ):
                 with pytest.raises(ConfigError, match=words):
                     await worker.engine.dialect.meet(expected)
+            await require_attached(worker, launched_as, on_disk)
 
     asyncio.run(run())
 

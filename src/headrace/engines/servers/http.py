@@ -113,14 +113,15 @@ class ServerHttp:
                 return text
 
     async def events(self, path: str, body: Mapping[str, Any], *, what: str) -> AsyncGenerator[dict[str, Any]]:
-        """What the server sends as events, until it says that it is done. Raises ServerGone where it breaks off, and
-        ServerRefused. Leaving early closes the connection."""
+        """What the server sends as events, until it says that it is done. Raises ServerGone where it breaks off, or
+        says by a status from 500 that it cannot serve, and ServerRefused. Leaving early closes the connection."""
         assert self._streams is not None
         done = False
         try:
             async with self._streams.post(self.url + path, json=body, allow_redirects=False) as answer:
                 if answer.status >= 300:
-                    raise ServerRefused(what, answer.status, await answer.text())
+                    refused = ServerRefused(what, answer.status, await answer.text())
+                    raise ServerGone(str(refused)) if answer.status >= 500 else refused
                 left = b""
                 while part := await answer.content.readany():
                     *lines, left = (left + part).split(b"\n")

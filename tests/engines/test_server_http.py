@@ -1,0 +1,41 @@
+"""HTTP to a server: what an answer that is none is taken for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from headrace.engines.servers.http import ServerGone, ServerHttp, ServerRefused
+from headrace.runtime.inline import InlineRuntime
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(400, ServerRefused), (404, ServerRefused), (500, ServerGone), (503, ServerGone)]
+)
+def test_a_stream_that_a_dying_server_refuses_is_gone_and_not_a_fault_of_the_request(
+    status: int, error: type[Exception]
+) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=status, text="its engine encountered an issue")
+
+    async def run() -> None:
+        runtime = InlineRuntime()
+        app = web.Application()
+        app.router.add_post("/generate", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        http = ServerHttp(f"http://127.0.0.1:{runner.addresses[0][1]}", runtime.clock)
+        await http.open()
+        try:
+            with pytest.raises(error, match=f"request r: the server answered {status}: its engine encountered"):
+                async for _ in http.events("/generate", {}, what="request r"):
+                    pass
+        finally:
+            await http.close()
+            await runner.cleanup()
+            await runtime.close()
+
+    asyncio.run(run())
