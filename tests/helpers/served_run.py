@@ -21,6 +21,7 @@ BATCHES, ETA = 24, 2
 _WAIT_S = 290.0
 
 Run = subprocess.Popen[str]
+SHARED = Path("/dev/shm")
 
 
 def begun(tmp_path: Path, **job: object) -> tuple[Run, Path]:
@@ -77,6 +78,7 @@ def worker_of(process: Run) -> psutil.Process:
 def require_no_loss(process: Run, run: Path, victim: Callable[[Run], psutil.Process]) -> None:
     """Kills the victim once the run is on its way: the run ends as it would have, and nothing of it is left."""
     before: list[psutil.Process] = []
+    shared = {*SHARED.glob("psm_*"), *SHARED.glob("sglang_*")}
     try:
         until_batch(run, 4, process)
         before = below(process)
@@ -93,4 +95,6 @@ def require_no_loss(process: Run, run: Path, victim: Callable[[Run], psutil.Proc
     assert max(int(stale) for record in batches for stale in record["staleness"]) <= ETA
     assert not any(record["failed_samples"] for record in batches)
     assert kinds["engine_died"] == kinds["engine_back"] == 1
+    if victim is not worker_of:  # which ends what a server leaves
+        assert {*SHARED.glob("psm_*"), *SHARED.glob("sglang_*")} <= shared, "memory that its processes shared"
     assert not [each for each in before if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]

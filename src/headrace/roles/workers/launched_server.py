@@ -19,6 +19,8 @@ from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.sandbox.guardian import guarded
 
 _TERM_S, _KILL_S = 10.0, 10.0
+_OF_SERVERS = ("/dev/shm/psm_", "/dev/shm/sglang_", "/dev/shm/sem.")
+"""How the names of shared memory begin that Python's multiprocessing gives, and SGLang."""
 _WORDS = 2000
 """Bytes of the log's end that are looked at."""
 
@@ -36,6 +38,8 @@ class LaunchedServer:
         self._guardian: Process | None = None
         self._line: socket.socket | None = None
         self._noted: list[psutil.Process] = []
+        self._segments: list[str] = []
+        """Of shared memory, which its processes share among themselves."""
 
     async def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """`command`: an absolute path first. Raises EngineError."""
@@ -84,14 +88,19 @@ class LaunchedServer:
         return []
 
     def note(self) -> None:
-        """Which processes it has now: should the guardian itself be killed, they are ended all the same."""
+        """Which processes it has now: should the guardian itself be killed, they are ended all the same. And which
+        shared memory: one that is killed leaves it, some hundred MB of it."""
         self._noted = self._below() or self._noted
+        self._segments = sorted({path for process in self._noted for path in _shared(process)})
 
     def _end_noted(self) -> None:
         for process in self._noted:
             with contextlib.suppress(psutil.Error):  # a number that is another's by now is none of these
                 process.kill()
-        self._noted = []
+        for path in self._segments:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        self._noted, self._segments = [], []
 
     def has_ended(self) -> bool:
         return self._guardian is not None and self._guardian.returncode is not None
@@ -121,6 +130,14 @@ class LaunchedServer:
         with contextlib.suppress(WaitTimeout):
             await self._clock.wait_for(guardian.wait(), _KILL_S, "the server to be ended")
         self._end_noted()
+
+
+def _shared(process: psutil.Process) -> list[str]:
+    """The files of shared memory that are its own kind's: what others gave it, as weights, has other names."""
+    with contextlib.suppress(psutil.Error, OSError):
+        paths = [each.path for each in process.memory_maps()]
+        return [path for path in paths if path.startswith(_OF_SERVERS)]
+    return []
 
 
 def free_port() -> int:
