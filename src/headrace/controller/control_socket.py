@@ -17,8 +17,8 @@ from typing import Any
 from headrace.config.errors import ConfigError
 from headrace.errors import HeadraceError
 from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.store.run_store import CONTROL_NAME as NAME
 
-NAME = "control.sock"
 _MOST_BYTES = 4096
 _ASK_S = 10.0
 """In which whoever connects has to ask."""

@@ -30,7 +30,8 @@ CONFIG_NAME = "config.yaml"
 FOLDERS = ("journal", "checkpoints", "logs")
 TRACKERS_NAME = "trackers"
 _MORE_FOLDERS = ("weights", TRACKERS_NAME, ORIGIN_NAME, PARTIALS_NAME)
-_FILES = (DATABASE_NAME, ROLLOUTS_NAME, CONFIG_NAME, "summary.json", LOCK_NAME)
+CONTROL_NAME = "control.sock"
+_FILES = (DATABASE_NAME, ROLLOUTS_NAME, CONFIG_NAME, "summary.json", LOCK_NAME, CONTROL_NAME)
 _MADE_BY_RUNS = (
     *(name + end for name in (DATABASE_NAME, ROLLOUTS_NAME) for end in ("", "-wal", "-shm", ".new")),
     *FOLDERS,
@@ -42,6 +43,7 @@ _MADE_BY_RUNS = (
     ORIGIN_NAME,
     f"{ORIGIN_NAME}.new",
     LOCK_NAME,
+    CONTROL_NAME,
 )
 
 
