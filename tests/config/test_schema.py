@@ -69,3 +69,16 @@ def test_what_a_command_refuses_for_its_form_is_marked(given: dict[str, Any], wh
 def test_functions_of_ones_own_and_names_of_ours_are_valid() -> None:
     for loss in ("gspo", "mine.py:loss"):
         assert faults("train", {**LEAST["train"], "algorithm": {"loss": loss}}) == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "is_valid"),
+    [
+        ({"kind": "vllm"}, True),
+        ([{"kind": "vllm", "spread": "group"}, {"replicas": 2}], True),
+        ([{}, {"spread": "group"}], False),
+        ([], False),
+    ],
+)
+def test_an_engine_is_a_section_or_a_list_of_them(engine: object, is_valid: bool) -> None:
+    assert (faults("train", LEAST["train"] | {"engine": engine}) == []) is is_valid
