@@ -29,6 +29,7 @@ ROLLOUTS_NAME = "rollouts.db"
 CONFIG_NAME = "config.yaml"
 FOLDERS = ("journal", "checkpoints", "logs")
 TRACKERS_NAME = "trackers"
+GATEWAY_NAME = "gateway.json"
 _MORE_FOLDERS = ("weights", TRACKERS_NAME, ORIGIN_NAME, PARTIALS_NAME)
 _FILES = (DATABASE_NAME, ROLLOUTS_NAME, CONFIG_NAME, "summary.json", LOCK_NAME)
 _MADE_BY_RUNS = (
@@ -36,6 +37,7 @@ _MADE_BY_RUNS = (
     *FOLDERS,
     CONFIG_NAME,
     "summary.json",
+    GATEWAY_NAME,
     "weights",
     TRACKERS_NAME,
     PARTIALS_NAME,

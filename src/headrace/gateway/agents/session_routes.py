@@ -15,7 +15,7 @@ from headrace.gateway.agents.agent_session import AgentSession
 from headrace.gateway.agents.answered import Answered
 from headrace.gateway.agents.exchanges import Delivery
 from headrace.gateway.errors import ApiError, as_api_error
-from headrace.gateway.http_json import read_json
+from headrace.gateway.http_json import read_json, send_json
 from headrace.gateway.sampling import Deadline
 from headrace.runtime.protocol import Services, WaitTimeout
 
@@ -100,15 +100,7 @@ class SessionRoutes:
         return response
 
     async def _sent(self, request: web.Request, value: dict[str, Any]) -> web.StreamResponse:
-        """Until the client has it, as far as one can know. Raises ConnectionError."""
-        response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
-        data = _dumps(value).encode()
-        response.content_length = len(data)
-        await response.prepare(request)
-        deadline = Deadline(self._clock, _BODY_S)
-        await deadline.wait(response.write(data), "the client to read its answer")
-        await deadline.wait(response.write_eof(), "the client to read the end of its answer")
-        return response
+        return await send_json(request, value, Deadline(self._clock, _BODY_S))
 
     async def _streamed(
         self, request: web.Request, task: asyncio.Task[Answered], api: AgentApi, asked: AgentRequest
