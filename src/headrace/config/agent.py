@@ -1,10 +1,11 @@
-"""An agent that is a command."""
+"""Agents that are no function: a command, and one that runs by itself."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import ipaddress
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from headrace.config.base import Section
 from headrace.config.reward import SandboxTool
@@ -29,10 +30,56 @@ class AgentCommand(Section):
     """Names of environment variables that it is given, beside PATH, LANG and what says where the API is."""
 
 
+class OutsideAgent(Section):
+    """Agents that run by themselves, here or elsewhere. They ask the run for tasks over HTTP: each is an episode."""
+
+    outside: Literal[True]
+    """Says that this is what is meant: `true`."""
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """The address that the run listens on. Beyond loopback it needs `token_env`."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """0: one that is free. `gateway.json` in the run's folder tells it."""
+    token_env: str | None = Field(default=None, min_length=1)
+    """The environment variable that holds the token which agents send to be given tasks; none is asked for unless
+    given."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_no_command(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "command" in given:
+            raise ValueError("command and outside are given: one of them plays; leave one out")
+        return given
+
+    @model_validator(mode="after")
+    def _others_need_a_token(self) -> OutsideAgent:
+        if self.token_env is None and not _is_loopback(self.host):
+            raise ValueError(
+                f"host is {self.host!r}, which others can reach, and no token is asked for; set token_env, or use "
+                "127.0.0.1"
+            )
+        return self
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, str):
+        return "<function>"
+    is_outside = isinstance(value, OutsideAgent) or (isinstance(value, dict) and "outside" in value)
+    return "<outside>" if is_outside else "<command>"
+
+
 AgentConfig = Annotated[
-    Annotated[str, Tag("<function>")] | Annotated[AgentCommand, Tag("<command>")],
-    Discriminator(
-        lambda value: "<function>" if isinstance(value, str) else "<command>",
-    ),
+    Annotated[str, Tag("<function>")]
+    | Annotated[AgentCommand, Tag("<command>")]
+    | Annotated[OutsideAgent, Tag("<outside>")],
+    Discriminator(_kind_of),
 ]
-"""`path.py:function`, or a program."""
+"""`path.py:function`, a program, or whoever asks."""

@@ -78,8 +78,10 @@ def _sections(
             yield from _sections(listed, None, f"{path}[]{_variant(listed)}")
         if (named := _named_sections(field)) is not None:
             yield from _sections(named, None, f"{path}.NAME")
-        if (other := _section_beside_text(field)) is not None:
-            yield from _sections(other, None, path)
+        beside_text = _sections_beside_text(field)
+        for other in beside_text:
+            told_by = f" {next(iter(other.model_fields))}: ..." if len(beside_text) > 1 else ""
+            yield from _sections(other, None, f"{path}{told_by}")
 
 
 def _section_of(field: FieldInfo) -> type[Section] | None:
@@ -110,12 +112,13 @@ def _named_sections(field: FieldInfo) -> type[Section] | None:
     return arguments[1] if get_origin(field.annotation) is dict and _is_section(arguments[1]) else None
 
 
-def _section_beside_text(field: FieldInfo) -> type[Section] | None:
-    """The section that may stand where a text may, unless it is one that lists hold too, which are described there."""
+def _sections_beside_text(field: FieldInfo) -> list[type[Section]]:
+    """The sections that may stand where a text may, unless lists hold them too: then they are described there."""
     parts = [_bare(part) for part in get_args(field.annotation)]
     inner = [_bare(part) for whole in parts for part in get_args(whole)]
-    sections = [part for part in inner if _is_section(part) and part is not SourceConfig]
-    return sections[0] if str in inner and len(sections) == 1 else None
+    if str not in inner:
+        return []
+    return [part for part in inner if _is_section(part) and part is not SourceConfig and not _variant(part)]
 
 
 def _is_section(annotation: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from headrace.config.agent import AgentConfig
+from headrace.config.agent import AgentConfig, OutsideAgent
 from headrace.config.base import Section
 from headrace.config.filters import FilterConfig
 from headrace.config.values.temperature import SamplingTemperature
@@ -60,8 +60,9 @@ class RolloutConfig(Section):
     workflow: str = "single_turn"
     """`single_turn`, `multi_turn`, `agent`, or a class of yours: `path.py:Class`."""
     agent: AgentConfig | None = None
-    """What plays an episode by the OpenAI API: a function of yours, `path.py:function`, or a program, as `{command:
-    [python, agent.py]}`; see docs/agents.md. With it `workflow` is `agent`."""
+    """What plays an episode by the OpenAI API: a function of yours, `path.py:function`, a program, as `{command:
+    [python, agent.py]}`, or agents that ask for tasks, as `{outside: true, port: 8100}`; see docs/agents.md. With it
+    `workflow` is `agent`."""
     function: str | None = Field(default=None, min_length=1)
     """A function of yours that plays training's groups in the place of the workflow: `path.py:function`, called as
     `await generate(buffer, batch, evaluation)`. See docs/rollout-functions.md."""
@@ -128,6 +129,10 @@ class RolloutConfig(Section):
         if self.agent is not None and self.workflow != "agent":
             raise ValueError(
                 f"agent is {self.agent!r} and workflow is {self.workflow!r}: one of them plays; leave one out"
+            )
+        if isinstance(self.agent, OutsideAgent) and self.function is not None:
+            raise ValueError(
+                f"agent is outside and function is {self.function!r}, which plays in its place: leave one out"
             )
         if self.workflow == "agent" and self.agent is None:
             raise ValueError("workflow is agent, and no agent is named; set agent: path.py:function")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ from headrace.controller.building.worker_processes import worker_processes
 from headrace.controller.planning.plan import Plan
 from headrace.controller.watching import watchdog
 from headrace.models.loading import resolve_device
+from headrace.rollout.workflow import outside_player
+
+logger = logging.getLogger(__name__)
 
 
 async def evaluate(plan: Plan, only: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
@@ -49,6 +53,8 @@ async def evaluate(plan: Plan, only: Sequence[str] = ()) -> dict[str, dict[str, 
             serving({"policy": engines, **judges}, clock),
             playing(plan, runtime, here=True) as plan,
         ):
+            if (outside := outside_player(plan.workflow)) is not None:
+                logger.warning("rollout.agent: agents outside are given tasks at POST %s/tasks", outside.tasks.address)
             for each in evaluations(plan, engines, runtime, rewards, model_reward):
                 if not only or each.held_out.name in only:
                     results[each.held_out.name] = await each.run(engines.version)

@@ -32,6 +32,7 @@ from headrace.roles.engine_watch import EngineWatchRole
 from headrace.roles.recording import NAME, RecordingRole
 from headrace.roles.rollout import RolloutRole
 from headrace.roles.weight_follower import WeightFollowerRole
+from headrace.rollout.workflow import outside_player
 from headrace.runtime.collection import rare_collections
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunStore
@@ -96,6 +97,7 @@ def _started(plan: Plan, base: Groundwork, begun: Version) -> dict[str, Any]:
 
 
 def _recording(plan: Plan, store: RunStore, base: Groundwork, lineage: Lineage) -> RecordingRole:
+    outside = outside_player(plan.workflow)
     loader = StreamingLoader(
         base.table,
         base.flow,
@@ -104,6 +106,7 @@ def _recording(plan: Plan, store: RunStore, base: Groundwork, lineage: Lineage) 
         streaming=False,
         timeout_s=plan.config.runtime.stall_timeout_s,
         unfinished=base.context.unfinished,
+        stood_still=float if outside is None else outside.tasks.busy_s,
     )
 
     async def after_batch(step: TrainedStep) -> None:

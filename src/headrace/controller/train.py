@@ -13,6 +13,7 @@ from typing import Any
 from headrace.controller.begin import Begin
 from headrace.controller.building.judge_engines import LateAsk, asker, serving, stop_engine
 from headrace.controller.building.models import Models
+from headrace.controller.building.outside_agents import tasks_told
 from headrace.controller.building.own_gateway import playing
 from headrace.controller.building.reward_pools import RewardPools
 from headrace.controller.building.rollout_workers import RolloutHands, end_rollout_workers
@@ -146,7 +147,10 @@ async def train(
                     async with outside.watchdog(plan, owners, store.path / DATABASE_NAME):
                         with told(plan.config), stop or StopRequest(STOPPING) as told_to_stop:
                             go = record_rollouts if plan.config.rollouts_only else partial(_train, outside)
-                            async with playing(plan, runtime, here=not plan.rollout_workers) as plan:
+                            async with (
+                                playing(plan, runtime, here=not plan.rollout_workers) as plan,
+                                tasks_told(plan, folder, runtime, files, event, tell),
+                            ):
                                 status = await go(
                                     plan, folder, store, restored, runtime, told_to_stop, noticed, listeners
                                 )

@@ -26,6 +26,17 @@ async def read_json(request: web.Request, deadline: Deadline) -> Any:
         raise ApiError(f"the body is not JSON: {error}") from error
 
 
+async def send_json(request: web.Request, value: dict[str, Any], deadline: Deadline) -> web.StreamResponse:
+    """Until the client has it, as far as one can know. Raises ConnectionError, WaitTimeout."""
+    response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
+    data = _dumps(value).encode()
+    response.content_length = len(data)
+    await response.prepare(request)
+    await deadline.wait(response.write(data), "the client to read its answer")
+    await deadline.wait(response.write_eof(), "the client to read the end of its answer")
+    return response
+
+
 def respond(value: dict[str, Any]) -> web.Response:
     return web.json_response(value, dumps=_dumps)
 

@@ -32,6 +32,8 @@ class RoleContext:
     computing: Counter[str] = field(default_factory=Counter)
     """What roles compute now."""
     activity: Activity = field(default_factory=Activity)
+    elsewhere: Callable[[], str] = str
+    """What is waited for outside of the run, in words; empty if nothing is."""
 
     @property
     def refs(self) -> Refs:
@@ -55,9 +57,11 @@ class RoleContext:
             self.computing[name] -= 1
 
     def unfinished(self) -> str:
-        """What roles compute now, for messages; begins with a semicolon, if there is anything."""
+        """What roles compute now, and what is waited for elsewhere, for messages; begins with a semicolon, if there is
+        anything."""
         names = ", ".join(name for name, count in self.computing.items() if count)
-        return f"; not finished: {names}" if names else ""
+        told = ([f"not finished: {names}"] if names else []) + [word for word in (self.elsewhere(),) if word]
+        return "".join(f"; {word}" for word in told)
 
     async def changed(self, side: str, what: str) -> None:
         """Until the flow changes. A wait past the time limit is reported, and goes on: the actor's own wait, which

@@ -60,6 +60,11 @@ class AgentWorkflow:
         self._agent = agent
         self._sessions = sessions
 
+    @property
+    def player(self) -> Player:
+        """The agent."""
+        return self._agent
+
     def through(self, sessions: Sessions) -> AgentWorkflow:
         """The same, played through `sessions`."""
         return AgentWorkflow(self._agent, sessions)
@@ -77,6 +82,7 @@ class AgentWorkflow:
                 api_key=session.api_key,
                 model=session.model,
                 name=policy.name,
+                evaluation=not policy.is_trained,
             )
             returned = await self._played(episode, session, policy.settings.clock)
         trajectories = session.trajectories()

@@ -27,3 +27,5 @@ class AgentEpisode:
     """The policy's name in requests."""
     name: str
     """Group and number of the episode, the same in every run of the seed."""
+    evaluation: bool = False
+    """Whether it is of a held-out set, and not trained."""

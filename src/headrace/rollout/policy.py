@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -94,6 +95,19 @@ class Policy:
     def leave(self) -> None:
         """Nobody waits for the episode any more, and it goes on: it gets no further token."""
         self._is_left = True
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """Within, the episode's clock stands still: what it waits for is no time of its own."""
+        with ExitStack() as stack:
+            for still in self._still:
+                stack.enter_context(still.standing())
+            yield
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether what it samples is trained on; else it is of an evaluation."""
+        return self._settings.return_kept
 
     @property
     def settings(self) -> PolicySettings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +29,9 @@ class Session(Protocol):
 
     async def socket(self) -> str:
         """Path of a Unix socket that answers for this episode alone."""
+
+    def standing(self) -> AbstractContextManager[None]:
+        """Within, the episode's time does not run."""
 
     def close(self) -> None:
         """Its key opens nothing from now on, and what was asked is aborted."""

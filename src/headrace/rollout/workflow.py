@@ -6,13 +6,14 @@ import inspect
 from collections.abc import Sequence
 from typing import Protocol
 
-from headrace.config.agent import AgentCommand
+from headrace.config.agent import AgentCommand, OutsideAgent
 from headrace.config.errors import ConfigError
 from headrace.config.rollout import RolloutConfig
 from headrace.experience.prompts.dataset import Prompt
 from headrace.plugins.named import NOTHING_GIVEN, Given, load_class, load_function
 from headrace.rollout.agent import AgentWorkflow, FunctionAgent, Player
 from headrace.rollout.agent_command import CommandAgent
+from headrace.rollout.agent_outside import OutsidePlayer
 from headrace.rollout.multi_turn import MultiTurn
 from headrace.rollout.policy import Policy
 from headrace.rollout.single_turn import SingleTurn
@@ -31,7 +32,15 @@ class Workflow(Protocol):
         """
 
 
-def _agent(agent: str | AgentCommand, given: Given) -> Player:
+def outside_player(workflow: Workflow) -> OutsidePlayer | None:
+    """What offers the episodes, where agents outside of the run play."""
+    player = workflow.player if isinstance(workflow, AgentWorkflow) else None
+    return player if isinstance(player, OutsidePlayer) else None
+
+
+def _agent(agent: str | AgentCommand | OutsideAgent, given: Given, episode_timeout_s: float) -> Player:
+    if isinstance(agent, OutsideAgent):
+        return OutsidePlayer(agent, episode_timeout_s)
     if isinstance(agent, AgentCommand):
         return CommandAgent(agent)
     return FunctionAgent(load_function(agent, "rollout.agent", ("episode",), awaited=True, given=given))
@@ -51,7 +60,7 @@ def load_workflow(config: RolloutConfig, given: Given = NOTHING_GIVEN) -> Workfl
             "none; set rollout.workflow=multi_turn, or remove it"
         )
     if config.agent is not None:
-        return AgentWorkflow(_agent(config.agent, given))
+        return AgentWorkflow(_agent(config.agent, given, config.episode_timeout_s))
     if config.workflow == "single_turn":
         return SingleTurn()
     if ":" not in config.workflow:

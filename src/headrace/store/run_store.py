@@ -29,6 +29,7 @@ ROLLOUTS_NAME = "rollouts.db"
 CONFIG_NAME = "config.yaml"
 FOLDERS = ("journal", "checkpoints", "logs")
 TRACKERS_NAME = "trackers"
+GATEWAY_NAME = "gateway.json"
 _MORE_FOLDERS = ("weights", TRACKERS_NAME, ORIGIN_NAME, PARTIALS_NAME)
 CONTROL_NAME = "control.sock"
 _FILES = (DATABASE_NAME, ROLLOUTS_NAME, CONFIG_NAME, "summary.json", LOCK_NAME, CONTROL_NAME)
@@ -37,6 +38,7 @@ _MADE_BY_RUNS = (
     *FOLDERS,
     CONFIG_NAME,
     "summary.json",
+    GATEWAY_NAME,
     "weights",
     TRACKERS_NAME,
     PARTIALS_NAME,

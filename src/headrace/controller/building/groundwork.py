@@ -35,6 +35,7 @@ from headrace.roles.rollout import GroupRunner, RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
 from headrace.roles.rollout_workers import recording_failed
 from headrace.rollout.filters import looks_inside
+from headrace.rollout.workflow import outside_player
 from headrace.runtime.protocol import Runtime
 from headrace.store import RunStore
 from headrace.store.partials import Partials
@@ -136,8 +137,16 @@ def lay_groundwork(
         kl_coefficient=kl_coefficient,
         listeners=listeners,
     )
+    outside = outside_player(plan.workflow)
     context = RoleContext(
-        runtime, flow, table, waits, recorder.event, config.runtime.stall_timeout_s, activity=activity
+        runtime,
+        flow,
+        table,
+        waits,
+        recorder.event,
+        config.runtime.stall_timeout_s,
+        activity=activity,
+        elsewhere=str if outside is None else outside.tasks.describe,
     )
     record = RolloutRecord(
         context,

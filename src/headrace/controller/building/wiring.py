@@ -43,6 +43,7 @@ from headrace.roles.rollout_record import RolloutRecord
 from headrace.roles.weight_follower import WeightFollowerRole, taken_up
 from headrace.roles.weight_followers import WeightFollowersRole
 from headrace.roles.workers.functions import FunctionsWorker
+from headrace.rollout.workflow import outside_player
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
 from headrace.runtime.workers import Workers
@@ -170,10 +171,14 @@ def connect(
     if replay is not None:
         rule = replay.rule(masks_truncated=truncated)
 
+    outside = outside_player(plan.workflow)
+
     def stood_still() -> float:
-        """No row could come while no engine served, or of what a rollout worker was lost with."""
+        """No row could come while no engine served, or of what a rollout worker was lost with, or while all agents
+        outside were at work and tasks waited for them."""
         away = sum(each.outage.seconds() for each in (pool, *judges))
-        return away + (0.0 if hands is None else hands.seats.lost_time.seconds())
+        busy = 0.0 if outside is None else outside.tasks.busy_s()
+        return away + busy + (0.0 if hands is None else hands.seats.lost_time.seconds())
 
     def loader(consumer: str, max_tokens: int, epochs: Epochs | None) -> StreamingLoader:
         return StreamingLoader(

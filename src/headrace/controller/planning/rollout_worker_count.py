@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.config import ConfigError, TrainConfig
+from headrace.config.agent import AgentCommand, OutsideAgent
 from headrace.config.filters import FunctionFilter
 from headrace.config.values.name_or_function import is_own
 from headrace.experience.text.fast_tokenizer import TokenizerSpec
@@ -22,6 +23,13 @@ def rollout_workers(config: TrainConfig, given: Given) -> int:
             f"rollout.workers is {wanted}, but {key} is {spec!r}, whose buffer has all groups of the run; leave "
             "rollout.workers out, or set it to 1"
         )
+    if isinstance(config.rollout.agent, OutsideAgent):
+        if wanted not in ("auto", 0):
+            raise ConfigError(
+                f"rollout.workers is {wanted}, but rollout.agent is outside: the run's own process gives the tasks "
+                "out; leave rollout.workers out, or set it to 0"
+            )
+        return 0
     if config.data.rollouts is not None or wanted == 0:
         return 0
     objects = [(key, spec) for key, spec in _asked(config) if spec in given or spec.startswith(f"{IN_MEMORY}:")]
@@ -62,7 +70,7 @@ def _played(config: TrainConfig) -> Iterator[tuple[str, str]]:
     yield "rollout.workflow", rollout.workflow
     if rollout.agent is not None:
         agent = rollout.agent
-        yield "rollout.agent", agent if isinstance(agent, str) else f"command: {agent.command[0]}"
+        yield "rollout.agent", agent if isinstance(agent, str) else _told(agent)
     if rollout.environment is not None:
         yield "rollout.environment", rollout.environment
     for each in config.filters:
@@ -70,6 +78,10 @@ def _played(config: TrainConfig) -> Iterator[tuple[str, str]]:
             yield "rollout.filters", each.function
         elif isinstance(each, str):
             yield "rollout.filters", each
+
+
+def _told(agent: AgentCommand | OutsideAgent) -> str:
+    return "outside" if isinstance(agent, OutsideAgent) else f"command: {agent.command[0]}"
 
 
 def _functions(config: TrainConfig) -> list[tuple[str, str]]:

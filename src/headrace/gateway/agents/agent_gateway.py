@@ -14,6 +14,7 @@ from headrace.gateway.agents.agent_session import AgentSession
 from headrace.gateway.agents.episode_place import EpisodePlace
 from headrace.gateway.agents.own_folder import OwnFolder
 from headrace.gateway.agents.session_routes import SessionOf, SessionRoutes, closed
+from headrace.gateway.agents.task_routes import TaskRoutes
 from headrace.gateway.app import GUARDED, errors_as_json
 from headrace.gateway.errors import ApiError
 from headrace.gateway.server import HttpServer, serve
@@ -25,9 +26,12 @@ _MIB = 2**20
 
 
 class AgentGateway:
-    """Implements `Sessions`. Each episode has a key of its own, and nothing is answered without one."""
+    """Implements `Sessions`. Each episode has a key of its own, and nothing is answered without one; but tasks, for
+    agents outside, are given out as `TaskRoutes` says."""
 
-    def __init__(self, config: GatewayConfig, services: Services) -> None:
+    def __init__(self, config: GatewayConfig, services: Services, tasks: TaskRoutes | None = None) -> None:
+        """`tasks`: for agents outside, who are listened to where these say."""
+        self._tasks = tasks
         self._config = config
         self._services = services
         self._secret = secrets.token_bytes(32)
@@ -38,10 +42,19 @@ class AgentGateway:
 
     async def start(self) -> None:
         """Raises ConfigError if it cannot listen."""
-        self._server = await serve(self._app(self._session_of), _HOST, 0)
+        app, tasks = self._app(self._session_of), self._tasks
+        if tasks is None:
+            self._server = await serve(app, _HOST, 0)
+            return
+        app[GUARDED] = tasks.is_guarded
+        app.add_routes(tasks.routes)
+        self._server = await serve(app, tasks.host, tasks.port)
+        tasks.listen(self._server.address)
 
     async def close(self) -> None:
         """Its end, and that of all sessions."""
+        if self._tasks is not None:
+            self._tasks.close()
         for session in self._sessions.values():
             session.close()
         if self._server is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -85,6 +86,10 @@ class AgentSession:
         if self._place is None:
             raise RuntimeError("this session has no place on the machine")
         return self._place
+
+    def standing(self) -> AbstractContextManager[None]:
+        """See `Session.standing`."""
+        return self._policy.standing()
 
     def close(self) -> None:
         """See `Session.close`."""

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from headrace.config.gateway import GatewayConfig
 from headrace.rollout.agent import AgentWorkflow
-from headrace.rollout.workflow import Workflow
+from headrace.rollout.workflow import Workflow, outside_player
 from headrace.runtime.protocol import Services
 
 
@@ -18,8 +18,10 @@ async def with_gateway(workflow: Workflow, config: GatewayConfig, services: Serv
         yield workflow
         return
     from headrace.gateway.agents.agent_gateway import AgentGateway  # aiohttp's server, for those who need it
+    from headrace.gateway.agents.task_routes import TaskRoutes
 
-    gateway = AgentGateway(config, services)
+    outside = outside_player(workflow)
+    gateway = AgentGateway(config, services, None if outside is None else TaskRoutes(outside, services.clock))
     await gateway.start()
     try:
         yield workflow.through(gateway)

@@ -1,0 +1,248 @@
+"""Episodes that agents outside of the run play: offered, taken by whoever asks, and ended by that or by the run.
+
+An episode is with one agent at a time. While nobody has taken it, its clock stands still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+from headrace.errors import HeadraceError
+from headrace.runtime.patience import StandStill
+from headrace.runtime.protocol import Clock
+from headrace.runtime.signal import Signal
+
+_MOST_REMEMBERED = 10_000
+"""Tasks that have ended, of which it is still known that they were there."""
+_LATELY = 8
+"""Offers from which the next one is foretold."""
+_AT_ONCE_S = 0.5
+"""Offers that are less far apart count as one."""
+_RETRY_S, _SOONEST_RETRY_S, _LATEST_RETRY_S = 5, 1, 60
+
+
+class TaskFailed(HeadraceError):
+    """The agent says that its episode failed."""
+
+
+class UnknownTask(HeadraceError):
+    """There is no such task."""
+
+
+class TaskEnded(HeadraceError):
+    """The task has ended before."""
+
+
+class TasksClosed(HeadraceError):
+    """No task comes any more."""
+
+
+def task_id(api_key: str) -> str:
+    """Of the episode with this key. It tells nothing of the key."""
+    return hashlib.sha256(api_key.encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+class OutsideTask:
+    """One episode."""
+
+    def __init__(
+        self, api_key: str, told: Mapping[str, Any], standing: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """`told`: what its agent is told of it, as JSON. `standing`: within, its clock stands still."""
+        self.id = task_id(api_key)
+        self.told = told
+        self.reward: float | None = None
+        """The last one that was told."""
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """By its agent. Raises TaskFailed."""
+        self._standing = standing
+        self._stands: ExitStack | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._stands is not None
+
+    def wait(self) -> None:
+        """Nobody has taken it."""
+        self._stands = ExitStack()
+        self._stands.enter_context(self._standing())
+
+    def go_on(self) -> None:
+        """It is taken, or over."""
+        if self._stands is not None:
+            self._stands.close()
+            self._stands = None
+
+    def end(self, failure: str | None = None) -> None:
+        """Its agent has ended it; it failed if there is a `failure`."""
+        if failure is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(TaskFailed(f"the agent says: {failure}"))
+
+
+class OutsideTasks:
+    """Those of a run. First offered, first taken."""
+
+    def __init__(self) -> None:
+        self.changed = Signal()
+        """When a task is offered, taken or over, and when somebody asks."""
+        self.address = ""
+        """Where they are to be had, as `http://127.0.0.1:8100`, once somebody listens."""
+        self._waiting: deque[OutsideTask] = deque()
+        self._playing: dict[str, OutsideTask] = {}
+        self._takers: deque[asyncio.Future[OutsideTask]] = deque()
+        self._over: dict[str, str] = {}
+        """By the ids of tasks that have ended, how."""
+        self._offered: deque[float] = deque(maxlen=_LATELY)
+        self._busy: StandStill | None = None
+        self._clock: Clock | None = None
+        self._is_closed = False
+
+    def listen(self, address: str, clock: Clock) -> None:
+        """From now on agents can ask there."""
+        self.address, self._clock, self._busy = address, clock, StandStill(clock)
+
+    def close(self) -> None:
+        """Whoever asks, or has asked, is told that no task comes any more."""
+        self._is_closed = True
+        takers, self._takers = self._takers, deque()
+        for taker in takers:
+            if not taker.done():
+                taker.set_exception(_closed())
+
+    def offer(self, task: OutsideTask) -> None:
+        """Until it is taken. Whoever offers it says `leave` in the end."""
+        if self._clock is not None:
+            now = self._clock.now()
+            if not self._offered or now - self._offered[-1] > _AT_ONCE_S:
+                self._offered.append(now)
+        task.wait()
+        self._waiting.append(task)
+        self._hand_out()
+
+    def leave(self, task: OutsideTask) -> None:
+        """Nobody plays it any more."""
+        ended = task.ended.done() and not task.ended.cancelled()
+        if task.is_waiting:
+            self._waiting.remove(task)
+            task.go_on()
+        self._playing.pop(task.id, None)
+        self._over[task.id] = "its agent has ended it" if ended else "the run has ended it: its time was up, or it left"
+        while len(self._over) > _MOST_REMEMBERED:
+            del self._over[next(iter(self._over))]
+        self._has_changed()
+
+    def take_now(self) -> OutsideTask | None:
+        """The next one, if there is one. Raises TasksClosed."""
+        if self._is_closed:
+            raise _closed()
+        if not self._waiting:
+            return None
+        task = self._waiting.popleft()
+        self._begin(task)
+        return task
+
+    async def take(self) -> OutsideTask:
+        """The next one, once there is one. Raises TasksClosed."""
+        if (task := self.take_now()) is not None:
+            return task
+        taker: asyncio.Future[OutsideTask] = asyncio.get_running_loop().create_future()
+        self._takers.append(taker)
+        self._has_changed()
+        try:
+            return await taker
+        except asyncio.CancelledError:
+            if taker.done() and not taker.cancelled() and taker.exception() is None:
+                self.put_back(taker.result())
+            raise
+        finally:
+            if taker in self._takers:
+                self._takers.remove(taker)
+
+    def put_back(self, task: OutsideTask) -> None:
+        """Whoever took it never heard of it."""
+        if self._playing.pop(task.id, None) is not None and not task.ended.done():
+            task.wait()
+            self._waiting.appendleft(task)
+            self._hand_out()
+
+    def find(self, id: str) -> OutsideTask:
+        """One that is being played. Raises UnknownTask, TaskEnded."""
+        task = self._playing.get(id)
+        if task is not None and not task.ended.done():
+            return task
+        if task is not None or id in self._over:
+            how = self._over.get(id, "its agent has ended it")
+            raise TaskEnded(f"task {id} is over: {how}; nothing more can be said of it")
+        raise UnknownTask(
+            f"there is no task {id[:40]!r}; ids are those that POST /tasks gave since the run was started, or resumed"
+        )
+
+    def retry_after_s(self) -> int:
+        """Seconds until tasks may be offered again, as far as the last offers tell: the gate opens when the run has
+        room, as a rule with a new version."""
+        if self._clock is None:
+            return _RETRY_S
+        return seconds_to_next(self._offered, self._clock.now())
+
+    @property
+    def is_unattended(self) -> bool:
+        """Whether tasks wait, and nobody is at work on any."""
+        return bool(self._waiting) and not self._playing
+
+    def busy_s(self) -> float:
+        """Seconds so far in which tasks waited because agents were at work on others."""
+        return 0.0 if self._busy is None else self._busy.seconds()
+
+    def describe(self) -> str:
+        """Who waits for whom; empty if nobody does."""
+        waiting, playing = len(self._waiting), len(self._playing)
+        if not waiting:
+            return f"{_tasks(playing)} with agents outside" if playing else ""
+        if playing:
+            return f"{_tasks(waiting)} not taken, and {playing} with agents outside"
+        return f"{_tasks(waiting)} not taken, and no agent asks for one: POST {self.address}/tasks"
+
+    def _hand_out(self) -> None:
+        while self._waiting and self._takers:
+            taker = self._takers.popleft()
+            if not taker.done():
+                task = self._waiting.popleft()
+                self._begin(task)
+                taker.set_result(task)
+        self._has_changed()
+
+    def _begin(self, task: OutsideTask) -> None:
+        self._playing[task.id] = task
+        task.go_on()
+        self._has_changed()
+
+    def _has_changed(self) -> None:
+        busy = self._busy
+        if busy is not None and busy.stands != bool(self._waiting and self._playing):
+            (busy.end if busy.stands else busy.begin)()
+        self.changed.notify()
+
+
+def seconds_to_next(times: Sequence[float], now: float) -> int:
+    """From `times` of offers, in their order, whole seconds to the next one, if they go on as they came; within 1 and
+    60."""
+    if len(times) < 2:
+        return _RETRY_S
+    apart = (times[-1] - times[0]) / (len(times) - 1)
+    return min(max(math.ceil(times[-1] + apart - now), _SOONEST_RETRY_S), _LATEST_RETRY_S)
+
+
+def _tasks(count: int) -> str:
+    return "1 task is" if count == 1 else f"{count} tasks are"
+
+
+def _closed() -> TasksClosed:
+    return TasksClosed("the run is over, and has no task any more")

@@ -1,0 +1,335 @@
+"""Tasks over a real listener: what agents outside are given, may say, and are told when they do it wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import pytest
+from agent_listener import CHAT
+from rollout_helpers import PaperRewards, ScriptedEngine, says, settings
+
+from headrace.config.agent import OutsideAgent
+from headrace.config.errors import ConfigError
+from headrace.config.gateway import GatewayConfig
+from headrace.experience.prompts.dataset import Prompt
+from headrace.experience.sample import GroupKey, Sample, SampleStatus
+from headrace.gateway.agents.agent_gateway import AgentGateway
+from headrace.gateway.agents.task_routes import TaskRoutes
+from headrace.rollout.agent import AgentWorkflow
+from headrace.rollout.agent_outside import OutsidePlayer
+from headrace.rollout.episodes import EpisodeRunner
+from headrace.runtime.inline import InlineRuntime
+from headrace.weights.version import INITIAL
+
+PROMPT = Prompt("0", "hi", {"prompt": "hi", "answer": "one"})
+
+
+class Agents:
+    """Who is outside."""
+
+    def __init__(self, client: aiohttp.ClientSession, address: str, runner: EpisodeRunner) -> None:
+        self.client, self.address, self.runner = client, address, runner
+
+    def group(self) -> asyncio.Task[Any]:
+        """One that the run admits."""
+        return asyncio.ensure_future(self.runner.run_group(GroupKey(0, 0, 0), PROMPT, INITIAL, 1))
+
+    async def post(self, path: str, body: Any, key: str | None = None, **headers: str) -> tuple[int, Any, Any]:
+        given = {**({"Authorization": f"Bearer {key}"} if key else {}), "Content-Type": "application/json", **headers}
+        data = body if isinstance(body, str) else json.dumps(body)
+        async with self.client.post(f"{self.address}{path}", data=data, headers=given) as answer:
+            return answer.status, json.loads(await answer.text()), answer.headers
+
+    async def take(self, **body: Any) -> Any:
+        status, task, _ = await self.post("/tasks", body)
+        assert status == 200, task
+        return task
+
+    async def ask(self, task: Any) -> tuple[int, Any]:
+        path = task["base_url"].removeprefix(self.address) + "/chat/completions"
+        status, body, _ = await self.post(path, CHAT, task["api_key"])
+        return status, body
+
+    async def say(self, task: Any, what: str, body: Any, key: str | None = None) -> tuple[int, Any]:
+        status, told, _ = await self.post(f"/tasks/{task['id']}/{what}", body, key or task["api_key"])
+        return status, told
+
+
+def outside(
+    test: Callable[[Agents], Awaitable[Any]],
+    *,
+    samples: int = 1,
+    timeout_s: float = 10,
+    trained: bool = True,
+    **agent: Any,
+) -> Any:
+    engine, rewards = ScriptedEngine(says("one")), PaperRewards()
+
+    async def main() -> Any:
+        async with AsyncExitStack() as stack:
+            runtime = InlineRuntime()
+            stack.push_async_callback(runtime.close)
+            player = OutsidePlayer(OutsideAgent(outside=True, **agent), timeout_s)
+            gateway = AgentGateway(GatewayConfig(), runtime, TaskRoutes(player, runtime.clock))
+            await gateway.start()
+            stack.push_async_callback(gateway.close)
+            its = settings(engine, chat=True, return_kept=trained)
+            runner = EpisodeRunner(
+                workflow=AgentWorkflow(player).through(gateway),
+                policy=its,
+                rewards=rewards,
+                clock=its.clock,
+                samples_per_prompt=samples,
+                episode_timeout_s=timeout_s,
+            )
+            client = await stack.enter_async_context(aiohttp.ClientSession())
+            agents = Agents(client, player.tasks.address, runner)
+            agents.gateway, agents.rewards = gateway, rewards  # type: ignore[attr-defined]
+            return await asyncio.wait_for(test(agents), 20)
+
+    return asyncio.run(main())
+
+
+async def only(group: asyncio.Task[Any]) -> Sample:
+    (sample,) = (await group).samples
+    return sample
+
+
+def test_an_agent_takes_asks_and_ends() -> None:
+    async def test(agents: Agents) -> None:
+        asking = asyncio.ensure_future(agents.take())
+        group = agents.group()
+        task = await asking
+        group.cancel()
+        key = task.pop("api_key")
+        assert task.pop("id") not in key
+        assert task == {
+            "group": "0/0#0",
+            "episode": 0,
+            "evaluation": False,
+            "row": PROMPT.row,
+            "prompt": "hi",
+            "tools": None,
+            "model": "policy",
+            "deadline_s": 10,
+            "base_url": f"{agents.address}/v1",
+        }
+
+    async def whole(agents: Agents) -> Sample:
+        group = agents.group()
+        task = await agents.take()
+        status, answer = await agents.ask(task)
+        assert (status, answer["choices"][0]["message"]["content"]) == (200, "one")
+        assert (await agents.say(task, "reward", {"reward": 3}))[0] == 200
+        assert await agents.say(task, "reward", {"reward": 0.25}) == (200, {"id": task["id"], "reward": 0.25})
+        assert await agents.say(task, "end", {}) == (200, {"id": task["id"], "ended": True})
+        return await only(group)
+
+    outside(test)
+    sample = outside(whole)
+    assert (sample.status, sample.reward, sample.failure) == (SampleStatus.COMPLETED, 0.25, None)
+
+
+def test_the_runs_functions_judge_the_conversation_unless_a_reward_was_told() -> None:
+    async def test(agents: Any) -> tuple[Sample, Any]:
+        group = agents.group()
+        task = await agents.take()
+        await agents.ask(task)
+        await agents.say(task, "end", {})
+        return await only(group), agents.rewards
+
+    sample, rewards = outside(test)
+    assert sample.reward == 1  # PaperRewards: the answer is the row's
+    assert rewards.conversations == [[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "one"}]]
+
+
+def test_an_end_may_say_the_reward_or_what_failed() -> None:
+    async def test(agents: Agents) -> tuple[Sample, ...]:
+        group = agents.group()
+        for end in ({"reward": -1}, {"error": "the  browser\ncrashed"}):
+            task = await agents.take()
+            await agents.ask(task)
+            assert (await agents.say(task, "end", end))[0] == 200
+        return tuple((await group).samples)
+
+    good, bad = outside(test, samples=2)
+    assert (good.reward, bad.status) == (-1, SampleStatus.FAILED)
+    assert "the agent says: the browser crashed" in str(bad.failure)
+
+
+def test_two_who_ask_at_once_get_two_episodes() -> None:
+    async def test(agents: Agents) -> None:
+        group = agents.group()
+        one, other, nothing = await asyncio.gather(
+            agents.take(), agents.take(), agents.post("/tasks", {"wait_s": 0.05}), return_exceptions=False
+        )
+        assert nothing[0] == 429
+        assert {one["episode"], other["episode"]} == {0, 1}
+        status, told = await agents.say(one, "end", {}, key=other["api_key"])
+        assert status == 401, told
+        for task in (one, other):
+            await agents.ask(task)
+            await agents.say(task, "end", {"reward": task["episode"]})
+        assert [sample.reward for sample in (await group).samples] == [0, 1]
+
+    outside(test, samples=2)
+
+
+def test_what_is_wrong_is_told_and_the_episode_goes_on() -> None:
+    async def test(agents: Agents) -> Sample:
+        group = agents.group()
+        for body, words in (
+            ("[]", "must be a JSON object"),
+            ('{"wait_s": -1}', "wait_s is -1; it must be between 0 and 300"),
+            ('{"wait": 1}', "unknown field 'wait'"),
+            ("{", "is not JSON"),
+        ):
+            status, told, _ = await agents.post("/tasks", body)
+            assert (status, words in told["error"]["message"]) == (400, True), told
+        assert (await agents.post("/tasks", "{}", **{"Content-Type": "text/plain"}))[0] == 415
+        task = await agents.take()
+        for what, body, words in (
+            ("reward", "{}", "has no reward"),
+            ("reward", '{"reward": "1"}', "must be a number"),
+            ("reward", '{"reward": true}', "must be a number"),
+            ("reward", '{"reward": NaN}', "NaN is no JSON value"),
+            ("reward", '{"reward": 1e999}', "reward is inf"),
+            ("reward", '{"reward": 1e16}', "between -1e+15 and 1e+15"),
+            ("reward", '{"reward": 1, "score": 2}', "unknown field 'score'"),
+            ("end", '{"error": 3}', "error must be a text"),
+            ("end", '{"error": " "}', "error must be a text"),
+            ("end", '{"error": "e", "reward": 1}', "no reward"),
+        ):
+            status, told = await agents.say(task, what, body)
+            assert (status, words in told["error"]["message"]) == (400, True), told
+        for path in ("nothing", "%C3%A9"):
+            assert (await agents.post(f"/tasks/{path}/end", {}, task["api_key"]))[0] == 401
+        assert (await agents.post(f"/tasks/{task['id']}/end", {}))[0] == 401
+        await agents.ask(task)
+        assert (await agents.say(task, "end", {"reward": 1}))[0] == 200
+        for what, body in (("reward", {"reward": 2}), ("end", {})):
+            status, told = await agents.say(task, what, body)
+            assert (status, told["error"]["code"]) == (409, "task_ended"), told
+        assert (await agents.ask(task))[0] == 401
+        return await only(group)
+
+    assert outside(test).reward == 1
+
+
+def test_with_a_token_nothing_is_given_out_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TASKS_TOKEN", "secret é")
+
+    async def test(agents: Agents) -> Sample:
+        group = agents.group()
+        for key in (None, "wrong", "secret"):
+            status, told, _ = await agents.post("/tasks", {}, key)
+            assert (status, "TASKS_TOKEN" in told["error"]["message"]) == (401, True)
+        status, task, _ = await agents.post("/tasks", {}, "secret é")
+        assert status == 200, task
+        await agents.ask(task)
+        assert (await agents.say(task, "reward", {"reward": 2}, key="secret é"))[0] == 200
+        status, told, _ = await agents.post("/tasks/nothing/end", {}, "secret é")
+        assert (status, told["error"]["code"]) == (404, "task_not_found")
+        assert (await agents.say(task, "end", {}))[0] == 200
+        return await only(group)
+
+    assert outside(test, token_env="TASKS_TOKEN").reward == 2
+    monkeypatch.setenv("TASKS_TOKEN", "")
+    with pytest.raises(ConfigError, match="TASKS_TOKEN, which is not set"):
+        OutsidePlayer(OutsideAgent(outside=True, token_env="TASKS_TOKEN"), 1)
+
+
+def test_nobody_else_is_listened_to_without_a_token() -> None:
+    with pytest.raises(ValueError, match="others can reach"):
+        OutsideAgent(outside=True, host="0.0.0.0")
+    with pytest.raises(ValueError, match="one of them plays"):
+        OutsideAgent.model_validate({"outside": True, "command": ["a"]})
+
+
+def test_while_the_gate_is_shut_it_says_when_to_come_again() -> None:
+    async def test(agents: Agents) -> None:
+        status, told, headers = await agents.post("/tasks", {"wait_s": 0})
+        assert (status, told["error"]["code"], headers["Retry-After"]) == (429, "no_task", "5")
+
+    outside(test)
+
+
+def test_time_in_which_nobody_had_taken_it_does_not_count_and_a_late_agent_is_told() -> None:
+    async def test(agents: Agents) -> Sample:
+        group = agents.group()
+        await asyncio.sleep(0.7)  # more than an episode may take
+        task = await agents.take()
+        assert (await agents.ask(task))[0] == 200
+        sample = await only(group)  # it never reports
+        status, told = await agents.say(task, "end", {"reward": 1})
+        assert (status, told["error"]["code"]) == (409, "task_ended")
+        assert "the run has ended it" in told["error"]["message"]
+        status, told = await agents.ask(task)
+        assert (status, told["error"]["code"]) == (401, "episode_closed")
+        return sample
+
+    sample = outside(test, timeout_s=0.4)
+    assert (sample.status, str(sample.failure).partition(":")[0]) == (SampleStatus.FAILED, "timeout")
+
+
+def test_an_agent_whose_group_the_run_drops_is_told_so() -> None:
+    async def test(agents: Agents) -> None:
+        group = agents.group()
+        task = await agents.take()
+        group.cancel()
+        await asyncio.gather(group, return_exceptions=True)
+        for what in ("reward", "end"):
+            status, told = await agents.say(task, what, {"reward": 1})
+            assert (status, told["error"]["code"]) == (409, "task_ended")
+        assert (await agents.ask(task))[0] == 401
+        assert (await agents.post("/tasks", {"wait_s": 0}))[0] == 429, "its sibling is no task any more"
+
+    outside(test, samples=2)
+
+
+def test_an_evaluation_that_nobody_takes_ends() -> None:
+    async def test(agents: Agents) -> Sample:
+        return await only(agents.group())
+
+    sample = outside(test, timeout_s=0.2, trained=False)
+    assert "an agent to ask for a task" in str(sample.failure)
+
+
+def test_an_agent_that_goes_away_while_it_waits_takes_nothing_with_it() -> None:
+    async def test(agents: Agents) -> Sample:
+        asking = asyncio.ensure_future(agents.take())
+        await asyncio.sleep(0.1)
+        asking.cancel()
+        await asyncio.sleep(0.1)
+        group = agents.group()
+        task = await agents.take(wait_s=1)
+        await agents.ask(task)
+        await agents.say(task, "end", {"reward": 1})
+        return await only(group)
+
+    assert outside(test).reward == 1
+
+
+def test_an_agent_that_asks_the_model_for_nothing_fails() -> None:
+    async def test(agents: Agents) -> Sample:
+        group = agents.group()
+        assert (await agents.say(await agents.take(), "end", {"reward": 1}))[0] == 200
+        return await only(group)
+
+    assert "asked the policy for nothing" in str(outside(test).failure)
+
+
+def test_who_waits_when_the_run_ends_is_told_that_it_is_over() -> None:
+    async def test(agents: Any) -> None:
+        asking = asyncio.ensure_future(agents.post("/tasks", {}))
+        await asyncio.sleep(0.1)
+        await agents.gateway.close()
+        status, told, _ = await asking
+        assert (status, told["error"]["code"]) == (410, "run_over")
+
+    outside(test)
