@@ -69,8 +69,9 @@ class AgentSession:
         self._tree = TokenTree()
         self._known = KnownTurns()
         self._counts: Counter[str] = Counter()
-        self._answered_so_far: dict[int, tuple[AgentRequest, Answered]] = {}
-        """By their numbers."""
+        self._first_answers: dict[int, tuple[Node, bool]] = {}
+        """To each request, by its number, and whether it had instructions. The request itself is not kept: each holds
+        the whole conversation up to it."""
         self._requests = 0
 
     def folder(self) -> Path:
@@ -179,13 +180,14 @@ class AgentSession:
             made = choice(node, said, completion.finish_reason)
             texts = self._turns.token_texts(completion.tokens) if request.logprobs else ()
             answered.choices.append(Choice(node, made.message, made.finish_reason, texts, by))
-        self._answered_so_far[number] = (request, answered)
+        has_instructions = getattr(request, "instructions", None) is not None
+        self._first_answers[number] = (answered.choices[0].node, has_instructions)
         return answered
 
     def conversation_of(self, response: str) -> list[Message]:
         """That of an answer to `/v1/responses`, by its id, without its instructions. Raises ApiError."""
         number = response.removeprefix("resp_")
-        found = self._answered_so_far.get(int(number)) if number.isdecimal() and len(number) < 10 else None
+        found = self._first_answers.get(int(number)) if number.isdecimal() and len(number) < 10 else None
         if found is None:
             raise ApiError(
                 f"this episode has no response {response!r}; give the conversation as input, or the id of one that it "
@@ -193,9 +195,8 @@ class AgentSession:
                 param="previous_response_id",
                 status=404,
             )
-        asked, answered = found
-        messages = answered.choices[0].node.messages or []
-        return messages[1:] if getattr(asked, "instructions", None) is not None else list(messages)
+        node, has_instructions = found
+        return (node.messages or [])[1 if has_instructions else 0 :]
 
     async def answer(self, request: AgentRequest, created: int) -> Answered:
         """Raises ApiError, and what breaks the session. `created`: seconds since the epoch."""
