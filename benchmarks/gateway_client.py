@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import selectors
 import sys
 import time
@@ -29,8 +30,10 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
     },
 }
-_END = b"\r\n0\r\n\r\n"
+_LENGTH, _END = re.compile(rb"(?i)\r\ncontent-length: *(\d+)"), b"\r\n0\r\n\r\n"
 _TEXTS = 256
+_SPIN_S = 0.5e-3
+"""Before a request is due: a sleep may take as much longer than it should."""
 
 
 class Connection(asyncio.Protocol):
@@ -57,11 +60,17 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
         self._data += data
-        if not self._first and 0 <= self._data.find(b"\r\n\r\n") < len(self._data) - 4:
+        body = self._data.find(b"\r\n\r\n") + 4
+        if not self._first and 4 <= body < len(self._data):
             self._first = now
-        if self._data.endswith(_END) and self._answer is not None:
+        if self._answer is not None and body >= 4 and self._is_whole(body):
             self._answer.set_result((self._first, now, bytes(self._data)))
             self._answer = None
+
+    def _is_whole(self, body: int) -> bool:
+        """`body`: where it begins."""
+        size = _LENGTH.search(self._data, 0, body)
+        return self._data.endswith(_END) if size is None else len(self._data) == body + int(size[1])
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._answer is not None and not self._answer.done():
@@ -96,7 +105,7 @@ class Conversation:
             raise RuntimeError(f"the gateway refused a request: {answer[:2000]!r}")
         content = ""
         calls: list[dict[str, Any]] = []
-        for event in _joined(body).split(b"\n\n"):
+        for event in (_joined(body) if b"chunked" in head else body).split(b"\n\n"):
             if not event.startswith(b"data: {"):
                 continue
             delta = json.loads(event[len(b"data: ") :])["choices"][0]["delta"]
@@ -164,7 +173,9 @@ class Player:
         begin = time.perf_counter() + 0.2
         due, running = 0.0, []
         while (due := due + self._rng.expovariate(rate)) < warm + seconds:
-            await asyncio.sleep(max(0.0, begin + due - time.perf_counter()))
+            await asyncio.sleep(max(0.0, begin + due - time.perf_counter() - _SPIN_S))
+            while time.perf_counter() < begin + due:  # noqa: ASYNC110 (no event says what time it is)
+                await asyncio.sleep(0)
             if not self._idle:
                 raise RuntimeError(f"{self._told['sessions']} requests are unanswered: the gateway does not keep up")
             running.append(asyncio.create_task(self._timed(self._idle.popleft(), begin + due)))

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
 import random
 import re
 import sys
+import threading
+import time
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -101,6 +104,32 @@ def tokenizer() -> FastTokenizer:
     return FastTokenizer(spec)
 
 
+class Alarm:
+    """Wakes whoever waits `delay_s`, by a thread of its own: the event loop's timers come up to 1 ms late."""
+
+    def __init__(self, delay_s: float) -> None:
+        self._delay_s = delay_s
+        self._asked: queue.SimpleQueue[tuple[float, asyncio.Future[None]]] = queue.SimpleQueue()
+        threading.Thread(target=self._wake, daemon=True).start()
+
+    def after_delay(self) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked.put((time.perf_counter() + self._delay_s, future))
+        return future
+
+    def _wake(self) -> None:
+        while True:
+            due, future = self._asked.get()
+            time.sleep(max(0.0, due - time.perf_counter()))
+            with suppress(RuntimeError):  # the run is over
+                future.get_loop().call_soon_threadsafe(_set, future)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 class StubEngine:
     """Answers each request after `delay_s`; all that the gateway's way to it asks of an `Engine`."""
 
@@ -113,17 +142,18 @@ class StubEngine:
     def __init__(self, answers: list[np.ndarray[Any, np.dtype[np.int32]]], delay_s: float) -> None:
         self._answers = answers
         self._delay_s = delay_s
+        self._alarm = Alarm(delay_s)
         self.prompt_tokens: list[int] = []
         self.late_s: list[float] = []
-        """How much later than `delay_s` it woke: the timer's steps, and what else the event loop did."""
+        """How much later than `delay_s` it woke, for what else the event loop did."""
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
-        loop = asyncio.get_running_loop()
-        due = loop.time() + self._delay_s
+        due = time.perf_counter() + self._delay_s
         tokens = self._answers[len(self.prompt_tokens) % len(self._answers)]
         self.prompt_tokens.append(len(request.prompt))
-        await asyncio.sleep(self._delay_s)
-        self.late_s.append(loop.time() - due)
+        if self._delay_s:
+            await self._alarm.after_delay()
+        self.late_s.append(time.perf_counter() - due)
         count = len(tokens)
         yield TokenChunk(
             tokens.copy(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -23,6 +23,8 @@ _BODY_S = 60.0
 """In which a request's body comes, and an answer is read."""
 _QUIET_S = 10.0
 """A stream that has nothing to say says so as often."""
+_WHOLE = {"Content-Type": "application/json; charset=utf-8"}
+_STREAMED = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 _RETRIES = "x-stainless-retry-count"
 """How often the official clients have sent a request before."""
 
@@ -85,7 +87,8 @@ class SessionRoutes:
             if asked.stream:
                 response = await self._streamed(request, exchange.task, api, asked)
             else:
-                response = await self._sent(request, api.whole(asked, await _whole(exchange.task)))
+                whole = _dumps(api.whole(asked, await _whole(exchange.task)))
+                response = await self._sent(request, whole.encode(), _WHOLE)
         except (ConnectionError, WaitTimeout):  # the client went away, or does not read
             exchange.delivery = Delivery.BROKEN
             if request.transport is not None:
@@ -99,15 +102,12 @@ class SessionRoutes:
             exchange.task.result().delivered()
         return response
 
-    async def _sent(self, request: web.Request, value: dict[str, Any]) -> web.StreamResponse:
-        """Until the client has it, as far as one can know. Raises ConnectionError."""
-        response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
-        data = _dumps(value).encode()
-        response.content_length = len(data)
+    async def _sent(self, request: web.Request, data: bytes, headers: Mapping[str, str]) -> web.StreamResponse:
+        """Until the client has it, as far as one can know. Head and body go out by one call, and wake the client once.
+        Raises ConnectionError, WaitTimeout."""
+        response = web.Response(body=data, headers=headers)
         await response.prepare(request)
-        deadline = Deadline(self._clock, _BODY_S)
-        await deadline.wait(response.write(data), "the client to read its answer")
-        await deadline.wait(response.write_eof(), "the client to read the end of its answer")
+        await Deadline(self._clock, _BODY_S).wait(response.write_eof(), "the client to read its answer")
         return response
 
     async def _streamed(
@@ -115,21 +115,16 @@ class SessionRoutes:
     ) -> web.StreamResponse:
         """An error that comes soon is a plain answer; a later one an event."""
         if await self._within(task):
-            task.result()
-        response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-        )
+            return await self._sent(request, _events(api, asked, task.result()), _STREAMED)
+        response = web.StreamResponse(headers=_STREAMED)
         await response.prepare(request)
         while not await self._within(task):
             await response.write(b": working\n\n")
         try:
-            told = api.events(asked, task.result())
+            data = _events(api, asked, task.result())
         except Exception as error:
-            told = [("error", api.error(as_api_error(error)))]
-        data = b"".join(_event(name, event) for name, event in told) + api.last
-        deadline = Deadline(self._clock, _BODY_S)
-        await deadline.wait(response.write(data), "the client to read what was streamed")
-        await deadline.wait(response.write_eof(), "the client to read the end of the stream")
+            data = _event("error", api.error(as_api_error(error))) + api.last
+        await Deadline(self._clock, _BODY_S).wait(response.write_eof(data), "the client to read what was streamed")
         return response
 
     async def _within(self, task: asyncio.Task[Answered]) -> bool:
@@ -161,6 +156,11 @@ def _says_retry(request: web.Request) -> bool:
 
 def _model(session: AgentSession) -> dict[str, Any]:
     return {"id": session.model, "object": "model", "created": 0, "owned_by": "headrace"}
+
+
+def _events(api: AgentApi, asked: AgentRequest, answered: Answered) -> bytes:
+    """The whole stream."""
+    return b"".join(_event(name, event) for name, event in api.events(asked, answered)) + api.last
 
 
 def _event(name: str | None, data: dict[str, Any]) -> bytes:
