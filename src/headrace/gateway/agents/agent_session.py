@@ -20,7 +20,7 @@ from headrace.gateway.agents.agent_requests import AgentRequest, ChatRequest, Te
 from headrace.gateway.agents.answered import Answered, Choice
 from headrace.gateway.agents.episode_place import EpisodePlace
 from headrace.gateway.agents.exchanges import Exchanges
-from headrace.gateway.agents.known_turns import KnownTurns, digests
+from headrace.gateway.agents.known_turns import Digest, KnownTurns, digest_after, digests
 from headrace.gateway.agents.token_tree import Node, TokenTree
 from headrace.gateway.agents.turns import Shown, Turns
 from headrace.gateway.errors import ApiError
@@ -43,6 +43,8 @@ class Place:
     """What the policy is asked to go on from."""
     messages: list[Message]
     """The conversation up to here, thoughts included."""
+    digest: Digest = b""
+    """Of these messages, in a chat."""
 
 
 class AgentSession:
@@ -123,7 +125,6 @@ class AgentSession:
     async def chat(self, request: ChatRequest, created: int) -> Answered:
         """Raises ApiError, and what breaks the session."""
         place = await self._chat_place(request)
-        shown = Shown(request.tools, request.variables)
         reads_calls = bool(request.tools) and request.tool_choice != "none"
 
         def choice(node: Node, said: str, finish: FinishReason) -> Choice:
@@ -131,8 +132,7 @@ class AgentSession:
             message = self._turns.message(said, place.tokens, reads_calls=reads_calls, ids=ids)
             node.messages = [*place.messages, message]
             node.response = message["content"]
-            digest = digests(node.messages, shown.tools, shown.variables)[-1]
-            self._known.remember(digest, node, message)
+            self._known.remember(digest_after(place.digest, message), node, message)
             return Choice(node, message, "tool_calls" if "tool_calls" in message else finish.value)
 
         return await self._answered(request, place, created, choice)
@@ -226,10 +226,10 @@ class AgentSession:
             last = int(node.tokens[-1])
             added = await off_loop(services, size, self._turns.after, told, place, last, shown)
             prompt = self._tree.prompt(node, added)
-            return Place(prompt, prompt.path_tokens, messages)
+            return Place(prompt, prompt.path_tokens, messages, known[-1])
         told = _told(asked, request.tool_choice)
         prompt = self._tree.prompt(None, await off_loop(services, size, self._turns.whole, told, shown))
-        return Place(prompt, prompt.tokens, asked)
+        return Place(prompt, prompt.tokens, asked, known[-1])
 
     def _text_place(self, request: TextRequest) -> Place:
         """A prompt of ids goes on from the longest history that it begins with; one of text begins anew."""
