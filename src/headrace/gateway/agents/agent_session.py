@@ -45,6 +45,8 @@ class Place:
     """The conversation up to here, thoughts included."""
     digest: Digest = b""
     """Of these messages, in a chat."""
+    thoughts: frozenset[int] = frozenset()
+    """Places of those messages whose thoughts the policy sees."""
 
 
 class AgentSession:
@@ -131,6 +133,7 @@ class AgentSession:
             ids = f"call_{node.number}"
             message = self._turns.message(said, place.tokens, reads_calls=reads_calls, ids=ids)
             node.messages = [*place.messages, message]
+            node.thoughts = place.thoughts | ({len(place.messages)} if message.get("reasoning_content") else set())
             node.response = message["content"]
             self._known.remember(digest_after(place.digest, message), node, message)
             return Choice(node, message, "tool_calls" if "tool_calls" in message else finish.value)
@@ -218,7 +221,8 @@ class AgentSession:
             if node is None or node.messages is None:
                 continue
             messages = [*node.messages, *asked[place + 1 :]]
-            if not self._turns.keeps_thoughts(messages, shown):
+            thoughts = self._turns.thoughts_in(messages, shown)
+            if {each for each in thoughts if each < len(node.messages)} != node.thoughts:
                 self._counts["dropped_thoughts"] += 1
                 continue
             node.delivered = True  # or nobody could go on from it
@@ -226,10 +230,10 @@ class AgentSession:
             last = int(node.tokens[-1])
             added = await off_loop(services, size, self._turns.after, told, place, last, shown)
             prompt = self._tree.prompt(node, added)
-            return Place(prompt, prompt.path_tokens, messages, known[-1])
+            return Place(prompt, prompt.path_tokens, messages, known[-1], thoughts)
         told = _told(asked, request.tool_choice)
         prompt = self._tree.prompt(None, await off_loop(services, size, self._turns.whole, told, shown))
-        return Place(prompt, prompt.tokens, asked, known[-1])
+        return Place(prompt, prompt.tokens, asked, known[-1], self._turns.thoughts_in(asked, shown))
 
     def _text_place(self, request: TextRequest) -> Place:
         """A prompt of ids goes on from the longest history that it begins with; one of text begins anew."""
