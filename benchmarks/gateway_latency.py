@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from benchmarks.gateway_stub import DEADLINE_S, Episodes, Lengths, client_process, gateway_of, stub_engine, tokenizer
 from benchmarks.machine import save, spread
 from headrace.experience.text.fast_tokenizer import FastTokenizer
+from headrace.runtime.collection import rare_collections
 
 DELAY_S, SESSIONS, WARM_S = 0.05, 256, 5.0
 LENGTHS = Lengths(first=780, answer=32, result=32, turns=8)
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, help="of this process, for pstats; the times are then no figures")
     given = parser.parse_args()
     text, runs = tokenizer(), []
-    with (profile := cProfile.Profile()) if given.profile else nullcontext():
+    with rare_collections(), (profile := cProfile.Profile()) if given.profile else nullcontext():
         for seed in range(given.runs):
             runs.append(asyncio.run(measure(text, given.rate, given.seconds, seed)))
             print(runs[-1], flush=True)

@@ -1,8 +1,9 @@
 """What the gateway's benchmarks share: an engine that computes nothing, and episodes that a client process plays.
 
-The process imports neither torch nor transformers, as a rollout worker does not. Its tokenizer is a byte-level BPE of
-8,192 tokens, trained on the pages of docs/, from which all texts are taken. Each answer is some words and the call of a
-tool; each turn after it the tool's result. The engine gives all tokens of an answer at once, after a fixed time.
+The process is as a rollout worker's: it imports neither torch nor transformers, and collects garbage as rarely. Its
+tokenizer is a byte-level BPE of 8,192 tokens, trained on the pages of docs/, from which all texts are taken. Each
+answer is some words and the call of a tool; each turn after it the tool's result. The engine gives all tokens of an
+answer at once, after a fixed time.
 """
 
 from __future__ import annotations
