@@ -209,3 +209,26 @@ def _nothing() -> Any:
     from headrace.gateway.agents.turns import Shown
 
     return Shown(None, {})
+
+
+def test_thoughts_that_were_dropped_before_an_answer_part_nothing_after_it() -> None:
+    """The second question drops the first thought; the tool's result after it goes on from what was sampled."""
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = LAST_USER + THOUGHTFUL
+    engine = ScriptedEngine(says("<think>a</think>one"), says("<think>b</think>two"), says("three"))
+
+    async def play() -> AgentSession:
+        its = policy(engine, text=TextCodec(tokenizer), max_context=200)
+        session = AgentSession(its, GatewayConfig(thinking="template"), "http://127.0.0.1:1/v1", "key")
+        messages: list[Any] = [{"role": "user", "content": "hi"}]
+        for said in ({"role": "user", "content": "go"}, {"role": "tool", "content": "r"}, None):
+            answered = await session.chat(parse_agent_chat({"messages": messages}, "policy"), 0)
+            answered.delivered()
+            messages += [whole_chat(answered)["choices"][0]["message"], said]  # with its thought
+        return session
+
+    session = asyncio.run(play())
+    assert [history.metadata["turns"] for history in session.trajectories()] == [1, 2]
+    prompts = [session._policy.decode(asked.prompt, keep_special_tokens=True) for asked in engine.requests]
+    assert prompts[1] == "[user]hi[assistant]one<eos>[user]go[assistant]"
+    assert prompts[2] == prompts[1] + "<think>b</think>two<eos>[tool]r[assistant]"

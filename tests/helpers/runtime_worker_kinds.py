@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -204,6 +205,9 @@ class Probe:
 
     def modules(self) -> list[str]:
         return sorted(sys.modules)
+
+    def left_alone_by_the_collector(self) -> int:
+        return gc.get_freeze_count()
 
     def started_and_ended(self) -> int:
         with subprocess.Popen(["sleep", "60"]) as process:

@@ -341,6 +341,15 @@ def test_a_worker_process_imports_neither_torch_nor_transformers_and_says_its_na
     asyncio.run(main())
 
 
+def test_a_worker_process_does_not_look_for_garbage_in_what_it_was_made_of() -> None:
+    async def main() -> None:
+        async with probes() as (_, workers):
+            (objects,) = await workers.call("left_alone_by_the_collector", what="objects")
+            assert objects > 10_000  # modules that it imported
+
+    asyncio.run(main())
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it has no other name")
 def test_without_setproctitle_a_process_has_the_beginning_of_its_name() -> None:
     code = (

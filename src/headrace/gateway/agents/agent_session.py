@@ -21,7 +21,7 @@ from headrace.gateway.agents.agent_requests import AgentRequest, ChatRequest, Te
 from headrace.gateway.agents.answered import Answered, Choice
 from headrace.gateway.agents.episode_place import EpisodePlace
 from headrace.gateway.agents.exchanges import Exchanges
-from headrace.gateway.agents.known_turns import KnownTurns, digests
+from headrace.gateway.agents.known_turns import Digest, KnownTurns, digest_after, digests
 from headrace.gateway.agents.token_tree import Node, TokenTree
 from headrace.gateway.agents.turns import Shown, Turns
 from headrace.gateway.errors import ApiError
@@ -44,6 +44,10 @@ class Place:
     """What the policy is asked to go on from."""
     messages: list[Message]
     """The conversation up to here, thoughts included."""
+    digest: Digest = b""
+    """Of these messages, in a chat."""
+    thoughts: frozenset[int] = frozenset()
+    """Places of those messages whose thoughts the policy sees."""
 
 
 class AgentSession:
@@ -70,8 +74,9 @@ class AgentSession:
         self._tree = TokenTree()
         self._known = KnownTurns()
         self._counts: Counter[str] = Counter()
-        self._answered_so_far: dict[int, tuple[AgentRequest, Answered]] = {}
-        """By their numbers."""
+        self._first_answers: dict[int, tuple[Node, bool]] = {}
+        """To each request, by its number, and whether it had instructions. The request itself is not kept: each holds
+        the whole conversation up to it."""
         self._requests = 0
 
     def folder(self) -> Path:
@@ -127,16 +132,15 @@ class AgentSession:
     async def chat(self, request: ChatRequest, created: int) -> Answered:
         """Raises ApiError, and what breaks the session."""
         place = await self._chat_place(request)
-        shown = Shown(request.tools, request.variables)
         reads_calls = bool(request.tools) and request.tool_choice != "none"
 
         def choice(node: Node, said: str, finish: FinishReason) -> Choice:
             ids = f"call_{node.number}"
             message = self._turns.message(said, place.tokens, reads_calls=reads_calls, ids=ids)
             node.messages = [*place.messages, message]
+            node.thoughts = place.thoughts | ({len(place.messages)} if message.get("reasoning_content") else set())
             node.response = message["content"]
-            digest = digests(node.messages, shown.tools, shown.variables)[-1]
-            self._known.remember(digest, node, message)
+            self._known.remember(digest_after(place.digest, message), node, message)
             return Choice(node, message, "tool_calls" if "tool_calls" in message else finish.value)
 
         return await self._answered(request, place, created, choice)
@@ -184,13 +188,14 @@ class AgentSession:
             made = choice(node, said, completion.finish_reason)
             texts = self._turns.token_texts(completion.tokens) if request.logprobs else ()
             answered.choices.append(Choice(node, made.message, made.finish_reason, texts, by))
-        self._answered_so_far[number] = (request, answered)
+        has_instructions = getattr(request, "instructions", None) is not None
+        self._first_answers[number] = (answered.choices[0].node, has_instructions)
         return answered
 
     def conversation_of(self, response: str) -> list[Message]:
         """That of an answer to `/v1/responses`, by its id, without its instructions. Raises ApiError."""
         number = response.removeprefix("resp_")
-        found = self._answered_so_far.get(int(number)) if number.isdecimal() and len(number) < 10 else None
+        found = self._first_answers.get(int(number)) if number.isdecimal() and len(number) < 10 else None
         if found is None:
             raise ApiError(
                 f"this episode has no response {response!r}; give the conversation as input, or the id of one that it "
@@ -198,9 +203,8 @@ class AgentSession:
                 param="previous_response_id",
                 status=404,
             )
-        asked, answered = found
-        messages = answered.choices[0].node.messages or []
-        return messages[1:] if getattr(asked, "instructions", None) is not None else list(messages)
+        node, has_instructions = found
+        return (node.messages or [])[1 if has_instructions else 0 :]
 
     async def answer(self, request: AgentRequest, created: int) -> Answered:
         """Raises ApiError, and what breaks the session. `created`: seconds since the epoch."""
@@ -222,7 +226,8 @@ class AgentSession:
             if node is None or node.messages is None:
                 continue
             messages = [*node.messages, *asked[place + 1 :]]
-            if not self._turns.keeps_thoughts(messages, shown):
+            thoughts = self._turns.thoughts_in(messages, shown)
+            if {each for each in thoughts if each < len(node.messages)} != node.thoughts:
                 self._counts["dropped_thoughts"] += 1
                 continue
             node.delivered = True  # or nobody could go on from it
@@ -230,10 +235,10 @@ class AgentSession:
             last = int(node.tokens[-1])
             added = await off_loop(services, size, self._turns.after, told, place, last, shown)
             prompt = self._tree.prompt(node, added)
-            return Place(prompt, prompt.path_tokens, messages)
+            return Place(prompt, prompt.path_tokens, messages, known[-1], thoughts)
         told = _told(asked, request.tool_choice)
         prompt = self._tree.prompt(None, await off_loop(services, size, self._turns.whole, told, shown))
-        return Place(prompt, prompt.tokens, asked)
+        return Place(prompt, prompt.tokens, asked, known[-1], self._turns.thoughts_in(asked, shown))
 
     def _text_place(self, request: TextRequest) -> Place:
         """A prompt of ids goes on from the longest history that it begins with; one of text begins anew."""

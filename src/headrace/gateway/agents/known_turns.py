@@ -39,8 +39,13 @@ def digests(messages: Sequence[Message], tools: Sequence[Tool] | None, variables
     all: they stand before the messages."""
     found = [_digest(b"", [tools, dict(variables)])]
     for message in messages:
-        found.append(_digest(found[-1], _compared(message)))
+        found.append(digest_after(found[-1], message))
     return found
+
+
+def digest_after(before: Digest, message: Message) -> Digest:
+    """Of the conversation of that digest with `message` after it."""
+    return _digest(before, _compared(message))
 
 
 def _digest(before: Digest, value: Any) -> Digest:

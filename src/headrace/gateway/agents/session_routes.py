@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,8 @@ _BODY_S = 60.0
 """In which a request's body comes, and an answer is read."""
 _QUIET_S = 10.0
 """A stream that has nothing to say says so as often."""
+_WHOLE = {"Content-Type": "application/json; charset=utf-8"}
+_STREAMED = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 _RETRIES = "x-stainless-retry-count"
 """How often the official clients have sent a request before."""
 
@@ -98,7 +100,8 @@ class SessionRoutes:
                 if asked.stream:
                     response = await self._streamed(request, exchange.task, api, asked)
                 else:
-                    response = await self._sent(request, api.whole(asked, await _whole(exchange.task)))
+                    whole = _dumps(api.whole(asked, await _whole(exchange.task)))
+                    response = await self._sent(request, whole.encode(), _WHOLE)
             except _ClientGone:
                 if request.transport is not None:
                     request.transport.abort()
@@ -108,12 +111,13 @@ class SessionRoutes:
             exchange.task.result().delivered()
         return response
 
-    async def _sent(self, request: web.Request, value: dict[str, Any]) -> web.StreamResponse:
-        """Until the client has it, as far as one can know. Raises _ClientGone."""
-        response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
-        data = _dumps(value).encode()
-        response.content_length = len(data)
-        await self._written(request, response, data)
+    async def _sent(self, request: web.Request, data: bytes, headers: Mapping[str, str]) -> web.StreamResponse:
+        """Until the client has it, as far as one can know. Head and body go out by one call, and wake the client once.
+        Raises _ClientGone."""
+        response = web.Response(body=data, headers=headers)
+        with _from_client():
+            await response.prepare(request)
+            await Deadline(self._clock, _BODY_S).wait(response.write_eof(), "the client to read its answer")
         return response
 
     async def _streamed(
@@ -121,32 +125,22 @@ class SessionRoutes:
     ) -> web.StreamResponse:
         """An error that comes soon is raised, for a plain answer; a later one is an event. Raises _ClientGone."""
         if await self._within(task):
-            task.result()
-        response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-        )
+            return await self._sent(request, _events(api, asked, task.result()), _STREAMED)
+        response = web.StreamResponse(headers=_STREAMED)
         with _from_client():
             await response.prepare(request)
         try:
             while not await self._within(task):
                 with _from_client():
                     await response.write(b": working\n\n")
-            told = api.events(asked, task.result())
+            data = _events(api, asked, task.result())
         except _ClientGone:
             raise
         except Exception as error:
-            told = [("error", api.error(as_api_error(error)))]
-        await self._written(request, response, b"".join(_event(name, event) for name, event in told) + api.last)
-        return response
-
-    async def _written(self, request: web.Request, response: web.StreamResponse, data: bytes) -> None:
-        """`data`, and the end. Raises _ClientGone."""
-        deadline = Deadline(self._clock, _BODY_S)
+            data = _event("error", api.error(as_api_error(error))) + api.last
         with _from_client():
-            if not response.prepared:
-                await response.prepare(request)
-            await deadline.wait(response.write(data), "the client to read its answer")
-            await deadline.wait(response.write_eof(), "the client to read the end of its answer")
+            await Deadline(self._clock, _BODY_S).wait(response.write_eof(data), "the client to read what was streamed")
+        return response
 
     async def _within(self, task: asyncio.Task[Answered]) -> bool:
         """Whether the task ends soon."""
@@ -177,6 +171,11 @@ def _says_retry(request: web.Request) -> bool:
 
 def _model(session: AgentSession) -> dict[str, Any]:
     return {"id": session.model, "object": "model", "created": 0, "owned_by": "headrace"}
+
+
+def _events(api: AgentApi, asked: AgentRequest, answered: Answered) -> bytes:
+    """The whole stream."""
+    return b"".join(_event(name, event) for name, event in api.events(asked, answered)) + api.last
 
 
 def _event(name: str | None, data: dict[str, Any]) -> bytes:

@@ -33,6 +33,8 @@ class Node:
     """Of an answer: whether the agent got it. What it never saw is not trained."""
     messages: Messages | None = None
     """Of an answer: the conversation up to it, for rewards."""
+    thoughts: frozenset[int] = frozenset()
+    """Of an answer: places of those messages whose thoughts are on its path."""
     response: str = ""
     """Of an answer: its text."""
     is_cut_off: bool = False

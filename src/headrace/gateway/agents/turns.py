@@ -63,17 +63,17 @@ class Turns:
         except (ValueError, TypeError) as error:
             raise ApiError(str(error), param="messages") from error
 
-    def keeps_thoughts(self, messages: Sequence[Message], shown: Shown) -> bool:
-        """Whether what was thought in `messages` stays when they are the history."""
+    def thoughts_in(self, messages: Sequence[Message], shown: Shown) -> frozenset[int]:
+        """Places of the messages whose thoughts the policy sees where `messages` are the history."""
         thoughts = [place for place, message in enumerate(messages) if message.get("reasoning_content")]
         if self._thinking == "keep" or not thoughts:
-            return True
+            return frozenset(thoughts)
         marked = [
             {**message, "reasoning_content": _THOUGHT.format(place)} if place in thoughts else message
             for place, message in enumerate(messages)
         ]
         rendered = self._text.template.given(shown.variables).render(marked, shown.tools)
-        return all(_THOUGHT.format(place) in rendered for place in thoughts)
+        return frozenset(place for place in thoughts if _THOUGHT.format(place) in rendered)
 
     def said(self, tokens: NDArray[np.int32], finish: FinishReason, stop: Sequence[str]) -> tuple[str, str | None]:
         """The text of an answer, without the token that closes the turn, up to a text of the client's that stops it;

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from headrace.runtime.collection import rare_collections
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.local.host import WorkerHost
 from headrace.runtime.local.local_refs import GENERATION
@@ -43,6 +45,8 @@ class _Child:
         self._boot = boot
         self._kind: Any = class_at(boot.kind, boot.packages)
         self._service: Service | None = None
+        self._made = ExitStack()
+        """Open once the worker is made."""
 
     async def run(self) -> None:
         """Until it is told to leave."""
@@ -68,12 +72,14 @@ class _Child:
         listening.close()
         self._links.close()
         await self._runtime.close()
+        self._made.close()
 
     async def _build(self, spec: object) -> None:
         boot = self._boot
         refs = WorkerRefs(self._own, boot.name, self._links)
         host = WorkerHost(boot.name, boot.rank, self._runtime, refs, refs.get_soon, self._reach, threads=boot.threads)
         self._service = await Service.make(self._kind, spec, host, boot.name, boot.rank, self._runtime)
+        self._made.enter_context(rare_collections())
 
     def _find(self, worker: str) -> Service:
         if worker != self._boot.name:
