@@ -149,7 +149,7 @@ def check_kills(job: Path, tmp_path: Path, first: tuple[int, int], *kills: tuple
     hold(job, *first)
     process = start("train", job, "--dir", whole)
     wait_until_held(process, job)
-    shutil.copytree(whole, copy)
+    shutil.copytree(whole, copy, ignore=shutil.ignore_patterns("*.sock"))
     (job.parent / "hold").unlink()
     out, _ = process.communicate(timeout=180)
     assert process.returncode == 0, out
@@ -221,7 +221,7 @@ def test_killed_again_and_again_at_moments_of_all_kinds(tmp_path: Path) -> None:
     hold(job, LAST, 1)
     process = start("train", job, "checkpoint.every=1000", "--dir", whole)
     wait_until_held(process, job)
-    shutil.copytree(whole, copy)
+    shutil.copytree(whole, copy, ignore=shutil.ignore_patterns("*.sock"))
     (job.parent / "hold").unlink()
     out, _ = process.communicate(timeout=180)
     assert process.returncode == 0, out
@@ -257,7 +257,7 @@ def test_told_to_stop_in_the_middle_of_a_batch(tmp_path: Path, call: int, versio
     hold(job, LAST, call)
     process = start("train", job, "--dir", whole)
     wait_until_held(process, job)
-    shutil.copytree(whole, copy)
+    shutil.copytree(whole, copy, ignore=shutil.ignore_patterns("*.sock"))
     (job.parent / "hold").unlink()
     out, _ = process.communicate(timeout=180)
     assert process.returncode == 0, out
@@ -299,7 +299,7 @@ def test_groups_that_are_generated_again_are_the_same_within_rounding(tmp_path: 
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < end
         time.sleep(0.02)
-    shutil.copytree(whole, copy)
+    shutil.copytree(whole, copy, ignore=shutil.ignore_patterns("*.sock"))
     (folder / "hold").unlink()
     out, _ = process.communicate(timeout=180)
     assert process.returncode == 0, out
