@@ -60,7 +60,7 @@ def spec(kind: str, python: str, folder: Path, dtype: str, number: int = 0) -> S
         seed=number,
         on_cpu=not torch.cuda.is_available(),
         threads=1,
-        args={"skip_tokenizer_init": True},
+        args={"skip_tokenizer_init": True} if kind == "vllm" else {},
     )
     log = str(folder / f"{kind}-{dtype}-{number}.log")
     return ServerSpec(kind, limits, Expected({"vocab_size": VOCABULARY}, CONTEXT, dtype), launch, log)
@@ -86,6 +86,7 @@ class Publications:
         (folder / "shm").mkdir(exist_ok=True)
         self._publisher = ShmPublisher(folder / "shm")
         self.model = load_causal_lm(str(folder / "model"), dtype=torch.float32, device="cpu")
+        self._scorer = FrozenScorer(self.model, temperature=1.0)
         self._number = 0
         self._publish()
 
@@ -101,7 +102,7 @@ class Publications:
     def _publish(self) -> WeightReceiver:
         check = make_check(
             check_tokens(VOCABULARY),
-            partial(scored, FrozenScorer(self.model, temperature=1.0).logprobs),
+            partial(scored, self._scorer.logprobs),
             temperature=1.0,
             dtype="float32",
         )
