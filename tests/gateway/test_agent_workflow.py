@@ -103,8 +103,8 @@ async def cancels(episode: AgentEpisode) -> None:
 @pytest.mark.parametrize(
     ("agent", "words"),
     [
-        (leaves, "the agent called sys.exit(3)"),
-        (leaves_too, "the agent called sys.exit(3)"),
+        (leaves, "it called sys.exit(3)"),
+        (leaves_too, "it called sys.exit(3)"),
         (says_words, "which is not a number"),
         (raises, "no luck"),
         (never_asks, "asked the policy for nothing"),

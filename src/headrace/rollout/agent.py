@@ -7,12 +7,12 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from headrace.errors import HeadraceError
 from headrace.experience.prompts.dataset import Prompt
 from headrace.rollout.agent_episode import AgentEpisode
 from headrace.rollout.policy import Policy
 from headrace.rollout.sessions import Session, Sessions
 from headrace.rollout.trajectory import Trajectory
+from headrace.rollout.user_code import called
 from headrace.runtime.event_loop import on_own_thread
 from headrace.runtime.protocol import Clock
 
@@ -27,10 +27,6 @@ class Player(Protocol):
         """What it returns: the reward, or None."""
 
 
-class AgentLeft(HeadraceError):
-    """The agent would have ended more than its episode."""
-
-
 class FunctionAgent:
     """A function of the user's. A plain one is called on a thread of its own."""
 
@@ -39,10 +35,7 @@ class FunctionAgent:
 
     async def play(self, episode: AgentEpisode, session: Session, clock: Clock) -> Any:
         """See `Player.play`. Raises what the function raises."""
-        try:
-            return await self._called(episode)
-        except SystemExit as error:
-            raise AgentLeft(f"the agent called sys.exit({error.code!r})") from error
+        return await called(self._called, episode)
 
     async def _called(self, episode: AgentEpisode) -> Any:
         call = getattr(self._function, "__call__", None)  # noqa: B004

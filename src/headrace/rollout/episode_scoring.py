@@ -19,14 +19,11 @@ from headrace.rewards.outcome import NotARewardError, RewardOutcome, as_reward
 from headrace.rewards.reward_pool import GroupScorer, Scorer
 from headrace.rollout.policy import PolicySettings
 from headrace.rollout.trajectory import Trajectory
+from headrace.rollout.user_code import CodeLeft
 from headrace.runtime.off_loop import off_loop
 from headrace.runtime.protocol import WaitTimeout
 
 _NONE = np.empty(0, np.int32)
-
-
-class CodeLeft(Exception):
-    """Code of the user's ended by an exception that would have ended more than its episode."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from headrace.engines.completions import GenerationAborted, NotServed
 from headrace.engines.pool import Place
 from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
-from headrace.plugins.raised import describe_exception
 from headrace.rewards.reward_pool import GroupScorer, Scorer
 from headrace.rollout.episode_scoring import (
-    CodeLeft,
     EpisodeScoring,
     Played,
     check_trajectories,
@@ -21,6 +18,7 @@ from headrace.rollout.episode_scoring import (
 )
 from headrace.rollout.policy import Policy, PolicySettings
 from headrace.rollout.trajectory import Trajectory
+from headrace.rollout.user_code import called
 from headrace.rollout.workflow import Workflow
 from headrace.runtime.leaving import ended_or_left
 from headrace.runtime.patience import Patience
@@ -116,19 +114,5 @@ class EpisodeRunner:
             return [empty_sample(key, episode, SampleStatus.FAILED, failure_of(error))]
 
     async def _play(self, policy: Policy, prompt: Prompt) -> Sequence[Trajectory]:
-        task = asyncio.current_task()
-        try:
-            played = await self._workflow.run(prompt, policy)
-        except (Exception, KeyboardInterrupt):
-            raise
-        except SystemExit as error:
-            raise CodeLeft(f"it called sys.exit({error.code!r})") from error
-        except asyncio.CancelledError as error:
-            if task is None or task.cancelling():
-                raise
-            raise CodeLeft("it raised CancelledError, though nobody cancelled it") from error
-        except BaseException as error:
-            if isinstance(error, GeneratorExit) and asyncio.current_task() is not task:
-                raise  # it is left, and thrown away
-            raise CodeLeft(f"it raised {describe_exception(error)}") from error
+        played = await called(self._workflow.run, prompt, policy)
         return [played] if isinstance(played, Trajectory) else played

@@ -20,10 +20,8 @@ from headrace.experience.failures import FailureKind, describe
 from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.plugins.named import NOTHING_GIVEN, Given, load_function
-from headrace.plugins.raised import describe_exception
 from headrace.rewards.outcome import RewardOutcome
 from headrace.rollout.episode_scoring import (
-    CodeLeft,
     EpisodeScoring,
     Played,
     check_trajectories,
@@ -36,6 +34,7 @@ from headrace.rollout.kept_partials import KeptPartials
 from headrace.rollout.policy import Policy, PolicySettings
 from headrace.rollout.rollout_buffer import RolloutBuffer
 from headrace.rollout.rollout_sample import RolloutSample, end_all, given
+from headrace.rollout.user_code import called
 from headrace.runtime.leaving import ended_or_left
 from headrace.runtime.patience import Patience
 from headrace.runtime.protocol import WaitTimeout
@@ -201,7 +200,8 @@ class FunctionRunner:
         """What the function failed with."""
         batch = self._policy.engines.version.number
         try:
-            added = await ended_or_left(self._called(batch), _GRACE_S, self._leave)
+            call = called(self._function, self.buffer, batch, self._settings.evaluation)
+            added = await ended_or_left(call, _GRACE_S, self._leave)
             if added is not None:
                 await self.buffer.add(added)
         except StoreError:
@@ -209,23 +209,6 @@ class FunctionRunner:
         except Exception as error:
             return error
         return None
-
-    async def _called(self, batch: int) -> Any:
-        task = asyncio.current_task()
-        try:
-            return await self._function(self.buffer, batch, self._settings.evaluation)
-        except (Exception, KeyboardInterrupt):
-            raise
-        except SystemExit as error:
-            raise CodeLeft(f"it called sys.exit({error.code!r})") from error
-        except asyncio.CancelledError as error:
-            if task is None or task.cancelling():
-                raise
-            raise CodeLeft("it raised CancelledError, though nobody cancelled it") from error
-        except BaseException as error:
-            if isinstance(error, GeneratorExit) and asyncio.current_task() is not task:
-                raise  # it is left, and thrown away
-            raise CodeLeft(f"it raised {describe_exception(error)}") from error
 
     def _leave(self) -> None:
         for held in self.buffer.taken():

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.config.errors import ConfigError
 from headrace.engines.servers.launch import ServerLaunch
+from headrace.engines.servers.user_options import flags, user_options
 
 MODULE, CPU_MODULE = "sglang.launch_server", "headrace_sglang_cpu.server"
 CPU_PLUGIN = "headrace-sglang-cpu"
@@ -40,10 +39,7 @@ _ABSENT = f"No module named '{CPU_MODULE.split('.')[0]}'"
 
 def command(launch: ServerLaunch, port: int) -> list[str]:
     """Raises ConfigError for options that are not the user's to give."""
-    given = {name.replace("-", "_"): value for name, value in launch.args.items()}
-    for name in given:
-        if name in _OURS:
-            raise ConfigError(f"engine.args.{name} is set by {_OURS[name]}; leave it out")
+    given = user_options(launch, _OURS)
     own: dict[str, object] = {
         "model_path": launch.weights,
         "served_model_name": "policy",
@@ -70,7 +66,12 @@ def command(launch: ServerLaunch, port: int) -> list[str]:
             "max_total_tokens": launch.slots * (launch.max_context + ROOM),
             "sleep_on_idle": True,
         }
-    return [launch.python, "-m", CPU_MODULE if launch.on_cpu else MODULE, *_flags(own | given)]
+    return [
+        launch.python,
+        "-m",
+        CPU_MODULE if launch.on_cpu else MODULE,
+        *flags(own | given, negates=False, lists_as_json=False),
+    ]
 
 
 def environment(launch: ServerLaunch, own: Mapping[str, str]) -> dict[str, str]:
@@ -101,21 +102,3 @@ def title(launch: ServerLaunch) -> str:
     """Its name, with the version that is installed."""
     found = Path(launch.python).parent.parent.glob("lib/python3*/site-packages/sglang-*.dist-info")
     return " ".join(["SGLang", *[path.name.removesuffix(".dist-info").split("-")[1] for path in found]])
-
-
-def _flags(options: Mapping[str, object]) -> list[str]:
-    flags: list[str] = []
-    for name, value in options.items():
-        flag = "--" + name.replace("_", "-")
-        match value:
-            case True:
-                flags.append(flag)
-            case False | None:
-                pass
-            case dict():
-                flags += [flag, json.dumps(value)]
-            case list():
-                flags += [flag, *map(str, value)]
-            case _:
-                flags += [flag, str(value)]
-    return flags

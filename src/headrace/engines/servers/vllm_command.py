@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
 
-from headrace.config.errors import ConfigError
 from headrace.engines.servers.launch import ServerLaunch
+from headrace.engines.servers.user_options import flags, user_options
 
 MODULE = "vllm.entrypoints.openai.api_server"
 _OURS = {
@@ -31,10 +30,7 @@ _UNKNOWN = re.compile(r"error: (unrecognized arguments: .*|argument .*)")
 
 def command(launch: ServerLaunch, port: int) -> list[str]:
     """Raises ConfigError for options that are not the user's to give."""
-    given = {name.replace("-", "_"): value for name, value in launch.args.items()}
-    for name in given:
-        if name in _OURS:
-            raise ConfigError(f"engine.args.{name} is set by {_OURS[name]}; leave it out")
+    given = user_options(launch, _OURS)
     own: dict[str, object] = {
         "model": launch.weights,
         "served_model_name": "policy",
@@ -54,7 +50,7 @@ def command(launch: ServerLaunch, port: int) -> list[str]:
     }
     if launch.on_cpu:
         own |= {"enforce_eager": True, "distributed_executor_backend": "uni"}
-    return [launch.python, "-m", MODULE, *_flags(own | given)]
+    return [launch.python, "-m", MODULE, *flags(own | given, negates=True, lists_as_json=True)]
 
 
 def environment(launch: ServerLaunch, own: Mapping[str, str]) -> dict[str, str]:
@@ -78,21 +74,3 @@ def refusal(launch: ServerLaunch, line: str) -> str | None:
     """What is wrong with how it was launched, if its words say that."""
     said = _UNKNOWN.search(line)
     return None if said is None else f"engine.args: vLLM does not take them: {said[1]}"
-
-
-def _flags(options: Mapping[str, object]) -> list[str]:
-    flags: list[str] = []
-    for name, value in options.items():
-        flag = "--" + name.replace("_", "-")
-        match value:
-            case True:
-                flags.append(flag)
-            case False:
-                flags.append("--no-" + name.replace("_", "-"))
-            case None:
-                pass
-            case dict() | list():
-                flags += [flag, json.dumps(value)]
-            case _:
-                flags += [flag, str(value)]
-    return flags

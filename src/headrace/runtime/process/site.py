@@ -7,22 +7,22 @@ starts next, should the janitor be killed as well.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import secrets
 import shutil
-import stat
 import subprocess
 import tempfile
 from pathlib import Path
+
+from headrace.runtime import owned_folders
+from headrace.runtime.owned_folders import make_owned, remove_owned
 
 _MEMORY = Path("/dev/shm")
 _LEAST_MEMORY = 1 << 30
 """Bytes below which it is none to speak of: containers have 64 MiB unless told."""
 _LONGEST_PARENT = 107 - 64
 """Bytes. A socket's path has 107; a site's name and the longest worker's are within 64."""
-_LOCK = "lock"
 _JANITOR = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"'
 
 
@@ -48,14 +48,13 @@ class Site:
             )
         sweep()
         digest = hashlib.sha256(run.encode()).hexdigest()[:8]
-        while True:
-            self.folder = parent / f"{_prefix()}{digest}-{secrets.token_hex(4)}"
-            self.folder.mkdir(mode=0o700)
-            self._lock = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-            if (self.folder / _LOCK).exists():
-                break
-            os.close(self._lock)  # somebody who starts as well took it for a dead one's
+
+        def make() -> Path:
+            folder = parent / f"{_prefix()}{digest}-{secrets.token_hex(4)}"
+            folder.mkdir(mode=0o700)
+            return folder
+
+        self.folder, self._lock = make_owned(make)
         self._janitor = subprocess.Popen(
             ["/bin/sh", "-c", _JANITOR, "headrace-janitor", str(self.folder)],
             stdin=subprocess.PIPE,
@@ -66,8 +65,7 @@ class Site:
 
     def close(self) -> None:
         """Remove it, with all that is in it."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        os.close(self._lock)
+        remove_owned(self.folder, self._lock)
         assert self._janitor.stdin is not None
         self._janitor.stdin.close()
         self._janitor.wait()
@@ -75,27 +73,7 @@ class Site:
 
 def sweep() -> None:
     """Remove the folders of this user's runtimes that are no more."""
-    for folder in site_parent().glob(f"{_prefix()}*"):
-        _remove_if_dead(folder)
-
-
-def _remove_if_dead(folder: Path) -> None:
-    try:
-        status = folder.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            return
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:  # just made, or just removed
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return
-    else:
-        # Locked until it is gone: whoever is about to lock what they just made sees then that it is.
-        shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(lock)
+    owned_folders.sweep(site_parent(), _prefix())
 
 
 def socket_path(folder: Path, worker: str) -> Path:

@@ -1,0 +1,40 @@
+"""The user's own options of a server, and options as words of a command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from headrace.config.errors import ConfigError
+from headrace.engines.servers.launch import ServerLaunch
+
+
+def user_options(launch: ServerLaunch, ours: Mapping[str, str]) -> dict[str, object]:
+    """By the server's names. `ours`: those that are not to be given, and what sets them. Raises ConfigError."""
+    given = {name.replace("-", "_"): value for name, value in launch.args.items()}
+    for name in given:
+        if name in ours:
+            raise ConfigError(f"engine.args.{name} is set by {ours[name]}; leave it out")
+    return given
+
+
+def flags(options: Mapping[str, object], *, negates: bool, lists_as_json: bool) -> list[str]:
+    """`negates`: what is False is `--no-NAME`, and else left out, as None is. `lists_as_json`: a list is one word, and
+    else a word for each item."""
+    words: list[str] = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        match value:
+            case True:
+                words.append(flag)
+            case False:
+                words += ["--no-" + flag[2:]] * negates
+            case None:
+                pass
+            case list() if not lists_as_json:
+                words += [flag, *map(str, value)]
+            case dict() | list():
+                words += [flag, json.dumps(value)]
+            case _:
+                words += [flag, str(value)]
+    return words
