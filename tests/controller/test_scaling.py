@@ -20,6 +20,7 @@ from headrace.cli.main import main
 from headrace.config.errors import ConfigError
 from headrace.controller.control_socket import NAME, ask, listening
 from headrace.runtime.clock import SystemClock
+from headrace.runtime.protocol import WaitTimeout
 from headrace.store import RunReader
 
 BATCHES, ETA = 60, 2
@@ -105,6 +106,8 @@ def test_a_question_is_answered_line_by_line_and_a_bad_one_refused(tmp_path: Pat
     async def answer(asked: Mapping[str, Any], say: Any) -> None:
         if "no" in asked:
             raise ConfigError("no such thing")
+        if "late" in asked:
+            raise WaitTimeout("an engine", 3.0)
         say("one")
         say("two")
 
@@ -114,6 +117,8 @@ def test_a_question_is_answered_line_by_line_and_a_bad_one_refused(tmp_path: Pat
             await asyncio.to_thread(ask, tmp_path, {"yes": 1}, said.append, seconds=5.0)
             with pytest.raises(ConfigError, match="no such thing"):
                 await asyncio.to_thread(ask, tmp_path, {"no": 1}, said.append, seconds=5.0)
+            with pytest.raises(ConfigError, match=r"^waited 3.0 s for an engine"):
+                await asyncio.to_thread(ask, tmp_path, {"late": 1}, said.append, seconds=5.0)
             reader, writer = await asyncio.open_unix_connection(os.path.relpath(tmp_path / NAME))
             writer.write(b"[1\n")
             assert b"not understood" in await reader.read()

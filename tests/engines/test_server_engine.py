@@ -371,6 +371,20 @@ def test_a_server_that_dies_over_an_update_and_answers_no_more_is_dead_once_its_
     on(test, hangs=True)
 
 
+def test_what_it_says_of_itself_may_be_anything_and_its_health_is_looked_at_all_the_same() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        async def fares() -> ServerLoad | None:
+            raise ValueError("could not convert string to float: 'full'")
+
+        server.fares = fares  # type: ignore[method-assign]
+        await runtime.clock.sleep(5.0)
+        server.up = False
+        await runtime.clock.sleep(5.0)
+        assert engine.failure is not None
+
+    on(test)
+
+
 def test_one_that_is_sick_for_a_moment_lives() -> None:
     async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
         for _ in range(3):

@@ -38,15 +38,12 @@ async def listening(folder: Path, clock: Clock, answer: Answer) -> AsyncGenerato
             writer.write(json.dumps(words).encode() + b"\n")
 
         try:
-            asked = json.loads(await clock.wait_for(reader.readuntil(b"\n"), _ASK_S, "what is asked"))
-            if not isinstance(asked, dict):
-                raise ConfigError("what is asked is no object")
-            await answer(asked, lambda line: say(line=line))
+            await answer(await _asked(reader, clock), lambda line: say(line=line))
             say(done=True)
-        except (ValueError, WaitTimeout, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-            say(error=f"not understood: {error}")
         except HeadraceError as error:
             say(error=str(error))
+        except Exception as error:  # whoever asked waits for a word; the run goes on
+            say(error=f"{type(error).__name__}: {error}")
         finally:
             with suppress(OSError):
                 await writer.drain()
@@ -66,6 +63,17 @@ async def listening(folder: Path, clock: Clock, answer: Answer) -> AsyncGenerato
     finally:
         server.close()
         path.unlink(missing_ok=True)
+
+
+async def _asked(reader: asyncio.StreamReader, clock: Clock) -> Mapping[str, Any]:
+    """Raises ConfigError."""
+    try:
+        asked = json.loads(await clock.wait_for(reader.readuntil(b"\n"), _ASK_S, "what is asked"))
+    except (ValueError, WaitTimeout, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+        raise ConfigError(f"not understood: {error}") from error
+    if not isinstance(asked, dict):
+        raise ConfigError("not understood: what is asked is no object")
+    return asked
 
 
 def ask(folder: Path, question: Mapping[str, Any], say: Say, *, seconds: float) -> None:

@@ -93,7 +93,7 @@ class RolloutSeats:
         seat = [seat for seat in self._seats if not seat.leaves][-1]
         seat.leaves = True
         self._changed.notify()
-        await self._until(lambda: not seat.aboard)
+        await self._until(lambda: seat.is_up and not seat.aboard)  # one that is lost comes back first
         seat.is_up = False
         await self.workers.leave(seat.rank)
 

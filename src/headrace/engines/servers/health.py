@@ -25,7 +25,7 @@ async def until_sick(dialect: Dialect, clock: Clock, hear: Callable[[ServerLoad]
             load = await dialect.fares() if is_up else None
         except ConfigError:
             is_up, load = False, None
-        except EngineError:  # its health is looked at again
+        except Exception:  # of what it says of itself, which may be anything; its health is looked at again
             continue
         sick = 0 if is_up else sick + 1
         if load is not None:
