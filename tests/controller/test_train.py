@@ -110,7 +110,8 @@ def test_every_mode_trains_to_the_end_within_its_bound(overrides: list[str], tmp
     if overrides != ["async.on_deadline=late"]:
         assert summary["staleness"]["max"] <= bound
     for side in ("trainer_s", "engines_s"):
-        assert sum(summary["time"][side].values()) == pytest.approx(summary["wall_s"], rel=0.01)
+        # Of a run of a second: its parts are read one after another.
+        assert sum(summary["time"][side].values()) == pytest.approx(summary["wall_s"], rel=0.01, abs=0.05)
     assert summary["eval"]["before"] is not None
     assert summary["eval"]["after"] is not None
 

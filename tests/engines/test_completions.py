@@ -391,3 +391,26 @@ def test_the_death_of_one_that_rests_is_noticed() -> None:
         assert pool.members[0].state is EngineState.GONE
 
     resting(2, body)
+
+
+def test_an_engine_that_is_added_serves_once_all_have_heard_of_it() -> None:
+    async def body(pool: EnginePool, engines: list[RandomEngine], runtime: VirtualRuntime) -> None:
+        seen: list[int | None] = []
+        added = RandomEngine(runtime, random.Random(9), Version(0, 6), deaths=0.0)
+        member = pool.add(added)
+
+        async def tell() -> None:
+            chosen = pool.route(6, None)
+            seen.append(None if chosen is None else chosen.index)
+
+        assert pool.route(6, None) is None
+        await pool.welcome(member, None, tell)
+        chosen = pool.route(6, None)
+        assert seen == [None], "it is told, and does not serve yet"
+        assert chosen is member
+        await pool.dismiss(member, "it was taken out of the run")
+        assert pool.route(6, None) is None
+        assert member.state is EngineState.GONE
+        assert not pool.members[0].view.failures
+
+    resting(1, body)

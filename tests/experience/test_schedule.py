@@ -449,3 +449,17 @@ def test_a_spent_dataset_shuts_the_gate() -> None:
     plan = Schedule(prompts_per_batch=1, max_staleness=1, total_batches=3, on_deadline="wait", ahead=1)
     plan.dataset_spent()
     assert plan.shut_by(0) == "prompts"
+
+
+@pytest.mark.parametrize(("rule", "may"), [("wait", False), ("mask", True)])
+def test_a_group_goes_on_only_where_the_invariant_holds_with_it(rule: str, may: bool) -> None:
+    """Batches of one, one version more: with two groups due at 1 batches 0 and 1 are full, and a third due then would
+    have no place. Under `mask` it may be late."""
+    plan = Schedule(prompts_per_batch=1, max_staleness=1, total_batches=4, on_deadline=rule, ahead=2)  # type: ignore[arg-type]
+    for position in range(2):
+        plan.start(GroupKey(0, position, 0), 0)
+    assert plan.may_go_on(0) is may
+    assert plan.may_go_on(1), "due at 2, where there is a place"
+    if not may:
+        with pytest.raises(ScheduleError, match="may not go on from tokens of version 0"):
+            plan.go_on(GroupKey(0, 2, 0), 0)

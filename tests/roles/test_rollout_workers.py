@@ -88,6 +88,9 @@ class Workers:
         finally:
             self.aboard[rank].remove(given.key)
 
+    async def leave(self, rank: int) -> None:
+        self.calls.append(f"{rank} leaves with {len(self.aboard[rank])} aboard")
+
     async def restart(self, rank: int) -> None:
         self.calls.append(f"restart {rank}")
         self.lost.pop(rank, None)
@@ -180,6 +183,36 @@ def test_all_workers_are_told_where_the_run_goes_on_and_who_comes_back_too() -> 
         workers.changed.notify()
         await runner._runtime.clock.sleep(5.0)
         assert workers.calls[1:] == ["restart 1", "1 goes on from v5~1"]
+
+    played_by(test)
+
+
+def test_a_worker_leaves_once_it_has_played_what_is_aboard_and_one_that_is_lost_comes_back_first() -> None:
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        playing = [asyncio.ensure_future(group(runner, each)) for each in range(4)]
+        await runner._runtime.clock.sleep(0.5)
+        leaving = asyncio.ensure_future(runner._seats.leave())
+        await runner._runtime.clock.sleep(0.1)
+        workers.lost[1] = "exit code 3"
+        workers.changed.notify()
+        ended = await asyncio.gather(*playing, return_exceptions=True)
+        assert [isinstance(each, WorkerLost) for each in ended] == [False, True, False, True]
+        await leaving
+        assert workers.calls == ["restart 1", "1 leaves with 0 aboard"]
+        assert runner._seats.count == 1
+        await together(group(runner, each, 1) for each in (1, 3))
+        assert {rank for rank, _ in workers.seen[4:]} == {0}, "nothing more comes aboard it"
+
+    played_by(test)
+
+
+def test_a_worker_that_leaves_plays_on() -> None:
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        playing = [asyncio.ensure_future(group(runner, each)) for each in range(2)]
+        await runner._runtime.clock.sleep(0.5)
+        await runner._seats.leave()
+        assert workers.calls == ["1 leaves with 0 aboard"]
+        assert [header.key for header in await asyncio.gather(*playing)] == [key(0), key(1)]
 
     played_by(test)
 
