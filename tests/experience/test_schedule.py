@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import example, find, given, settings
@@ -122,10 +123,24 @@ def test_going_on_under_the_deadline_of_a_new_start_is_caught_by_the_same_proper
         def go_on(self, key: GroupKey, version: int) -> int:
             return super().go_on(key, self.batch)
 
-    def breaks(around: Circumstances) -> bool:
-        return around.on_deadline == "wait" and Walk(around, DueLater).run().worst_staleness > around.max_staleness
+    def broken(make: type[Schedule]) -> int:
+        """Of 60 runs in which crashes come often, engines lag, and all tokens of what ran are kept."""
+        often = Circumstances(
+            prompts_per_batch=2,
+            max_staleness=2,
+            total_batches=12,
+            on_deadline="wait",
+            prompts=70,
+            ahead=11,
+            engines=2,
+            step=50.0,
+            restore_share=0.2,
+            kept_share=1.0,
+        )
+        return sum(Walk(replace(often, seed=seed), make).run().worst_staleness > 2 for seed in range(60))
 
-    find(circumstances(), breaks, settings=settings(max_examples=5_000, deadline=None))
+    assert broken(DueLater) > 0
+    assert broken(CheckedSchedule) == 0
 
 
 def test_plain_earliest_deadline_first_is_caught_by_the_same_property() -> None:
@@ -133,12 +148,15 @@ def test_plain_earliest_deadline_first_is_caught_by_the_same_property() -> None:
         worst = Walk(around, EarliestDeadlineFirst).run().worst_staleness
         return around.on_deadline == "wait" and worst > around.max_staleness
 
-    find(circumstances(), breaks, settings=settings(max_examples=5_000, deadline=None))
+    find(circumstances(), breaks, settings=settings(max_examples=5_000, deadline=None), random=Random(0))
 
 
 def test_bytes_that_bind_the_batch_at_hand_are_caught_by_the_same_property() -> None:
     find(
-        circumstances(), lambda around: not Walk(around, BytesBindAll).run().finished, settings=settings(deadline=None)
+        circumstances(),
+        lambda around: not Walk(around, BytesBindAll).run().finished,
+        settings=settings(deadline=None),
+        random=Random(0),
     )
 
 
