@@ -6,8 +6,8 @@ The policy model of 4.98 M parameters (`benchmarks/policy_model.py`), on a serve
 `gap`: |log-prob of the server - log-prob of the trainer's own forward in that dtype| of 4,096 sampled tokens, and the
 importance weights that correct it. `pause`: seconds from the call for new weights to the first token sampled under
 them, with 16 requests in flight, the swap check included. `death`: of two servers one is killed with its requests in
-flight; seconds until each of them gets its next token from the other, and until it serves again beside what its first
-start took.
+flight, both being warm; seconds until each of them gets its next token from the other, and until it serves again beside
+what its first start took.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from benchmarks.machine import save, spread
 from benchmarks.policy_model import VOCABULARY, make_model
 from headrace.engines.completions import Asked, stream
 from headrace.engines.pool import EnginePool
-from headrace.engines.protocol import GenerateRequest, SamplingParams, SwapMode
+from headrace.engines.protocol import GenerateRequest, SamplingParams, SwapMode, TokenChunk
 from headrace.engines.servers.dialect import Expected
 from headrace.engines.servers.engine import Limits, ServerEngine
 from headrace.engines.servers.launch import ServerLaunch
@@ -46,7 +46,7 @@ from headrace.weights.shm import ShmPublisher
 from headrace.weights.swap_check import check_tokens, make_check
 from headrace.weights.version import INITIAL, Version
 
-CONTEXT, SLOTS, IN_FLIGHT = 1024, 32, 16
+CONTEXT, SLOTS, IN_FLIGHT, REQUESTS = 1024, 32, 16, 8
 
 
 def spec(kind: str, python: str, folder: Path, dtype: str, number: int = 0) -> ServerSpec:
@@ -174,37 +174,58 @@ async def pause(engine: ServerEngine, publish: Publications, mode: SwapMode, upd
     return {**spread(taken[2:]), "first": taken[:2]}  # kernels are made ready in the first
 
 
-async def death(workers: list[ServerEngineWorker], started_s: float, revive: Callable[[], Any]) -> dict[str, Any]:
+async def death(
+    workers: list[ServerEngineWorker], started_s: float, revive: Callable[[], Awaitable[ServerEngineWorker]]
+) -> dict[str, Any]:
     clock = workers[0].engine._services.clock
     pool = EnginePool.of([worker.engine for worker in workers], clock)
     place = pool.admit(lambda number: True, 1)
     assert place is not None
     killed: list[float] = []
     after: list[float] = []
+    other, generate = workers[1].engine, workers[1].engine.generate
+
+    async def noted(asked: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+        waits = True
+        async with aclosing(generate(asked)) as chunks:
+            async for chunk in chunks:
+                if waits and len(chunk.tokens):
+                    after.append(clock.now() - killed[0])
+                    waits = False
+                yield chunk
 
     async def read(number: int) -> None:
         asked = Asked(
             f"death-{number}", request("", 1, number).prompt, SamplingParams(max_new_tokens=900), number, INITIAL, place
         )
         async with aclosing(stream(pool, asked)) as chunks:
-            async for chunk in chunks:
-                if killed and len(chunk.tokens):
-                    after.append(clock.now() - killed[0])
+            async for _ in chunks:
+                if len(after) == REQUESTS:
                     return
 
-    reading = [asyncio.ensure_future(read(number)) for number in range(8)]
+    for worker in workers:  # the first requests of a server are slow
+        await asyncio.gather(*(_read(worker.engine, request(f"warm-{n}", 64, n)) for n in range(REQUESTS)))
+    other.generate = noted  # type: ignore[method-assign, assignment]
+    reading = [asyncio.ensure_future(read(number)) for number in range(REQUESTS)]
     await clock.sleep(1.0)
     below = psutil.Process().children(recursive=True)
     core = next(each for each in below if _is_core(each) and workers[0]._spec.log in _files(each))
     core.kill()
     killed.append(clock.now())
     await asyncio.gather(*reading)
-    await revive()
+    anew = await revive()
+    serves_again = clock.now() - killed[0]
+    await anew.close()
     return {
         "elsewhere": {**spread(after), "requests": len(after)},
-        "serves_again": clock.now() - killed[0],
+        "serves_again": serves_again,
         "start": started_s,
     }
+
+
+async def _read(engine: ServerEngine, asked: GenerateRequest) -> None:
+    async for _ in engine.generate(asked):
+        pass
 
 
 def _is_core(process: psutil.Process) -> bool:
@@ -236,11 +257,11 @@ async def measure(kind: str, python: str, folder: Path, dtypes: list[str], updat
         started = loop.time() - began
     async with serving(*(spec(kind, python, folder, "float32", number) for number in range(2))) as workers:
 
-        async def revive() -> None:
+        async def revive() -> ServerEngineWorker:
             await workers[0].close()
             anew = ServerEngineWorker(spec(kind, python, folder, "float32", 2), workers[0]._services)  # type: ignore[arg-type]
             await anew.start()
-            await anew.close()
+            return anew
 
         found["death"] = await death(workers, started, revive)
     print(json.dumps({"death": found["death"]}), flush=True)

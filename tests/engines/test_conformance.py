@@ -18,13 +18,23 @@ from headrace.engines.conformance import (
     CHECKS,
     Check,
     NotConforming,
+    Subject,
+    a_death_is_told,
     new_weights_are_used_and_told,
     nothing_is_found_of_old_weights,
     tokens_are_the_models,
     wrong_weights_are_refused,
 )
 from headrace.engines.embedded.engine import EmbeddedEngine
-from headrace.engines.protocol import Engine, GenerateRequest, SwapMode, SwapReport, TokenChunk
+from headrace.engines.protocol import (
+    Engine,
+    EngineError,
+    FinishReason,
+    GenerateRequest,
+    SwapMode,
+    SwapReport,
+    TokenChunk,
+)
 from headrace.runtime.inline import InlineRuntime
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.shm import ShmPublisher
@@ -84,6 +94,31 @@ class Credulous(Broken):
         return await self._engine.update(receiver, mode)
 
 
+class Hushed(Broken):
+    """What its death cut off ends as if it were whole."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+        chunk = None
+        try:
+            async for chunk in self._engine.generate(request):
+                yield chunk
+        except EngineError:
+            if chunk is not None:
+                yield replace(
+                    chunk,
+                    tokens=chunk.tokens[:0],
+                    logprobs=chunk.logprobs[:0],
+                    versions=chunk.versions[:0],
+                    branches=chunk.branches[:0],
+                    finish_reason=FinishReason.LENGTH,
+                )
+
+
+async def dies(subject: Subject) -> None:
+    engine: Any = subject.engine
+    await a_death_is_told(subject, lambda: engine.kill("of the test"))
+
+
 def put_to(checks: tuple[Check, ...], folder: Path, made: Callable[[EmbeddedEngine], Engine]) -> None:
     async def run() -> None:
         runtime = InlineRuntime()
@@ -102,7 +137,7 @@ def put_to(checks: tuple[Check, ...], folder: Path, made: Callable[[EmbeddedEngi
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", [*CHECKS, dies], ids=lambda check: check.__name__)
 def test_the_embedded_engine_conforms(tmp_path: Path, check: Check) -> None:
     put_to((check,), tmp_path, lambda engine: engine)
 
@@ -113,6 +148,7 @@ def test_the_embedded_engine_conforms(tmp_path: Path, check: Check) -> None:
         (WrongVersion, new_weights_are_used_and_told, "its versions go back|log-prob .*, the model's is"),
         (LostToken, tokens_are_the_models, "token 2 .*: log-prob"),
         (StaleCache, new_weights_are_used_and_told, "log-prob .*, the model's is"),
+        (Hushed, dies, "ended by LENGTH, and is not whole"),
         (Credulous, wrong_weights_are_refused, "weights that are not what the swap check says were taken"),
     ],
 )

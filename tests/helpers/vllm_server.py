@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import conforming
+import psutil
 import pytest
 
 from headrace.engines.servers.dialect import Expected
@@ -42,6 +43,12 @@ def spec(folder: Path, *, dtype: str = "float32", model_is: Mapping[str, Any] = 
     shape = {"vocab_size": conforming.VOCAB, "hidden_size": 128, "num_hidden_layers": 3}
     expected = Expected({**shape, **model_is}, conforming.CONTEXT, dtype)
     return ServerSpec("vllm", limits, expected, launch, str(folder / "vllm.log"))
+
+
+def core_of(worker: ServerEngineWorker) -> psutil.Process:
+    """What computes."""
+    assert worker._server is not None
+    return worker._server._needed[0]
 
 
 @asynccontextmanager

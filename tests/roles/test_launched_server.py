@@ -26,7 +26,8 @@ from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.workers import Placement, WorkerError
 
 SERVER = """
-import http.server, sys
+import http.server, subprocess, sys
+subprocess.Popen(["core::sleeper", "-c", "import time; time.sleep(60)"], executable=sys.executable)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
@@ -46,6 +47,7 @@ KIND = ServerKind(
     lambda launch, environment: dict(os.environ),
     lambda launch, line: None,
     lambda http, vocab_size, services: Met(http, vocab_size),
+    "core::",
 )
 
 
@@ -92,6 +94,28 @@ def test_a_port_that_somebody_took_is_not_insisted_on(
     monkeypatch.setattr(server_engine, "free_port", lambda: taken)
     with pytest.raises(WorkerError, match=r"EngineError: the server ended with exit status 1 before it was up"):
         started(spec(tmp_path))
+
+
+def test_one_that_lost_its_core_is_dead_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own process serves on, and says that it is well."""
+    monkeypatch.setattr(server_engine, "KINDS", {**KINDS, "small": KIND})
+
+    async def main() -> None:
+        runtime = InlineRuntime()
+        worker = ServerEngineWorker(spec(tmp_path), runtime)  # type: ignore[arg-type]
+        try:
+            await worker.start()
+            assert worker._server is not None
+            (core,) = [each for each in worker._server._below() if each.cmdline()[0] == "core::sleeper"]
+            assert worker._engine.failure is None
+            core.kill()
+            await asyncio.wait_for(worker._news.wait(), 1.0)
+            assert f"the server lost its process {core.pid}" in str(worker._engine.failure)
+        finally:
+            await worker.close()
+            await runtime.close()
+
+    asyncio.run(main())
 
 
 def test_a_token_that_is_refused_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,10 @@ import pytest
 import torch
 from attached import require_attached
 from sglang_server import needs_sglang, spec
-from vllm_server import serving
+from vllm_server import core_of, serving
 
 from headrace.config.errors import ConfigError
-from headrace.engines.conformance import CHECKS
+from headrace.engines.conformance import CHECKS, a_death_is_told
 from headrace.engines.protocol import SwapMode
 from headrace.engines.servers.dialect import Expected
 from headrace.roles.workers.server_engine import ServerEngineWorker
@@ -55,6 +55,9 @@ def test_it_conforms(tmp_path: Path) -> None:
                 with pytest.raises(ConfigError, match=words):
                     await worker.engine.dialect.meet(expected)
             await require_attached(worker, launched_as, on_disk)
+            await worker.engine.update(on_disk("a", False), SwapMode.RECOMPUTE)
+            subject.held[worker.engine.version] = "a"
+            await a_death_is_told(subject, core_of(worker).kill)
 
     asyncio.run(run())
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import conforming
 import pytest
 from attached import require_attached
-from vllm_server import needs_vllm, serving, spec
+from vllm_server import core_of, needs_vllm, serving, spec
 
 from headrace.config.errors import ConfigError
-from headrace.engines.conformance import CHECKS
+from headrace.engines.conformance import CHECKS, a_death_is_told
+from headrace.engines.protocol import SwapMode
 from headrace.engines.servers.dialect import Expected
 from headrace.runtime.workers import WorkerError
 from headrace.weights.shm import ShmPublisher
@@ -40,6 +41,9 @@ def test_it_conforms(tmp_path: Path) -> None:
                 with pytest.raises(ConfigError, match=words):
                     await worker.engine.dialect.meet(expected)
             await require_attached(worker, launched_as, publish)
+            await worker.engine.update(publish("a", False), SwapMode.RECOMPUTE)
+            subject.held[worker.engine.version] = "a"
+            await a_death_is_told(subject, core_of(worker).kill)
 
     asyncio.run(run())
 

@@ -2,6 +2,7 @@
 
     for check in CHECKS:
         await check(subject)
+    await a_death_is_told(subject, kill)
 
 A check raises NotConforming, which says what was wrong with which token. It asks the engine for everything that it
 judges, and knows nothing of how it works; what is right is told by the subject's own model, `logprobs`.
@@ -34,6 +35,8 @@ from headrace.weights.version import INITIAL, Version
 
 _WAIT_S = 300.0
 _LOOK_S = 0.01
+_DEATH_S = 30.0
+"""In which whoever waits for an engine that has died must have been told so."""
 _TRIES = 10
 """Of a swap: a fast engine may have ended all requests before it."""
 
@@ -307,6 +310,41 @@ async def no_token_is_older_than_was_asked_for(subject: Subject) -> None:
     answer = await waiting
     subject.judge(request, answer)
     _require(set(answer.versions.tolist()) == {subject.engine.version.number}, "tokens of an older version")
+
+
+async def a_death_is_told(subject: Subject, kill: Callable[[], object]) -> None:
+    """`kill`: ends what computes, as a fault of it would, so this comes last. Each request in flight is told so, and
+    has what was sampled before; the engine says that it has failed, and takes nothing more."""
+    engine, requests = subject.engine, [subject.request(subject.max_context - 32, seed=seed) for seed in range(8)]
+    came: list[list[TokenChunk]] = [[] for _ in requests]
+
+    async def read(number: int) -> None:
+        async with aclosing(engine.generate(requests[number])) as chunks:
+            async for chunk in chunks:
+                came[number].append(chunk)
+
+    reading = [asyncio.ensure_future(read(number)) for number in range(len(requests))]
+    await _until_sampled(subject)
+    kill()
+    _, waiting = await asyncio.wait(reading, timeout=_DEATH_S)
+    _require(not waiting, f"{len(waiting)} of 8 requests wait on, {_DEATH_S:g} s after its death")
+    told = await asyncio.gather(*reading, return_exceptions=True)
+    lost = [isinstance(each, EngineError) and not isinstance(each, RequestError) for each in told]
+    for request, chunks, is_lost, error in zip(requests, came, lost, told, strict=True):
+        ended = bool(chunks) and chunks[-1].finish_reason is FinishReason.LENGTH and error is None
+        _require(is_lost or ended, f"request {request.request_id} was not told of it: {error!r}")
+        if chunks:
+            answer = _joined(chunks)
+            subject.judge(request, answer)
+            whole = len(answer.tokens) == request.sampling.max_new_tokens
+            _require(whole or not ended, f"request {request.request_id} ended by LENGTH, and is not whole")
+    _require(any(lost), "none of 8 requests was in flight")
+    _require(engine.failure is not None, "it does not say that it has failed")
+    try:
+        await subject.whole(subject.request())
+    except EngineError:
+        return
+    raise NotConforming("it takes requests, though it is dead")
 
 
 CHECKS: tuple[Check, ...] = (

@@ -87,4 +87,4 @@ class Dialect(Protocol):
 
     async def sampled(self) -> int | None:
         """Tokens that it has handed out since it started, of all requests; None if it does not say. One that `retracts`
-        says it at any time at which it is paused or has nothing to do."""
+        says it at any time at which it is paused or has nothing to do, and once all of them have come."""

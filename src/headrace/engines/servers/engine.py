@@ -40,7 +40,7 @@ T = TypeVar("T")
 _PIN_S = _DRAIN_S = 3600.0
 _READ_S = 10.0
 """In which what a paused server has sampled must have come."""
-_LOOK_S, _LOOKS = 0.01, 2
+_LOOK_S = 0.01
 _HELD_S = 0.03
 """After which requests that are still open are taken to be held."""
 
@@ -386,11 +386,11 @@ class ServerEngine:
         self._leave_read()
 
     async def _read_up(self) -> None:
-        """Until all that the paused server has sampled has come: it says twice that it sampled no more than came.
+        """Until all that the paused server has sampled has come: it says so, twice where what it says may be late.
         Raises EngineError if it does not."""
-        clock = self._services.clock
+        clock, looks = self._services.clock, 1 if self.dialect.retracts else 2
         end, agreed = clock.now() + _READ_S, 0
-        while self._requests and agreed < _LOOKS:
+        while self._requests and agreed < looks:
             told = await self.dialect.sampled()
             came = (self._read_before or 0) + self._read
             agreed = agreed + 1 if told == came else 0
@@ -398,7 +398,8 @@ class ServerEngine:
                 raise EngineError(
                     f"{self.dialect.name} says that it has sampled {told} tokens, and {came} came within {_READ_S:g} s"
                 )
-            await clock.sleep(_LOOK_S)
+            if agreed < looks:
+                await clock.sleep(_LOOK_S)
 
     async def _until_ended(self) -> None:
         """The paused server has ended what it had. What reached it only then is held there, and is ended by name.

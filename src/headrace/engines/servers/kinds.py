@@ -24,6 +24,8 @@ class ServerKind:
     """What is wrong with how it was launched, where a line that it printed says that."""
     dialect: Callable[[ServerHttp, int, Services], Dialect]
     """`int`: ids in the vocabulary."""
+    title: str
+    """How the names of its processes begin without which it does not serve."""
 
 
 KINDS: Mapping[str, ServerKind] = {
@@ -32,6 +34,9 @@ KINDS: Mapping[str, ServerKind] = {
         vllm_command.environment,
         vllm_command.refusal,
         lambda http, vocab_size, services: VllmDialect(http, vocab_size),
+        "VLLM::",
     ),
-    "sglang": ServerKind(sglang_command.command, sglang_command.environment, sglang_command.refusal, SglangDialect),
+    "sglang": ServerKind(
+        sglang_command.command, sglang_command.environment, sglang_command.refusal, SglangDialect, "sglang::"
+    ),
 }

@@ -40,6 +40,8 @@ class SglangDialect:
         """Whether it computes a step before the last one's tokens are told of: these would count to new weights."""
         self._keeps = False
         """What is in flight while it is paused goes on with its keys and values."""
+        self._prefers = False
+        """Whether it computes first what has a priority."""
         self._loads = 0
         self._is_loading = False
         self._came = 0
@@ -64,6 +66,7 @@ class SglangDialect:
         self.name = f"SGLang {info.get('version', 'of an unknown version')}"
         require_fits(info, expected, f"{self.name} {where}")
         self._overlaps = not info.get("disable_overlap_schedule", False)
+        self._prefers = bool(info.get("enable_priority_scheduling", False))
         try:
             await self.resume()
         except ServerRefused as error:
@@ -147,7 +150,7 @@ class SglangDialect:
             raise WeightError(f"{self.name} says that it has {told.get('weight_version')!r}, and took {name!r}")
 
     async def score(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-        """See `Dialect.score`."""
+        """See `Dialect.score`. Before what was retracted is computed again, where the server lets it."""
         body = {
             "rid": [f"check-{self._loads}-{number}." for number in range(len(tokens))],
             "input_ids": tokens.tolist(),
@@ -155,7 +158,7 @@ class SglangDialect:
             "return_logprob": True,
             "logprob_start_len": 0,
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
-        }
+        } | ({"priority": 0} if self._prefers else {})  # whatever has none comes after
         answers = await self._http.call("POST", "/generate", body, what="the swap check", seconds=_CALL_S)
         self._came += len(tokens)
         told = [[each[0] for each in answer["meta_info"]["input_token_logprobs"][1:]] for answer in answers]

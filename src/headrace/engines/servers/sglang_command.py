@@ -13,6 +13,9 @@ MODULE, CPU_MODULE = "sglang.launch_server", "headrace_sglang_cpu.server"
 CPU_PLUGIN = "headrace-sglang-cpu"
 ROOM = 6
 """Tokens of its context that SGLang leaves free: a prompt and its answer have one less than it, a prompt 6 less."""
+_CHUNK = 512
+"""Tokens of prompts that it computes at once on a CPU, which more would not make faster: whoever waits for a first
+token, as after a swap, waits for the sequences of one chunk."""
 _OURS = {
     "model_path": "model.path",
     "model": "model.path",
@@ -40,6 +43,7 @@ _ABSENT = f"No module named '{CPU_MODULE.split('.')[0]}'"
 def command(launch: ServerLaunch, port: int) -> list[str]:
     """Raises ConfigError for options that are not the user's to give."""
     given = user_options(launch, _OURS)
+    prefers = given.get("schedule_policy", "fcfs") in ("fcfs", "lof")  # others do not go with it
     own: dict[str, object] = {
         "model_path": launch.weights,
         "served_model_name": "policy",
@@ -56,6 +60,8 @@ def command(launch: ServerLaunch, port: int) -> list[str]:
         "sampling_mask_max_tokens": max(4096, launch.top_k),
         "log_level_http": "warning",
         "disable_overlap_schedule": launch.keeps or launch.on_cpu,
+        "enable_priority_scheduling": prefers,  # the swap check before what was retracted
+        "disable_priority_preemption": prefers,
         "device": "cpu" if launch.on_cpu else None,
     }
     if launch.on_cpu:
@@ -65,6 +71,7 @@ def command(launch: ServerLaunch, port: int) -> list[str]:
             "grammar_backend": "none",
             "max_total_tokens": launch.slots * (launch.max_context + ROOM),
             "sleep_on_idle": True,
+            "chunked_prefill_size": _CHUNK,
         }
     return [
         launch.python,

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from headrace.engines.protocol import EngineError
+from headrace.runtime.process.ends import first_to_end
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.sandbox.guardian import guarded
 
@@ -29,15 +30,19 @@ class LaunchedServer:
     """A command under a guardian, which adopts what it leaves behind: a server's engine core survives the server's own
     process."""
 
-    def __init__(self, clock: Clock, log: Path) -> None:
-        """`log`: what the server prints is added there."""
+    def __init__(self, clock: Clock, log: Path, title: str) -> None:
+        """`log`: what the server prints is added there. `title`: how the names of its processes begin without which it
+        does not serve."""
         self._clock = clock
         self._log = log
+        self._title = title
         self._began = 0
         """Bytes of the log before this server."""
         self._guardian: Process | None = None
         self._line: socket.socket | None = None
         self._noted: list[psutil.Process] = []
+        self._needed: list[psutil.Process] = []
+        """Of these, those without which it does not serve."""
         self._segments: list[str] = []
         """Of shared memory, which its processes share among themselves."""
 
@@ -64,9 +69,19 @@ class LaunchedServer:
         self._line = ours
 
     async def ended(self) -> str:
-        """Once it has, how."""
+        """Once it has, or one of the noted processes without which it does not serve: how."""
         assert self._guardian is not None
-        code = await self._guardian.wait()
+        whole = asyncio.ensure_future(self._guardian.wait())
+        part = asyncio.ensure_future(first_to_end(self._needed))
+        try:
+            await asyncio.wait((whole, part), return_when=asyncio.FIRST_COMPLETED)
+            if not whole.done():
+                return f"lost its process {part.result().pid}"
+        finally:
+            whole.cancel()
+            part.cancel()
+            await asyncio.gather(whole, part, return_exceptions=True)
+        code = whole.result()
         self._end_noted()
         if code < 0:
             return f"was ended by {signal.Signals(-code).name}"
@@ -91,6 +106,7 @@ class LaunchedServer:
         """Which processes it has now: should the guardian itself be killed, they are ended all the same. And which
         shared memory: one that is killed leaves it, some hundred MB of it."""
         self._noted = self._below() or self._noted
+        self._needed = [each for each in self._noted if _title(each).startswith(self._title)]
         self._segments = sorted({path for process in self._noted for path in _shared(process)})
 
     def _end_noted(self) -> None:
@@ -100,7 +116,7 @@ class LaunchedServer:
         for path in self._segments:
             with contextlib.suppress(OSError):
                 os.unlink(path)
-        self._noted, self._segments = [], []
+        self._noted, self._needed, self._segments = [], [], []
 
     def has_ended(self) -> bool:
         return self._guardian is not None and self._guardian.returncode is not None
@@ -130,6 +146,13 @@ class LaunchedServer:
         with contextlib.suppress(WaitTimeout):
             await self._clock.wait_for(guardian.wait(), _KILL_S, "the server to be ended")
         self._end_noted()
+
+
+def _title(process: psutil.Process) -> str:
+    """As it names itself."""
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def _shared(process: psutil.Process) -> list[str]:

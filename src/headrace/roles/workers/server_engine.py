@@ -92,7 +92,7 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
         if launch is not None:
             self._port = free_port()
             url = f"http://127.0.0.1:{self._port}"
-            self._server = LaunchedServer(clock, Path(self._spec.log))
+            self._server = LaunchedServer(clock, Path(self._spec.log), kind.title)
             await self._server.start(kind.command(launch, self._port), kind.environment(launch, os.environ))
         self._http = ServerHttp(url, clock, self._token())
         await self._http.open()
