@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 from chat_styles import CHATML, LLAMA3, THINKING, byte_tokenizer
-from rollout_helpers import ScriptedEngine, char_tokenizer, chunk, policy, says
+from rollout_helpers import ScriptedEngine, char_tokenizer, chunk, ids, policy, says
 
 from headrace.config.gateway import GatewayConfig
 from headrace.engines.protocol import SamplingParams
@@ -170,7 +170,9 @@ def test_a_template_that_wants_the_call_before_a_tools_result() -> None:
     eos = tokenizer.eos_token_id
     added = text.encode_after(messages, 1, eos, (eos,))
     assert text.decode(added, keep_special_tokens=True) == "[tool]found[assistant]"
-    assert Turns(text, (eos,), "keep", "auto").after(messages, 1, 5, _nothing()).tolist()[0] == eos
+    after = Turns(text, (eos,), "keep", "auto").after(messages, 1, ids("hi"), ids("look"), _nothing())
+    assert after is not None
+    assert after[0] == eos
 
 
 @pytest.mark.parametrize(("template", "closing"), [(CHATML, "<|im_end|>"), (LLAMA3, "<|eot_id|>")])

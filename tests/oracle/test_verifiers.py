@@ -15,15 +15,17 @@ import aiohttp
 import numpy as np
 import pytest
 from aiohttp import web
+from qwen3_chats import TOOL, qwen3_tokenizer
 from rollout_helpers import ScriptedEngine, chunk, settings
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from headrace.config.gateway import GatewayConfig
 from headrace.engines.protocol import GenerateRequest, SamplingParams, TokenChunk
 from headrace.experience.sample import GroupKey
+from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.tokens import TextCodec
 from headrace.gateway.agents.agent_gateway import AgentGateway
+from headrace.gateway.agents.model_renderer import ModelRenderer
 from headrace.rollout.policy import Policy
 from headrace.runtime.inline import InlineRuntime
 from headrace.weights.version import INITIAL
@@ -36,48 +38,9 @@ TrainClientConfig = pytest.importorskip("verifiers.v1.configs.client").TrainClie
 SamplingConfig = pytest.importorskip("verifiers.v1.types").SamplingConfig
 Qwen3RendererConfig = pytest.importorskip("renderers.configs").Qwen3RendererConfig
 
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
-TOOL = {"type": "function", "function": {"name": "look", "description": "d", "parameters": {"type": "object"}}}
-QWEN3 = (
-    "{%- if tools %}{{- '<|im_start|>system\\n# Tools\\n\\nYou may call one or more functions to assist with the user "
-    "query.\\n\\nYou are provided with function signatures within <tools></tools> XML tags:\\n<tools>' }}"
-    "{%- for tool in tools %}{{- '\\n' + tool | tojson }}{%- endfor %}"
-    "{{- '\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments within "
-    '<tool_call></tool_call> XML tags:\\n<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n'
-    "</tool_call><|im_end|>\\n' }}{%- endif %}"
-    "{%- set ns = namespace(last=0) %}"
-    "{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}"
-    "{%- for m in messages %}"
-    "{%- if m.role == 'assistant' %}{{- '<|im_start|>assistant\\n' }}"
-    "{%- if loop.index0 > ns.last and (loop.last or m.reasoning_content) %}"
-    "{{- '<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n\\n' }}{%- endif %}{{- m.content }}"
-    "{%- for call in m.tool_calls or [] %}{%- if m.content or not loop.first %}{{- '\\n' }}{%- endif %}"
-    '{{- \'<tool_call>\\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
-    "{{- call.function.arguments | tojson }}{{- '}\\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\\n' }}"
-    "{%- elif m.role == 'tool' %}"
-    "{{- '<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response><|im_end|>\\n' }}"
-    "{%- else %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endif %}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
-)
-"""For what is said here; results of tools come one at a time."""
-
 Ask = Callable[[list[dict[str, Any]]], Awaitable[dict[str, Any]]]
 Histories = list[tuple[list[int], list[bool]]]
 """Ids, and which of them were sampled."""
-
-
-def qwen3_tokenizer() -> PreTrainedTokenizerFast:
-    """A token for each byte, and those that the renderer of Qwen 3 looks for."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(SPECIAL)
-    tokenizer.add_tokens([AddedToken(mark, normalized=False, special=False) for mark in MARKS])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    fast.chat_template = QWEN3
-    return fast
 
 
 def answering(tokenizer: PreTrainedTokenizerFast, thinks: bool) -> Callable[[GenerateRequest], TokenChunk]:
@@ -163,9 +126,11 @@ async def by_verifiers(engine: ScriptedEngine, folder: Path, retention: str | No
     return found
 
 
-async def by_gateway(engine: ScriptedEngine, tokenizer: PreTrainedTokenizerFast, thinking: Any) -> Histories:
+async def by_gateway(
+    engine: ScriptedEngine, tokenizer: PreTrainedTokenizerFast, thinking: Any, renderer: ModelRenderer | None
+) -> Histories:
     runtime = InlineRuntime()
-    gateway = AgentGateway(GatewayConfig(thinking=thinking), runtime)
+    gateway = AgentGateway(GatewayConfig(thinking=thinking), runtime, renderer=renderer)
     await gateway.start()
     ends = tokenizer.eos_token_id
     sampling = SamplingParams(max_new_tokens=128, stop_token_ids=(ends,))
@@ -187,20 +152,22 @@ async def by_gateway(engine: ScriptedEngine, tokenizer: PreTrainedTokenizerFast,
     return [(each.tokens.tolist(), each.loss_mask.tolist()) for each in samples]
 
 
+@pytest.mark.parametrize("by_package", [False, True])
 @pytest.mark.parametrize(
     ("thinking", "retention", "thinks", "histories"),
     [("keep", "all", False, 2), ("keep", "all", True, 2), ("template", None, True, 3)],
 )
 def test_an_agent_with_a_tool(
-    thinking: str, retention: str | None, thinks: bool, histories: int, tmp_path: Path
+    thinking: str, retention: str | None, thinks: bool, histories: int, by_package: bool, tmp_path: Path
 ) -> None:
     tokenizer = qwen3_tokenizer()
     tokenizer.save_pretrained(tmp_path)
     engine = ScriptedEngine(answering(tokenizer, thinks))
+    renderer = ModelRenderer("qwen3", str(tmp_path), ChatTemplate(tokenizer)) if by_package else None
 
     async def main() -> tuple[Histories, Histories]:
         theirs = await by_verifiers(engine, tmp_path, retention)
-        return theirs, await by_gateway(engine, tokenizer, thinking)
+        return theirs, await by_gateway(engine, tokenizer, thinking, renderer)
 
     theirs, ours = asyncio.run(main())
     assert sorted(ours) == sorted(theirs)

@@ -36,6 +36,7 @@ _EXTRAS = {
     "math_verify": ("math", "reward.function=math"),
     "jsonschema": ("schema", "reward.function=json_schema"),
     "matplotlib": ("plot", "headrace plot -o FILE.png"),
+    "renderers": ("renderers", "gateway.renderer"),
     **{package: (extra, f"track=[{extra}]") for extra, package in PACKAGES.items()},
 }
 _GIB = 2**30

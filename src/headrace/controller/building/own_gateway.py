@@ -18,5 +18,5 @@ async def playing(plan: Plan, services: Services, *, here: bool) -> AsyncGenerat
     if not here:
         yield plan
         return
-    async with with_gateway(plan.workflow, plan.config.gateway, services) as workflow:
+    async with with_gateway(plan.workflow, plan.config, plan.template, services) as workflow:
         yield plan if workflow is plan.workflow else replace(plan, workflow=workflow)

@@ -49,6 +49,7 @@ def _run(plan: Plan) -> list[str]:
         f"samples, {'nothing trained' if plan.config.rollouts_only else f'{_steps(plan)} each'}"
         + (f"; {rollout.surplus} prompt(s) more are started" if rollout.surplus else ""),
         f"sampling  {_sampling(plan)}",
+        *_chats(plan),
         *_server(plan),
         *_schedule(plan),
         *_table(plan),
@@ -175,6 +176,18 @@ def _sampling(plan: Plan) -> str:
     cut = f"top_k {sampling.top_k}" if sampling.top_k else "no top_k"
     most = most_bytes(plan.vocab_size, sampling.top_k)
     return f"{drawn}, top_p {sampling.top_p:g}, {cut}: what these keep travels with each token, in {most} bytes at most"
+
+
+def _chats(plan: Plan) -> list[str]:
+    """What renders those of an agent."""
+    if plan.config.rollout.agent is None or not plan.needs_engine:
+        return []
+    wanted = plan.config.gateway.renderer
+    if wanted == "template":
+        return ["chats     by the chat template; a turn that goes on adds what it puts behind the answer"]
+    from headrace.gateway.agents.model_renderer import package
+
+    return [f"chats     by {package()}, for {wanted}; a turn that goes on adds what that puts behind the answer"]
 
 
 def _staleness(plan: Plan) -> list[str]:

@@ -178,6 +178,11 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
         check_judges(reward, context)
     template = ChatTemplate.of(config.data.template, tokenizer)
     text = TextCodec(tokenizer, template)
+    chat_notes: list[str] = []
+    if config.rollout.agent is not None and (recorded is None or held_out):
+        from headrace.controller.planning.agent_renderer import settle_renderer
+
+        config, chat_notes = settle_renderer(config, template)
     everything = (prompts, *held_out.values())
     check_template(config, text, everything)
     places = getattr(model_config.get_text_config(), "max_position_embeddings", None)
@@ -188,7 +193,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     fits = {each.name: _fit(room, held_out[each.name], each, key, limit) for each in config.held_out}
     lengths = {"prompts": (len(prompts), fit)}
     lengths |= {told_of(each.name): (len(held_out[each.name]), fits[each.name]) for each in config.held_out}
-    notes = (*template_notes(config, template, everything), *length_notes(config, lengths))
+    notes = (*template_notes(config, template, everything), *chat_notes, *length_notes(config, lengths))
     if config.data.too_long == "drop":
         prompts = prompts.without(fit.too_long)
         held_out = {name: kept.without(fits[name].too_long) for name, kept in held_out.items()}

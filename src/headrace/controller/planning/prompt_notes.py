@@ -51,10 +51,11 @@ def check_template(config: TrainConfig, text: TextCodec, prompts: Sequence[Promp
 
 def _agent_notes(config: TrainConfig, template: ChatTemplate) -> Iterator[str]:
     if not template.exists:
-        yield (
-            "the tokenizer has no chat template, so that rollout.agent can only ask for completions; for chats set "
-            "data.template.file"
-        )
+        if config.gateway.renderer == "template":
+            yield (
+                "the tokenizer has no chat template, so that rollout.agent can only ask for completions; for chats set "
+                "data.template.file"
+            )
         return
     yield from unread_notes(template)
     if rewritten := rewriting(template):

@@ -5,26 +5,27 @@ from __future__ import annotations
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.messages import Message
 
-_ASKED: Message = {"role": "user", "content": "one"}
+ASKED: Message = {"role": "user", "content": "one"}
 _CALL = {"id": "call_0_0", "type": "function", "function": {"name": "look", "arguments": {"key": "two"}}}
-_PROBES: dict[str, list[Message]] = {
-    "a user's message": [_ASKED, {"role": "assistant", "content": "three"}, {"role": "user", "content": "four"}],
+PROBES: dict[str, list[Message]] = {
+    "a user's message": [ASKED, {"role": "assistant", "content": "three"}, {"role": "user", "content": "four"}],
     "a tool's result": [
-        _ASKED,
+        ASKED,
         {"role": "assistant", "content": "", "tool_calls": [_CALL]},
         {"role": "tool", "content": "four", "tool_call_id": "call_0_0", "name": "look"},
     ],
     "a user's message after a thought": [
-        _ASKED,
+        ASKED,
         {"role": "assistant", "content": "three", "reasoning_content": "why"},
         {"role": "user", "content": "four"},
     ],
 }
+"""Conversations by what follows the answer in them."""
 
 
 def rewriting(template: ChatTemplate) -> list[str]:
     """What makes the template render an answer otherwise once it follows, in words; empty: nothing that was tried."""
-    return [what for what, messages in _PROBES.items() if _changes(template, messages)]
+    return [what for what, messages in PROBES.items() if _changes(template, messages)]
 
 
 def _changes(template: ChatTemplate, messages: list[Message]) -> bool:

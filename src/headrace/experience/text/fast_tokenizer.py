@@ -90,6 +90,10 @@ class FastTokenizer:
         encoded = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
         return {"input_ids": encoded[0].ids}
 
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        """The id of one token, None if there is no such token."""
+        return self._backend.token_to_id(token)
+
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
         """Text of ids: a list, an array, or one."""
         ids = np.asarray(token_ids, dtype=np.int64).reshape(-1).tolist()

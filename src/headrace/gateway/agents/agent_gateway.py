@@ -12,6 +12,7 @@ from aiohttp import web
 from headrace.config.gateway import GatewayConfig
 from headrace.gateway.agents.agent_session import AgentSession
 from headrace.gateway.agents.episode_place import EpisodePlace
+from headrace.gateway.agents.model_renderer import ModelRenderer
 from headrace.gateway.agents.own_folder import OwnFolder
 from headrace.gateway.agents.session_routes import SessionOf, SessionRoutes, closed
 from headrace.gateway.agents.task_routes import TaskRoutes
@@ -29,10 +30,18 @@ class AgentGateway:
     """Implements `Sessions`. Each episode has a key of its own, and nothing is answered without one; but tasks, for
     agents outside, are given out as `TaskRoutes` says."""
 
-    def __init__(self, config: GatewayConfig, services: Services, tasks: TaskRoutes | None = None) -> None:
-        """`tasks`: for agents outside, who are listened to where these say."""
+    def __init__(
+        self,
+        config: GatewayConfig,
+        services: Services,
+        tasks: TaskRoutes | None = None,
+        renderer: ModelRenderer | None = None,
+    ) -> None:
+        """`tasks`: for agents outside, who are listened to where these say. `renderer`: of the model; without one its
+        chat template renders."""
         self._tasks = tasks
         self._config = config
+        self._renderer = renderer
         self._services = services
         self._secret = secrets.token_bytes(32)
         self._sessions: dict[int, AgentSession] = {}
@@ -69,7 +78,8 @@ class AgentGateway:
         own = EpisodePlace(
             lambda: self._folder.of(number), lambda: self._app(lambda key: self._session_of(key, number))
         )
-        session = AgentSession(policy, self._config, f"{self._server.address}/v1", self._key(number), own)
+        address = f"{self._server.address}/v1"
+        session = AgentSession(policy, self._config, address, self._key(number), own, self._renderer)
         self._sessions[number] = session
         try:
             yield session

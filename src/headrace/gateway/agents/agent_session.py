@@ -22,8 +22,9 @@ from headrace.gateway.agents.answered import Answered, Choice
 from headrace.gateway.agents.episode_place import EpisodePlace
 from headrace.gateway.agents.exchanges import Exchanges
 from headrace.gateway.agents.known_turns import Digest, KnownTurns, digest_after, digests
+from headrace.gateway.agents.model_renderer import ModelRenderer
 from headrace.gateway.agents.token_tree import Node, TokenTree
-from headrace.gateway.agents.turns import Shown, Turns
+from headrace.gateway.agents.turns import Said, Shown, Turns
 from headrace.gateway.errors import ApiError
 from headrace.rollout.policy import Policy
 from headrace.rollout.trajectory import Trajectory
@@ -31,7 +32,7 @@ from headrace.runtime.off_loop import off_loop, tokens_in
 from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.together import together
 
-_MakeChoice = Callable[[Node, str, FinishReason], Choice]
+_MakeChoice = Callable[[Node, Said, FinishReason], Choice]
 _CALL_TOLD = "\n\nAnswer with a call of {}."
 
 
@@ -46,6 +47,8 @@ class Place:
     """The conversation up to here, thoughts included."""
     digest: Digest = b""
     """Of these messages, in a chat."""
+    shown: Shown | None = None
+    """Before these messages, in a chat."""
     thoughts: frozenset[int] = frozenset()
     """Places of those messages whose thoughts the policy sees."""
 
@@ -60,8 +63,9 @@ class AgentSession:
         base_url: str,
         api_key: str,
         place: EpisodePlace | None = None,
+        renderer: ModelRenderer | None = None,
     ) -> None:
-        """`place`: for an agent that is a program."""
+        """`place`: for an agent that is a program. `renderer`: of the model, if one is to render."""
         self._place = place
         settings = policy.settings
         self.base_url, self.api_key, self.model = base_url, api_key, config.model_name
@@ -70,7 +74,8 @@ class AgentSession:
         self.is_open = True
         self._policy = policy
         self._most = config.max_concurrent_requests
-        self._turns = Turns(settings.text, settings.sampling.stop_token_ids, config.thinking, config.tool_parser)
+        stops = settings.sampling.stop_token_ids
+        self._turns = Turns(settings.text, stops, config.thinking, config.tool_parser, renderer)
         self._tree = TokenTree()
         self._known = KnownTurns()
         self._counts: Counter[str] = Counter()
@@ -134,7 +139,7 @@ class AgentSession:
         place = await self._chat_place(request)
         reads_calls = bool(request.tools) and request.tool_choice != "none"
 
-        def choice(node: Node, said: str, finish: FinishReason) -> Choice:
+        def choice(node: Node, said: Said, finish: FinishReason) -> Choice:
             ids = f"call_{node.number}"
             message = self._turns.message(said, place.tokens, reads_calls=reads_calls, ids=ids)
             node.messages = [*place.messages, message]
@@ -149,10 +154,10 @@ class AgentSession:
         """Raises ApiError, and what breaks the session."""
         place = self._text_place(request)
 
-        def choice(node: Node, said: str, finish: FinishReason) -> Choice:
-            message: Message = {"role": "assistant", "content": said}
+        def choice(node: Node, said: Said, finish: FinishReason) -> Choice:
+            message: Message = {"role": "assistant", "content": said.text}
             node.messages = [*place.messages, message]
-            node.response = said
+            node.response = said.text
             return Choice(node, message, finish.value)
 
         return await self._answered(request, place, created, choice)
@@ -177,17 +182,19 @@ class AgentSession:
         answered = Answered(number, created, self.model, len(place.tokens))
         for completion in completions:
             node = self._tree.answer(place.prompt, completion)
-            said, by = await off_loop(
+            said = await off_loop(
                 settings.services,
                 len(completion.tokens),
                 self._turns.said,
+                place.tokens,
                 completion.tokens,
                 completion.finish_reason,
                 request.stop,
+                place.shown,
             )
             made = choice(node, said, completion.finish_reason)
             texts = self._turns.token_texts(completion.tokens) if request.logprobs else ()
-            answered.choices.append(Choice(node, made.message, made.finish_reason, texts, by))
+            answered.choices.append(Choice(node, made.message, made.finish_reason, texts, said.stopped_by))
         has_instructions = getattr(request, "instructions", None) is not None
         self._first_answers[number] = (answered.choices[0].node, has_instructions)
         return answered
@@ -226,19 +233,21 @@ class AgentSession:
             if node is None or node.messages is None:
                 continue
             messages = [*node.messages, *asked[place + 1 :]]
-            thoughts = self._turns.thoughts_in(messages, shown)
+            thoughts = await off_loop(services, size, self._turns.thoughts_in, messages, shown)
             if {each for each in thoughts if each < len(node.messages)} != node.thoughts:
                 self._counts["dropped_thoughts"] += 1
                 continue
             node.delivered = True  # or nobody could go on from it
-            told = _told(messages, request.tool_choice)
-            last = int(node.tokens[-1])
-            added = await off_loop(services, size, self._turns.after, told, place, last, shown)
+            told, before = _told(messages, request.tool_choice), node.path_tokens[: -len(node.tokens)]
+            added = await off_loop(services, size, self._turns.after, told, place, before, node.tokens, shown)
+            if added is None:
+                continue
             prompt = self._tree.prompt(node, added)
-            return Place(prompt, prompt.path_tokens, messages, known[-1], thoughts)
+            return Place(prompt, prompt.path_tokens, messages, known[-1], shown, thoughts)
         told = _told(asked, request.tool_choice)
         prompt = self._tree.prompt(None, await off_loop(services, size, self._turns.whole, told, shown))
-        return Place(prompt, prompt.tokens, asked, known[-1], self._turns.thoughts_in(asked, shown))
+        thoughts = await off_loop(services, size, self._turns.thoughts_in, asked, shown)
+        return Place(prompt, prompt.tokens, asked, known[-1], shown, thoughts)
 
     def _text_place(self, request: TextRequest) -> Place:
         """A prompt of ids goes on from the longest history that it begins with; one of text begins anew."""

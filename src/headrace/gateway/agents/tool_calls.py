@@ -13,14 +13,17 @@ from typing import Any, NoReturn
 class ToolCall:
     name: str
     arguments: dict[str, Any]
+    id: str | None = None
+    """If the policy wrote one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedText:
-    """What the policy wrote: text, and calls of tools."""
+    """What the policy wrote: text, calls of tools, and a thought before them."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
+    thought: str | None = None
 
 
 Parser = Callable[[str], ParsedText]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 from headrace.engines.protocol import FinishReason
 from headrace.experience.text.messages import Message, Tool
 from headrace.experience.text.tokens import TextCodec
+from headrace.gateway.agents.model_renderer import ModelRenderer
 from headrace.gateway.agents.reasoning import shows_reasoning, split_reasoning, template_text
-from headrace.gateway.agents.tool_calls import parse_tool_calls, parser_of
+from headrace.gateway.agents.tool_calls import ParsedText, Parser, parse_tool_calls, parser_of
 from headrace.gateway.errors import ApiError
 
 _THOUGHT = "\x02thought {}\x03"
@@ -30,41 +32,68 @@ class Shown:
     """Of the chat template."""
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An answer, as it was read."""
+
+    text: str
+    """Without the token that closes the turn, up to a text of the client's that stops it."""
+    stopped_by: str | None
+    """That text, if one does."""
+    read: ParsedText | None = None
+    """What the model's renderer read in it, if it does."""
+
+
 class Turns:
     """One tokenizer and template, with what reads the policy's words."""
 
     def __init__(
-        self, text: TextCodec, stop_token_ids: Sequence[int], thinking: Literal["keep", "template"], tool_parser: str
+        self,
+        text: TextCodec,
+        stop_token_ids: Sequence[int],
+        thinking: Literal["keep", "template"],
+        tool_parser: str,
+        renderer: ModelRenderer | None = None,
     ) -> None:
+        """`renderer`: of the model; without one its chat template renders."""
         self._text = text
         self._stops = frozenset(stop_token_ids)
         self._thinking = thinking
-        self._splits = shows_reasoning(text.template)
+        self._splits = renderer is not None or shows_reasoning(text.template)
         self._parser = parser_of(tool_parser, template_text(text.template))
+        self._renderer = renderer
+        self._reader = renderer if tool_parser == "auto" else None
 
     def whole(self, messages: list[Message], shown: Shown) -> NDArray[np.int32]:
         """Ids of a conversation that goes on from nothing. Raises ApiError."""
-        try:
-            return self._text.encode(messages, shown.tools, shown.variables)
-        except (ValueError, TypeError) as error:
-            raise ApiError(str(error), param="messages") from error
+        with _told("messages"):
+            return self._whole(messages, shown)
+
+    def _whole(self, messages: list[Message], shown: Shown) -> NDArray[np.int32]:
+        if self._renderer is not None:
+            return self._renderer.whole(messages, shown.tools, shown.variables)
+        return self._text.encode(messages, shown.tools, shown.variables)
 
     def text(self, prompt: str) -> NDArray[np.int32]:
         """Raises ApiError."""
-        try:
+        with _told("prompt"):
             return self._text.encode(prompt)
-        except (ValueError, TypeError) as error:
-            raise ApiError(str(error), param="prompt") from error
 
-    def after(self, messages: list[Message], place: int, last_token: int, shown: Shown) -> NDArray[np.int32]:
-        """Ids of what comes after the policy's turn `messages[place]`, up to its next one. Raises ApiError."""
-        try:
-            return self._text.encode_after(messages, place, last_token, self._stops, shown.tools, shown.variables)
-        except (ValueError, TypeError) as error:
-            raise ApiError(str(error), param="messages") from error
+    def after(
+        self, messages: list[Message], place: int, prompt: NDArray[np.int32], answer: NDArray[np.int32], shown: Shown
+    ) -> NDArray[np.int32] | None:
+        """Ids of what comes after the policy's turn `messages[place]`, its `answer` to `prompt`, up to its next one.
+        None if there is no way on from it: the model's renderer has none, and there is no template. Raises ApiError."""
+        with _told("messages"):
+            if self._renderer is not None:
+                added = self._renderer.after(prompt, answer, messages, place, shown.tools, shown.variables)
+                if added is not None or not self._text.template.exists:
+                    return added
+            last = int(answer[-1])
+            return self._text.encode_after(messages, place, last, self._stops, shown.tools, shown.variables)
 
     def thoughts_in(self, messages: Sequence[Message], shown: Shown) -> frozenset[int]:
-        """Places of the messages whose thoughts the policy sees where `messages` are the history."""
+        """Places of the messages whose thoughts the policy sees where `messages` are the history. Raises ApiError."""
         thoughts = [place for place, message in enumerate(messages) if message.get("reasoning_content")]
         if self._thinking == "keep" or not thoughts:
             return frozenset(thoughts)
@@ -72,38 +101,70 @@ class Turns:
             {**message, "reasoning_content": _THOUGHT.format(place)} if place in thoughts else message
             for place, message in enumerate(messages)
         ]
-        rendered = self._text.template.given(shown.variables).render(marked, shown.tools)
+        with _told("messages"):
+            if self._renderer is None:
+                rendered = self._text.template.given(shown.variables).render(marked, shown.tools)
+            else:
+                rendered = self._text.decode(self._whole(marked, shown), keep_special_tokens=True)
         return frozenset(place for place in thoughts if _THOUGHT.format(place) in rendered)
 
-    def said(self, tokens: NDArray[np.int32], finish: FinishReason, stop: Sequence[str]) -> tuple[str, str | None]:
-        """The text of an answer, without the token that closes the turn, up to a text of the client's that stops it;
-        and that, if one does."""
-        ends = len(tokens) and finish is FinishReason.STOP and int(tokens[-1]) in self._stops
-        text = self._text.decode(tokens[:-1] if ends else tokens)
+    def said(
+        self,
+        prompt: NDArray[np.int32],
+        answer: NDArray[np.int32],
+        finish: FinishReason,
+        stop: Sequence[str],
+        shown: Shown | None = None,
+    ) -> Said:
+        """`stop`: texts of the client's. `shown`: of a chat, whose answers are read by the model's renderer, if there
+        is one that is to."""
+        ends = len(answer) and finish is FinishReason.STOP and int(answer[-1]) in self._stops
+        text = self._text.decode(answer[:-1] if ends else answer)
         cuts = [(place, each) for each in stop if (place := text.find(each)) >= 0]
-        if not cuts:
-            return text, None
-        place, by = min(cuts)
-        return text[:place], by
+        if cuts:
+            place, by = min(cuts)
+            return Said(text[:place], by)
+        if self._reader is None or shown is None:
+            return Said(text, None)
+        read = self._reader.read(prompt, answer, self._stops, shown.tools, shown.variables)
+        return Said(text, None, read or self._read(text, prompt, None))
 
-    def message(self, said: str, prompt: NDArray[np.int32], *, reads_calls: bool, ids: str) -> Message:
-        """What the policy said, as a message; `ids`: the beginning of those of its calls."""
-        thought, answer = None, said
-        if self._splits:
-            end = self._text.decode(prompt[-_PROMPT_END:], keep_special_tokens=True)
-            thought, answer = split_reasoning(said, end)
-        parsed = parse_tool_calls(answer, self._parser if reads_calls else None)
-        message: Message = {"role": "assistant", "content": parsed.text}
-        if thought is not None:
-            message["reasoning_content"] = thought
-        if parsed.calls:
-            functions = [{"name": call.name, "arguments": call.arguments} for call in parsed.calls]
+    def message(self, said: Said, prompt: NDArray[np.int32], *, reads_calls: bool, ids: str) -> Message:
+        """What the policy said, as a message; `ids`: the beginning of those of its calls, unless it wrote some."""
+        read = said.read
+        if read is None or (read.calls and not reads_calls):
+            read = self._read(said.text, prompt, self._parser if reads_calls else None)
+        message: Message = {"role": "assistant", "content": read.text}
+        if read.thought is not None:
+            message["reasoning_content"] = read.thought
+        if read.calls:
             message["tool_calls"] = [
-                {"id": f"{ids}_{place}", "type": "function", "function": function}
-                for place, function in enumerate(functions)
+                {
+                    "id": call.id or f"{ids}_{place}",
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for place, call in enumerate(read.calls)
             ]
         return message
+
+    def _read(self, text: str, prompt: NDArray[np.int32], parser: Parser | None) -> ParsedText:
+        thought, answer = None, text
+        if self._splits:
+            end = self._text.decode(prompt[-_PROMPT_END:], keep_special_tokens=True)
+            thought, answer = split_reasoning(text, end)
+        parsed = parse_tool_calls(answer, parser)
+        return ParsedText(parsed.text, parsed.calls, thought)
 
     def token_texts(self, tokens: NDArray[np.int32]) -> tuple[str, ...]:
         """Each by itself."""
         return tuple(self._text.decode([token], keep_special_tokens=True) for token in tokens.tolist())
+
+
+@contextmanager
+def _told(param: str) -> Iterator[None]:
+    """What refuses a client's messages or prompt, as an ApiError."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise ApiError(str(error), param=param) from error

@@ -83,7 +83,8 @@ class RolloutWorker(GroupPlayer):
                 await pool.start()
                 rewards.append((reward, pool))
                 self._scored_by.append(pool)
-        workflow = await self._open.enter_async_context(with_gateway(self._workflow, config.gateway, self._host))
+        gateway = with_gateway(self._workflow, config, self._template, self._host)
+        workflow = await self._open.enter_async_context(gateway)
         sets: list[tuple[str, HeldOut | None, RewardConfig]] = [(TRAINING, None, config.reward)]
         sets += [(each.name, each, each.reward if each.own_reward else config.reward) for each in config.held_out]
         for name, held_out, reward in sets:

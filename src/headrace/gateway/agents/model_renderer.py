@@ -1,0 +1,213 @@
+"""Chats of a model that the package `renderers` knows: rendered, gone on from and read by it.
+
+The package is imported once a renderer is wanted; it imports neither torch nor transformers then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.config import ConfigError, TrainConfig
+from headrace.experience.text.chat_template import ChatTemplate
+from headrace.experience.text.messages import Message, Tool
+from headrace.gateway.agents.tool_calls import ParsedText, ToolCall
+
+TEMPLATE = "template"
+"""The value of `gateway.renderer` for none: the chat template renders."""
+_TELL_TOOLS = ("gemma4", "gpt-oss", "inkling")
+"""Renderers that show which tool a result is of, which agents do not say."""
+_PROMPT_END = 256
+"""Tokens of a prompt, in which it may begin a thought for the policy."""
+_VARIANTS = 16
+"""Renderers that are kept, by the template's variables that requests give."""
+
+
+class ModelRenderer:
+    """One renderer of the package over the run's tokenizer."""
+
+    def __init__(self, wanted: str, model: str, template: ChatTemplate) -> None:
+        """`wanted`: a renderer, or a model on the Hub whose renderer it is. `model`: the name or path of the one at
+        hand. `template`: for its tokenizer, and what the config adds. Raises ConfigError."""
+        if not is_installed():
+            raise ConfigError(
+                f"gateway.renderer is {wanted!r}, and the package renderers is not installed: pip install "
+                f"'headrace[renderers]', or set it to {TEMPLATE}"
+            )
+        known = known_models()
+        self.name = known.get(wanted, wanted)
+        if self.name not in known.values():
+            raise ConfigError(
+                f"gateway.renderer is {wanted!r}, and {package()} knows no such model or renderer; its renderers are "
+                f"{', '.join(sorted(set(known.values())))}; or set it to {TEMPLATE}"
+            )
+        self._template = template
+        # Sizes of a family may differ, and some renderers tell them by the model's name.
+        self._tokenizer = _Tokenizer(template.tokenizer, wanted if wanted in known else model)
+        self._with = lru_cache(_VARIANTS)(self._made)
+        try:
+            self._of({})
+        except ValueError as error:
+            raise ConfigError(
+                f"gateway.renderer is {wanted!r}, which cannot render for {model}: {error}; set it to {TEMPLATE}"
+            ) from error
+
+    @staticmethod
+    def of(config: TrainConfig, template: ChatTemplate) -> ModelRenderer | None:
+        """As `gateway.renderer` wants; None where the chat template renders. Raises ConfigError."""
+        wanted = resolved(config)
+        return None if wanted == TEMPLATE else ModelRenderer(wanted, config.model.path, template)
+
+    def whole(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, variables: Mapping[str, Any]
+    ) -> NDArray[np.int32]:
+        """Ids of `messages`, up to where the policy's turn begins. `variables` go before those of the config. Raises
+        ValueError."""
+        renderer, given = self._of(variables), self._given(self._template.with_system(messages))
+        with _in_words(self.name):
+            return np.asarray(renderer.render_ids(given, tools=_list(tools), add_generation_prompt=True), np.int32)
+
+    def after(
+        self,
+        prompt: NDArray[np.int32],
+        answer: NDArray[np.int32],
+        messages: Sequence[Message],
+        place: int,
+        tools: Sequence[Tool] | None,
+        variables: Mapping[str, Any],
+    ) -> NDArray[np.int32] | None:
+        """Ids of what comes after the `answer` to `prompt`, which is `messages[place]`, up to the policy's next turn.
+        None where the package does not go on from it: one of the new messages is an assistant's, or these ids cannot
+        all stay. Raises ValueError."""
+        renderer, added = self._of(variables), self._given(messages)[place + 1 :]
+        asked, said = prompt.tolist(), answer.tolist()
+        with _in_words(self.name):
+            bridged = renderer.bridge_to_next_turn(asked, said, added, tools=_list(tools))
+        before = asked + said
+        if bridged is None or bridged.token_ids[: len(before)] != before:
+            return None
+        return np.asarray(bridged.token_ids[len(before) :], np.int32)
+
+    def read(
+        self,
+        prompt: NDArray[np.int32],
+        answer: NDArray[np.int32],
+        closing: Collection[int],
+        tools: Sequence[Tool] | None,
+        variables: Mapping[str, Any],
+    ) -> ParsedText | None:
+        """What the policy said, without the token of `closing` that ends it; None where it wrote a call that is none,
+        so that all of it is text."""
+        renderer, said = self._of(variables), answer.tolist()
+        if said and said[-1] in closing and said[-1] not in renderer.get_stop_token_ids():
+            said.pop()
+        try:
+            found = renderer.parse_response(said, tools=_list(tools), prompt_ids=prompt[-_PROMPT_END:].tolist())
+            return ParsedText(found.content, tuple(map(_call_of, found.tool_calls)), found.reasoning_content)
+        except Exception:  # which depends on what the policy wrote
+            return None
+
+    def _of(self, variables: Mapping[str, Any]) -> Any:
+        """The package's renderer under these variables. Raises ValueError."""
+        return self._with(json.dumps({**self._template.kwargs, **variables}, sort_keys=True))
+
+    def _made(self, variables: str) -> Any:
+        from renderers import config_from_name, create_renderer
+
+        kind, given = type(config_from_name(self.name)), json.loads(variables)
+        with _in_words(self.name):
+            try:
+                # Which answers are gone on from, the session decides by `gateway.thinking`.
+                return create_renderer(self._tokenizer, kind(thinking_retention="all"), chat_template_kwargs=given)
+            except ValueError:  # a variable says what becomes of thoughts
+                return create_renderer(self._tokenizer, kind(), chat_template_kwargs=given)
+
+    def _given(self, messages: Sequence[Message]) -> list[Message]:
+        """`messages` as the renderer wants them."""
+        if self.name not in _TELL_TOOLS:
+            return list(messages)
+        calls = [call for message in messages for call in message.get("tool_calls", ())]
+        names = {call["id"]: call["function"]["name"] for call in calls if "id" in call}
+        return [
+            {"name": names[message["tool_call_id"]], **message} if message.get("tool_call_id") in names else message
+            for message in messages
+        ]
+
+
+class _Tokenizer:
+    """What the package asks of a tokenizer, by ours. It has no offsets of characters, which no id depends on."""
+
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        self.name_or_path = name
+        self.chat_template = tokenizer.chat_template
+        self.eos_token_id = tokenizer.eos_token_id
+        self.unk_token_id = getattr(tokenizer, "unk_token_id", None)
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        found: int | None = self._tokenizer.convert_tokens_to_ids(token)
+        return found
+
+
+def is_installed() -> bool:
+    return find_spec("renderers") is not None
+
+
+def package() -> str:
+    """Its name and version."""
+    return f"renderers {version('renderers')}"
+
+
+def known_models() -> dict[str, str]:
+    """The renderer of each model on the Hub that the package knows."""
+    from renderers.base import MODEL_RENDERER_MAP
+
+    return dict(MODEL_RENDERER_MAP)
+
+
+def resolved(config: TrainConfig) -> str:
+    """`gateway.renderer`; if that is `auto`, the model where the package knows it and its chat template is its own."""
+    wanted, model = config.gateway.renderer, config.model.path
+    if wanted != "auto":
+        return wanted
+    is_of_the_hub = config.data.template.file is None and not Path(model).exists()
+    return model if is_of_the_hub and is_installed() and model in known_models() else TEMPLATE
+
+
+@contextmanager
+def _in_words(name: str) -> Iterator[None]:
+    """What a renderer raises, as a ValueError with its name."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"the renderer {name} refuses it ({type(error).__name__}: {error})") from error
+
+
+def _call_of(found: Any) -> ToolCall:
+    """Raises ValueError or TypeError unless it is one."""
+    arguments = json.loads(found.arguments) if isinstance(found.arguments, str) else found.arguments
+    # Formats that are no JSON take a value that is none for text, and say so.
+    is_whole = found.status in ("ok", "invalid_json")
+    if not is_whole or not found.name or not isinstance(arguments, dict):
+        raise ValueError("a call has a name, and an object of arguments")
+    json.dumps(arguments, allow_nan=False)
+    return ToolCall(found.name, arguments, found.id)
+
+
+def _list(tools: Sequence[Tool] | None) -> list[Tool] | None:
+    return None if tools is None else list(tools)
