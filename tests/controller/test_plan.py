@@ -92,11 +92,13 @@ def test_the_tables_bound_bounds_kept_sets_but_not_below_a_batch(job: Path, tabl
     (["rollout.sampling.top_k=2", "rollout.workflow=multi_turn", "rollout.environment=e.py:E", "rollout.max_turns=99"],
      96 * (17 + 4) + 96 * 8),
     (["algorithm.kl.coefficient=0.1", "algorithm.advantage=gae"], 96 * (17 + 4 * 4)),
+    (["gateway.sampling=client", "rollout.agent=a.py:f"], 96 * (17 + 4 + 4) + 96 * 14),
 ])  # fmt: skip
 def test_the_largest_group_by_hand(job: Path, overrides: list[str], of_sample: int) -> None:
     """3 samples of 96 tokens, 17 bytes each, and 4 for advantages (and reference, values and returns); of 8 tokens, or
-    all that are the policy's, a bitmap of 10 bytes or 2 ids of 2, and 4 for their number, as for any other token."""
-    loadable = [one for one in overrides if not one.startswith("rollout.")]
+    all that are the policy's, a bitmap of 10 bytes or 2 ids of 2, and 4 for their number, as for any other token; 4 for
+    each token's temperature where clients choose it, and kept sets as of 512 ids."""
+    loadable = [one for one in overrides if not one.startswith(("rollout.", "gateway."))]
     plan = replace(make_plan(load_config(TrainConfig, job, loadable)), config=load_config(TrainConfig, job, overrides))
     assert largest_group(plan) == 3 * of_sample
 
@@ -120,6 +122,12 @@ def test_check_says_what_truncation_keeps(job: Path) -> None:
     said = describe_plan(make_plan(load_config(TrainConfig, job, ["rollout.sampling.top_p=0.9"])))
     assert "top_p 0.9, top_k 512: what these keep travels with each token" in said
     assert "experience table: kept sets, at most" in said
+
+
+def test_check_says_that_requests_may_say_otherwise(job: Path) -> None:
+    config = load_config(TrainConfig, job, ["gateway.sampling=client", "rollout.agent=a.py:f"])
+    said = describe_plan(replace(make_plan(load_config(TrainConfig, job)), config=config))
+    assert "unless a request has its own temperature, top_p or top_k: what these keep travels with each token" in said
 
 
 def test_an_engine_that_cannot_say_what_it_kept_is_refused(job: Path) -> None:

@@ -20,11 +20,18 @@ from headrace.engines.servers.launch import ServerLaunch
 CACHE = CachePlan(slots=8, max_context=96, bytes_wanted=(3 << 30) + 1)
 
 
-def launch(tmp_path: Path, weights: str, kind: str = "vllm", swap: str = "recompute", **engine: Any) -> ServerLaunch:
+def launch(
+    tmp_path: Path,
+    weights: str,
+    kind: str = "vllm",
+    swap: str = "recompute",
+    overrides: tuple[str, ...] = (),
+    **engine: Any,
+) -> ServerLaunch:
     job = make_job(
         tmp_path, engine__kind=kind, async__swap=swap, **{f"engine__{name}": value for name, value in engine.items()}
     )
-    config = load_config(TrainConfig, job)
+    config = load_config(TrainConfig, job, [*overrides])
     return server_launch(config, config.engine, weights, CACHE, rank=1)
 
 
@@ -55,6 +62,11 @@ def test_the_command_has_loopback_the_plugin_and_the_users_own_options(tmp_path:
     assert (environment["PATH"], environment.get("PYTHONPATH")) == ("/bin", None)
     if made.on_cpu:
         assert environment["VLLM_CPU_KVCACHE_SPACE"] == "4", "whole GiB, and no less than is wanted"
+
+
+def test_where_clients_sample_vllm_may_be_asked_for_as_many_ids_as_they_may_have_kept(tmp_path: Path) -> None:
+    made = launch(tmp_path, "m", overrides=("gateway.sampling=client", "rollout.agent=a.py:f"))
+    assert option(vllm_command.command(made, port=7), "--max-logprobs") == "512"
 
 
 def test_the_command_of_sglang_has_loopback_ids_alone_and_the_users_own_options(tmp_path: Path) -> None:

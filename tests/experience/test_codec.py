@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgpack
@@ -41,6 +42,7 @@ def groups(draw: st.DrawFn) -> Group:
         length = draw(st.integers(0, 6))
         arrays = {name: draw(hnp.arrays(dtype, length)) for name, dtype in zip(COLUMNS, DTYPES, strict=True)}
         kept = draw(st.none() | st.builds(kept_sets, st.just(arrays), st.integers(0, 5)))
+        at = draw(st.none() | st.floats(0.0625, 100, width=32))
         if kept is not None:
             arrays["tokens"] = arrays["tokens"] % kept.vocab_size
         samples.append(
@@ -53,6 +55,7 @@ def groups(draw: st.DrawFn) -> Group:
                 failure=draw(st.none() | st.text()),
                 metadata=draw(st.dictionaries(st.text(), json_like, max_size=3)),
                 kept=kept,
+                temperatures=None if at is None else arrays["loss_mask"] * np.float32(at),
                 terms=draw(st.dictionaries(st.text(), st.floats(allow_nan=False), max_size=3)),
                 **arrays,
             )
@@ -98,11 +101,27 @@ def test_a_group_comes_back_as_it_was(group: Group) -> None:
         for name in ("group", "episode", "index", "status", "reward", "failure", "metadata", "terms"):
             assert getattr(one, name) == getattr(other, name)
             assert type(getattr(one, name)) is type(getattr(other, name))
+        assert (one.temperatures is None) == (other.temperatures is None)
+        if one.temperatures is not None and other.temperatures is not None:
+            assert one.temperatures.tobytes() == other.temperatures.tobytes()
         assert (one.kept is None) == (other.kept is None)
         if one.kept is not None and other.kept is not None:
             assert one.kept.vocab_size == other.kept.vocab_size
             assert one.kept.counts.tobytes() == other.kept.counts.tobytes()
             assert one.kept.data.tobytes() == other.kept.data.tobytes()
+
+
+def test_a_record_has_temperatures_only_where_tokens_have_them() -> None:
+    without = msgpack.unpackb(encode_group(small_group()))
+    own = small_group(temperatures=np.array([0, 0.5], np.float32))
+    assert len(without[5][0][2]) == len(COLUMNS)
+    assert msgpack.unpackb(encode_group(own))[5][0][2][-1] == ["<f4", 2, np.array([0, 0.5], "<f4").tobytes()]
+
+
+@pytest.mark.parametrize("wrong", [[0.5, 0.5], [0, 0], [0, math.nan], [0, 1, 1]])
+def test_a_temperature_goes_with_each_token_of_the_policys_and_with_no_other(wrong: list[float]) -> None:
+    with pytest.raises(ValueError, match="not those of the tokens in its mask"):
+        small_group(temperatures=np.array(wrong, np.float32))
 
 
 @given(st.binary(max_size=200))

@@ -40,6 +40,23 @@ def rewrites(episode):
         _post(episode, {"messages": [{"role": "user", "content": f"try {place}"}], "max_tokens": 4})
 
 
+def samples_in_three_ways(episode):
+    """Turns that are drawn end by a letter, so that most are gone on from."""
+    messages = [{"role": "user", "content": episode.row["prompt"]}]
+    limits = {"stop": [*"abcdefghijklmnop"], "max_tokens": 12}
+    for way in ({"temperature": 0.6, "top_p": 0.8}, {"temperature": 1.5}, {"temperature": 0}):
+        message = _post(episode, {"messages": messages, **limits, **way})["choices"][0]["message"]
+        messages += [message, {"role": "user", "content": "on"}]
+    return sum(map(ord, "".join(each["content"] for each in messages))) % 7 / 7
+
+
+def all_greedy(episode):
+    """Every second episode."""
+    way = {"temperature": 0} if int(episode.name.rpartition("/")[2]) % 2 else {}
+    _post(episode, {"messages": [{"role": "user", "content": episode.row["prompt"]}], "max_tokens": 6, **way})
+    return float("temperature" in way)
+
+
 def bad_sometimes(episode):
     """Every second episode does something wrong."""
     if int(episode.name.rpartition("/")[2]) % 3 == 0:

@@ -27,6 +27,7 @@ LEASE_S, STALL_S, LONG_S = 10.0, 100.0, 25.0
 TOKENS = np.arange(3, dtype=np.int32)
 COLUMNS = {
     "kept_sets": None,
+    "temperatures": None,
     "reward": 1.0,
     "terms": {},
 }

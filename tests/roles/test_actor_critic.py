@@ -200,6 +200,7 @@ def put(table: ExperienceTable, key: GroupKey, batch: int) -> list[RowId]:
     arrays = {
         "tokens": np.arange(3, dtype=np.int32),
         "kept_sets": None,
+        "temperatures": None,
         "loss_mask": np.array([False, True, True]),
         "logprobs": np.zeros(3, np.float32),
         "versions": np.array([-1, 0, 0], np.int32),

@@ -47,10 +47,11 @@ def passes(*, by_group: bool, max_tokens: int) -> list[list[int]]:
             by_group=by_group,
         )
         role = ColumnRole(context, scored)
+        beside = {"kept_sets": None, "temperatures": None}
         for position in (1, 0):
             key = GroupKey(0, position, 0)
             table.reserve(key)
-            table.put(key, [new_row(key, {"tokens": np.full(n, n), "kept_sets": None}) for n in (2, 3, 4)])
+            table.put(key, [new_row(key, {**beside, "tokens": np.full(n, n)}) for n in (2, 3, 4)])
         running = runtime.spawn(role.run(), "scorer")
         lease = await table.lease("actor", lambda ready: list(ready) if len(ready) == 6 else [], seconds=5, what=str)
         assert lease is not None

@@ -56,6 +56,29 @@ def test_what_is_past_the_context_is_cut_from_an_observation_and_from_nothing_el
     assert len(trajectory.to_sample(KEY, 0, 0, max_context=2)) == 6, "no token that the policy chose is lost"
 
 
+def test_tokens_keep_their_temperature_and_what_is_greedy_is_not_trained() -> None:
+    trajectory = Trajectory([10])
+    trajectory.add_completion(replace(completion([20, 21]), temperature=0.5))
+    trajectory.add_observation([12])
+    trajectory.add_completion(replace(completion([22, 23]), temperature=0.0))
+    assert [chosen for chosen, _ in trajectory.turns] == [False, True, False, True]
+    assert trajectory.last_completion.tolist() == [22, 23]
+    sample = trajectory.to_sample(KEY, 0, 0, max_context=5)
+    assert sample.temperatures is not None
+    assert sample.temperatures.tolist() == [0, 0.5, 0.5, 0, 0]
+    assert sample.loss_mask.tolist() == [False, True, True, False, False]
+    assert (sample.versions.tolist(), sample.logprobs.tolist()) == ([-1, 4, 4, -1, -1], [0, -0.25, -0.5, 0, 0])
+    assert sample.nbytes == 5 * (17 + 4)
+
+
+def test_where_all_is_greedy_nothing_is_trained_and_there_is_a_sample() -> None:
+    trajectory = Trajectory([10])
+    trajectory.add_completion(replace(completion([20]), temperature=0.0))
+    assert trajectory.has_completion
+    sample = trajectory.to_sample(KEY, 0, 0, reward=1.0)
+    assert (sample.is_trainable, sample.response_tokens, sample.reward) == (True, 0, 1.0)
+
+
 def test_the_status_follows_the_last_completion() -> None:
     trajectory = Trajectory([10])
     trajectory.add_completion(completion([20], FinishReason.LENGTH))

@@ -106,23 +106,22 @@ def compose(
     own_proximal: bool = False,
     reward_model: bool = False,
     sealed_critic: bool = False,
-    kept_sets: bool = False,
+    sampled: Sequence[str] = (),
     in_order: bool = False,
 ) -> Recipe:
     """The stages that these settings need, and no others. `check_dataflow` holds for them, but for the user's own.
 
     `own_proximal`: the proximal policy's log-probs are a column, and not computed by the actor; so they must be where
     the KL in the reward is of that policy. `reward_model`: what the rollout gives is not yet the reward, but is scored
-    by a model first. `sealed_critic`: the critic makes several steps on a batch. `kept_sets`: tokens are sampled under
-    top-k or top-p, and have them. `in_order`: models score a row once it is in the batch that is composed, with the
-    weights of that time, though it may have been there before.
+    by a model first. `sealed_critic`: the critic makes several steps on a batch. `sampled`: what tokens have where not
+    all are sampled from the whole vocabulary at one temperature: `kept_sets`, `temperatures`. `in_order`: models score
+    a row once it is in the batch that is composed, with the weights of that time, though it may have been there before.
     """
-    kept = ("kept_sets",) if kept_sets else ()
     placed = (*_FORWARD, "batch") if in_order else _FORWARD
-    forward = (*placed, *kept)
+    forward = (*placed, *sampled)
     in_reward = settings.kl.coefficient > 0 and settings.kl.place == "reward"
     stages = [
-        Stage("rollout", (), (*_OF_TOKENS, *kept, "scored" if reward_model else "reward", *_OF_GROUP), "group"),
+        Stage("rollout", (), (*_OF_TOKENS, *sampled, "scored" if reward_model else "reward", *_OF_GROUP), "group"),
         Stage("filter", ("reward",), ("keep",), "group"),
         Stage("schedule", ("keep",), ("batch",), "group"),
     ]
@@ -165,14 +164,14 @@ def compose(
         stages.append(Stage("critic.update", update, (), "batch" if sealed_critic else "row"))
         loss["critic.update"] = "value_loss"
     recorded = ["reward", "terms", *(["model_score"] if reward_model else [])]
-    actor = _once([*_OF_TOKENS, *kept, "truncated", *recorded, *trained, "batch"])
+    actor = _once([*_OF_TOKENS, *sampled, "truncated", *recorded, *trained, "batch"])
     stages.append(Stage("actor", actor, (), "batch" if settings.seals_batch else "row"))
     return Recipe(settings.recipe, tuple(stages), loss)
 
 
-def compose_recording(settings: Settings, *, reward_model: bool, kept_sets: bool) -> Recipe:
+def compose_recording(settings: Settings, *, reward_model: bool, sampled: Sequence[str] = ()) -> Recipe:
     """The stages of a run that only records what it generates: those before anything is trained. See `compose`."""
-    first = compose(settings, reward_model=reward_model, kept_sets=kept_sets)
+    first = compose(settings, reward_model=reward_model, sampled=sampled)
     names = ("rollout", "reward", "filter", "schedule")
     read = ("loss_mask", "versions", "branches", "reward", "terms", "truncated", "batch")
     scored = ("model_score",) if reward_model else ()

@@ -134,7 +134,7 @@ class ShapingConfig(Section):
 
 RESERVED = (
     *("scored", "reference", "teacher", "values", "last_value", "returns", "proximal", "advantages"),
-    *("kept", "kept_sets", "model_score", "fresh"),
+    *("kept", "kept_sets", "temperatures", "model_score", "fresh"),
 )
 """Columns that mean something to a role, whoever writes them."""
 

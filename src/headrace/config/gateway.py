@@ -22,6 +22,10 @@ class GatewayConfig(Section):
     tool_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral", "qwen3_xml"] = "auto"
     """How a call of a tool is read in what the policy wrote. `auto`: as the renderer of the model reads it, or as the
     chat template writes one. `none`: it stays text."""
+    sampling: Literal["run", "client"] = "run"
+    """Whose sampling parameters hold. `run`: those of `rollout.sampling`; an agent's are ignored, and counted.
+    `client`: `temperature`, `top_p` and `top_k` of each request, and the run's where it has none. Each token is trained
+    as it was sampled, and what is greedy is not trained. See docs/agents.md."""
     model_name: str = Field(default="policy", min_length=1, max_length=200)
     """The name by which agents ask for the policy."""
     max_concurrent_requests: int = Field(default=64, ge=1, le=4096)

@@ -16,7 +16,7 @@ from headrace.config.gateway import GatewayConfig
 from headrace.config.model import EngineConfig, ModelConfig, PolicyEngineConfig
 from headrace.config.origin import FromConfig
 from headrace.config.reward import RewardConfig
-from headrace.config.rollout import AsyncConfig, OnDeadline, RolloutConfig
+from headrace.config.rollout import TOP_K_OF_TOP_P, AsyncConfig, OnDeadline, RolloutConfig
 from headrace.config.track import TrackerConfig, TrackerSection, each_once, sections
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig, TrainerConfig
 from headrace.config.values.name_or_function import one_of
@@ -206,6 +206,24 @@ class TrainConfig(Section):
         return ("zero_spread",) if self.algorithm.advantage in BY_GROUP else ()
 
     @property
+    def clients_sample(self) -> bool:
+        """Whether agents' requests say how they are sampled."""
+        return self.gateway.sampling == "client"
+
+    @property
+    def truncates(self) -> bool:
+        """Whether tokens that are trained may be sampled from a distribution cut by top-k or top-p."""
+        return self.rollout.sampling.truncates or self.clients_sample
+
+    @property
+    def most_kept(self) -> int:
+        """Ids that the kept set of a token has at most; 0: any number."""
+        sampling = self.rollout.sampling
+        if not self.clients_sample or (sampling.truncates and sampling.top_k == 0):
+            return sampling.top_k
+        return max(sampling.top_k, TOP_K_OF_TOP_P)
+
+    @property
     def held_out(self) -> tuple[HeldOut, ...]:
         """The sets that are evaluated: that of `data.eval`, then those with names of their own. None where nothing is
         trained."""
@@ -338,6 +356,11 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> TrainConfig:
+        if self.clients_sample and (self.rollout.agent is None or self.rollout.function is not None):
+            raise ValueError(
+                "gateway.sampling is client, and no agent plays the episodes that are trained; set rollout.agent "
+                "(without rollout.function), or leave gateway.sampling out"
+            )
         if self.rollouts_only and self.data.rollouts is not None:
             raise ValueError("rollouts_only is true, and data.rollouts names what is recorded already; drop one")
         if self.rollouts_only and self.rollout.surplus:

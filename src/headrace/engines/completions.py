@@ -57,6 +57,8 @@ class Completion:
     """STOP, or LENGTH when a limit on tokens ended it."""
     kept: KeptSets | None = None
     """Where they were asked for and the sampling truncates."""
+    temperature: float | None = None
+    """That it was sampled at, where that need not be the run's."""
 
     def first(self, tokens: int) -> Completion:
         """Its first so many tokens (all, if it has no more), ended there, as at a text that stops it."""
@@ -69,6 +71,7 @@ class Completion:
             branches=self.branches[:tokens],
             finish_reason=FinishReason.STOP,
             kept=None if self.kept is None else self.kept[:tokens],
+            temperature=self.temperature,
         )
 
 

@@ -17,7 +17,7 @@ from headrace.runtime.wire.wire_types import WireTypes
 
 COLUMN_TYPES = WireTypes({"kept_sets": KeptSets})
 """What columns consist of, beside arrays and JSON-like values."""
-SAMPLE_COLUMNS = ("tokens", "loss_mask", "logprobs", "versions", "branches", "kept_sets", "metadata")
+SAMPLE_COLUMNS = ("tokens", "loss_mask", "logprobs", "versions", "branches", "kept_sets", "temperatures", "metadata")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ def _columns(sample: Sample) -> dict[str, Any]:
         sample.versions,
         sample.branches,
         sample.kept,
+        sample.temperatures,
         sample.metadata,
     )
     return dict(zip(SAMPLE_COLUMNS, values, strict=True))
@@ -70,6 +71,7 @@ def sample_of(header: SampleHeader, columns: Mapping[str, Any]) -> Sample:
         failure=header.failure,
         metadata=columns["metadata"],
         kept=columns["kept_sets"],
+        temperatures=columns["temperatures"],
         terms=header.terms,
     )
 

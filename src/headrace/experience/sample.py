@@ -43,7 +43,8 @@ class SampleStatus(StrEnum):
 class Sample:
     """What one episode yields: a row of the experience table.
 
-    All arrays have length T. Where `loss_mask` is False, `logprobs` is 0 and `versions` and `branches` are -1.
+    All arrays have length T. Where `loss_mask` is False, `logprobs` and `temperatures` are 0, and `versions` and
+    `branches` are -1.
     """
 
     group: GroupKey
@@ -70,6 +71,8 @@ class Sample:
     """The kept set of each token that was sampled under top-k or top-p; None if none was."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """Of a reward of several terms the value of each, by its name, before it was weighted."""
+    temperatures: NDArray[np.float32] | None = None
+    """Where clients choose it (`gateway.sampling`), that of each token; None where the run's holds for all."""
 
     def __post_init__(self) -> None:
         length = len(self.tokens)
@@ -81,6 +84,8 @@ class Sample:
                 )
         if self.kept is not None:
             self._check_kept(self.kept)
+        if self.temperatures is not None:
+            self._check_temperatures(self.temperatures)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -95,11 +100,18 @@ class Sample:
         if not kept.contain(self.tokens).all():
             raise ValueError(f"sample {self.group}/{self.episode}: a token is outside its kept set")
 
+    def _check_temperatures(self, temperatures: NDArray[np.float32]) -> None:
+        if len(temperatures) != len(self) or not np.array_equal(temperatures > 0, self.loss_mask):
+            raise ValueError(
+                f"sample {self.group}/{self.episode}: temperatures above 0 are not those of the tokens in its mask"
+            )
+
     @property
     def nbytes(self) -> int:
         """Bytes of its arrays, kept sets included."""
         arrays = (self.tokens, self.loss_mask, self.logprobs, self.versions, self.branches)
-        return sum(array.nbytes for array in arrays) + (0 if self.kept is None else self.kept.nbytes)
+        beside = (each for each in (self.kept, self.temperatures) if each is not None)
+        return sum(array.nbytes for array in (*arrays, *beside))
 
     @property
     def is_trainable(self) -> bool:

@@ -23,6 +23,10 @@ class Fields:
         self._read[name] = None
         return self._body.get(name)
 
+    def among(self, names: Iterable[str]) -> dict[str, Any]:
+        """The raw values of those that are given."""
+        return {name: value for name in names if (value := self.get(name)) is not None}
+
     def integer(self, name: str, default: int, low: int, high: int) -> int:
         value = self.get(name)
         if value is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -158,23 +158,20 @@ def _job(
 def _sampling(fields: Fields, limits: ModelLimits, max_new_tokens: int) -> SamplingParams:
     stops = fields.integers("stop_token_ids", limits.vocab_size - 1)
     own = () if fields.flag("ignore_eos") else limits.eos_token_ids
-    top_p = fields.number("top_p", 1.0, 0.0, 1.0)
+    usual = SamplingParams(max_new_tokens, stop_token_ids=tuple(dict.fromkeys((*own, *stops))))
+    return drawn_by(fields, usual, limits.vocab_size)
+
+
+def drawn_by(fields: Fields, usual: SamplingParams, largest_top_k: int) -> SamplingParams:
+    """`usual` with the temperature, top_p and top_k that are given. Raises ApiError."""
+    temperature = fields.number("temperature", usual.temperature, 0.0, HIGHEST_TEMPERATURE)
+    if not is_temperature(temperature):
+        raise ApiError(f"temperature is {temperature!r}; it must be {TEMPERATURES}", param="temperature")
+    top_p = fields.number("top_p", usual.top_p, 0.0, 1.0)
     if top_p == 0:
         raise ApiError("top_p is 0; it must be above 0 (temperature 0 is greedy)", param="top_p")
-    return SamplingParams(
-        max_new_tokens=max_new_tokens,
-        temperature=_temperature(fields),
-        top_p=top_p,
-        top_k=max(0, fields.integer("top_k", 0, -1, limits.vocab_size)),  # -1: vLLM's word for no limit
-        stop_token_ids=tuple(dict.fromkeys((*own, *stops))),
-    )
-
-
-def _temperature(fields: Fields) -> float:
-    value = fields.number("temperature", 1.0, 0.0, HIGHEST_TEMPERATURE)
-    if not is_temperature(value):
-        raise ApiError(f"temperature is {value!r}; it must be {TEMPERATURES}", param="temperature")
-    return value
+    top_k = max(0, fields.integer("top_k", usual.top_k, -1, largest_top_k))  # -1: vLLM's word for no limit
+    return replace(usual, temperature=temperature, top_p=top_p, top_k=top_k)
 
 
 def _user(value: Any) -> str | None:

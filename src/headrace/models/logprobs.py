@@ -14,8 +14,8 @@ from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
 
 Column = Literal["logprob", "entropy", "whole_entropy", "kept_mass", "first_choice"]
-"""Of each token, under the policy p = softmax(logits / temperature). Where the token has a kept set S, p cut to S and
-renormalised takes the place of p.
+"""Of each token, under the policy p = softmax(logits / temperature), at the token's own temperature where it has one.
+Where it has a kept set S, p cut to S and renormalised takes the place of p.
 
 `logprob`: of the token. `entropy`: of that distribution, in nats. `whole_entropy`: of p over the whole vocabulary,
 without gradient. `kept_mass`: p(S), without gradient; 1 where there is no S. `first_choice`: 1 if no token is more
@@ -37,7 +37,7 @@ def token_logprobs(
     """log p(token i | the tokens before it in its sample), [N] float32, differentiable; 0 where `micro.mask` is False.
 
     See `Column`; computed in float32. The output layer runs only where a token is in the mask. `micro` must be on the
-    model's device.
+    model's device. `temperature`: unless its tokens have their own.
     """
     return token_columns(lm, micro, ("logprob",), temperature, max_logits=max_logits)[:, 0]
 
@@ -68,7 +68,10 @@ def token_columns(
     row = (micro.tokens, micro.positions, micro.lengths)
 
     def of_logits(logits: Tensor, at: Tensor) -> Tensor:
-        logits = logits.float() if temperature == 1.0 else logits.float() / temperature
+        if micro.temperatures is not None:
+            logits = logits.float() / micro.temperatures[at, None]
+        else:
+            logits = logits.float() if temperature == 1.0 else logits.float() / temperature
         if micro.kept is None:
             return _uncut(logits, micro.tokens[at], columns)
         return _cut(logits, micro.tokens[at], *micro.kept.padded(at), columns)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,8 @@ class PackRow:
     """Per token [T], or one value for all of the sample's tokens."""
     kept: KeptSets | None = None
     """Of the tokens that were sampled under top-k or top-p; None if none was."""
+    temperatures: NDArray[np.float32] | None = None
+    """[T]: that each token of the mask was sampled at; None where all were at one, which whoever computes knows."""
 
     def __post_init__(self) -> None:
         length = len(self.tokens)
@@ -36,9 +39,12 @@ class PackRow:
             raise ValueError("a row without tokens cannot be packed; leave it out")
         if self.kept is not None and len(self.kept) != length:
             raise ValueError(f"{len(self.kept)} kept sets are given, but the row has {length} tokens")
-        for name, values in [("mask", self.mask), *self.columns.items()]:
+        of_tokens: dict[str, Any] = {"mask": self.mask, "temperatures": self.temperatures, **self.columns}
+        for name, values in of_tokens.items():
             if np.ndim(values) and np.shape(values) != (length,):
                 raise ValueError(f"{name} has shape {np.shape(values)}, but the row has {length} tokens")
+        if self.temperatures is not None and not (self.temperatures[self.mask] > 0).all():
+            raise ValueError("a token of the mask has no temperature above 0; log-probs exist for such alone")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -83,6 +89,8 @@ class MicroBatch:
     """[N] float32 each."""
     kept: KeptTokens | None = None
     """None where no token has a kept set."""
+    temperatures: Tensor | None = None
+    """[N] float32: see `PackRow`."""
 
     @property
     def num_tokens(self) -> int:
@@ -109,6 +117,7 @@ class MicroBatch:
             sample_index=self.sample_index.to(device),
             columns={name: column.to(device) for name, column in self.columns.items()},
             kept=None if self.kept is None else self.kept.to(device),
+            temperatures=None if self.temperatures is None else self.temperatures.to(device),
         )
 
 
@@ -137,6 +146,7 @@ def pack(rows: Sequence[PackRow]) -> MicroBatch:
         sample_index=torch.from_numpy(sample_index),
         columns={name: torch.from_numpy(values) for name, values in columns.items()},
         kept=_kept(rows),
+        temperatures=_temperatures(rows),
     )
 
 
@@ -146,6 +156,13 @@ def _kept(rows: Sequence[PackRow]) -> KeptTokens | None:
         return None
     ids, counts = sets.ids()
     return KeptTokens(torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(counts.astype(np.int64)))
+
+
+def _temperatures(rows: Sequence[PackRow]) -> Tensor | None:
+    found = [row.temperatures for row in rows if row.temperatures is not None]
+    if found and len(found) < len(rows):
+        raise ValueError(f"{len(found)} of {len(rows)} rows have temperatures; all must, or none")
+    return torch.from_numpy(np.concatenate(found)) if found else None
 
 
 def plan_microbatches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

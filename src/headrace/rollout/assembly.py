@@ -71,6 +71,7 @@ def policy_settings(
         request_timeout_s=config.rollout.episode_timeout_s,
         max_context=reading.max_context,
         return_kept=held_out is None,
+        most_kept=config.most_kept if held_out is None else 0,
         stop=sampling.stop,
         observation_role=config.rollout.observation_role,
         truncate_to=reading.longest if config.data.too_long == "truncate_left" else None,

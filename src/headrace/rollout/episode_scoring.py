@@ -143,7 +143,8 @@ def _samples(key: GroupKey, episode: int, played: Played | list[Sample], policy:
         ]
         if policy.return_kept and policy.sampling.truncates:
             for sample in samples:
-                _check_kept(sample)
+                if sample.temperatures is None:  # else a token need not be of a cut distribution
+                    _check_kept(sample)
         return samples
     except Exception as error:  # arrays that do not fit each other
         return [empty_sample(key, episode, SampleStatus.FAILED, failure_of(error))]

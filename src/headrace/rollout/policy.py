@@ -43,6 +43,8 @@ class PolicySettings:
     """Longest prompt + response in tokens that the engines take; no limit of its own unless given."""
     return_kept: bool = False
     """Whether completions come with the kept sets of their tokens, as training needs them."""
+    most_kept: int = 0
+    """Ids that such a set has at most; 0: any number."""
     observation_role: str = "user"
     """Of what an environment says, in a chat."""
     stop: tuple[str, ...] = ()
@@ -164,14 +166,16 @@ class Policy:
         max_new_tokens: int | None = None,
         index: int = 0,
         stop: Sequence[str] = (),
+        sampling: SamplingParams | None = None,
         came: Callable[[TokenChunk], None] | None = None,
         cut: Cut | None = None,
     ) -> Completion:
         """Sample after `prompt` (token ids, at least one), until a stop token, a stop text or a limit.
 
-        `max_new_tokens` lowers or raises the run's limit, `stop` is more texts beside the run's. Calls with
-        another `index` draw other noise: give one to each of several continuations of the same tokens. If no room is
-        left in the context, the completion is empty and ends by LENGTH. `came` is told tokens as they come: see
+        `max_new_tokens` lowers or raises the run's limit, `stop` is more texts beside the run's. `sampling` is in the
+        place of the run's, where this call has its own; of what is trained the completion then tells the temperature.
+        Calls with another `index` draw other noise: give one to each of several continuations of the same tokens. If no
+        room is left in the context, the completion is empty and ends by LENGTH. `came` is told tokens as they come: see
         `complete`. `cut`: by which it is ended from outside.
 
         Raises EngineError when no engine could serve it (NotServed where none came back in time), RequestError when
@@ -180,8 +184,9 @@ class Policy:
         if self._is_left:
             await asyncio.get_running_loop().create_future()  # an error would only be swallowed as well
         settings = self._settings
+        params = settings.sampling if sampling is None else sampling
         tokens = np.asarray(prompt, dtype=np.int32)
-        limit = settings.sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
+        limit = params.max_new_tokens if max_new_tokens is None else max_new_tokens
         if settings.max_context is not None:
             limit = min(limit, settings.max_context - len(tokens))
         if limit <= 0:
@@ -191,7 +196,7 @@ class Policy:
         asked = Asked(
             name=f"{self._name}.{self._completions}",
             prompt=tokens,
-            sampling=replace(settings.sampling, max_new_tokens=limit),
+            sampling=replace(params, max_new_tokens=limit),
             noise_key=noise_key(settings.seed, self._group, self._episode, index),
             minimum=self._minimum,
             place=self._place,
@@ -203,7 +208,9 @@ class Policy:
         self._completions += 1
         decode = partial(settings.text.decode, keep_special_tokens=True)
         stops = StopTexts(decode, tokens, texts) if texts else None
-        return await patience.wait_for(
+        completion = await patience.wait_for(
             complete(settings.engines, asked, stops, settings.services, came),
             f"a completion of group {self._group}, episode {self._episode}",
         )
+        has_own = sampling is not None and self.is_trained
+        return replace(completion, temperature=params.temperature) if has_own else completion

@@ -31,11 +31,13 @@ class Trajectory:
         self.metadata: dict[str, Any] = {}
         """Free, JSON-like values only; stored with the sample."""
         self._tokens: list[NDArray[np.int32]] = []
+        self._chosen: list[bool] = []
         self._mask: list[NDArray[np.bool_]] = []
         self._logprobs: list[NDArray[np.float32]] = []
         self._versions: list[NDArray[np.int32]] = []
         self._branches: list[NDArray[np.int32]] = []
         self._kept: list[KeptSets | None] = []
+        self._temperatures: list[float | None] = []
         self._last: NDArray[np.int32] = np.empty(0, np.int32)
         self.add_observation(prompt)
 
@@ -57,33 +59,34 @@ class Trajectory:
     @property
     def has_completion(self) -> bool:
         """Whether there is a token that the policy chose."""
-        return any(part.any() for part in self._mask)
+        return any(chosen and len(part) for chosen, part in zip(self._chosen, self._tokens, strict=True))
 
     @property
     def turns(self) -> list[tuple[bool, NDArray[np.int32]]]:
         """Whether the policy chose them, and the token ids, of what was added one after another: the prompt first."""
-        parts = list(zip((bool(mask.any()) for mask in self._mask), self._tokens, strict=True))
-        return [part for part in parts if len(part[1])]
+        return [part for part in zip(self._chosen, self._tokens, strict=True) if len(part[1])]
 
     def add_completion(self, completion: Completion) -> None:
-        """Append what the policy chose."""
-        self._append(
-            completion.tokens,
-            True,
-            completion.logprobs,
-            completion.versions,
-            completion.branches,
-            completion.kept if len(completion.tokens) else None,
-        )
+        """Append what the policy chose. What is greedy is never trained on."""
+        if completion.temperature == 0:
+            self._append_given(completion.tokens, True, completion.temperature)
+        else:
+            self._append(
+                completion.tokens,
+                True,
+                completion.logprobs,
+                completion.versions,
+                completion.branches,
+                completion.kept if len(completion.tokens) else None,
+                completion.temperature,
+            )
         self._last = completion.tokens
         truncated = completion.finish_reason is FinishReason.LENGTH
         self.status = SampleStatus.TRUNCATED if truncated else SampleStatus.COMPLETED
 
     def add_observation(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
         """Append what the policy was given: it is never trained on these tokens."""
-        ids = np.asarray(tokens, dtype=np.int32)
-        none = np.full(len(ids), -1, dtype=np.int32)
-        self._append(ids, False, np.zeros(len(ids), dtype=np.float32), none, none)
+        self._append_given(np.asarray(tokens, dtype=np.int32), False)
 
     def to_sample(
         self,
@@ -117,8 +120,21 @@ class Trajectory:
             failure=failure,
             metadata=self.metadata,
             kept=None if kept is None else kept[:length],
+            temperatures=self._temperatures_of(length),
             terms=dict(terms),
         )
+
+    def _temperatures_of(self, length: int) -> NDArray[np.float32] | None:
+        """Of the first `length` tokens; None where no part has any."""
+        if all(each is None for each in self._temperatures):
+            return None
+        of_parts = np.array([each or 0.0 for each in self._temperatures], dtype=np.float32)
+        return np.repeat(of_parts, [len(part) for part in self._tokens])[:length]
+
+    def _append_given(self, tokens: NDArray[np.int32], chosen: bool, temperature: float | None = None) -> None:
+        """Tokens that are not trained on, whether or not the policy chose them."""
+        none = np.full(len(tokens), -1, dtype=np.int32)
+        self._append(tokens, chosen, np.zeros(len(tokens), np.float32), none, none, None, temperature, trained=False)
 
     def _append(
         self,
@@ -127,11 +143,16 @@ class Trajectory:
         logprobs: NDArray[np.float32],
         versions: NDArray[np.int32],
         branches: NDArray[np.int32],
-        kept: KeptSets | None = None,
+        kept: KeptSets | None,
+        temperature: float | None,
+        *,
+        trained: bool = True,
     ) -> None:
         self._tokens.append(tokens)
-        self._mask.append(np.full(len(tokens), chosen, dtype=np.bool_))
+        self._chosen.append(chosen)
+        self._mask.append(np.full(len(tokens), trained, dtype=np.bool_))
         self._logprobs.append(logprobs)
         self._versions.append(versions)
         self._branches.append(branches)
         self._kept.append(kept)
+        self._temperatures.append(temperature)

@@ -66,6 +66,7 @@ def as_json(rollout: Rollout) -> dict[str, Any]:
         "trained": _listed(detail.trained),
         "advantages": _listed(detail.advantages),
         "trainer_logprobs": _listed(detail.trainer_logprobs),
+        "temperatures": _listed(detail.temperatures),
     }
 
 

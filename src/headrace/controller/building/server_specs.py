@@ -41,7 +41,7 @@ def server_spec(
             {name: getattr(text, name) for name in _TOLD_APART if hasattr(text, name)},
             cache.max_context,
             dtype,
-            config.rollout.sampling.truncates,
+            config.truncates,
         ),
         launch=None if section.urls else server_launch(config, section, plan.weights, cache, rank),
         log=str(logs / f"{section.kind}-{rank}.log"),

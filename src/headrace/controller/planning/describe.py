@@ -167,15 +167,20 @@ def _sources(plan: Plan) -> list[str]:
 
 def _sampling(plan: Plan) -> str:
     """The distribution that tokens are drawn from."""
-    sampling = plan.config.rollout.sampling
+    config, sampling = plan.config, plan.config.rollout.sampling
     drawn = f"at most {sampling.max_new_tokens} tokens, temperature {sampling.temperature:g}"
     if sampling.stop:
         drawn = f"up to {' or '.join(map(repr, sampling.stop))}, {drawn}"
-    if not sampling.truncates:
-        return f"{drawn}, from the whole vocabulary"
-    cut = f"top_k {sampling.top_k}" if sampling.top_k else "no top_k"
-    most = most_bytes(plan.vocab_size, sampling.top_k)
-    return f"{drawn}, top_p {sampling.top_p:g}, {cut}: what these keep travels with each token, in {most} bytes at most"
+    if sampling.truncates:
+        drawn += f", top_p {sampling.top_p:g}, " + (f"top_k {sampling.top_k}" if sampling.top_k else "no top_k")
+    else:
+        drawn += ", from the whole vocabulary"
+    if config.clients_sample:
+        drawn += ", unless a request has its own temperature, top_p or top_k"
+    if not config.truncates:
+        return drawn
+    most = most_bytes(plan.vocab_size, config.most_kept)
+    return f"{drawn}: what these keep travels with each token, in {most} bytes at most"
 
 
 def _chats(plan: Plan) -> list[str]:

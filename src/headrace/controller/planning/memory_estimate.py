@@ -115,7 +115,7 @@ def cache_of(section: EngineSection, config: TrainConfig, first: CachePlan) -> C
 
 def _table(config: TrainConfig, model_config: Any, cache: CachePlan) -> dict[str, int]:
     """What of the experience table is worth telling; it is in the host's memory."""
-    if not config.rollout.sampling.truncates:
+    if not config.truncates:
         return {}
     vocabulary = int(model_config.get_text_config().vocab_size)
     return {"experience table: kept sets, at most": _kept_sets(config, cache, vocabulary)}
@@ -219,7 +219,7 @@ def _kept_sets(config: TrainConfig, cache: CachePlan, vocab_size: int) -> int:
     """Bytes of the kept sets of as many groups as the table holds, each sample as long and each set as large as it can
     be."""
     rollout, longest = config.rollout, most_sampled(config, cache.max_context)
-    of_group = rollout.samples_per_prompt * longest * most_bytes(vocab_size, rollout.sampling.top_k)
+    of_group = rollout.samples_per_prompt * longest * most_bytes(vocab_size, config.most_kept)
     bound = max(table_bytes(config), rollout.prompts_per_batch * of_group)
     return min(config.table_groups(config.ahead(_slots(config, cache))) * of_group, bound)
 

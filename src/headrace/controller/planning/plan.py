@@ -243,13 +243,12 @@ def compose_recipe(config: TrainConfig) -> Recipe:
     """Raises ConfigError where its stages do not fit together."""
     reward_model = config.reward.model.path is not None
     if config.rollouts_only:
-        kept_sets = config.rollout.sampling.truncates
-        return compose_recording(config.algorithm, reward_model=reward_model, kept_sets=kept_sets)
+        return compose_recording(config.algorithm, reward_model=reward_model, sampled=_sampled_columns(config))
     recipe = compose(
         config.algorithm,
         own_proximal=config.own_proximal,
         reward_model=reward_model,
-        kept_sets=config.rollout.sampling.truncates,
+        sampled=_sampled_columns(config),
         sealed_critic=config.seals_critic,
         in_order=config.async_.in_order,
     )
@@ -258,6 +257,12 @@ def compose_recipe(config: TrainConfig) -> Recipe:
     except DataflowError as error:
         raise ConfigError(f"algorithm: {error}") from error
     return recipe
+
+
+def _sampled_columns(config: TrainConfig) -> tuple[str, ...]:
+    """What goes with tokens that are not sampled from the whole vocabulary, at one temperature."""
+    columns = {"kept_sets": config.truncates, "temperatures": config.clients_sample}
+    return tuple(name for name, is_there in columns.items() if is_there)
 
 
 def _check_others(config: TrainConfig, vocab_size: int) -> None:

@@ -26,6 +26,7 @@ _MUST_AGREE = {
     "rollout.sampling.temperature": "the recorded log-probs are under it",
     "rollout.sampling.top_p": "the recorded kept sets are of it",
     "rollout.sampling.top_k": "the recorded kept sets are of it",
+    "gateway.sampling": "with client, recorded tokens have temperatures and kept sets of their own",
     "reward": "rewards are those of the record",
 }
 _OF_NO_REWARD = ("workers", "timeout_s")

@@ -32,7 +32,7 @@ def server_launch(
         seed=config.seed * _SEEDS + rank,
         keeps=config.async_.swap == "keep",
         on_cpu=resolve_device(config.model.device).type == "cpu",
-        top_k=config.rollout.sampling.top_k,
+        top_k=config.most_kept,
         kv_cache_gib=cache.bytes_wanted / _GIB,
         threads=threads_of_worker(config),
         args=section.args,

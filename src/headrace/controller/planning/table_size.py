@@ -17,7 +17,8 @@ _SHARE_OF_HOST = 0.5
 _SAMPLE_BYTES = 17
 """Of a token: id, log-prob, version and branch take 4 bytes each, the mask 1."""
 _NUMBER_BYTES = 4
-"""Of a token in a column that a stage writes: float32. One that has a number for the whole sample counts as well."""
+"""Of a token in a column that a stage writes, or of its own temperature: float32. A column that has a number for the
+whole sample counts as well."""
 _NO_SET_BYTES = 4
 """Of a token that was not sampled, beside others that have a kept set: the size of its own, 0."""
 _OF_NO_TOKENS = ("rollout", "filter", "schedule")
@@ -40,13 +41,14 @@ def column_bytes(plan: Plan) -> int:
 def largest_group(plan: Plan) -> int:
     """Bytes of a group in the table whose episodes give one sample each, as long and with kept sets as large as they
     can be, with all columns that stages write. (A workflow that gives several samples an episode may take more.)"""
-    rollout = plan.config.rollout
-    sample = plan.max_context * (_SAMPLE_BYTES + column_bytes(plan))
-    if rollout.sampling.truncates:
-        sampled = most_sampled(plan.config, plan.max_context)
+    config = plan.config
+    of_token = _SAMPLE_BYTES + (_NUMBER_BYTES if config.clients_sample else 0) + column_bytes(plan)
+    sample = plan.max_context * of_token
+    if config.truncates:
+        sampled = most_sampled(config, plan.max_context)
         sample += _NO_SET_BYTES * (plan.max_context - sampled)
-        sample += most_bytes(plan.vocab_size, rollout.sampling.top_k) * sampled
-    return rollout.samples_per_prompt * sample
+        sample += most_bytes(plan.vocab_size, config.most_kept) * sampled
+    return config.rollout.samples_per_prompt * sample
 
 
 def most_sampled(config: TrainConfig, max_context: int) -> int:

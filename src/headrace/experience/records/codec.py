@@ -27,6 +27,8 @@ _COLUMNS = {
     "versions": np.dtype("<i4"),
     "branches": np.dtype("<i4"),
 }
+_WITH_TEMPERATURES = {**_COLUMNS, "temperatures": np.dtype("<f4")}
+"""Of a sample whose tokens have their own."""
 _COUNTS, _DATA = np.dtype("<i4"), np.dtype("|u1")
 
 T = TypeVar("T")
@@ -102,7 +104,8 @@ def _row(sample: Sample, key: GroupKey) -> _Row:
     if sample.group != key:
         raise CodecError(f"a sample of group {sample.group} is in group {key}")
     check_metadata(sample.metadata)
-    arrays = [pack_array(getattr(sample, name), dtype) for name, dtype in _COLUMNS.items()]
+    columns = _COLUMNS if sample.temperatures is None else _WITH_TEMPERATURES
+    arrays = [pack_array(getattr(sample, name), dtype) for name, dtype in columns.items()]
     reward = None if sample.reward is None else float(sample.reward)
     terms = {name: float(value) for name, value in sample.terms.items()}
     return _Row(
@@ -120,10 +123,12 @@ def _row(sample: Sample, key: GroupKey) -> _Row:
 
 def _sample(packed: Any, key: GroupKey) -> Sample:
     row = _Row(*_fields(packed, len(_Row._fields), "a sample"))
-    packed_arrays = _fields(row.arrays, len(_COLUMNS), "a sample's arrays")
+    given = typed(row.arrays, list, "a sample's arrays")
+    columns = _WITH_TEMPERATURES if len(given) == len(_WITH_TEMPERATURES) else _COLUMNS
+    packed_arrays = _fields(given, len(columns), "a sample's arrays")
     arrays = {
         name: unpack_array(packed_array, dtype, name)
-        for (name, dtype), packed_array in zip(_COLUMNS.items(), packed_arrays, strict=True)
+        for (name, dtype), packed_array in zip(columns.items(), packed_arrays, strict=True)
     }
     status = typed(row.status, str, "status")
     if status not in set(SampleStatus):

@@ -24,8 +24,9 @@ _ARRAYS = {
     "branches": np.dtype("<i4"),
     "advantages": np.dtype("<f4"),
     "trainer_logprobs": np.dtype("<f4"),
+    "temperatures": np.dtype("<f4"),
 }
-_OPTIONAL = ("trained", "advantages", "trainer_logprobs")
+_OPTIONAL = ("trained", "advantages", "trainer_logprobs", "temperatures")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class RolloutDetail:
     advantages: NDArray[np.float32] | None = None
     trainer_logprobs: NDArray[np.float32] | None = None
     """Under the weights that the batch began with; None where they are not known."""
+    temperatures: NDArray[np.float32] | None = None
+    """That each token was sampled at, 0 where the policy chose nothing; None where all were at the run's."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """Of a reward of several terms."""
 

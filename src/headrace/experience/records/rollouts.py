@@ -60,6 +60,7 @@ def rollout_of(
         trained=trained,
         advantages=advantages,
         trainer_logprobs=trainer_logprobs,
+        temperatures=sample.temperatures,
         terms=sample.terms,
     )
     failed = sample.status is SampleStatus.FAILED

@@ -1,6 +1,6 @@
 """From the JSON of an agent's request to what it asks of the policy.
 
-The run's sampling holds: an agent's is left out, and counted. What would change the distribution in a way that is not
+What becomes of sampling parameters is the session's to say. What would change the distribution in a way that is not
 recorded is refused.
 """
 
@@ -18,7 +18,7 @@ from headrace.gateway.fields import Fields
 _MAX_CHOICES = 64
 _MAX_STOPS, _LONGEST_STOP = 16, 256
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "stop_token_ids")
-"""What the run decides."""
+"""What the run decides, unless `gateway.sampling` has a client decide it."""
 _IGNORED = (
     "user",
     "metadata",
@@ -56,8 +56,8 @@ class AgentRequest:
     stream: bool
     include_usage: bool
     logprobs: bool
-    ignored: tuple[str, ...]
-    """Sampling parameters that the client gave, and the run decides."""
+    sampling: Mapping[str, Any]
+    """Sampling parameters that the client gave, unread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def _common(fields: Fields, *, logprobs: bool) -> dict[str, Any]:
         "stream": fields.flag("stream"),
         "include_usage": include_usage,
         "logprobs": logprobs,
-        "ignored": tuple(name for name in SAMPLING if fields.get(name) is not None),
+        "sampling": fields.among(SAMPLING),
     }
     for name in _CONSTRAINED:
         if fields.get(name) is not None:

@@ -19,6 +19,7 @@ from headrace.engines.protocol import EngineError, FinishReason, RequestError
 from headrace.experience.text.messages import Message
 from headrace.gateway.agents.agent_requests import AgentRequest, ChatRequest, TextRequest
 from headrace.gateway.agents.answered import Answered, Choice
+from headrace.gateway.agents.client_sampling import CHOSEN, client_sampling
 from headrace.gateway.agents.episode_place import EpisodePlace
 from headrace.gateway.agents.exchanges import Exchanges
 from headrace.gateway.agents.known_turns import Digest, KnownTurns, digest_after, digests
@@ -74,6 +75,8 @@ class AgentSession:
         self.is_open = True
         self._policy = policy
         self._most = config.max_concurrent_requests
+        self._chosen = CHOSEN if config.sampling == "client" else ()
+        """Sampling parameters that are the client's."""
         stops = settings.sampling.stop_token_ids
         self._turns = Turns(settings.text, stops, config.thinking, config.tool_parser, renderer)
         self._tree = TokenTree()
@@ -120,6 +123,7 @@ class AgentSession:
             raise ValueError("the agent asked the policy for nothing, or took no answer; it has to use its base_url")
         counts = {**self._counts, "retries": self.exchanges.retries, "histories": len(histories)}
         counts["undelivered"] = sum(not node.delivered for node in self._tree.answers)
+        counts["greedy"] = sum(node.delivered and node.is_greedy for node in self._tree.answers)
         histories[-1].metadata["requests"] = self._requests
         histories[-1].metadata.update({name: count for name, count in counts.items() if count > (name == "histories")})
         return histories
@@ -163,14 +167,15 @@ class AgentSession:
         return await self._answered(request, place, created, choice)
 
     async def _answered(self, request: AgentRequest, place: Place, created: int, choice: _MakeChoice) -> Answered:
-        number, self._requests = self._requests, self._requests + 1
-        self._counts.update(f"ignored_{name}" for name in request.ignored)
         settings = self._policy.settings
+        sampling = client_sampling(request.sampling, settings) if self._chosen else None
+        number, self._requests = self._requests, self._requests + 1
+        self._counts.update(f"ignored_{name}" for name in request.sampling if name not in self._chosen)
         self._check_context(place)
         limit = settings.sampling.max_new_tokens
         limit = limit if request.max_tokens is None else min(limit, request.max_tokens)
         first, place.prompt.asked = place.prompt.asked, place.prompt.asked + request.n
-        ask = partial(self._policy.generate, place.tokens, max_new_tokens=limit, stop=request.stop)
+        ask = partial(self._policy.generate, place.tokens, max_new_tokens=limit, stop=request.stop, sampling=sampling)
         try:
             completions = await together(ask(index=first + index) for index in range(request.n))
         except RequestError as error:

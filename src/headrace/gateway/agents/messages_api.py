@@ -41,7 +41,7 @@ def parse_messages(body: Any, model: str) -> ChatRequest:
         stream=fields.flag("stream"),
         include_usage=True,
         logprobs=False,
-        ignored=tuple(name for name in _SAMPLING if fields.get(name) is not None),
+        sampling=fields.among(_SAMPLING),
         messages=as_checked(messages),
         tools=tools,
         tool_choice=choice,

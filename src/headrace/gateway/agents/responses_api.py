@@ -65,7 +65,7 @@ def parse_response(body: Any, model: str, conversation_of: Callable[[str], list[
         stream=fields.flag("stream"),
         include_usage=True,
         logprobs=False,
-        ignored=tuple(name for name in _SAMPLING if fields.get(name) is not None),
+        sampling=fields.among(_SAMPLING),
         messages=as_checked_messages(messages),
         tools=tools,
         tool_choice=checked_choice(_choice(fields.get("tool_choice")), tools),

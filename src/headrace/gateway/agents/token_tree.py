@@ -50,6 +50,11 @@ class Node:
         return is_whole and len(self.tokens) > 0
 
     @property
+    def is_greedy(self) -> bool:
+        """Whether it is an answer that was not drawn, and so is not trained."""
+        return self.completion is not None and self.completion.temperature == 0
+
+    @property
     def path(self) -> list[Node]:
         """From the first prompt to this."""
         nodes: list[Node] = []

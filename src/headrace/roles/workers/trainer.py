@@ -62,7 +62,7 @@ class TrainerWorker(TrainerRank):
         _use_threads(host)
         config, algorithm = spec.config, spec.config.algorithm
         sampling, pieces = config.rollout.sampling, load_pieces(config)
-        columns = output_columns(algorithm, truncated=sampling.truncates, record_entropy=spec.records_entropy)
+        columns = output_columns(algorithm, truncated=config.truncates, record_entropy=spec.records_entropy)
         coefficient = TakenCoefficient(algorithm.kl.coefficient)
         trainer = HFTrainer(
             load_causal_lm(spec.weights, dtype=torch.float32, device=torch.device(spec.device)),

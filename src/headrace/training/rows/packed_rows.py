@@ -17,7 +17,7 @@ from headrace.models.packing import PackRow
 from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.wire.wire_types import WireTypes
 
-_ALWAYS = ("tokens", "kept_sets")
+_ALWAYS = ("tokens", "kept_sets", "temperatures")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ ROW_TYPES = WireTypes(
 def to_train(
     row: Row, trained: tuple[Span, ...], columns: Collection[str], fresh: tuple[Span, ...] | None = None
 ) -> RowToTrain:
-    """With `columns` of the table, beside tokens and kept sets."""
+    """With `columns` of the table, beside tokens, kept sets and temperatures."""
     return RowToTrain(row.header, {name: row.columns[name] for name in (*_ALWAYS, *columns)}, trained, fresh)
 
 
@@ -59,11 +59,11 @@ def pack_row(refs: Refs, given: RowToTrain, columns: Sequence[str]) -> PackRow:
     """With `columns` of the table, and `fresh` where it is given. Raises RefLost."""
     length = len(given)
     found = read(refs, given, (*_ALWAYS, *columns))
-    tokens, kept = found["tokens"], found["kept_sets"]
+    tokens, kept, temperatures = (found[name] for name in _ALWAYS)
     beside: dict[str, Any] = {name: found[name] for name in columns}
     if given.fresh is not None:
         beside["fresh"] = mask_of(given.fresh, length).astype(np.float32)
-    return PackRow(tokens, mask_of(given.trained, length), beside, kept)
+    return PackRow(tokens, mask_of(given.trained, length), beside, kept, temperatures)
 
 
 def split(values: NDArray[Any], rows: Iterable[RowToTrain]) -> list[NDArray[Any]]:
