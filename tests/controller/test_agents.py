@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import numpy as np
 import pytest
 from agent_code import PROGRAM, SOURCE
+from agent_runs import samples_of, turns_of
 from controller_jobs import make_job
 
 import headrace
 from headrace.cli.main import main
-from headrace.experience.records.codec import decode_group
 from headrace.experience.sample import Sample
 from headrace.store import RunReader
-from headrace.store.journal import Journal
 
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}"
@@ -34,10 +32,7 @@ def train(folder: Path, agent: str, *arguments: str, **changes: object) -> list[
     named = agent.replace("JOB", str(job.parent)) if ":" in agent else f"{job.parent}/agent.py:{agent}"
     given = (f"rollout.agent={named}", f"data.template.file={job.parent}/chat.jinja")
     assert main(["train", str(job), *given, *arguments, "--dir", str(folder / "run")]) == 0
-    journal = Journal(folder / "run" / "journal")
-    writers = sorted({segment.writer for segment in journal.segments()})
-    groups = [decode_group(journal.read(each.place)) for writer in writers for each in journal.written(writer)]
-    return [sample for group in groups for sample in group.samples]
+    return samples_of(folder / "run")
 
 
 def events(folder: Path) -> Counter[str]:
@@ -45,11 +40,6 @@ def events(folder: Path) -> Counter[str]:
         assert reader.status().name == "finished"
         reader.counts().check()
         return Counter(event.kind for event in reader.events.read())
-
-
-def turns_of(sample: Sample) -> int:
-    mask = sample.loss_mask.astype(np.int8)
-    return int((np.diff(mask, prepend=np.int8(0)) == 1).sum())
 
 
 @pytest.mark.slow
@@ -96,6 +86,24 @@ def test_an_agent_that_fails_costs_its_episode(tmp_path: Path) -> None:
         failed = [event.data for event in reader.events.read() if event.kind == "failed_sample"]
     assert failed
     assert all("HTTP Error 401" in str(each) for each in failed)
+
+
+@pytest.mark.slow
+def test_what_an_agent_does_wrong_is_in_the_record_in_words_and_the_run_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    samples = train(tmp_path, "errs", "trainer.batches=3", "gateway.max_body_mib=1", "async.mode=sync")
+    assert events(tmp_path)["failed_sample"]
+    failures = [sample.failure for sample in samples if sample.failure is not None]
+    assert len(failures) == 6
+    for words in (
+        "the body is too large (gateway.max_body_mib)",
+        "no model 'gpt-4' here; ask for 'policy'",
+        "a part of type 'image_url'",
+        "which is not JSON",
+        "the key is none of this run",
+        "the episode of this key was closed",
+    ):
+        assert sum(words in failure for failure in failures) == 1
 
 
 @pytest.mark.slow

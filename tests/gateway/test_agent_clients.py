@@ -6,18 +6,14 @@ import json
 from typing import Any
 
 import pytest
-from agent_listener import CALL, post, run
-from rollout_helpers import EOS, ScriptedEngine, chunk, ids, says
+from agent_listener import CALL, post, read, run
+from rollout_helpers import ScriptedEngine, chunk, ids, says
 
 from headrace.engines.protocol import FinishReason
 from headrace.gateway.agents.agent_session import AgentSession
 
 LOOK = {"name": "look", "description": "a value", "input_schema": {"type": "object", "properties": {}}}
 FUNCTION = {"type": "function", "name": "look", "description": "a value", "parameters": {"type": "object"}}
-
-
-def read(tokens: Any) -> str:
-    return "".join("<eos>" if token == EOS else chr(token - 3 + 32) for token in tokens.tolist())
 
 
 def root_of(session: AgentSession) -> str:
@@ -51,7 +47,7 @@ def test_anthropics_client_calls_a_tool_goes_on_and_streams() -> None:
 
     (only,), _ = run(test, says("so " + CALL), says("done"))
     assert only.metadata["turns"] == 2
-    assert read(only.tokens) == f"[system]be brief[user]hi[assistant]so {CALL}<eos>[tool]v[assistant]done<eos>"
+    assert read(only) == f"[system]be brief[user]hi[assistant]so {CALL}<eos>[tool]v[assistant]done<eos>"
 
 
 def test_anthropics_stop_sequences_limits_and_streamed_calls() -> None:
@@ -66,7 +62,8 @@ def test_anthropics_stop_sequences_limits_and_streamed_calls() -> None:
                 "stop_sequence",
                 "STOP",
             )
-            cut = await client.messages.create(**usual, max_tokens=2)
+            hints = {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}, "service_tier": "auto"}
+            cut = await client.messages.create(**usual, max_tokens=2, **hints)
             assert cut.stop_reason == "max_tokens"
             async with client.messages.stream(**usual, max_tokens=16, tools=[LOOK]) as stream:
                 final = await stream.get_final_message()
@@ -105,7 +102,7 @@ def test_openais_client_uses_responses_whole_and_streamed() -> None:
 
     (only,), _ = run(test, says("so " + CALL), says("done"), says("last"))
     assert only.metadata["turns"] == 3
-    assert read(only.tokens) == (
+    assert read(only) == (
         f"[system]be brief[user]hi[assistant]so {CALL}<eos>[tool]v[assistant]done<eos>[user]more[assistant]last<eos>"
     )
 
@@ -119,6 +116,11 @@ def test_openais_client_uses_responses_whole_and_streamed() -> None:
         ("messages", {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "bash"}]}, "no input_schema"),
         ("messages", {"messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": "any"}}, "tool_choice"),
         ("messages", {"messages": [{"role": "user", "content": "x"}], "surprise": 1}, "unknown field 'surprise'"),
+        (
+            "messages",
+            {"messages": [{"role": "user", "content": "x"}], "output_config": {"format": {"type": "json_schema"}}},
+            "output_config.format would sample",
+        ),
         ("responses", {"input": []}, "input must be text, or a list of items"),
         (
             "responses",
@@ -152,3 +154,32 @@ def test_a_retry_of_either_api_finds_its_answer() -> None:
 
     _, engine = run(test, says("a"), says("b"))
     assert len(engine.requests) == 2
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_anthropics_tool_runner_plays_its_own_loop(streams: bool) -> None:
+    """It begins by asking for a thread that the server keeps, and goes on without one."""
+    anthropic = pytest.importorskip("anthropic")
+    keys: list[str] = []
+
+    @anthropic.beta_async_tool  # type: ignore[untyped-decorator]
+    async def look(key: str) -> str:
+        """A value."""
+        keys.append(key)
+        return f"v of {key}"
+
+    async def test(session: AgentSession, _: ScriptedEngine) -> Any:
+        usual: dict[str, Any] = {"model": session.model, "max_tokens": 16}
+        user = {"role": "user", "content": "hi"}
+        async with anthropic.AsyncAnthropic(base_url=root_of(session), api_key=session.api_key) as client:
+            runner = client.beta.messages.tool_runner(**usual, messages=[user], tools=[look], stream=streams)
+            last = await runner.until_done()
+            assert last.content[0].text == "done"
+            with pytest.raises(anthropic.BadRequestError, match="message threads are not kept here"):
+                await client.beta.messages.thread(**usual).send(user)
+        return session.trajectories()
+
+    (only,), engine = run(test, says(CALL + CALL), says("done"))
+    assert keys == ["k", "k"]
+    assert len(engine.requests) == 2
+    assert read(only) == f"[user]hi[assistant]{CALL}{CALL}<eos>[tool]v of k[tool]v of k[assistant]done<eos>"

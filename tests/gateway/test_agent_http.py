@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
@@ -123,6 +124,54 @@ def test_what_cannot_be_answered_is_said(change: dict[str, Any], status: int, wo
     assert got == status
     assert words in body["error"]["message"]
     assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("route", "more"),
+    [("chat/completions", {}), ("messages", {"max_tokens": 3}), ("responses", {"input": "x", "messages": None})],
+)
+def test_a_body_that_is_too_large_is_refused_and_the_next_one_answered(route: str, more: dict[str, Any]) -> None:
+    async def test(session: AgentSession, _: ScriptedEngine) -> Any:
+        body = {**CHAT, **more}
+        refused = await post(session, {**body, "user": "x" * 2**20}, route)
+        assert (await post(session, body, route))[0] == 200
+        return refused
+
+    (status, answer), _ = run(test, max_body_mib=1)
+    assert status == 413
+    assert "the body is too large (gateway.max_body_mib)" in answer["error"]["message"]
+
+
+def test_a_key_is_its_episode_and_a_socket_knows_its_own_alone() -> None:
+    """What is asked with the key of another open episode is that one's. Over a program's own socket it is refused."""
+    engine = ScriptedEngine(says("one"))
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            runtime = InlineRuntime()
+            stack.push_async_callback(runtime.close)
+            gateway = AgentGateway(GatewayConfig(), runtime)
+            await gateway.start()
+            stack.push_async_callback(gateway.close)
+            mine, other = [
+                await stack.enter_async_context(gateway.open(policy(engine, chat=True, episode=number)))
+                for number in range(2)
+            ]
+            theirs = f"Bearer {other.api_key}"
+            async with (
+                aiohttp.ClientSession(
+                    connector=aiohttp.UnixConnector(await mine.socket()), headers={"Authorization": theirs}
+                ) as client,
+                client.post("http://here/v1/chat/completions", json=CHAT) as response,
+            ):
+                assert (response.status, (await response.json())["error"]["code"]) == (401, "invalid_api_key")
+            assert not engine.requests
+            assert said(await post(mine, CHAT, Authorization=theirs)) == "one"
+            assert len(other.trajectories()) == 1
+            with pytest.raises(ValueError, match="asked the policy for nothing"):
+                mine.trajectories()
+
+    asyncio.run(main())
 
 
 def test_too_many_at_once_are_refused_and_an_end_aborts_them() -> None:

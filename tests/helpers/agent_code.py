@@ -70,6 +70,30 @@ def hangs_sometimes(episode):
         import time
         time.sleep(10000)
     return result
+
+OLD = []
+
+
+async def errs(episode):
+    """The first episode of each group does something wrong, each group another thing, by the official client."""
+    import openai
+
+    group, _, number = episode.name.rpartition("/")
+    place = int(group.partition("#")[0].partition("/")[2])
+    user = {"role": "user", "content": episode.row["prompt"]}
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{"}}
+    wrong = [
+        {"messages": [{**user, "content": "x" * 2**20}]},
+        {"model": "gpt-4"},
+        {"messages": [{**user, "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+        {"messages": [user, {"role": "assistant", "tool_calls": [call]}]},
+        {"extra_headers": {"Authorization": "Bearer hr-0-00000000000000000000000000000000"}},
+        {"extra_headers": {"Authorization": f"Bearer {(OLD or [None])[0]}"}},
+    ]
+    async with openai.AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key, max_retries=0) as client:
+        asked = {"model": episode.model, "messages": [user], "max_tokens": 4}
+        await client.chat.completions.create(**{**asked, **(wrong[place % len(wrong)] if number == "0" else {})})
+    OLD.append(episode.api_key)
 '''
 
 PROGRAM = """

@@ -8,11 +8,12 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
-from rollout_helpers import ScriptedEngine, policy, says
+from rollout_helpers import EOS, ScriptedEngine, policy, says
 
 from headrace.config.gateway import GatewayConfig
 from headrace.gateway.agents.agent_gateway import AgentGateway
 from headrace.gateway.agents.agent_session import AgentSession
+from headrace.rollout.trajectory import Trajectory
 from headrace.runtime.inline import InlineRuntime
 
 CHAT = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
@@ -46,3 +47,16 @@ async def post(session: AgentSession, body: Any, route: str = "chat/completions"
         client.post(f"{session.base_url}/{route}", json=body) as response,
     ):
         return response.status, await response.json()
+
+
+def read(trajectory: Trajectory) -> str:
+    return "".join("<eos>" if token == EOS else chr(token - 3 + 32) for token in trajectory.tokens.tolist())
+
+
+def chosen(trajectory: Trajectory) -> list[str]:
+    """What is trained, answer by answer."""
+    return [
+        "".join("<eos>" if token == EOS else chr(token - 3 + 32) for token in tokens.tolist())
+        for is_chosen, tokens in trajectory.turns
+        if is_chosen
+    ]

@@ -28,7 +28,7 @@ class ApiError(Exception):
         kind: str = _INVALID,
     ) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.code = status, code
         self._fields = {"message": message, "type": kind, "param": param, "code": code}
 
     @property

@@ -15,15 +15,27 @@ from headrace.gateway.errors import ApiError
 from headrace.gateway.fields import Fields
 
 _SAMPLING = ("temperature", "top_p", "top_k")
-_IGNORED = ("metadata", "service_tier", "thinking", "cache_control", "context_management", "container")
+_IGNORED = (
+    "cache_control",
+    "container",
+    "context_management",
+    "inference_geo",
+    "metadata",
+    "service_tier",
+    "speed",
+    "thinking",
+)
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
+_NO_THREADS = "message threads are not kept here: send the whole conversation, as with thread=False"
 
 
 def parse_messages(body: Any, model: str) -> ChatRequest:
     """Raises ApiError."""
     fields = Fields(body)
     checked_model(fields.get("model"), model)
+    if fields.get("thread") is not None:
+        raise ApiError(_NO_THREADS, param="thread", code="thread_unsupported_request")
     messages: list[Message] = []
     if (system := fields.get("system")) is not None:
         messages.append({"role": "system", "content": _text_of(system, "system")})
@@ -33,6 +45,10 @@ def parse_messages(body: Any, model: str) -> ChatRequest:
     for place, one in enumerate(given, start=1):
         messages += _messages_of(one, f"message {place}")
     tools = as_tools(_tools(fields.get("tools")))
+    form = fields.get("output_config")
+    if isinstance(form, Mapping) and form.get("format") is not None:
+        what = "output_config.format would sample from another distribution than the one that is trained"
+        raise ApiError(what, param="output_config")
     choice = _tool_choice(fields.get("tool_choice"), [tool["function"]["name"] for tool in tools or ()])
     asked = ChatRequest(
         n=1,
@@ -74,8 +90,11 @@ def message_events(answered: Answered) -> list[tuple[str | None, dict[str, Any]]
 
 
 def messages_error(error: ApiError) -> dict[str, Any]:
+    """By its `details` the official client knows what to do: `tool_runner` goes on without a thread."""
     usual = "api_error" if error.status >= 500 else "invalid_request_error"
-    return {"type": "error", "error": {"type": _ERRORS.get(error.status, usual), "message": str(error)}}
+    kind = _ERRORS.get(error.status, usual)
+    details = {"details": {"error_code": error.code}} if error.code else {}
+    return {"type": "error", "error": {"type": kind, "message": str(error), **details}}
 
 
 def _head(answered: Answered) -> dict[str, Any]:

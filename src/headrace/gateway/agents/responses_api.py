@@ -22,11 +22,13 @@ from headrace.gateway.fields import Fields
 
 _SAMPLING = ("temperature", "top_p")
 _IGNORED = (
+    "context_management",
     "include",
     "max_tool_calls",
     "metadata",
     "parallel_tool_calls",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
     "reasoning",
     "safety_identifier",

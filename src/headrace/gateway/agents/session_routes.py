@@ -85,7 +85,7 @@ class SessionRoutes:
 
     async def _exchange(self, request: web.Request, api: AgentApi) -> web.StreamResponse:
         session = self._of(request)
-        body = await read_json(request, Deadline(self._clock, _BODY_S))
+        body = await self._body(request)
         asked, created = api.parse(body, session), int(self._clock.wall())
 
         def begin() -> asyncio.Task[Answered]:
@@ -110,6 +110,13 @@ class SessionRoutes:
         if not exchange.task.cancelled() and exchange.task.exception() is None:
             exchange.task.result().delivered()
         return response
+
+    async def _body(self, request: web.Request) -> Any:
+        """Raises ApiError, WaitTimeout."""
+        try:
+            return await read_json(request, Deadline(self._clock, _BODY_S))
+        except web.HTTPRequestEntityTooLarge as error:
+            raise ApiError(f"the body is too large (gateway.max_body_mib): {error.text}", status=413) from error
 
     async def _sent(self, request: web.Request, data: bytes, headers: Mapping[str, str]) -> web.StreamResponse:
         """Until the client has it, as far as one can know. Head and body go out by one call, and wake the client once.
