@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from headrace.config import TrainConfig
 from headrace.config.model import EngineConfig, PolicyEngineConfig
+from headrace.config.reading.unused_keys import ineffective
 
 
 @pytest.mark.parametrize(
@@ -80,3 +82,39 @@ def test_a_list_that_is_none_of_sections_is_refused(given: list[Any], words: str
 def test_a_judges_engine_is_no_server() -> None:
     with pytest.raises(ValidationError, match="kind is 'vllm', and a server is an engine of the policy alone"):
         EngineConfig.model_validate({"kind": "vllm"})
+
+
+FAR = {"kind": "vllm", "url": ["http://127.0.0.1:1", "http://10.0.0.7:8000"], "token_env": "T"}
+
+
+def configured(engine: Any, **weights: Any) -> TrainConfig:
+    given = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "engine": engine, "weights": weights}
+    return TrainConfig.model_validate(given)
+
+
+@pytest.mark.parametrize(
+    ("engine", "weights", "words"),
+    [
+        ({}, {}, "weights.transport is gloo, which is for inference servers, and there is none; set engine.kind"),
+        (FAR, {}, "engine.url 'http://10.0.0.7:8000' is beyond this machine, and weights.host '127.0.0.1' is not"),
+        (FAR, {"host": "localhost"}, "weights.host 'localhost' is not"),
+        (FAR, {"host": "0.0.0.0"}, "host is '0.0.0.0', where no server can get weights"),
+    ],
+)
+def test_gloo_is_for_servers_that_reach_this_machine(engine: Any, weights: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        configured(engine, transport="gloo", **weights)
+
+
+def test_what_goes_on_by_gloo_is_published_in_shared_memory() -> None:
+    config = configured([{"kind": "vllm"}, {"kind": "embedded"}], transport="gloo")
+    assert (config.sends_weights, config.transport, config.servers_beyond) == (True, "shm", ())
+    assert ineffective(config) == []
+    far = configured(FAR, transport="gloo", host="10.0.0.1")
+    assert far.servers_beyond == ("http://10.0.0.7:8000",)
+    assert ineffective(far) == []
+    for engine, reason in (({"kind": "vllm"}, "no engine.url is beyond this machine"), (FAR, "is not gloo")):
+        transport = "gloo" if engine is not FAR else "shm"
+        (told,) = ineffective(configured(engine, transport=transport, host="10.0.0.1"))
+        assert told.startswith("weights.host has no effect: ")
+        assert reason in told

@@ -12,6 +12,9 @@ import pytest
 from controller_jobs import make_job
 
 from headrace.config import ConfigError, TrainConfig, load_config
+from headrace.controller.building.server_specs import server_spec
+from headrace.controller.planning.describe import describe_plan
+from headrace.controller.planning.plan import make_plan
 from headrace.controller.planning.server_launch import server_launch
 from headrace.engines.embedded.cache_plan import CachePlan
 from headrace.engines.servers import sglang_command, vllm_command
@@ -125,3 +128,26 @@ def test_what_sglang_says_of_how_it_was_launched_is_told_with_its_version(tmp_pa
 def test_what_is_not_the_users_to_give_is_refused(tmp_path: Path, engine: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         launch(tmp_path, "Qwen/Qwen3-0.6B", **engine)
+
+
+def test_weights_are_sent_from_loopback_but_to_servers_beyond_it(tmp_path: Path) -> None:
+    urls = ["http://127.0.0.1:1", "http://192.0.2.7:8000"]
+    beside = [{"kind": "sglang", "python": sys.executable}]
+    for transport, sent_from in (("gloo", ["127.0.0.1", "192.0.2.1", "127.0.0.1"]), ("shm", ["", "", ""])):
+        job = make_job(
+            tmp_path / transport,
+            weights__transport=transport,
+            weights__host="192.0.2.1",
+            engine__kind="vllm",
+            engine__url=urls,
+            engine__token_env="T",
+            engine__beside=beside,
+        )
+        config = load_config(TrainConfig, job)
+        plan = make_plan(config)
+        places = [(section, place) for section in config.engine.sections for place in range(section.count)]
+        specs = [server_spec(plan, section, place, 0, tmp_path, False) for section, place in places]
+        assert [each.weights_from for each in specs] == sent_from
+        words = describe_plan(plan)
+        assert ("weights by shm, to servers by gloo" in words) is (transport == "gloo")
+        assert ("weights leave 192.0.2.1 by gloo, unencrypted, and whoever reaches" in words) is (transport == "gloo")

@@ -13,6 +13,7 @@ from headrace.config.errors import ConfigError
 from headrace.engines.servers.dialect import Expected
 from headrace.engines.servers.http import ServerHttp
 from headrace.engines.servers.sglang import SglangDialect
+from headrace.engines.servers.sglang_told import require_one_copy
 from headrace.runtime.inline import InlineRuntime
 
 INFO = {
@@ -98,3 +99,12 @@ def test_another_model_is_seen_where_its_folder_can_be_read(tmp_path: Any) -> No
     (tmp_path / "config.json").write_text('{"hidden_size": 16}')
     with pytest.raises(ConfigError, match=r"has another model: its hidden_size is 16, and that of model\.path 8"):
         met(answers({"model_path": str(tmp_path)}), EXPECTED)
+
+
+def test_weights_by_gloo_go_to_each_process_with_a_part_of_the_one_copy() -> None:
+    assert require_one_copy({"tp_size": 4, "dp_size": 1, "pp_size": 1}, "SGLang") == 4
+    for option, flag in (("dp_size", "--dp-size"), ("pp_size", "--pp-size")):
+        with pytest.raises(
+            ConfigError, match=f"has {option} 2, and takes no weights by gloo then; start it with {flag} 1"
+        ):
+            require_one_copy({"tp_size": 4, option: 2}, "SGLang")

@@ -174,9 +174,14 @@ def _check_urls(engine: EngineSection) -> None:
         found = urlsplit(url)
         if found.scheme not in ("http", "https") or not found.hostname:
             raise ValueError(f"url is {url!r}; give one as http://127.0.0.1:8000")
-        if (
-            found.hostname not in ("localhost", "::1")
-            and not found.hostname.startswith("127.")
-            and not engine.token_env
-        ):
+        if not is_here(url) and not engine.token_env:
             raise ValueError(f"url {url!r} is beyond this machine, where anybody may ask it; set token_env")
+
+
+def is_here(url: str) -> bool:
+    """Whether it is one of loopback."""
+    return is_loopback(urlsplit(url).hostname or "")
+
+
+def is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -13,7 +13,7 @@ from headrace.config.data import DataConfig, sources_of
 from headrace.config.evaluation import PLAIN, BestBy, EvaluationConfig, EvaluationSetConfig, HeldOut, best_by
 from headrace.config.filters import FilterConfig
 from headrace.config.gateway import GatewayConfig
-from headrace.config.model import EngineConfig, ModelConfig, PolicyEngineConfig
+from headrace.config.model import EngineConfig, ModelConfig, PolicyEngineConfig, is_here, is_loopback
 from headrace.config.origin import FromConfig
 from headrace.config.reward import RewardConfig
 from headrace.config.rollout import TOP_K_OF_TOP_P, AsyncConfig, OnDeadline, RolloutConfig
@@ -23,9 +23,22 @@ from headrace.config.values.name_or_function import one_of
 
 
 class WeightsConfig(Section):
-    transport: Literal["memory", "shm", "disk"] | None = None
+    transport: Literal["memory", "shm", "disk", "gloo"] | None = None
     """How weights reach engines: `memory` within one process, `shm` through memory that processes of one machine share,
-    `disk` through the run's folder. Unless given, `shm` with `engine.process`, else `memory`."""
+    `disk` through the run's folder. `gloo`: inference servers get them over TCP, also on other machines, and whoever
+    else takes them by `shm`. Unless given, `shm` with `engine.process`, else `memory`."""
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """With `gloo`: the address of this machine from which servers beyond it get weights, at ports that are free. They
+    are not encrypted, and whoever reaches the ports can take part: let it be on a network of the run's own machines.
+    Servers of this machine get them on loopback."""
+
+    @model_validator(mode="after")
+    def _host_is_one(self) -> WeightsConfig:
+        if self.host in ("0.0.0.0", "::"):
+            raise ValueError(
+                f"host is {self.host!r}, where no server can get weights; give one address that it reaches"
+            )
+        return self
 
 
 class CheckpointConfig(Section):
@@ -277,8 +290,22 @@ class TrainConfig(Section):
 
     @property
     def transport(self) -> Literal["memory", "shm", "disk"]:
-        """`weights.transport`, or what it is unless given."""
-        return self.weights.transport or ("shm" if self._followers_in_processes else "memory")
+        """How weights are published: `weights.transport`, or what it is unless given. What goes on by gloo is published
+        in shared memory."""
+        given = self.weights.transport
+        if given == "gloo":
+            return "shm"
+        return given or ("shm" if self._followers_in_processes else "memory")
+
+    @property
+    def sends_weights(self) -> bool:
+        """Whether servers are sent weights by gloo."""
+        return self.weights.transport == "gloo"
+
+    @property
+    def servers_beyond(self) -> tuple[str, ...]:
+        """Addresses of servers that are not on loopback."""
+        return tuple(url for section in self.engine.sections for url in section.urls if not is_here(url))
 
     @property
     def _followers_in_processes(self) -> tuple[str, ...]:
@@ -337,6 +364,19 @@ class TrainConfig(Section):
         """Groups that the experience table has places for. `ahead`: that may run or wait for a batch."""
         return ahead + (self.async_.staleness_bound + 2) * self.rollout.prompts_per_batch
 
+    def _servers_reach_weights(self) -> None:
+        """Raises ValueError."""
+        if not self.engine.has_server:
+            raise ValueError(
+                "weights.transport is gloo, which is for inference servers, and there is none; set engine.kind: vllm "
+                "or sglang, or use shm"
+            )
+        if self.servers_beyond and is_loopback(self.weights.host):
+            raise ValueError(
+                f"engine.url {self.servers_beyond[0]!r} is beyond this machine, and weights.host {self.weights.host!r} "
+                "is not; set weights.host to an address of this machine that the server reaches"
+            )
+
     @model_validator(mode="after")
     def _evaluation_fits(self) -> TrainConfig:
         for each in self.held_out:
@@ -379,7 +419,9 @@ class TrainConfig(Section):
                 f"weights.transport is memory, which reaches no other process, and {apart[0]}; use shm or disk, or "
                 "leave weights.transport out"
             )
-        if self.transport == "shm" and not apart:
+        if self.sends_weights:
+            self._servers_reach_weights()
+        elif self.transport == "shm" and not apart:
             raise ValueError(
                 "weights.transport is shm, which is for models in processes of their own; set engine.process: true, "
                 "trainer.placement: process or proximal.placement: process, or use memory"

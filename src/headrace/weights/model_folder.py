@@ -8,12 +8,10 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.weights.plane import Manifest, TensorEntry, WeightError, WeightOffer
-from headrace.weights.slot_format import NONE, SLOTS, places, slot_name
+from headrace.weights.slot_format import NONE, numbers_of, places, slot_of
 from headrace.weights.version import Version
 
 MADE = "models"
@@ -57,7 +55,7 @@ def _make(folder: Path, version: Version, manifest: Manifest, made: Path) -> Non
     made.parent.mkdir(exist_ok=True)
     making = Path(tempfile.mkdtemp(prefix=_MAKING, dir=made.parent))
     try:
-        with _slot_of(folder, version) as slot:
+        with slot_of(folder, version) as slot:
             _write(making / _FILE, slot, manifest)
         try:
             making.rename(made)
@@ -75,33 +73,10 @@ def _version_of(path: Path) -> tuple[int, ...]:
     return tuple(int(number) for number in path.name.split("-"))
 
 
-@contextmanager
-def _slot_of(folder: Path, version: Version) -> Iterator[mmap.mmap]:
-    """Raises WeightError also where the version was overtaken by the end of the block."""
-    for number in range(SLOTS):
-        descriptor = os.open(folder / slot_name(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        finally:
-            os.close(descriptor)
-        generation, *held = _numbers(mapped)[:3]
-        if generation > 0 and generation % 2 == 0 and tuple(held) == version:
-            yield mapped
-            if _numbers(mapped)[0] != generation:
-                break
-            return
-    raise WeightError(f"{version} is not whole in {folder} any more: a newer one was published")
-
-
-def _numbers(slot: mmap.mmap) -> tuple[int, ...]:
-    """Generation, branch, number, checksum."""
-    return tuple(memoryview(slot)[:32].cast("q"))
-
-
 def _write(path: Path, slot: mmap.mmap, manifest: Manifest) -> None:
     found, _ = places(manifest.entries)
     header = _header(manifest.entries)
-    told, checksum = _numbers(slot)[3], 0
+    told, checksum = numbers_of(slot)[3], 0
     with memoryview(slot) as whole, path.open("xb", buffering=0) as file:
         _write_all(file.fileno(), memoryview(header))
         for entry, place in found:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
-from headrace.weights.plane import TensorEntry
+from headrace.weights.plane import TensorEntry, WeightError
+from headrace.weights.version import Version
 
 SLOTS = 2
 LAYOUT = "layout.json"
@@ -27,3 +32,27 @@ def places(entries: Iterable[TensorEntry]) -> tuple[list[tuple[TensorEntry, int]
         found.append((entry, end))
         end += -(-entry.size // _ALIGNED) * _ALIGNED
     return found, end
+
+
+@contextmanager
+def slot_of(folder: Path, version: Version) -> Iterator[mmap.mmap]:
+    """The slot that has the version. Raises OSError, and WeightError where none has it, or it was overtaken by the end
+    of the block."""
+    for number in range(SLOTS):
+        descriptor = os.open(folder / slot_name(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        finally:
+            os.close(descriptor)
+        generation, *held = numbers_of(mapped)[:3]
+        if generation > 0 and generation % 2 == 0 and tuple(held) == version:
+            yield mapped
+            if numbers_of(mapped)[0] != generation:
+                break
+            return
+    raise WeightError(f"{version} is not whole in {folder} any more: a newer one was published")
+
+
+def numbers_of(slot: mmap.mmap) -> tuple[int, ...]:
+    """Generation, branch, number, checksum."""
+    return tuple(memoryview(slot)[:32].cast("q"))

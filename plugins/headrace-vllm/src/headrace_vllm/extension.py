@@ -23,11 +23,19 @@ _TOLD = (
 
 class Extension:
     def headrace(self) -> dict[str, Any]:
-        """The wire's number, which model it is, and what the last comparison of loaded weights could see."""
+        """The wire's number, which model it is and in how many processes, and what the last comparison of loaded weights
+        could see."""
         config = self.model_config  # type: ignore[attr-defined]
         text = config.hf_text_config
         model = {name: getattr(text, name, None) for name in _TOLD}
-        told = {"wire": WIRE, "model": model, "max_model_len": config.max_model_len, "dtype": str(config.dtype)}
+        parallel = self.parallel_config  # type: ignore[attr-defined]
+        told = {
+            "wire": WIRE,
+            "model": model,
+            "max_model_len": config.max_model_len,
+            "dtype": str(config.dtype),
+            "ranks": parallel.world_size * parallel.data_parallel_size,
+        }
         engine = getattr(self, "weight_transfer_engine", None)
         if not isinstance(engine, HeadraceTransfer):
             return {**told, "transfer": type(engine).__name__}

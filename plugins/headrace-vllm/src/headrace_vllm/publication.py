@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -21,6 +21,8 @@ from typing import Any
 import torch
 
 _SLOTS, _HEADER, _ALIGNED = 2, 4096, 64
+Entry = Mapping[str, Any]
+"""Of a manifest: a tensor's `name`, `shape` and `dtype`."""
 
 
 class PublicationError(RuntimeError):
@@ -46,9 +48,27 @@ def opened(transport: str, address: str, branch: int, number: int) -> Iterator[P
             case "disk":
                 yield _stored(Path(address) / f"{branch}-{number}")
             case _:
-                raise PublicationError(f"weights come by {transport!r}, and by shm and disk alone they can reach vLLM")
+                raise PublicationError(
+                    f"weights come by {transport!r}, and by shm, disk and gloo alone they can reach vLLM"
+                )
     except OSError as error:
         raise PublicationError(f"version {branch}.{number} cannot be read at {address}: {error}") from error
+
+
+def size_of(entries: Sequence[Entry]) -> int:
+    """Bytes of a slot behind its header."""
+    return sum(-(-prod(each["shape"]) * _dtype(each).itemsize // _ALIGNED) * _ALIGNED for each in entries)
+
+
+def tensors_in(data: torch.Tensor, entries: Sequence[Entry]) -> dict[str, torch.Tensor]:
+    """By name. `data`: uint8, what a slot has behind its header."""
+    found, end = {}, 0
+    for entry in entries:
+        dtype = _dtype(entry)
+        size = prod(entry["shape"]) * dtype.itemsize
+        found[entry["name"]] = data[end : end + size].view(dtype).view(entry["shape"])
+        end += -(-size // _ALIGNED) * _ALIGNED
+    return found
 
 
 @contextmanager
@@ -68,23 +88,17 @@ def _shared(folder: Path, branch: int, number: int) -> Iterator[Publication]:
             def stands(numbers: Any = numbers, generation: int = generation) -> bool:
                 return bool(numbers[0] == generation)
 
-            yield Publication(_views(mapped, entries), stands)
+            yield Publication(tensors_in(torch.frombuffer(mapped, dtype=torch.uint8)[_HEADER:], entries), stands)
             return
         held.append(f"{version[0]}.{version[1]}{' (being written)' if generation % 2 else ''}")
     raise PublicationError(f"version {branch}.{number} is not at {folder}: there are {', '.join(held)}")
 
 
-def _views(mapped: mmap.mmap, entries: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    found, end = {}, _HEADER
-    for entry in entries:
-        shape, dtype = entry["shape"], getattr(torch, entry["dtype"])
-        count = prod(shape)
-        found[entry["name"]] = (
-            torch.frombuffer(mapped, dtype=dtype, count=count, offset=end).view(shape)
-            if count
-            else torch.empty(shape, dtype=dtype)
-        )
-        end += -(-count * dtype.itemsize // _ALIGNED) * _ALIGNED
+def _dtype(entry: Entry) -> torch.dtype:
+    """Raises PublicationError for a name that is none."""
+    found = getattr(torch, entry["dtype"], None)
+    if not isinstance(found, torch.dtype):
+        raise PublicationError(f"{entry['name']!r} has the dtype {entry['dtype']!r}, which torch does not know")
     return found
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from headrace_vllm.comparison import Comparison, compared
-from headrace_vllm.publication import PublicationError, opened
+from headrace_vllm.group import Group
+from headrace_vllm.publication import Publication, PublicationError, opened, size_of, tensors_in
 
 logger = init_logger(__name__)
 
@@ -24,10 +26,19 @@ class InitInfo:
 @dataclass
 class UpdateInfo:
     transport: str
-    """`shm` or `disk`."""
+    """`shm`, `disk` or `gloo`."""
     address: str
+    """A folder; with `gloo`, that of the group's store."""
     branch: int
     number: int
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    """With `gloo`, as all that follows: of the manifest."""
+    at_once: int = 0
+    """Bytes of a broadcast."""
+    ranks: int = 1
+    """Processes of vLLM in the group."""
+    seconds: float = 0.0
+    """That a wait for the others may take."""
 
 
 class HeadraceTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -40,6 +51,7 @@ class HeadraceTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         super().__init__(*args, **kwargs)
         self.comparison = Comparison()
         """Of the version that was loaded last."""
+        self._group: Group | None = None
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         pass
@@ -51,7 +63,7 @@ class HeadraceTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         pass
 
     def shutdown(self) -> None:
-        pass
+        self._group = None
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Raises PublicationError; ValueError where it was loaded, and is not what was published."""
@@ -61,7 +73,7 @@ class HeadraceTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         name = f"{update_info.branch}.{update_info.number}"
-        with opened(update_info.transport, update_info.address, update_info.branch, update_info.number) as found:
+        with self._published(update_info) as found:
             initialize_layerwise_reload(self.model)
             loaded = self.model.load_weights(iter(found.tensors.items()))
             finalize_layerwise_reload(self.model, self.model_config)
@@ -78,6 +90,31 @@ class HeadraceTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
                 f"published, as {self.comparison.different[0]}"
             )
         logger.info("headrace: version %s: %s", name, self.comparison)
+
+    def _published(self, info: UpdateInfo) -> AbstractContextManager[Publication]:
+        """Raises PublicationError."""
+        if info.transport == "gloo":
+            return nullcontext(self._sent(info))
+        return opened(info.transport, info.address, info.branch, info.number)
+
+    def _sent(self, info: UpdateInfo) -> Publication:
+        """By whoever listens at its address. The group is made anew for another address, and after a fault. Raises
+        PublicationError."""
+        group, self._group = self._group, None
+        try:
+            if group is None or group.address != info.address:
+                group = Group(info.address, 1 + self._rank, 1 + info.ranks, info.seconds)
+            data = group.received(size_of(info.entries), info.at_once)
+        except (OSError, RuntimeError) as error:
+            raise PublicationError(f"version {info.branch}.{info.number} did not come: {error}") from error
+        self._group = group
+        return Publication(tensors_in(data, info.entries), lambda: True)
+
+    @property
+    def _rank(self) -> int:
+        """Of this process among those of vLLM."""
+        parallel = self.parallel_config
+        return int(parallel.data_parallel_index * parallel.world_size + parallel.rank)
 
     def _pack_head(self) -> None:
         """On a CPU the head's kernel has a packed copy of the weights, which a reload leaves as it was."""

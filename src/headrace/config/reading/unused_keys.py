@@ -80,6 +80,8 @@ def _of_run(config: TrainConfig) -> Iterator[_Rule]:
     yield rule(
         config.checkpoint.keep_best is None, "checkpoint", config.checkpoint, ("best_is",), "keep_best is not set"
     )
+    reason = "weights.transport is not gloo" if not config.sends_weights else "no engine.url is beyond this machine"
+    yield rule(not (config.sends_weights and config.servers_beyond), "weights", config.weights, ("host",), reason)
     curriculum = config.data.curriculum
     by_rate = curriculum.pass_rate is not None
     passes = ("passes_above",)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from headrace.config.model import EngineSection
+from headrace.config import TrainConfig
+from headrace.config.model import EngineSection, is_here
 from headrace.controller.planning.memory_estimate import cache_of
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.server_launch import server_launch
@@ -48,4 +49,12 @@ def server_spec(
         url=section.urls[place] if section.urls else "",
         token_env=section.token_env,
         returns=returns,
+        weights_from=_weights_from(config, section.urls[place] if section.urls else None),
     )
+
+
+def _weights_from(config: TrainConfig, url: str | None) -> str:
+    """See `ServerSpec`. `url`: None for a server that is launched."""
+    if not config.sends_weights:
+        return ""
+    return "127.0.0.1" if url is None or is_here(url) else config.weights.host

@@ -85,6 +85,11 @@ def _server(plan: Plan) -> list[str]:
         f"({_ROUTES[kind]}); keep its port to this run"
         for kind in dict.fromkeys(section.kind for section in engine.sections if section.urls)
     ]
+    if plan.config.sends_weights and plan.config.servers_beyond:
+        lines.append(
+            f"server    weights leave {plan.config.weights.host} by gloo, unencrypted, and whoever reaches its ports "
+            "can take part: see the weights, or give a server others; keep them to a network of this run's machines"
+        )
     return lines
 
 
@@ -273,7 +278,8 @@ def _roles(plan: Plan) -> list[str]:
     names += [] if plan.config.rollouts_only else ["weight follower"]
     if plan.held_out:
         names.append("evaluator")
-    lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.config.transport}"]
+    sent = ", to servers by gloo" if plan.config.sends_weights else ""
+    lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.config.transport}{sent}"]
     engines, functions = _engine_processes(plan.config), _places_of_functions(plan.config)
     for name in names:
         lane = _LANE_OF.get(name)

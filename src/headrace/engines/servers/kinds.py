@@ -11,6 +11,7 @@ from headrace.engines.servers.http import ServerHttp
 from headrace.engines.servers.launch import ServerLaunch
 from headrace.engines.servers.sglang import SglangDialect
 from headrace.engines.servers.vllm import VllmDialect
+from headrace.engines.servers.weight_sender import WeightSender
 from headrace.runtime.protocol import Services
 
 
@@ -22,7 +23,7 @@ class ServerKind:
     """For it, from that of whoever launches it."""
     refusal: Callable[[ServerLaunch, str], str | None]
     """What is wrong with how it was launched, where a line that it printed says that."""
-    dialect: Callable[[ServerHttp, int, Services], Dialect]
+    dialect: Callable[[ServerHttp, int, Services, WeightSender | None], Dialect]
     """`int`: ids in the vocabulary."""
     title: str
     """How the names of its processes begin without which it does not serve."""
@@ -33,7 +34,7 @@ KINDS: Mapping[str, ServerKind] = {
         vllm_command.command,
         vllm_command.environment,
         vllm_command.refusal,
-        lambda http, vocab_size, services: VllmDialect(http, vocab_size),
+        lambda http, vocab_size, services, sender: VllmDialect(http, vocab_size, sender),
         "VLLM::",
     ),
     "sglang": ServerKind(

@@ -13,7 +13,9 @@ from headrace.engines.protocol import EngineError, GenerateRequest, RequestError
 from headrace.engines.servers.dialect import Expected, Piece
 from headrace.engines.servers.http import ServerGone, ServerHttp, ServerRefused
 from headrace.engines.servers.sglang_answer import SglangAnswer, body_of, server_id
-from headrace.engines.servers.sglang_told import PROBE_TEMPERATURE, require_answers, require_fits
+from headrace.engines.servers.sglang_group import SglangGroup
+from headrace.engines.servers.sglang_told import PROBE_TEMPERATURE, require_answers, require_fits, require_one_copy
+from headrace.engines.servers.weight_sender import WeightSender
 from headrace.engines.servers.window import ServerLoad
 from headrace.runtime.protocol import Services
 from headrace.weights.model_folder import model_folder
@@ -31,8 +33,14 @@ class SglangDialect:
 
     retracts = True
 
-    def __init__(self, http: ServerHttp, vocab_size: int, services: Services) -> None:
+    def __init__(
+        self, http: ServerHttp, vocab_size: int, services: Services, sender: WeightSender | None = None
+    ) -> None:
+        """`sender`: what weights come from; unless given, the server reads a folder."""
         self._http = http
+        self._group = None if sender is None else SglangGroup(http, sender)
+        self._ranks = 1
+        """Processes that take weights."""
         self._vocab_size = vocab_size
         self._services = services
         self.name = "SGLang"
@@ -65,6 +73,8 @@ class SglangDialect:
             ) from error
         self.name = f"SGLang {info.get('version', 'of an unknown version')}"
         require_fits(info, expected, f"{self.name} {where}")
+        if self._group is not None:
+            self._ranks = require_one_copy(info, f"{self.name} {where}")
         self._overlaps = not info.get("disable_overlap_schedule", False)
         self._prefers = bool(info.get("enable_priority_scheduling", False))
         try:
@@ -129,6 +139,21 @@ class SglangDialect:
         unless requests rest with what they have there; those that come have another salt. Raises WeightError where the
         server refuses the version."""
         self._loads += 1
+        self._is_loading = True
+        try:
+            if self._group is None:
+                await self._load_folder(offer, name)
+            else:
+                await self._group.load(offer, name, ranks=self._ranks, flush=not self._keeps)
+        except ServerRefused as error:
+            raise WeightError(f"{self.name} did not take {offer.version}: {_said(error.text)}") from error
+        finally:
+            self._is_loading = False
+        told = await self._http.call("GET", "/model_info", what="the version that is loaded", seconds=_CALL_S)
+        if told.get("weight_version") != name:
+            raise WeightError(f"{self.name} says that it has {told.get('weight_version')!r}, and took {name!r}")
+
+    async def _load_folder(self, offer: WeightOffer, name: str) -> None:
         folder = await self._services.compute(_LANE, model_folder, offer)
         body = {
             "model_path": str(folder),
@@ -138,16 +163,7 @@ class SglangDialect:
             "abort_all_requests": False,
         }
         what = f"{offer.version} to be loaded"
-        self._is_loading = True
-        try:
-            await self._http.call("POST", "/update_weights_from_disk", body, what=what, seconds=_LOAD_S)
-        except ServerRefused as error:
-            raise WeightError(f"{self.name} did not take {offer.version}: {_said(error.text)}") from error
-        finally:
-            self._is_loading = False
-        told = await self._http.call("GET", "/model_info", what="the version that is loaded", seconds=_CALL_S)
-        if told.get("weight_version") != name:
-            raise WeightError(f"{self.name} says that it has {told.get('weight_version')!r}, and took {name!r}")
+        await self._http.call("POST", "/update_weights_from_disk", body, what=what, seconds=_LOAD_S)
 
     async def score(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
         """See `Dialect.score`. Before what was retracted is computed again, where the server lets it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,6 +37,8 @@ _OURS = {
     "device": "model.device",
 }
 """Options that are not to be given, and what sets them."""
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+"""Where its processes listen for each other."""
 _UNKNOWN = re.compile(r"error: (unrecognized arguments: .*|argument .*|ambiguous option: .*)")
 _ABSENT = f"No module named '{CPU_MODULE.split('.')[0]}'"
 
@@ -85,6 +88,7 @@ def environment(launch: ServerLaunch, own: Mapping[str, str]) -> dict[str, str]:
     """`own`: the environment of whoever launches it."""
     found = {name: value for name, value in own.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     found |= {
+        "GLOO_SOCKET_IFNAME": own.get("GLOO_SOCKET_IFNAME", _LOOPBACK),
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",
     }

@@ -52,6 +52,18 @@ def require_fits(info: Mapping[str, Any], expected: Expected, where: str) -> Non
         )
 
 
+def require_one_copy(info: Mapping[str, Any], where: str) -> int:
+    """How many processes take weights over a group. Raises ConfigError for copies of the model, and parts of it, that
+    none of them has."""
+    for option in ("dp_size", "pp_size"):
+        if info.get(option, 1) != 1:
+            flag = "--" + option.replace("_", "-")
+            raise ConfigError(
+                f"{where} has {option} {info[option]}, and takes no weights by gloo then; start it with {flag} 1"
+            )
+    return int(info.get("tp_size", 1))
+
+
 def require_answers(answer: Any, expected: Expected, vocab_size: int, where: str) -> None:
     """`answer`: to a request of one token under top-k, at PROBE_TEMPERATURE. Raises ConfigError."""
     meta = answer.get("meta_info") if isinstance(answer, dict) else None

@@ -13,11 +13,12 @@ from headrace.config.errors import ConfigError
 from headrace.engines.protocol import FinishReason, GenerateRequest, RequestError, SwapMode
 from headrace.engines.servers.dialect import Expected, Piece, Span
 from headrace.engines.servers.http import ServerGone, ServerHttp, ServerRefused
+from headrace.engines.servers.weight_sender import STILL_S, WeightSender, chunks
 from headrace.engines.servers.window import ServerLoad
 from headrace.runtime.together import together
-from headrace.weights.plane import WeightError, WeightOffer
+from headrace.weights.plane import BUCKET_BYTES, WeightError, WeightOffer
 
-WIRE = 1
+WIRE = 2
 """The number of what is said to the plugin `headrace-vllm`."""
 PLUGIN = "headrace-vllm"
 _HEALTH_S, _CALL_S, _LOAD_S, _PAUSE_S = 20.0, 60.0, 1800.0, 600.0
@@ -27,6 +28,8 @@ _OUTSIDE = -1000.0
 """A log-prob below is that of an id which truncation left out."""
 _FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 _BAD_REQUEST = 400
+_GROUP = "headrace"
+"""What keys of the group begin with, in the store by which it finds together."""
 _KV_USE, _RUNNING, _PREEMPTED = "vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_preemptions_total"
 
 
@@ -35,9 +38,13 @@ class VllmDialect:
 
     retracts = False
 
-    def __init__(self, http: ServerHttp, vocab_size: int) -> None:
+    def __init__(self, http: ServerHttp, vocab_size: int, sender: WeightSender | None = None) -> None:
+        """`sender`: what weights come from; unless given, the server reads where they are published."""
         self._http = http
         self._vocab_size = vocab_size
+        self._sender = sender
+        self._ranks = 1
+        """Processes that take weights."""
         self.name = "vLLM"
         self._loads = 0
         self._salt = "0"
@@ -66,6 +73,7 @@ class VllmDialect:
                     '\'{"backend": "headrace"}\''
                 )
             self._require(each, expected)
+            self._ranks = each["ranks"]
 
     def _require(self, told: Mapping[str, Any], expected: Expected) -> None:
         there = told.get("model") or {}
@@ -180,23 +188,53 @@ class VllmDialect:
         call, version = self._http.call, offer.version
         self._loads += 1
         self._salt = str(self._loads)
-        info = {
-            "transport": offer.transport,
-            "address": offer.address,
-            "branch": version.branch,
-            "number": version.number,
-        }
         try:
-            await call("POST", "/start_weight_update", what="an update to begin", seconds=_CALL_S)
-            await call(
-                "POST", "/update_weights", {"update_info": info}, what=f"{version} to be loaded", seconds=_LOAD_S
-            )
+            await self._begin()
+            if self._sender is None:
+                await self._update(offer, {"transport": offer.transport, "address": offer.address})
+            else:
+                await self._update_by(self._sender, offer)
             await call("POST", "/finish_weight_update", {"weight_version": name}, what="its end", seconds=_CALL_S)
             told = await call("GET", "/weight_info", what="the version that is loaded", seconds=_CALL_S)
         except ServerRefused as error:
             raise WeightError(f"{self.name} did not take {version}: {_said(error.text)}") from error
         if told.get("weight_version") != name:
             raise WeightError(f"{self.name} says that it has {told.get('weight_version')!r}, and took {name!r}")
+
+    async def _begin(self) -> None:
+        """One that never came to its bytes may have been left open, and then another one is refused."""
+        call = self._http.call
+        try:
+            await call("POST", "/start_weight_update", what="an update to begin", seconds=_CALL_S)
+        except ServerRefused:
+            await call("POST", "/finish_weight_update", {}, what="an update that failed to end", seconds=_CALL_S)
+            await call("POST", "/start_weight_update", what="an update to begin", seconds=_CALL_S)
+
+    async def _update(self, offer: WeightOffer, how: Mapping[str, Any]) -> None:
+        version = offer.version
+        body = {"update_info": {"branch": version.branch, "number": version.number, **how}}
+        await self._http.call("POST", "/update_weights", body, what=f"{version} to be loaded", seconds=_LOAD_S)
+
+    async def _update_by(self, sender: WeightSender, offer: WeightOffer) -> None:
+        """The server comes to the group, if it is not in it, while it is told of the version."""
+        await sender.open()
+        entries = await sender.take(offer)
+        how = {
+            "transport": "gloo",
+            "address": f"{sender.host}:{sender.port}",
+            "entries": [{"name": each.name, "shape": each.shape, "dtype": each.dtype} for each in entries],
+            "at_once": BUCKET_BYTES,
+            "ranks": self._ranks,
+            "seconds": STILL_S,
+        }
+
+        async def send() -> None:
+            if not sender.has_group:
+                await sender.join((_GROUP,), self._ranks)
+            await sender.send(chunks(entries), sums=True)
+            await sender.leave()
+
+        await sender.during(self._update(offer, how), send())
 
     async def score(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
         """See `Dialect.score`. As prompts: the server samples one token behind each, which nobody takes."""

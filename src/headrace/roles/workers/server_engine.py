@@ -16,11 +16,12 @@ from headrace.engines.servers.engine import Limits, ServerEngine
 from headrace.engines.servers.http import ServerHttp
 from headrace.engines.servers.kinds import KINDS
 from headrace.engines.servers.launch import ServerLaunch
+from headrace.engines.servers.weight_sender import WeightSender
 from headrace.roles.workers.engine_host import EngineHost
 from headrace.roles.workers.launched_server import LaunchedServer, free_port
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
-from headrace.weights.plane import Received, WeightOffer, WeightReceiver
+from headrace.weights.plane import Received, WeightError, WeightOffer, WeightReceiver
 from headrace.weights.version import Version
 
 _LOOK_S = 0.25
@@ -46,6 +47,9 @@ class ServerSpec:
     token_env: str | None = None
     returns: bool = False
     """Whether somebody brings it back once it has died."""
+    weights_from: str = ""
+    """An address of this machine, from which weights are sent to it by gloo; empty: it reads where they are
+    published."""
 
 
 class ServerEngineWorker(EngineHost[ServerEngine]):
@@ -63,10 +67,12 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
         self._port = 0
         """That it is to listen at."""
         self._http: ServerHttp | None = None
+        self._sender: WeightSender | None = None
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """See `Engine.start`. Raises ConfigError, EngineError."""
+        await self._may_send()
         launch, tries = self._spec.launch, 1
         while True:
             try:
@@ -96,9 +102,21 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
             await self._server.start(kind.command(launch, self._port), kind.environment(launch, os.environ))
         self._http = ServerHttp(url, clock, self._token())
         await self._http.open()
-        dialect = kind.dialect(self._http, self._spec.limits.vocab_size, self._services)
+        dialect = kind.dialect(self._http, self._spec.limits.vocab_size, self._services, self._sender)
         await self._until_up(dialect)
         return dialect
+
+    async def _may_send(self) -> None:
+        """Have what sends weights, if they are sent. Raises ConfigError."""
+        if not self._spec.weights_from:
+            return
+        log = Path(self._spec.log)
+        log = log.with_name(f"{log.stem}-sender.log")
+        self._sender = WeightSender(self._spec.weights_from, self._services.clock, log)
+        try:
+            await self._sender.open()
+        except WeightError as error:
+            raise ConfigError(f"{error}; weights.host has to be an address of this machine") from error
 
     async def stop(self) -> Any:
         """See `EngineHost.stop`."""
@@ -159,6 +177,8 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
         http, self._http = self._http, None
         if http is not None:
             await http.close()
+        if self._sender is not None:
+            await self._sender.close()
 
     def _token(self) -> str | None:
         name = self._spec.token_env

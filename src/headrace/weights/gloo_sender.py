@@ -1,0 +1,134 @@
+"""The process that sends versions to one server, over a gloo group of it (rank 0) and the server's processes.
+
+`python -m headrace.weights.gloo_sender PARENT LIFE`: the parent's number, and a pipe that the parent holds. Standard
+input has what is asked, standard output what is answered, each a line of JSON: `[METHOD, {ARGUMENT: VALUE}]`, a method
+of `GlooSender`, and `{"result": R}` or `{"error": WORDS}`, with which the process ends.
+
+It is a process of its own because whoever waits for a peer in gloo waits until a deadline, whatever happens meanwhile.
+With the process its connections end, and who waits for it at the other end is told at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import warnings
+import zlib
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed.distributed_c10d import ProcessGroupGloo
+
+from headrace.errors import HeadraceError
+from headrace.runtime.process.identity import end_with_parent, name_process
+from headrace.weights.plane import WeightError
+from headrace.weights.slot_format import NONE, numbers_of, slot_of
+from headrace.weights.version import Version
+
+Place = Sequence[int]
+"""Of bytes in a slot: where they begin and end."""
+
+
+class GlooSender:
+    """What is sent lies in a slot (`slot_format.py`), and goes as it lies there."""
+
+    def __init__(self) -> None:
+        self._host = ""
+        self._store: Store | None = None
+        self._group: Any = None
+        self._version = ExitStack()
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        """Of the version that was taken."""
+        self._sums: list[int] = []
+        """Of the places that were sent since, as whole numbers of 64 bits."""
+
+    def listen(self, host: str, seconds: float) -> int:
+        """The port of the store by which the group finds together, at an address of this machine. `seconds`: that any
+        wait for somebody else may take. Raises OSError."""
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as listening:
+            listening.bind(address)
+            listening.listen()
+            port = int(listening.getsockname()[1])
+            self._store = TCPStore(  # which by itself would listen at every address of this machine
+                host,
+                port,
+                is_master=True,
+                timeout=timedelta(seconds=seconds),
+                wait_for_workers=False,
+                master_listen_fd=listening.detach(),
+            )
+        self._host = host
+        return port
+
+    def join(self, prefixes: Sequence[str], size: int, seconds: float) -> None:
+        """Once all of the group are there. `prefixes`: of its keys in the store, from the outermost. Raises
+        RuntimeError."""
+        store = self._store
+        assert store is not None
+        for prefix in prefixes:
+            store = PrefixStore(prefix, store)
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [ProcessGroupGloo.create_device(hostname=self._host)]
+        options._threads = 1
+        options._timeout = timedelta(seconds=seconds)
+        self._group = ProcessGroupGloo(store, 0, size, options)
+
+    def take(self, folder: str, version: Sequence[int], tensors: Sequence[Place]) -> None:
+        """From now on, what is sent is of this version. Raises OSError, and WeightError where it is not there."""
+        branch, number = version
+        slot = self._version.enter_context(slot_of(Path(folder), Version(branch, number)))
+        told, checksum = numbers_of(slot)[3], 0
+        if told != NONE:
+            with memoryview(slot) as whole:
+                for begin, end in tensors:
+                    checksum = zlib.crc32(whole[begin:end], checksum)
+            if checksum != told:
+                raise WeightError(f"{Version(branch, number)} had not arrived whole where it was to be sent")
+        self._bytes, self._sums = torch.frombuffer(slot, dtype=torch.uint8), []
+
+    def send(self, places: Sequence[Place], sums: bool) -> None:
+        """One broadcast for each place. Raises RuntimeError."""
+        for begin, end in places:
+            part = self._bytes[begin:end]
+            self._group.broadcast(part, 0).wait()
+            if sums:
+                self._sums.append(int(part.view(torch.int64).sum()))
+
+    def leave(self) -> None:
+        """One broadcast more, of the sums, if some were to be made. Raises WeightError where the version was overtaken
+        meanwhile, and RuntimeError."""
+        self._version.close()
+        if self._sums:
+            self._group.broadcast(torch.tensor(self._sums), 0).wait()
+
+
+def main() -> None:
+    asked, answers = sys.stdin, os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    end_with_parent(int(sys.argv[1]), int(sys.argv[2]))
+    name_process("weights by gloo")
+    warnings.filterwarnings("ignore", message="The given buffer is not writable")
+    torch.set_num_threads(1)
+    sender = GlooSender()
+    for line in asked:
+        method, arguments = json.loads(line)
+        try:
+            answer = {"result": getattr(sender, method)(**arguments)}
+        except (HeadraceError, OSError, RuntimeError) as error:
+            answer = {"error": " ".join(str(error).split())}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+        if "error" in answer:
+            return
+
+
+if __name__ == "__main__":
+    main()
