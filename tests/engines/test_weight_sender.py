@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 import headrace_vllm
@@ -91,29 +92,28 @@ def test_what_is_published_comes_to_all_bit_for_bit_and_again_in_the_same_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_sender, "BUCKET_BYTES", 4096)
-    publisher = ShmPublisher(tmp_path)
+    publisher, numbers = ShmPublisher(tmp_path), count(1)
 
-    async def run() -> None:
-        async with opened(tmp_path) as sender:
+    async def run(host: str) -> None:
+        async with opened(tmp_path, host) as sender:
             groups = await come(sender, ranks=2)
-            for number in (1, 2, 3):
-                offer = published(publisher, number)
+            for _ in range(3):
+                offer = published(publisher, next(numbers))
                 taking = [asyncio.to_thread(group.received, size_of(entries_of(offer)), 4096) for group in groups]
                 *found, _ = await asyncio.gather(*taking, send(sender, offer))
                 for data in found:
                     assert data is not None
                     require_holds(data, offer)
-            (listening,) = listening_at(sender.port)
-            assert listening == "127.0.0.1"
+            assert listening_at(sender.port) == {host}
 
-    asyncio.run(run())
+    for host in ("127.0.0.1", *own_addresses()):
+        asyncio.run(run(host))
 
 
 def listening_at(port: int) -> set[str]:
     """Addresses of this machine at which the port is open."""
-    own = {"127.0.0.1", "127.0.0.2", *own_addresses()}
     found = set()
-    for address in own:
+    for address in ("127.0.0.1", "127.0.0.2", *own_addresses()):
         with socket.socket() as trying:
             trying.settimeout(5.0)
             if trying.connect_ex((address, port)) == 0:
@@ -122,6 +122,7 @@ def listening_at(port: int) -> set[str]:
 
 
 def own_addresses() -> list[str]:
+    """Beyond loopback; none where there is no network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         try:
             way.connect(("192.0.2.1", 9))

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
 
 import conforming
 import pytest
+import torch
 
+from headrace.engines.protocol import SwapMode
 from headrace.engines.servers.dialect import Expected
 from headrace.engines.servers.engine import Limits
 from headrace.engines.servers.launch import ServerLaunch
-from headrace.roles.workers.server_engine import ServerSpec
+from headrace.roles.workers.server_engine import ServerEngineWorker, ServerSpec
 
 PYTHON = os.environ.get("HEADRACE_SGLANG_PYTHON", str(Path(__file__).parents[2] / ".venv-sglang/bin/python"))
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 needs_sglang = pytest.mark.skipif(not os.path.exists(PYTHON), reason="make sglang-env makes the environment of SGLang")
 
 
@@ -38,3 +42,28 @@ def spec(folder: Path, *, dtype: str = "float32", python: str = PYTHON, keeps: b
     return ServerSpec(
         "sglang", limits, Expected(shape, conforming.CONTEXT, dtype, True), launch, str(folder / "sglang.log")
     )
+
+
+async def require_holds_what_is_published(worker: ServerEngineWorker, publish: conforming.Publications) -> None:
+    """By its own checksums, of all of its parameters: the first 8 bytes of a SHA-256, on a CPU."""
+    for name in ("b", "a"):
+        await worker.engine.update(publish(name, False), SwapMode.RECOMPUTE)
+        assert worker._http is not None
+        told = await worker._http.call(
+            "POST", "/weights_checker", {"action": "checksum"}, what="its checksums", seconds=60.0
+        )
+        assert told["ranks"][0]["checksums"] == checksums(conforming.model(name))
+
+
+def checksums(model: torch.nn.Module) -> dict[str, str]:
+    """Of its parameters as SGLang has them: some are fused."""
+    parameters = dict(model.named_parameters())
+    fused = {part: whole for whole, parts in FUSED.items() for part in parts}
+    found: dict[str, str] = {}
+    for name in parameters:
+        parent, own, last = name.rsplit(".", 2)
+        whole = fused.get(own, own)
+        parts = [parameters[f"{parent}.{part}.{last}"] for part in FUSED.get(whole, (own,))]
+        data = b"".join(part.detach().numpy().tobytes() for part in parts)
+        found[f"{parent}.{whole}.{last}"] = hashlib.sha256(data).hexdigest()[:16]
+    return found

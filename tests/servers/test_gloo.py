@@ -18,7 +18,7 @@ import sglang_server
 import vllm_server
 from attached import require_attached
 from served_run import BATCHES, begun, below, of_name, until_batch
-from vllm_server import serving
+from vllm_server import core_of, serving
 
 from headrace.engines import conformance
 from headrace.engines.protocol import EngineError, SwapMode
@@ -36,16 +36,16 @@ CHECKS = (
     conformance.wrong_weights_are_refused,
     conformance.no_token_is_older_than_was_asked_for,
 )
-SENDER = "headrace.weights.gloo_sender"
+SENDER = "headrace weights by gloo"
 SERVERS = [
-    pytest.param(vllm_server.spec, "EngineCore", id="vllm", marks=vllm_server.needs_vllm),
-    pytest.param(sglang_server.spec, "sglang::scheduler", id="sglang", marks=sglang_server.needs_sglang),
+    pytest.param(vllm_server.spec, id="vllm", marks=vllm_server.needs_vllm),
+    pytest.param(sglang_server.spec, id="sglang", marks=sglang_server.needs_sglang),
 ]
 
 
-@pytest.mark.parametrize(("spec", "core"), SERVERS)
+@pytest.mark.parametrize("spec", SERVERS)
 def test_versions_come_by_gloo_and_after_what_fails_in_a_new_group(
-    tmp_path: Path, spec: Callable[[Path], ServerSpec], core: str
+    tmp_path: Path, spec: Callable[[Path], ServerSpec]
 ) -> None:
     (tmp_path / "shm").mkdir()
 
@@ -56,13 +56,15 @@ def test_versions_come_by_gloo_and_after_what_fails_in_a_new_group(
             subject = conforming.subject(worker.engine, worker.engine._services.clock, publish)
             for check in CHECKS:
                 await check(subject)
+            if launched_as.kind == "sglang":
+                await sglang_server.require_holds_what_is_published(worker, publish)
             await require_taken_again(worker, publish, killed=lambda: sender_of(worker))
             subject.held[worker.engine.version] = "a"
             request = subject.request(tokens=8)
             subject.judge(request, await subject.whole(request))
             await require_attached(worker, launched_as, publish)
 
-            await require_ends(worker, publish, killed=lambda: core_of(worker, core))
+            await require_ends(worker, publish, killed=lambda: core_of(worker))
 
     asyncio.run(run())
 
@@ -123,11 +125,6 @@ def sender_of(worker: ServerEngineWorker) -> psutil.Process:
 def sender_port(worker: ServerEngineWorker) -> int:
     assert worker._sender is not None
     return worker._sender.port
-
-
-def core_of(worker: ServerEngineWorker, name: str) -> psutil.Process:
-    assert worker._server is not None
-    return next(each for each in worker._server._below() if name in " ".join([each.name(), *each.cmdline()]))
 
 
 @pytest.mark.parametrize(

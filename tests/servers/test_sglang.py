@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import sys
 from pathlib import Path
 
 import conforming
 import pytest
-import torch
 from attached import require_attached
-from sglang_server import needs_sglang, spec
+from sglang_server import needs_sglang, require_holds_what_is_published, spec
 from vllm_server import core_of, serving
 
 from headrace.config.errors import ConfigError
 from headrace.engines.conformance import CHECKS, a_death_is_told
 from headrace.engines.protocol import SwapMode
 from headrace.engines.servers.dialect import Expected
-from headrace.roles.workers.server_engine import ServerEngineWorker
 from headrace.runtime.workers import WorkerError
 from headrace.weights.disk import DiskPublisher
 from headrace.weights.shm import ShmPublisher
 
-FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs_sglang]
 
 
@@ -60,31 +56,6 @@ def test_it_conforms(tmp_path: Path) -> None:
             await a_death_is_told(subject, core_of(worker).kill)
 
     asyncio.run(run())
-
-
-async def require_holds_what_is_published(worker: ServerEngineWorker, publish: conforming.Publications) -> None:
-    """By its own checksums, of all of its parameters: the first 8 bytes of a SHA-256, on a CPU."""
-    for name in ("b", "a"):
-        await worker.engine.update(publish(name, False), SwapMode.RECOMPUTE)
-        assert worker._http is not None
-        told = await worker._http.call(
-            "POST", "/weights_checker", {"action": "checksum"}, what="its checksums", seconds=60.0
-        )
-        assert told["ranks"][0]["checksums"] == checksums(conforming.model(name))
-
-
-def checksums(model: torch.nn.Module) -> dict[str, str]:
-    """Of its parameters as SGLang has them: some are fused."""
-    parameters = dict(model.named_parameters())
-    fused = {part: whole for whole, parts in FUSED.items() for part in parts}
-    found: dict[str, str] = {}
-    for name in parameters:
-        parent, own, last = name.rsplit(".", 2)
-        whole = fused.get(own, own)
-        parts = [parameters[f"{parent}.{part}.{last}"] for part in FUSED.get(whole, (own,))]
-        data = b"".join(part.detach().numpy().tobytes() for part in parts)
-        found[f"{parent}.{whole}.{last}"] = hashlib.sha256(data).hexdigest()[:16]
-    return found
 
 
 def test_an_option_that_it_does_not_know_is_refused_by_name(tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ def _compare_packed(
 ) -> None:
     width = tensors[0].shape[-1]
     product = getattr(layer, "cpu_linear", None)
-    if product is None or any(tensor.ndim != 2 or tensor.shape[1] != width for tensor in tensors):
+    own_width = getattr(layer, "input_size_per_partition", width)
+    if product is None or own_width != width or any(tensor.ndim != 2 or tensor.shape[1] != width for tensor in tensors):
         found.unread.append(name)
         return
     columns = _chosen(width)
