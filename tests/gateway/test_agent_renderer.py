@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +15,9 @@ from chat_styles import CHATML, byte_tokenizer
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from model_renderers import with_tokens_of
 from qwen3_chats import QWEN3, TOOL, qwen3_tokenizer
 from rollout_helpers import ScriptedEngine, chunk, policy
-from tokenizers import AddedToken
 
 from headrace.config import ConfigError
 from headrace.config.gateway import GatewayConfig
@@ -233,20 +232,6 @@ def test_a_renderer_that_cannot_be_had_is_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(model_renderer, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"is not installed: pip install 'headrace\[renderers\]', or set it to templ"):
         ModelRenderer("qwen3", "m", ChatTemplate(TOKENIZER))
-
-
-def with_tokens_of(name: str) -> tuple[Any, ModelRenderer]:
-    """A tokenizer that has what the renderer of that name looks for, and the renderer."""
-    tokenizer, told = qwen3_tokenizer(), ""
-    while True:
-        try:
-            return tokenizer, ModelRenderer(name, "a/folder", ChatTemplate(tokenizer))
-        except ConfigError as error:
-            before, told = told, str(error)
-        missing = re.search(r"(?:token|for) '([^']+)'", told.partition("refuses it")[2])
-        assert missing is not None, told
-        assert told != before
-        tokenizer.add_tokens([AddedToken(missing[1], special=True, normalized=False)])
 
 
 REWRITE = ("deepseek-r1", "hy3", "laguna-m.1", "laguna-xs.2")

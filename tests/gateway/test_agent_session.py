@@ -194,7 +194,7 @@ def test_completions_of_ids_go_on_from_the_history_that_they_begin_with() -> Non
         prompt = ids("start").tolist()
         answered = await session.text(parse_agent_text({"prompt": prompt}, "policy"), 0)
         answered.delivered()
-        longer = [*prompt, *answered.choices[0].node.tokens.tolist(), *ids("more").tolist()]
+        longer = [*prompt, *answered.choices[0].completion.tokens.tolist(), *ids("more").tolist()]
         (await session.text(parse_agent_text({"prompt": longer}, "policy"), 0)).delivered()
 
     _, session, _ = played(play, says("one"), says("two"))

@@ -17,7 +17,7 @@ from headrace.experience.text.tokens import TextCodec
 from headrace.gateway.agents.agent_requests import parse_agent_chat
 from headrace.gateway.agents.agent_session import AgentSession
 from headrace.gateway.agents.answered import whole_chat
-from headrace.gateway.agents.reasoning import split_reasoning
+from headrace.gateway.agents.reasoning import begins_thought, split_reasoning
 from headrace.gateway.agents.tool_calls import PARSERS, ParsedText, ToolCall, parse_tool_calls, parser_of
 from headrace.gateway.agents.turns import Turns
 
@@ -94,7 +94,7 @@ def test_a_parser_is_found_by_the_template() -> None:
     ],
 )
 def test_thoughts_are_told_from_answers(text: str, prompt: str, split: tuple[str | None, str]) -> None:
-    assert split_reasoning(text, prompt) == split
+    assert split_reasoning(text, begun=begins_thought(prompt)) == split
 
 
 def test_templates_that_rewrite_are_found() -> None:

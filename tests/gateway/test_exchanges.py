@@ -29,7 +29,7 @@ def run(test: Callable[[Exchanges[int], Callable[[], asyncio.Task[int]]], Awaita
 
 
 def claim(exchanges: Exchanges[int], begin: Callable[[], asyncio.Task[int]], *, retry: bool = False) -> Exchange[int]:
-    return exchanges.claim("/v1/x", b"{}", says_retry=retry, begin=begin)
+    return exchanges.claim("/v1/x", b"{}", says_retry=retry, begin=lambda: Exchange(begin()))
 
 
 def test_two_at_once_are_two_samples_and_each_that_broke_is_found_once() -> None:
@@ -66,7 +66,7 @@ def test_what_failed_is_tried_again() -> None:
         async def fails() -> int:
             raise ValueError("no answer")
 
-        failed = exchanges.claim("/v1/x", b"{}", says_retry=False, begin=lambda: asyncio.ensure_future(fails()))
+        failed = claim(exchanges, lambda: asyncio.ensure_future(fails()))
         with pytest.raises(ValueError):
             await failed.task
         assert claim(exchanges, begin, retry=True) is not failed

@@ -52,6 +52,12 @@ def test_long_garbage_is_not_held_back_for_ever() -> None:
     assert "".join(pieces) + detokenizer.flush() == "\ufffd" * 40
 
 
+def test_a_character_behind_long_garbage_is_whole() -> None:
+    detokenizer = Detokenizer(decode, [])
+    pieces = [detokenizer.push([byte]) for byte in [*[0xFF] * 8, *ids("😀!")]]
+    assert "".join(pieces) == "\ufffd" * 8 + "😀!"
+
+
 def test_prompt_that_ends_in_half_a_character_is_finished_by_the_response() -> None:
     smile = ids("😀")
     detokenizer = Detokenizer(decode, [*ids("hi "), *smile[:2]])

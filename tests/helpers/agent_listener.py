@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 from rollout_helpers import EOS, ScriptedEngine, policy, says
@@ -16,6 +16,8 @@ from headrace.gateway.agents.agent_session import AgentSession
 from headrace.rollout.trajectory import Trajectory
 from headrace.runtime.inline import InlineRuntime
 
+E = TypeVar("E", bound=ScriptedEngine)
+
 CHAT = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 CALL = '<tool_call>{"name": "look", "arguments": {"key": "k"}}</tool_call>'
@@ -25,7 +27,17 @@ def run(
     test: Callable[[AgentSession, ScriptedEngine], Awaitable[Any]], *script: Any, **settings: Any
 ) -> tuple[Any, ScriptedEngine]:
     engine = ScriptedEngine(*(script or (says("one"), says("two"), says("three"))))
-    config = GatewayConfig(tool_parser="hermes", **settings)
+    return run_on(engine, test, GatewayConfig(tool_parser="hermes", **settings), max_context=200), engine
+
+
+def run_on(
+    engine: E,
+    test: Callable[[AgentSession, E], Awaitable[Any]],
+    config: GatewayConfig,
+    *others: ScriptedEngine,
+    **changes: Any,
+) -> Any:
+    """`others`: engines beside it. `changes`: of what the policy has in common with others."""
 
     async def main() -> Any:
         async with AsyncExitStack() as stack:
@@ -34,10 +46,10 @@ def run(
             gateway = AgentGateway(config, runtime)
             await gateway.start()
             stack.push_async_callback(gateway.close)
-            async with gateway.open(policy(engine, chat=True, max_context=200)) as session:
+            async with gateway.open(policy(engine, *others, **{"chat": True, **changes})) as session:
                 return await asyncio.wait_for(test(session, engine), 20)
 
-    return asyncio.run(main()), engine
+    return asyncio.run(main())
 
 
 async def post(session: AgentSession, body: Any, route: str = "chat/completions", **headers: str) -> tuple[int, Any]:

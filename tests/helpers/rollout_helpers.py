@@ -47,7 +47,9 @@ Script = Callable[[GenerateRequest], TokenChunk | Exception | None]
 """The chunk that answers a request, what is raised, or None to hang."""
 
 
-def chunk(tokens: Iterable[int], finish: FinishReason = FinishReason.STOP, version: Version = INITIAL) -> TokenChunk:
+def chunk(
+    tokens: Iterable[int], finish: FinishReason | None = FinishReason.STOP, version: Version = INITIAL
+) -> TokenChunk:
     array = np.array(list(tokens), dtype=np.int32)
     return TokenChunk(
         tokens=array,

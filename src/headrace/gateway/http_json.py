@@ -29,7 +29,7 @@ async def read_json(request: web.Request, deadline: Deadline) -> Any:
 async def send_json(request: web.Request, value: dict[str, Any], deadline: Deadline) -> web.StreamResponse:
     """Until the client has it, as far as one can know. Raises ConnectionError, WaitTimeout."""
     response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
-    data = _dumps(value).encode()
+    data = dumps(value).encode()
     response.content_length = len(data)
     await response.prepare(request)
     await deadline.wait(response.write(data), "the client to read its answer")
@@ -38,7 +38,7 @@ async def send_json(request: web.Request, value: dict[str, Any], deadline: Deadl
 
 
 def respond(value: dict[str, Any]) -> web.Response:
-    return web.json_response(value, dumps=_dumps)
+    return web.json_response(value, dumps=dumps)
 
 
 async def stream_events(
@@ -67,12 +67,12 @@ async def stream_events(
 
 
 async def _data(first: dict[str, Any], events: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
-    yield _line(_dumps(first))
+    yield _line(dumps(first))
     try:
         async for event in events:
-            yield _line(_dumps(event))
+            yield _line(dumps(event))
     except Exception as error:
-        yield _line(_dumps(as_api_error(error).body))
+        yield _line(dumps(as_api_error(error).body))
     yield _line("[DONE]")
 
 
@@ -80,7 +80,8 @@ def _line(data: str) -> bytes:
     return f"data: {data}\n\n".encode()
 
 
-def _dumps(value: dict[str, Any]) -> str:
+def dumps(value: dict[str, Any]) -> str:
+    """Strict JSON, as short as it gets."""
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 

@@ -169,6 +169,7 @@ class Policy:
         sampling: SamplingParams | None = None,
         came: Callable[[TokenChunk], None] | None = None,
         cut: Cut | None = None,
+        soon: bool = False,
     ) -> Completion:
         """Sample after `prompt` (token ids, at least one), until a stop token, a stop text or a limit.
 
@@ -176,7 +177,7 @@ class Policy:
         place of the run's, where this call has its own; of what is trained the completion then tells the temperature.
         Calls with another `index` draw other noise: give one to each of several continuations of the same tokens. If no
         room is left in the context, the completion is empty and ends by LENGTH. `came` is told tokens as they come: see
-        `complete`. `cut`: by which it is ended from outside.
+        `complete`. `cut`: by which it is ended from outside. `soon`: somebody reads along (`GenerateRequest.soon`).
 
         Raises EngineError when no engine could serve it (NotServed where none came back in time), RequestError when
         none ever could, WaitTimeout, and GenerationAborted.
@@ -201,7 +202,7 @@ class Policy:
             minimum=self._minimum,
             place=self._place,
             return_kept=settings.return_kept,
-            soon=bool(texts),
+            soon=soon or bool(texts),
             still=(*self._still, patience.still),
             cut=cut,
         )

@@ -40,6 +40,9 @@ class SimulatedTokenizer:
             ids = ids[ids != EOS]
         return (ids % 4096 + _FIRST).astype("<u4").tobytes().decode("utf-32-le")
 
+    def convert_tokens_to_ids(self, token: str) -> None:
+        return None
+
     def apply_chat_template(
         self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool, **more: Any
     ) -> str:

@@ -8,8 +8,10 @@ _CONTEXT = 6
 """Prompt tokens decoded with the first ones sampled: tokenizers drop the space before a text's first word."""
 _BROKEN = "\ufffd"
 """What tokenizers decode an unfinished UTF-8 sequence to."""
+_UNFINISHED = 3
+"""An unfinished character shows as at most so many of them."""
 _LONGEST_BROKEN = 8
-"""An unfinished character shows as at most 3 of them; a longer run is what the model really wrote."""
+"""A longer run is what the model really wrote, but for its end."""
 
 
 class Detokenizer:
@@ -28,7 +30,7 @@ class Detokenizer:
         text = self._decode(self._window)
         whole = text.rstrip(_BROKEN)
         if len(text) - len(whole) > _LONGEST_BROKEN:
-            whole = text
+            whole = text[:-_UNFINISHED]
         return self._show(text, whole)
 
     def flush(self) -> str:

@@ -30,6 +30,12 @@ class StopStrings:
         return held
 
 
+def first_place(text: str, marks: Sequence[str]) -> int:
+    """Where in `text`, which may go on, the first of `marks` begins, or may begin; its length if none does."""
+    places = (found if (found := text.find(mark)) >= 0 else len(text) - _overlap(text, mark) for mark in marks)
+    return min(places, default=len(text))
+
+
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` with which `stop` begins."""
     longest = min(len(text), len(stop) - 1)

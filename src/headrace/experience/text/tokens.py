@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
+from functools import cached_property
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -15,6 +16,8 @@ from headrace.experience.text.messages import Message, Tool
 Content = str | list[Message]
 """Text, or chat messages: see `experience.messages`."""
 
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+"""Names of the tokens that stand for single bytes, in vocabularies that fall back to these."""
 _POLICY_TURN = "\x02policy\x03"
 """Stands for what the policy wrote while the chat template renders what comes after it."""
 
@@ -28,6 +31,8 @@ class HFTokenizer(Protocol):
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> Any: ...
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> Any: ...
+
+    def convert_tokens_to_ids(self, token: str, /) -> Any: ...
 
     def apply_chat_template(
         self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool, **more: Any
@@ -127,6 +132,18 @@ class TextCodec:
         """Text of `tokens`, special tokens left out unless they are kept."""
         ids = np.asarray(tokens, dtype=np.int64).tolist()
         return cast(str, self._tokenizer.decode(ids, skip_special_tokens=not keep_special_tokens))
+
+    @cached_property
+    def byte_ids(self) -> frozenset[int]:
+        """Ids that stand for single bytes where all else is words. What one of a run of them is decoded to depends on
+        the others."""
+        ids = {self._tokenizer.convert_tokens_to_ids(name) for name in _BYTES}
+        return frozenset(ids) if len(ids) == len(_BYTES) else frozenset()
+
+    @cached_property
+    def cleans_up(self) -> bool:
+        """Whether decoding takes out spaces before signs, so that a token changes the text of those before it."""
+        return self.decode(self.encode_text("a .")).strip() == "a."
 
     def _text(self, text: str) -> list[int]:
         return list(self._tokenizer(text)["input_ids"])

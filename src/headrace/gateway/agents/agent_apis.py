@@ -8,13 +8,14 @@ from typing import Any
 
 from headrace.gateway.agents.agent_requests import AgentRequest, parse_agent_chat, parse_agent_text
 from headrace.gateway.agents.agent_session import AgentSession
-from headrace.gateway.agents.answered import Answered, chat_events, text_events, whole_chat, whole_text
-from headrace.gateway.agents.messages_api import message_events, messages_error, parse_messages, whole_message
-from headrace.gateway.agents.responses_api import parse_response, response_events, whole_response
+from headrace.gateway.agents.answered import Answered, whole_chat, whole_text
+from headrace.gateway.agents.event_stream import EventStream
+from headrace.gateway.agents.messages_api import messages_error, parse_messages, whole_message
+from headrace.gateway.agents.messages_stream import MessageStream
+from headrace.gateway.agents.openai_streams import ChatStream, TextStream
+from headrace.gateway.agents.responses_api import parse_response, response_failed, whole_response
+from headrace.gateway.agents.responses_stream import ResponseStream
 from headrace.gateway.errors import ApiError
-
-Event = tuple[str | None, dict[str, Any]]
-"""Of a stream: its name, if the API names events, and its data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +23,11 @@ class AgentApi:
     parse: Callable[[Any, AgentSession], AgentRequest]
     """Of the JSON of a request. Raises ApiError."""
     whole: Callable[[AgentRequest, Answered], dict[str, Any]]
-    events: Callable[[AgentRequest, Answered], list[Event]]
-    """Of a stream."""
+    stream: Callable[[AgentRequest, Answered], EventStream]
+    """Of an answer that has begun: its choices come later."""
     error: Callable[[ApiError], dict[str, Any]]
+    failed: Callable[[ApiError, int], dict[str, Any]]
+    """The same as the last event of a stream, after so many others."""
     last: bytes = b""
     """What ends a stream."""
 
@@ -33,37 +36,37 @@ def _openai_error(error: ApiError) -> dict[str, Any]:
     return error.body
 
 
-def _unnamed(events: list[dict[str, Any]]) -> list[Event]:
-    return [(None, event) for event in events]
-
-
 _DONE = b"data: [DONE]\n\n"
 
 CHAT = AgentApi(
-    lambda body, session: parse_agent_chat(body, session.model),
-    lambda _, answered: whole_chat(answered),
-    lambda asked, answered: _unnamed(chat_events(answered, include_usage=asked.include_usage)),
-    _openai_error,
-    _DONE,
+    parse=lambda body, session: parse_agent_chat(body, session.model),
+    whole=lambda _, answered: whole_chat(answered),
+    stream=ChatStream,
+    error=_openai_error,
+    failed=lambda error, _: error.body,
+    last=_DONE,
 )
 TEXT = AgentApi(
-    lambda body, session: parse_agent_text(body, session.model),
-    lambda _, answered: whole_text(answered),
-    lambda asked, answered: _unnamed(text_events(answered, include_usage=asked.include_usage)),
-    _openai_error,
-    _DONE,
+    parse=lambda body, session: parse_agent_text(body, session.model),
+    whole=lambda _, answered: whole_text(answered),
+    stream=TextStream,
+    error=_openai_error,
+    failed=lambda error, _: error.body,
+    last=_DONE,
 )
 MESSAGES = AgentApi(
-    lambda body, session: parse_messages(body, session.model),
-    lambda _, answered: whole_message(answered),
-    lambda _, answered: message_events(answered),
-    messages_error,
+    parse=lambda body, session: parse_messages(body, session.model),
+    whole=lambda _, answered: whole_message(answered),
+    stream=lambda _, answered: MessageStream(answered),
+    error=messages_error,
+    failed=lambda error, _: messages_error(error),
 )
 RESPONSES = AgentApi(
-    lambda body, session: parse_response(body, session.model, session.conversation_of),
-    whole_response,
-    response_events,
-    _openai_error,
+    parse=lambda body, session: parse_response(body, session.model, session.conversation_of),
+    whole=whole_response,
+    stream=ResponseStream,
+    error=_openai_error,
+    failed=response_failed,
 )
 
 APIS = {

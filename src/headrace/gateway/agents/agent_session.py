@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -14,18 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config.gateway import GatewayConfig
-from headrace.engines.completions import GenerationAborted
-from headrace.engines.protocol import EngineError, FinishReason, RequestError
+from headrace.engines.completions import Completion, GenerationAborted
+from headrace.engines.protocol import EngineError, RequestError
 from headrace.experience.text.messages import Message
 from headrace.gateway.agents.agent_requests import AgentRequest, ChatRequest, TextRequest
 from headrace.gateway.agents.answered import Answered, Choice
 from headrace.gateway.agents.client_sampling import CHOSEN, client_sampling
 from headrace.gateway.agents.episode_place import EpisodePlace
 from headrace.gateway.agents.exchanges import Exchanges
+from headrace.gateway.agents.growing import Live
+from headrace.gateway.agents.growing_prose import growing_answer
 from headrace.gateway.agents.known_turns import Digest, KnownTurns, digest_after, digests
 from headrace.gateway.agents.model_renderer import ModelRenderer
+from headrace.gateway.agents.reading import Reading
 from headrace.gateway.agents.token_tree import Node, TokenTree
-from headrace.gateway.agents.turns import Said, Shown, Turns
+from headrace.gateway.agents.turns import Shown, Turns
 from headrace.gateway.errors import ApiError
 from headrace.rollout.policy import Policy
 from headrace.rollout.trajectory import Trajectory
@@ -33,7 +36,6 @@ from headrace.runtime.off_loop import off_loop, tokens_in
 from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.together import together
 
-_MakeChoice = Callable[[Node, Said, FinishReason], Choice]
 _CALL_TOLD = "\n\nAnswer with a call of {}."
 
 
@@ -48,8 +50,6 @@ class Place:
     """The conversation up to here, thoughts included."""
     digest: Digest = b""
     """Of these messages, in a chat."""
-    shown: Shown | None = None
-    """Before these messages, in a chat."""
     thoughts: frozenset[int] = frozenset()
     """Places of those messages whose thoughts the policy sees."""
 
@@ -86,6 +86,8 @@ class AgentSession:
         """To each request, by its number, and whether it had instructions. The request itself is not kept: each holds
         the whole conversation up to it."""
         self._requests = 0
+        self._asked = 0
+        """Answers."""
 
     def folder(self) -> Path:
         """See `Session.folder`."""
@@ -138,71 +140,81 @@ class AgentSession:
                 code="rate_limit_exceeded",
             )
 
-    async def chat(self, request: ChatRequest, created: int) -> Answered:
-        """Raises ApiError, and what breaks the session."""
+    async def answer(self, request: AgentRequest, created: int, live: Live | None = None) -> Answered:
+        """Raises ApiError, and what breaks the session. `created`: seconds since the epoch. `live`: for those who read
+        along."""
+        if isinstance(request, TextRequest):
+            return await self.text(request, created, live)
+        assert isinstance(request, ChatRequest)
+        return await self.chat(request, created, live)
+
+    async def chat(self, request: ChatRequest, created: int, live: Live | None = None) -> Answered:
+        """See `answer`."""
         place = await self._chat_place(request)
         reads_calls = bool(request.tools) and request.tool_choice != "none"
+        shown = Shown(request.tools, request.variables)
+        reading = self._turns.reading(request.stop, place.tokens, shown, reads_calls=reads_calls)
+        answered = await self._answered(request, place, created, reading, live)
+        for node, choice in zip(answered.nodes, answered.choices, strict=True):
+            has_thought = bool(choice.message.get("reasoning_content"))
+            node.thoughts = place.thoughts | ({len(place.messages)} if has_thought else set())
+            self._known.remember(digest_after(place.digest, choice.message), node, choice.message)
+        return answered
 
-        def choice(node: Node, said: Said, finish: FinishReason) -> Choice:
-            ids = f"call_{node.number}"
-            message = self._turns.message(said, place.tokens, reads_calls=reads_calls, ids=ids)
-            node.messages = [*place.messages, message]
-            node.thoughts = place.thoughts | ({len(place.messages)} if message.get("reasoning_content") else set())
-            node.response = message["content"]
-            self._known.remember(digest_after(place.digest, message), node, message)
-            return Choice(node, message, "tool_calls" if "tool_calls" in message else finish.value)
+    async def text(self, request: TextRequest, created: int, live: Live | None = None) -> Answered:
+        """See `answer`."""
+        reading = self._turns.plain_reading(request.stop)
+        return await self._answered(request, self._text_place(request), created, reading, live)
 
-        return await self._answered(request, place, created, choice)
-
-    async def text(self, request: TextRequest, created: int) -> Answered:
-        """Raises ApiError, and what breaks the session."""
-        place = self._text_place(request)
-
-        def choice(node: Node, said: Said, finish: FinishReason) -> Choice:
-            message: Message = {"role": "assistant", "content": said.text}
-            node.messages = [*place.messages, message]
-            node.response = said.text
-            return Choice(node, message, finish.value)
-
-        return await self._answered(request, place, created, choice)
-
-    async def _answered(self, request: AgentRequest, place: Place, created: int, choice: _MakeChoice) -> Answered:
+    async def _answered(
+        self, request: AgentRequest, place: Place, created: int, reading: Reading, live: Live | None
+    ) -> Answered:
         settings = self._policy.settings
         sampling = client_sampling(request.sampling, settings) if self._chosen else None
         number, self._requests = self._requests, self._requests + 1
         self._counts.update(f"ignored_{name}" for name in request.sampling if name not in self._chosen)
         self._check_context(place)
+        first, self._asked = self._asked, self._asked + request.n
+        ids = [f"call_{first + index}" for index in range(request.n)]
+        answered = Answered(number, created, self.model, len(place.tokens))
+        if live is not None:
+            live.begin(answered, [growing_answer(reading, each, logprobs=request.logprobs) for each in ids])
         limit = settings.sampling.max_new_tokens
         limit = limit if request.max_tokens is None else min(limit, request.max_tokens)
-        first, place.prompt.asked = place.prompt.asked, place.prompt.asked + request.n
+        noise, place.prompt.asked = place.prompt.asked, place.prompt.asked + request.n
         ask = partial(self._policy.generate, place.tokens, max_new_tokens=limit, stop=request.stop, sampling=sampling)
+
+        async def choice(index: int) -> Choice:
+            if live is None:
+                return await self._read(reading, await ask(index=noise + index), ids[index], request.logprobs)
+            completion = await ask(index=noise + index, came=partial(live.came, index), soon=True)
+            made = await self._read(reading, completion, ids[index], request.logprobs)
+            live.end(index, made.so_far)
+            return made
+
         try:
-            completions = await together(ask(index=first + index) for index in range(request.n))
+            answered.choices.extend(await together(choice(index) for index in range(request.n)))
         except RequestError as error:
             raise ApiError(str(error)) from error
         except (EngineError, GenerationAborted, WaitTimeout) as error:
             if not self.broken.done():
                 self.broken.set_exception(error)
             raise
-        answered = Answered(number, created, self.model, len(place.tokens))
-        for completion in completions:
-            node = self._tree.answer(place.prompt, completion)
-            said = await off_loop(
-                settings.services,
-                len(completion.tokens),
-                self._turns.said,
-                place.tokens,
-                completion.tokens,
-                completion.finish_reason,
-                request.stop,
-                place.shown,
-            )
-            made = choice(node, said, completion.finish_reason)
-            texts = self._turns.token_texts(completion.tokens) if request.logprobs else ()
-            answered.choices.append(Choice(node, made.message, made.finish_reason, texts, said.stopped_by))
+        for made in answered.choices:
+            node = self._tree.answer(place.prompt, made.completion)
+            node.messages, node.response = [*place.messages, made.message], made.message["content"]
+            answered.nodes.append(node)
         has_instructions = getattr(request, "instructions", None) is not None
-        self._first_answers[number] = (answered.choices[0].node, has_instructions)
+        self._first_answers[number] = (answered.nodes[0], has_instructions)
         return answered
+
+    async def _read(self, reading: Reading, completion: Completion, ids: str, logprobs: bool) -> Choice:
+        services, tokens, finish = self._policy.settings.services, completion.tokens, completion.finish_reason
+        said = await off_loop(services, len(tokens), reading.said, tokens, finish)
+        message = reading.message(said, ids)
+        texts = reading.token_texts(tokens) if logprobs else ()
+        ended_by = "tool_calls" if "tool_calls" in message else finish.value
+        return Choice(completion, message, ended_by, texts, said.stopped_by)
 
     def conversation_of(self, response: str) -> list[Message]:
         """That of an answer to `/v1/responses`, by its id, without its instructions. Raises ApiError."""
@@ -217,13 +229,6 @@ class AgentSession:
             )
         node, has_instructions = found
         return (node.messages or [])[1 if has_instructions else 0 :]
-
-    async def answer(self, request: AgentRequest, created: int) -> Answered:
-        """Raises ApiError, and what breaks the session. `created`: seconds since the epoch."""
-        if isinstance(request, TextRequest):
-            return await self.text(request, created)
-        assert isinstance(request, ChatRequest)
-        return await self.chat(request, created)
 
     async def _chat_place(self, request: ChatRequest) -> Place:
         """Below the last answer that the conversation goes on from, or at a new beginning."""
@@ -248,11 +253,11 @@ class AgentSession:
             if added is None:
                 continue
             prompt = self._tree.prompt(node, added)
-            return Place(prompt, prompt.path_tokens, messages, known[-1], shown, thoughts)
+            return Place(prompt, prompt.path_tokens, messages, known[-1], thoughts)
         told = _told(asked, request.tool_choice)
         prompt = self._tree.prompt(None, await off_loop(services, size, self._turns.whole, told, shown))
         thoughts = await off_loop(services, size, self._turns.thoughts_in, asked, shown)
-        return Place(prompt, prompt.tokens, asked, known[-1], shown, thoughts)
+        return Place(prompt, prompt.tokens, asked, known[-1], thoughts)
 
     def _text_place(self, request: TextRequest) -> Place:
         """A prompt of ids goes on from the longest history that it begins with; one of text begins anew."""

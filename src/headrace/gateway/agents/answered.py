@@ -1,4 +1,4 @@
-"""What an agent's request was answered with: the JSON of OpenAI's chats and completions, whole and streamed."""
+"""What an agent's request was answered with: the JSON of OpenAI's chats and completions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.engines.completions import Completion
 from headrace.experience.text.messages import Message
+from headrace.gateway.agents.so_far import SoFar
 from headrace.gateway.agents.token_tree import Node
 from headrace.gateway.responses import ChatShape, CompletionShape, Envelope, usage
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    node: Node
+    completion: Completion
     message: Message
     """`content`, and perhaps `reasoning_content` and `tool_calls`, whose arguments are objects."""
     finish_reason: str
@@ -23,6 +25,15 @@ class Choice:
     """Where log-probs were asked for."""
     stopped_by: str | None = None
     """The text of the client's that ended it."""
+
+    @property
+    def so_far(self) -> SoFar:
+        return SoFar(self.message, self.token_texts, self.logprobs, self.finish_reason)
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Of the tokens, where they were asked for."""
+        return [float(value) for value in self.completion.logprobs.tolist()] if self.token_texts else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +46,21 @@ class Answered:
     model: str
     prompt_tokens: int
     choices: list[Choice] = field(default_factory=list)
+    """Empty until all have ended."""
+    nodes: list[Node] = field(default_factory=list)
+    """Those of the choices."""
 
     @property
     def usage(self) -> dict[str, int]:
-        return usage(self.prompt_tokens, sum(len(choice.node.tokens) for choice in self.choices))
+        return usage(self.prompt_tokens, sum(len(choice.completion.tokens) for choice in self.choices))
 
     def delivered(self) -> None:
         """The agent has it: it may be trained."""
-        for choice in self.choices:
-            choice.node.delivered = True
+        for node in self.nodes:
+            node.delivered = True
+
+    def envelope(self, shape: ChatShape | CompletionShape) -> Envelope:
+        return Envelope(shape, self.number, self.created, self.model)
 
 
 def whole_chat(answered: Answered) -> dict[str, Any]:
@@ -51,51 +68,36 @@ def whole_chat(answered: Answered) -> dict[str, Any]:
         {
             "index": index,
             "message": _message(choice.message),
-            "logprobs": _chat_logprobs(choice),
+            "logprobs": chat_logprobs(choice.token_texts, choice.logprobs),
             "finish_reason": choice.finish_reason,
         }
         for index, choice in enumerate(answered.choices)
     ]
-    return _envelope(answered, ChatShape()).whole(choices, answered.usage)
+    return answered.envelope(ChatShape()).whole(choices, answered.usage)
 
 
 def whole_text(answered: Answered) -> dict[str, Any]:
-    choices = [_text_choice(index, choice) for index, choice in enumerate(answered.choices)]
-    return _envelope(answered, CompletionShape()).whole(choices, answered.usage)
-
-
-def chat_events(answered: Answered, *, include_usage: bool) -> list[dict[str, Any]]:
-    """The chunks of a stream."""
-    envelope = _envelope(answered, ChatShape())
-    events = []
-    for index, choice in enumerate(answered.choices):
-        for delta, logprobs in _deltas(choice):
-            chunk = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-            events.append(envelope.chunk(chunk))
-        last = {"index": index, "delta": {}, "logprobs": None, "finish_reason": choice.finish_reason}
-        events.append(envelope.chunk(last))
-    return events + ([envelope.last_chunk(answered.usage)] if include_usage else [])
-
-
-def text_events(answered: Answered, *, include_usage: bool) -> list[dict[str, Any]]:
-    """The chunks of a stream."""
-    envelope = _envelope(answered, CompletionShape())
-    events = [envelope.chunk(_text_choice(index, choice)) for index, choice in enumerate(answered.choices)]
-    return events + ([envelope.last_chunk(answered.usage)] if include_usage else [])
-
-
-def _envelope(answered: Answered, shape: ChatShape | CompletionShape) -> Envelope:
-    return Envelope(shape, answered.number, answered.created, answered.model)
+    choices = [
+        {
+            "index": index,
+            "text": choice.message["content"],
+            "logprobs": text_logprobs(choice.token_texts, choice.logprobs),
+            "finish_reason": choice.finish_reason,
+        }
+        for index, choice in enumerate(answered.choices)
+    ]
+    return answered.envelope(CompletionShape()).whole(choices, answered.usage)
 
 
 def _message(message: Message) -> dict[str, Any]:
     """As OpenAI has it: content null beside calls, arguments as text."""
-    calls = _calls(message)
+    calls = openai_calls(message.get("tool_calls", ()))
     content = message["content"] or (None if calls else "")
     return {**message, "content": content, **({"tool_calls": calls} if calls else {})}
 
 
-def _calls(message: Message) -> list[dict[str, Any]]:
+def openai_calls(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Calls of a message, their arguments as text."""
     return [
         {
             "id": call["id"],
@@ -105,57 +107,27 @@ def _calls(message: Message) -> list[dict[str, Any]]:
                 "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
             },
         }
-        for call in message.get("tool_calls", ())
+        for call in calls
     ]
 
 
-def _deltas(choice: Choice) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
-    message = choice.message
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-    if message.get("reasoning_content"):
-        deltas.append({"reasoning_content": message["reasoning_content"]})
-    if message["content"]:
-        deltas.append({"content": message["content"]})
-    calls: Sequence[dict[str, Any]] = _calls(message)
-    deltas += [{"tool_calls": [{"index": place, **call}]} for place, call in enumerate(calls)]
-    logprobs = _chat_logprobs(choice)
-    return [(delta, logprobs if place == 0 else None) for place, delta in enumerate(deltas)]
-
-
-def _text_choice(index: int, choice: Choice) -> dict[str, Any]:
-    return {
-        "index": index,
-        "text": choice.message["content"],
-        "logprobs": _text_logprobs(choice),
-        "finish_reason": choice.finish_reason,
-    }
-
-
-def _logprobs(choice: Choice) -> list[float]:
-    assert choice.node.completion is not None
-    return [float(value) for value in choice.node.completion.logprobs.tolist()]
-
-
-def _chat_logprobs(choice: Choice) -> dict[str, Any] | None:
-    if not choice.token_texts:
+def chat_logprobs(texts: Sequence[str], values: Sequence[float]) -> dict[str, Any] | None:
+    """Of some tokens; None of none."""
+    if not texts:
         return None
-    pairs = zip(choice.token_texts, _logprobs(choice), strict=True)
     return {
         "content": [
-            {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []} for text, value in pairs
+            {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+            for text, value in zip(texts, values, strict=True)
         ]
     }
 
 
-def _text_logprobs(choice: Choice) -> dict[str, Any] | None:
-    if not choice.token_texts:
+def text_logprobs(texts: Sequence[str], values: Sequence[float], offset: int = 0) -> dict[str, Any] | None:
+    """Of some tokens, before which there are `offset` characters; None of none."""
+    if not texts:
         return None
-    offsets = [0]
-    for text in choice.token_texts[:-1]:
+    offsets = [offset]
+    for text in texts[:-1]:
         offsets.append(offsets[-1] + len(text))
-    return {
-        "tokens": list(choice.token_texts),
-        "token_logprobs": _logprobs(choice),
-        "top_logprobs": None,
-        "text_offset": offsets,
-    }
+    return {"tokens": list(texts), "token_logprobs": list(values), "top_logprobs": None, "text_offset": offsets}

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from headrace.gateway.agents.growing import Live
+
 T = TypeVar("T")
 
 
@@ -20,6 +22,17 @@ class Exchange(Generic[T]):
     readers: int = 0
     """Connections that wait for the answer, or read it."""
     is_delivered: bool = False
+    live: Live | None = None
+    """While the work goes on: for those who read its answer along."""
+
+    def __post_init__(self) -> None:
+        if self.live is not None:
+            self.task.add_done_callback(self._end)
+
+    def _end(self, _: object) -> None:
+        live, self.live = self.live, None
+        if live is not None:
+            live.notify()
 
     @property
     def is_broken(self) -> bool:
@@ -51,8 +64,8 @@ class Exchanges(Generic[T]):
         self._known: dict[bytes, list[Exchange[T]]] = {}
         self.retries = 0
 
-    def claim(self, route: str, body: bytes, *, says_retry: bool, begin: Callable[[], asyncio.Task[T]]) -> Exchange[T]:
-        """The exchange that the request is a retry of, or a new one, whose work `begin` begins."""
+    def claim(self, route: str, body: bytes, *, says_retry: bool, begin: Callable[[], Exchange[T]]) -> Exchange[T]:
+        """The exchange that the request is a retry of, or a new one, that `begin` begins."""
         digest = hashlib.blake2b(route.encode() + b"\n" + body, digest_size=16).digest()
         known = [each for each in self._known.get(digest, ()) if not _has_failed(each.task)]
         again = next((each for each in known if each.is_broken), None)
@@ -61,7 +74,7 @@ class Exchanges(Generic[T]):
         if again is not None:
             self.retries += 1
         else:
-            again = Exchange(begin())
+            again = begin()
             known.append(again)
         self._known[digest] = known
         return again

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,24 +68,12 @@ def parse_messages(body: Any, model: str) -> ChatRequest:
 def whole_message(answered: Answered) -> dict[str, Any]:
     choice = answered.choices[0]
     return {
-        **_head(answered),
+        **message_head(answered),
         "content": _blocks(choice.message),
         "stop_reason": "stop_sequence" if choice.stopped_by else _STOP_REASONS[choice.finish_reason],
         "stop_sequence": choice.stopped_by,
         "usage": _usage(answered),
     }
-
-
-def message_events(answered: Answered) -> list[tuple[str | None, dict[str, Any]]]:
-    whole = whole_message(answered)
-    begun = {**_head(answered), "content": [], "stop_reason": None, "stop_sequence": None}
-    usage = {**whole["usage"], "output_tokens": 0}
-    events: list[dict[str, Any]] = [{"type": "message_start", "message": {**begun, "usage": usage}}]
-    for index, block in enumerate(whole["content"]):
-        events += [{**event, "index": index} for event in _block_events(block)]
-    ended = {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]}
-    events += [{"type": "message_delta", "delta": ended, "usage": whole["usage"]}, {"type": "message_stop"}]
-    return [(event["type"], event) for event in events]
 
 
 def messages_error(error: ApiError) -> dict[str, Any]:
@@ -97,7 +84,8 @@ def messages_error(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": str(error), **details}}
 
 
-def _head(answered: Answered) -> dict[str, Any]:
+def message_head(answered: Answered) -> dict[str, Any]:
+    """What is known before anything is said."""
     return {"id": f"msg_{answered.number}", "type": "message", "role": "assistant", "model": answered.model}
 
 
@@ -112,28 +100,13 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
         blocks.append({"type": "thinking", "thinking": message["reasoning_content"], "signature": ""})
     if message["content"] or "tool_calls" not in message:
         blocks.append({"type": "text", "text": message["content"]})
-    for call in message.get("tool_calls", ()):
-        function = call["function"]
-        used = {"id": call["id"], "name": function["name"], "input": function["arguments"]}
-        blocks.append({"type": "tool_use", **used})
-    return blocks
+    return blocks + [tool_use(call) for call in message.get("tool_calls", ())]
 
 
-def _block_events(block: dict[str, Any]) -> list[dict[str, Any]]:
-    delta: dict[str, Any]
-    match block["type"]:
-        case "text":
-            empty, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
-        case "thinking":
-            empty, delta = {**block, "thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
-        case _:
-            data = json.dumps(block["input"], ensure_ascii=False)
-            empty, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": data}
-    return [
-        {"type": "content_block_start", "content_block": empty},
-        {"type": "content_block_delta", "delta": delta},
-        {"type": "content_block_stop"},
-    ]
+def tool_use(call: Mapping[str, Any]) -> dict[str, Any]:
+    """The block of a message's call."""
+    function = call["function"]
+    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": function["arguments"]}
 
 
 def _messages_of(value: Any, where: str) -> list[Message]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,10 +27,37 @@ TEMPLATE = "template"
 """The value of `gateway.renderer` for none: the chat template renders."""
 _TELL_TOOLS = ("gemma4", "gpt-oss", "inkling")
 """Renderers that show which tool a result is of, which agents do not say."""
+_CHANNELS = ("gemma4", "gpt-oss", "inkling")
+"""Renderers of models that say in which channel they speak, so that later words tell what earlier ones were."""
 _PROMPT_END = 256
 """Tokens of a prompt, in which it may begin a thought for the policy."""
 _VARIANTS = 16
 """Renderers that are kept, by the template's variables that requests give."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReader:
+    """How `renderer` reads the answers to one prompt."""
+
+    renderer: ModelRenderer
+    prompt: NDArray[np.int32]
+    closing: Collection[int]
+    tools: Sequence[Tool] | None
+    variables: Mapping[str, Any]
+
+    @property
+    def marks(self) -> Mapping[int, str]:
+        """See `ModelRenderer.marks`."""
+        return self.renderer.marks
+
+    @property
+    def has_channels(self) -> bool:
+        """Whether what comes later may tell that nothing of what came before is said."""
+        return self.renderer.name in _CHANNELS
+
+    def read(self, answer: NDArray[np.int32]) -> ParsedText | None:
+        """See `ModelRenderer.read`."""
+        return self.renderer.read(self.prompt, answer, self.closing, self.tools, self.variables)
 
 
 class ModelRenderer:
@@ -110,11 +138,21 @@ class ModelRenderer:
         renderer, said = self._of(variables), answer.tolist()
         if said and said[-1] in closing and said[-1] not in renderer.get_stop_token_ids():
             said.pop()
+        if self.name == "llama-3":  # which has an answer begin behind the last of these, wherever it is
+            said = [token for token in said if self.marks.get(token) != "<|end_header_id|>"]
         try:
             found = renderer.parse_response(said, tools=_list(tools), prompt_ids=prompt[-_PROMPT_END:].tolist())
-            return ParsedText(found.content, tuple(map(_call_of, found.tool_calls)), found.reasoning_content)
+            thought = found.reasoning_content  # of one that was not ended, and for some models, with spaces around it
+            calls = tuple(map(_call_of, found.tool_calls))
+            return ParsedText(found.content.strip(), calls, None if thought is None else thought.strip())
         except Exception:  # which depends on what the policy wrote
             return None
+
+    @cached_property
+    def marks(self) -> dict[int, str]:
+        """Tokens beside the vocabulary, by id: what may mean more than it says."""
+        added = self._template.tokenizer.added_tokens_decoder
+        return {token: mark for token, each in added.items() if (mark := each.content).strip()}
 
     def _of(self, variables: Mapping[str, Any]) -> Any:
         """The package's renderer under these variables. Raises ValueError."""

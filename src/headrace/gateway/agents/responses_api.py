@@ -81,7 +81,7 @@ def parse_response(body: Any, model: str, conversation_of: Callable[[str], list[
 def whole_response(asked: AgentRequest, answered: Answered) -> dict[str, Any]:
     is_cut = answered.choices[0].finish_reason == "length"
     return {
-        **_head(asked, answered, "incomplete" if is_cut else "completed"),
+        **response_head(asked, answered, "incomplete" if is_cut else "completed"),
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "output": _items(answered),
         "usage": {
@@ -94,20 +94,15 @@ def whole_response(asked: AgentRequest, answered: Answered) -> dict[str, Any]:
     }
 
 
-def response_events(asked: AgentRequest, answered: Answered) -> list[tuple[str | None, dict[str, Any]]]:
-    whole = whole_response(asked, answered)
-    begun = {**_head(asked, answered, "in_progress"), "incomplete_details": None, "output": [], "usage": None}
-    events: list[dict[str, Any]] = [
-        {"type": "response.created", "response": begun},
-        {"type": "response.in_progress", "response": begun},
-    ]
-    for index, item in enumerate(whole["output"]):
-        events += [{**event, "output_index": index} for event in _item_events(item)]
-    events.append({"type": f"response.{whole['status']}", "response": whole})
-    return [(event["type"], {**event, "sequence_number": number}) for number, event in enumerate(events)]
+def response_failed(error: ApiError, sent: int) -> dict[str, Any]:
+    """Of a stream of which so many events were `sent`: what the client raises (`error`), and what its types have."""
+    fields: dict[str, Any] = error.body["error"]
+    told = {name: fields[name] for name in ("code", "message", "param")}
+    return {"type": "error", **told, "error": fields, "sequence_number": sent}
 
 
-def _head(asked: AgentRequest, answered: Answered, status: str) -> dict[str, Any]:
+def response_head(asked: AgentRequest, answered: Answered, status: str) -> dict[str, Any]:
+    """What is known before anything is said."""
     assert isinstance(asked, ResponseRequest)
     return {
         "id": f"resp_{answered.number}",
@@ -131,45 +126,30 @@ def _head(asked: AgentRequest, answered: Answered, status: str) -> dict[str, Any
 
 def _items(answered: Answered) -> list[dict[str, Any]]:
     number, message = answered.number, answered.choices[0].message
-    items: list[dict[str, Any]] = []
-    if message.get("reasoning_content"):
-        thought = [{"type": "reasoning_text", "text": message["reasoning_content"]}]
-        items.append({"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": thought})
+    items = [thought_item(number, message["reasoning_content"])] if message.get("reasoning_content") else []
     if message["content"] or "tool_calls" not in message:
-        part = {"type": "output_text", "text": message["content"], "annotations": [], "logprobs": []}
-        said = {"role": "assistant", "status": "completed", "content": [part]}
-        items.append({"type": "message", "id": f"msg_{number}", **said})
-    for place, call in enumerate(message.get("tool_calls", ())):
-        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-        called = {"call_id": call["id"], "name": call["function"]["name"], "arguments": arguments}
-        items.append({"type": "function_call", "id": f"fc_{number}_{place}", **called, "status": "completed"})
-    return items
+        items.append(message_item(number, message["content"]))
+    return items + [call_item(number, place, call) for place, call in enumerate(message.get("tool_calls", ()))]
 
 
-def _item_events(item: dict[str, Any]) -> list[dict[str, Any]]:
-    added, done = {"type": "response.output_item.added"}, {"type": "response.output_item.done", "item": item}
-    match item["type"]:
-        case "message":
-            part = item["content"][0]
-            at = {"item_id": item["id"], "content_index": 0}
-            return [
-                {**added, "item": {**item, "status": "in_progress", "content": []}},
-                {"type": "response.content_part.added", **at, "part": {**part, "text": ""}},
-                {"type": "response.output_text.delta", **at, "delta": part["text"], "logprobs": []},
-                {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []},
-                {"type": "response.content_part.done", **at, "part": part},
-                done,
-            ]
-        case "function_call":
-            at = {"item_id": item["id"]}
-            ended = {"name": item["name"], "arguments": item["arguments"]}
-            return [
-                {**added, "item": {**item, "status": "in_progress", "arguments": ""}},
-                {"type": "response.function_call_arguments.delta", **at, "delta": item["arguments"]},
-                {"type": "response.function_call_arguments.done", **at, **ended},
-                done,
-            ]
-    return [{**added, "item": item}, done]
+def thought_item(number: int, text: str) -> dict[str, Any]:
+    """Of the answer of that number."""
+    thought = [{"type": "reasoning_text", "text": text}]
+    return {"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": thought}
+
+
+def message_item(number: int, text: str) -> dict[str, Any]:
+    """What the answer of that number says."""
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    said = {"role": "assistant", "status": "completed", "content": [part]}
+    return {"type": "message", "id": f"msg_{number}", **said}
+
+
+def call_item(number: int, place: int, call: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the answer of that number the call at `place`."""
+    arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    called = {"call_id": call["id"], "name": call["function"]["name"], "arguments": arguments}
+    return {"type": "function_call", "id": f"fc_{number}_{place}", **called, "status": "completed"}
 
 
 def _messages_of(value: Any) -> list[Message]:

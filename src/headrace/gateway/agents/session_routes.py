@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
 
 from headrace.gateway.agents.agent_apis import APIS, AgentApi
-from headrace.gateway.agents.agent_requests import AgentRequest
 from headrace.gateway.agents.agent_session import AgentSession
 from headrace.gateway.agents.answered import Answered
+from headrace.gateway.agents.exchanges import Exchange
+from headrace.gateway.agents.growing import Live
+from headrace.gateway.agents.reader import Reader
 from headrace.gateway.errors import ApiError, as_api_error
-from headrace.gateway.http_json import read_json
+from headrace.gateway.http_json import dumps, read_json
 from headrace.gateway.sampling import Deadline
 from headrace.runtime.protocol import Services, WaitTimeout
 
 _BODY_S = 60.0
-"""In which a request's body comes, and an answer is read."""
+"""In which a request's body comes, and what is sent is read."""
 _QUIET_S = 10.0
 """A stream that has nothing to say says so as often."""
+_WORKING = b": working\n\n"
 _WHOLE = {"Content-Type": "application/json; charset=utf-8"}
 _STREAMED = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 _RETRIES = "x-stainless-retry-count"
@@ -36,12 +38,9 @@ class _ClientGone(Exception):
     """It went away, or does not read."""
 
 
-@contextmanager
-def _from_client() -> Iterator[None]:
-    try:
-        yield
-    except (ConnectionError, WaitTimeout) as error:
-        raise _ClientGone from error
+class _Streamed(web.StreamResponse):
+    _send_headers_immediately = False
+    """They go out with the first events, by one call."""
 
 
 class SessionRoutes:
@@ -81,16 +80,18 @@ class SessionRoutes:
             return await self._exchange(request, api)
         except Exception as error:
             told = as_api_error(error)
-            return web.json_response(api.error(told), status=told.status, dumps=_dumps)
+            return web.json_response(api.error(told), status=told.status, dumps=dumps)
 
     async def _exchange(self, request: web.Request, api: AgentApi) -> web.StreamResponse:
         session = self._of(request)
         body = await self._body(request)
         asked, created = api.parse(body, session), int(self._clock.wall())
 
-        def begin() -> asyncio.Task[Answered]:
+        def begin() -> Exchange[Answered]:
             session.check_room()
-            return self._services.spawn(session.answer(asked, created), f"request of {session.base_url}")
+            live = Live() if asked.stream else None
+            work = session.answer(asked, created, live)
+            return Exchange(self._services.spawn(work, f"request of {session.base_url}"), live=live)
 
         exchange = session.exchanges.claim(
             request.path, await request.read(), says_retry=_says_retry(request), begin=begin
@@ -98,9 +99,9 @@ class SessionRoutes:
         with exchange.reading() as delivered:
             try:
                 if asked.stream:
-                    response = await self._streamed(request, exchange.task, api, asked)
+                    response = await self._streamed(request, exchange, Reader(api, asked))
                 else:
-                    whole = _dumps(api.whole(asked, await _whole(exchange.task)))
+                    whole = dumps(api.whole(asked, await _whole(exchange.task)))
                     response = await self._sent(request, whole.encode(), _WHOLE)
             except _ClientGone:
                 if request.transport is not None:
@@ -122,42 +123,43 @@ class SessionRoutes:
         """Until the client has it, as far as one can know. Head and body go out by one call, and wake the client once.
         Raises _ClientGone."""
         response = web.Response(body=data, headers=headers)
-        with _from_client():
-            await response.prepare(request)
-            await Deadline(self._clock, _BODY_S).wait(response.write_eof(), "the client to read its answer")
+        await self._within(response.prepare(request))
+        await self._within(response.write_eof())
         return response
 
-    async def _streamed(
-        self, request: web.Request, task: asyncio.Task[Answered], api: AgentApi, asked: AgentRequest
-    ) -> web.StreamResponse:
-        """An error that comes soon is raised, for a plain answer; a later one is an event. Raises _ClientGone."""
-        if await self._within(task):
-            return await self._sent(request, _events(api, asked, task.result()), _STREAMED)
-        response = web.StreamResponse(headers=_STREAMED)
-        with _from_client():
-            await response.prepare(request)
+    async def _streamed(self, request: web.Request, exchange: Exchange[Answered], reader: Reader) -> web.StreamResponse:
+        """What is certain goes out as it comes, all that is new by one call; where nothing is for long, a comment. An
+        error before all that is raised, for a plain answer; a later one is an event. Raises _ClientGone."""
+        response, task, live = _Streamed(headers=_STREAMED), exchange.task, exchange.live
+        quiet_at = self._clock.now() + _QUIET_S
+        while live is not None and not task.done():
+            seen, data = live.changes, reader.news(live)
+            if not data and self._clock.now() >= quiet_at:
+                data = _WORKING
+            if data:
+                if not response.prepared:
+                    await self._within(response.prepare(request))
+                await self._within(response.write(data))
+                quiet_at = self._clock.now() + _QUIET_S
+            with suppress(WaitTimeout):
+                await live.wait(seen, self._clock, quiet_at - self._clock.now())
         try:
-            while not await self._within(task):
-                with _from_client():
-                    await response.write(b": working\n\n")
-            data = _events(api, asked, task.result())
-        except _ClientGone:
-            raise
+            data = reader.rest(await _whole(task))
         except Exception as error:
-            data = _event("error", api.error(as_api_error(error))) + api.last
-        with _from_client():
-            await Deadline(self._clock, _BODY_S).wait(response.write_eof(data), "the client to read what was streamed")
+            if not response.prepared:
+                raise
+            data = reader.failure(as_api_error(error))
+        if not response.prepared:
+            return await self._sent(request, data, _STREAMED)
+        await self._within(response.write_eof(data))
         return response
 
-    async def _within(self, task: asyncio.Task[Answered]) -> bool:
-        """Whether the task ends soon."""
+    async def _within(self, writing: Awaitable[object]) -> None:
+        """Raises _ClientGone if it is, or does not read for long."""
         try:
-            await self._clock.wait_for(asyncio.wait([task]), _QUIET_S, "an answer")
-        except WaitTimeout:
-            return task.done()
-        if task.cancelled():
-            raise closed()
-        return True
+            await Deadline(self._clock, _BODY_S).wait(writing, "the client to read its answer")
+        except (ConnectionError, WaitTimeout) as error:
+            raise _ClientGone from error
 
 
 def closed() -> ApiError:
@@ -178,17 +180,3 @@ def _says_retry(request: web.Request) -> bool:
 
 def _model(session: AgentSession) -> dict[str, Any]:
     return {"id": session.model, "object": "model", "created": 0, "owned_by": "headrace"}
-
-
-def _events(api: AgentApi, asked: AgentRequest, answered: Answered) -> bytes:
-    """The whole stream."""
-    return b"".join(_event(name, event) for name, event in api.events(asked, answered)) + api.last
-
-
-def _event(name: str | None, data: dict[str, Any]) -> bytes:
-    named = "" if name is None else f"event: {name}\n"
-    return f"{named}data: {_dumps(data)}\n\n".encode()
-
-
-def _dumps(value: dict[str, Any]) -> str:
-    return json.dumps(value, allow_nan=False, separators=(",", ":"))

@@ -6,7 +6,9 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
+
+from headrace.experience.text.stops import first_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +28,20 @@ class ParsedText:
     thought: str | None = None
 
 
-Parser = Callable[[str], ParsedText]
-"""Raises ValueError, KeyError or TypeError for calls that are none."""
+class Watch(Protocol):
+    """Of a text that comes in pieces: what its parser will have it be, whatever comes behind it."""
 
-_HERMES = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
-_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_MISTRAL = "[TOOL_CALLS]"
-_PYTHON_TAG = "<|python_tag|>"
+    def push(self, piece: str) -> ParsedText:
+        """More of the text, and more calls: none of what may be a call, or the white space before one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parser:
+    """One way to write calls."""
+
+    read: Callable[[str], ParsedText]
+    """Raises ValueError, KeyError or TypeError for calls that are none."""
+    watch: Callable[[], Watch]
 
 
 def parse_tool_calls(text: str, parser: Parser | None) -> ParsedText:
@@ -41,9 +49,17 @@ def parse_tool_calls(text: str, parser: Parser | None) -> ParsedText:
     if parser is None:
         return ParsedText(text)
     try:
-        return parser(text)
+        return parser.read(text)
     except (ValueError, KeyError, TypeError, RecursionError):
         return ParsedText(text)
+
+
+_HERMES = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_MISTRAL = "[TOOL_CALLS]"
+_PYTHON_TAG = "<|python_tag|>"
+_QWEN3_MARKS, _QWEN3_END = ("<tool_call>", "<function="), "</function>"
 
 
 def _hermes(text: str) -> ParsedText:
@@ -54,11 +70,8 @@ def _hermes(text: str) -> ParsedText:
 
 def _qwen3_xml(text: str) -> ParsedText:
     """`<function=NAME><parameter=KEY>VALUE</parameter></function>`, of Qwen3-Coder: what is JSON is taken as JSON."""
-    calls = tuple(
-        ToolCall(found.group(1), {key: _value(value) for key, value in _PARAMETER.findall(found.group(2))})
-        for found in _FUNCTION.finditer(text)
-    )
-    before = re.split(r"<tool_call>|<function=", text, maxsplit=1)[0]
+    calls = tuple(map(_function, _FUNCTION.finditer(text)))
+    before = re.split("|".join(_QWEN3_MARKS), text, maxsplit=1)[0]
     return ParsedText(before.rstrip() if calls else text, calls)
 
 
@@ -80,11 +93,66 @@ def _llama3_json(text: str) -> ParsedText:
     return ParsedText("", (_call_of(_json(stripped), "parameters"),))
 
 
+class _BeforeMarks:
+    """Text up to the first mark. Of what is behind it one call that does not parse makes text of all."""
+
+    def __init__(self, *marks: str) -> None:
+        self._marks = marks
+        self._is_met = False
+        self._held = ""
+
+    def push(self, piece: str) -> ParsedText:
+        """See `Watch.push`."""
+        self._held += piece
+        if self._is_met:
+            return ParsedText("")
+        place = first_place(self._held, self._marks)
+        self._is_met = self._held.startswith(self._marks, place)
+        text = self._held[:place].rstrip()
+        self._held = self._held[len(text) :]
+        return ParsedText(text)
+
+
+class _Functions(_BeforeMarks):
+    """Text up to the first mark, then each call that is whole: nothing behind it can make text of it."""
+
+    def __init__(self) -> None:
+        super().__init__(*_QWEN3_MARKS)
+
+    def push(self, piece: str) -> ParsedText:
+        """See `Watch.push`."""
+        text, calls = super().push(piece).text, []
+        if self._is_met and _QWEN3_END in self._held[-len(piece) - len(_QWEN3_END) :]:
+            while found := _FUNCTION.search(self._held):
+                calls.append(_function(found))
+                self._held = self._held[found.end() :]
+        return ParsedText(text, tuple(calls))
+
+
+class _AtBeginning:
+    """All of a text is a call, or none of it."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_text: bool | None = None
+        """None: not known yet."""
+
+    def push(self, piece: str) -> ParsedText:
+        """See `Watch.push`."""
+        if self._is_text is not None:
+            return ParsedText(piece if self._is_text else "")
+        self._held += piece
+        head = self._held.lstrip()
+        if not _PYTHON_TAG.startswith(head) and (head := head.removeprefix(_PYTHON_TAG).lstrip()):
+            self._is_text = not head.startswith("{")
+        return ParsedText(self._held if self._is_text else "")
+
+
 PARSERS: Mapping[str, Parser] = {
-    "hermes": _hermes,
-    "llama3_json": _llama3_json,
-    "mistral": _mistral,
-    "qwen3_xml": _qwen3_xml,
+    "hermes": Parser(_hermes, lambda: _BeforeMarks("<tool_call>")),
+    "llama3_json": Parser(_llama3_json, _AtBeginning),
+    "mistral": Parser(_mistral, lambda: _BeforeMarks(_MISTRAL)),
+    "qwen3_xml": Parser(_qwen3_xml, _Functions),
 }
 """By the names that `gateway.tool_parser` has."""
 
@@ -93,15 +161,10 @@ def parser_of(name: str, template: str) -> Parser | None:
     """The parser of that name; `auto`: the one of the calls that a chat `template` writes; None if there is none."""
     if name != "auto":
         return PARSERS.get(name)
-    if "<function=" in template:
-        return _qwen3_xml
-    if "<tool_call>" in template:
-        return _hermes
-    if _MISTRAL in template:
-        return _mistral
-    if _PYTHON_TAG in template or '"parameters": ' in template:
-        return _llama3_json
-    return None
+    for mark, found in (("<function=", "qwen3_xml"), ("<tool_call>", "hermes"), (_MISTRAL, "mistral")):
+        if mark in template:
+            return PARSERS[found]
+    return PARSERS["llama3_json"] if _PYTHON_TAG in template or '"parameters": ' in template else None
 
 
 def _call_of(value: Any, key: str = "arguments") -> ToolCall:
@@ -112,10 +175,14 @@ def _call_of(value: Any, key: str = "arguments") -> ToolCall:
     return ToolCall(name, arguments)
 
 
+def _function(found: re.Match[str]) -> ToolCall:
+    return ToolCall(found.group(1), {key: _value(value) for key, value in _PARAMETER.findall(found.group(2))})
+
+
 def _value(text: str) -> Any:
     try:
         return _json(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -1,4 +1,4 @@
-"""Conversations to token ids and back, for one episode: what a turn adds, and what the policy said in it."""
+"""Conversations to token ids, for one episode: what a turn adds, and how the policy's words in it are read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.engines.protocol import FinishReason
 from headrace.experience.text.messages import Message, Tool
 from headrace.experience.text.tokens import TextCodec
-from headrace.gateway.agents.model_renderer import ModelRenderer
-from headrace.gateway.agents.reasoning import shows_reasoning, split_reasoning, template_text
-from headrace.gateway.agents.tool_calls import ParsedText, Parser, parse_tool_calls, parser_of
+from headrace.gateway.agents.model_renderer import AnswerReader, ModelRenderer
+from headrace.gateway.agents.reading import Reading
+from headrace.gateway.agents.reasoning import begins_thought, shows_reasoning, template_text
+from headrace.gateway.agents.tool_calls import parser_of
 from headrace.gateway.errors import ApiError
 
 _THOUGHT = "\x02thought {}\x03"
@@ -30,18 +30,6 @@ class Shown:
     tools: Sequence[Tool] | None
     variables: Mapping[str, Any]
     """Of the chat template."""
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """An answer, as it was read."""
-
-    text: str
-    """Without the token that closes the turn, up to a text of the client's that stops it."""
-    stopped_by: str | None
-    """That text, if one does."""
-    read: ParsedText | None = None
-    """What the model's renderer read in it, if it does."""
 
 
 class Turns:
@@ -108,57 +96,26 @@ class Turns:
                 rendered = self._text.decode(self._whole(marked, shown), keep_special_tokens=True)
         return frozenset(place for place in thoughts if _THOUGHT.format(place) in rendered)
 
-    def said(
-        self,
-        prompt: NDArray[np.int32],
-        answer: NDArray[np.int32],
-        finish: FinishReason,
-        stop: Sequence[str],
-        shown: Shown | None = None,
-    ) -> Said:
-        """`stop`: texts of the client's. `shown`: of a chat, whose answers are read by the model's renderer, if there
-        is one that is to."""
-        ends = len(answer) and finish is FinishReason.STOP and int(answer[-1]) in self._stops
-        text = self._text.decode(answer[:-1] if ends else answer)
-        cuts = [(place, each) for each in stop if (place := text.find(each)) >= 0]
-        if cuts:
-            place, by = min(cuts)
-            return Said(text[:place], by)
-        if self._reader is None or shown is None:
-            return Said(text, None)
-        read = self._reader.read(prompt, answer, self._stops, shown.tools, shown.variables)
-        return Said(text, None, read or self._read(text, prompt, None))
+    def reading(self, stop: tuple[str, ...], prompt: NDArray[np.int32], shown: Shown, *, reads_calls: bool) -> Reading:
+        """Of answers to `prompt` in a chat: by the model's renderer, if there is one that is to."""
+        by = None
+        if self._reader is not None:
+            by = AnswerReader(self._reader, prompt, self._stops, shown.tools, shown.variables)
+        end = self._text.decode(prompt[-_PROMPT_END:], keep_special_tokens=True) if self._splits else ""
+        return Reading(
+            self._text,
+            self._stops,
+            stop,
+            splits=self._splits,
+            begun=begins_thought(end),
+            reads_calls=reads_calls,
+            parser=self._parser if reads_calls else None,
+            by_renderer=by,
+        )
 
-    def message(self, said: Said, prompt: NDArray[np.int32], *, reads_calls: bool, ids: str) -> Message:
-        """What the policy said, as a message; `ids`: the beginning of those of its calls, unless it wrote some."""
-        read = said.read
-        if read is None or (read.calls and not reads_calls):
-            read = self._read(said.text, prompt, self._parser if reads_calls else None)
-        message: Message = {"role": "assistant", "content": read.text}
-        if read.thought is not None:
-            message["reasoning_content"] = read.thought
-        if read.calls:
-            message["tool_calls"] = [
-                {
-                    "id": call.id or f"{ids}_{place}",
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for place, call in enumerate(read.calls)
-            ]
-        return message
-
-    def _read(self, text: str, prompt: NDArray[np.int32], parser: Parser | None) -> ParsedText:
-        thought, answer = None, text
-        if self._splits:
-            end = self._text.decode(prompt[-_PROMPT_END:], keep_special_tokens=True)
-            thought, answer = split_reasoning(text, end)
-        parsed = parse_tool_calls(answer, parser)
-        return ParsedText(parsed.text, parsed.calls, thought)
-
-    def token_texts(self, tokens: NDArray[np.int32]) -> tuple[str, ...]:
-        """Each by itself."""
-        return tuple(self._text.decode([token], keep_special_tokens=True) for token in tokens.tolist())
+    def plain_reading(self, stop: tuple[str, ...]) -> Reading:
+        """Of text that goes on."""
+        return Reading(self._text, self._stops, stop)
 
 
 @contextmanager

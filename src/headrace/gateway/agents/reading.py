@@ -1,0 +1,94 @@
+"""How the policy's answers to one request are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.engines.protocol import FinishReason
+from headrace.experience.text.messages import Message
+from headrace.experience.text.tokens import TextCodec
+from headrace.gateway.agents.model_renderer import AnswerReader
+from headrace.gateway.agents.reasoning import split_reasoning
+from headrace.gateway.agents.tool_calls import ParsedText, Parser, ToolCall, parse_tool_calls
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An answer, as it was read."""
+
+    text: str
+    """Without the token that closes the turn, up to a text of the client's that stops it."""
+    stopped_by: str | None
+    """That text, if one does."""
+    read: ParsedText | None = None
+    """What the model's renderer read in it, if it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Of whole answers; of those that are still being sampled see `GrowingAnswer`."""
+
+    text: TextCodec
+    closing: frozenset[int]
+    """Tokens that end a turn."""
+    stop: tuple[str, ...]
+    """Texts of the client's that end an answer."""
+    splits: bool = False
+    """Whether thoughts are told from what is said."""
+    begun: bool = False
+    """Whether the prompt has begun a thought."""
+    reads_calls: bool = False
+    parser: Parser | None = None
+    """Of calls, where they are read."""
+    by_renderer: AnswerReader | None = None
+    """How the model's renderer reads an answer, if one is to."""
+
+    def said(self, answer: NDArray[np.int32], finish: FinishReason) -> Said:
+        """What the tokens of an answer say."""
+        ends = len(answer) and finish is FinishReason.STOP and int(answer[-1]) in self.closing
+        text = self.text.decode(answer[:-1] if ends else answer)
+        cuts = [(place, each) for each in self.stop if (place := text.find(each)) >= 0]
+        if cuts:
+            place, by = min(cuts)
+            return Said(text[:place], by)
+        if self.by_renderer is None:
+            return Said(text, None)
+        return Said(text, None, self.by_renderer.read(answer) or self._read(text, None))
+
+    def message(self, said: Said, ids: str) -> Message:
+        """What the policy said, as a message; `ids`: the beginning of those of its calls, unless it wrote some."""
+        read = said.read
+        if read is None or (read.calls and not self.reads_calls):
+            read = self._read(said.text, self.parser)
+        message: Message = {"role": "assistant", "content": read.text}
+        if read.thought is not None:
+            message["reasoning_content"] = read.thought
+        if read.calls:
+            message["tool_calls"] = as_calls(read.calls, ids)
+        return message
+
+    def _read(self, text: str, parser: Parser | None) -> ParsedText:
+        thought, answer = split_reasoning(text, begun=self.begun) if self.splits else (None, text)
+        parsed = parse_tool_calls(answer, parser)
+        return ParsedText(parsed.text, parsed.calls, thought)
+
+    def token_texts(self, tokens: NDArray[np.int32]) -> tuple[str, ...]:
+        """Each by itself."""
+        return tuple(self.text.decode([token], keep_special_tokens=True) for token in tokens.tolist())
+
+
+def as_calls(calls: Sequence[ToolCall], ids: str, first: int = 0) -> list[dict[str, Any]]:
+    """As a message has them; `first`: the place of the first among those of its message."""
+    return [
+        {
+            "id": call.id or f"{ids}_{place}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for place, call in enumerate(calls, start=first)
+    ]

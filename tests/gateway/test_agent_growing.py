@@ -1,0 +1,290 @@
+"""Streams of all APIs by their parts: put together they are the answer that is not streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from chat_styles import CHATML, byte_tokenizer
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from parted_engine import Parted, Parts
+from rollout_helpers import policy
+
+from headrace.config.gateway import GatewayConfig
+from headrace.engines.protocol import FinishReason, SamplingParams
+from headrace.experience.text.tokens import TextCodec
+from headrace.gateway.agents.agent_apis import APIS, AgentApi
+from headrace.gateway.agents.agent_session import AgentSession
+from headrace.gateway.agents.growing import Live
+from headrace.gateway.agents.reader import Reader
+from headrace.gateway.agents.tool_calls import PARSERS
+
+CALL = '{"name": "look", "arguments": {"k": "é"}, "parameters": {}}'
+FRAGMENTS = (
+    *("a", " ", "\n", "é", "😀", "{", "<", "[", "STOP", "ST"),
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>"),
+    *("<function=look>", "</function>", "<parameter=k>\nv\n</parameter>", "<function="),
+    *(CALL, f"<tool_call>{CALL}</tool_call>", f"[{CALL}]", f"[TOOL_CALLS][{CALL}]", "<|python_tag|>" + CALL),
+    "<tool_call><function=look><parameter=k>2</parameter></function></tool_call>",
+)
+THOUGHTFUL = CHATML + "{# reasoning_content #}"
+BEGUN = THOUGHTFUL.replace("{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant\\n<think>\\n' }}")
+CODECS = {template: TextCodec(byte_tokenizer(template)) for template in (CHATML, THOUGHTFUL, BEGUN)}
+END = CODECS[CHATML].encode_text("<|im_end|>").tolist()[0]
+TILDE = CODECS[CHATML].encode_text("~").tolist()[0]
+"""A token of the text that closes a turn as well."""
+TOOL = {"name": "look", "parameters": {"type": "object"}}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [{"type": "function", "function": TOOL}],
+    },
+    "/v1/completions": {"prompt": "x"},
+    "/v1/messages": {
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [{"name": "look", "input_schema": {"type": "object"}}],
+    },
+    "/v1/responses": {"input": "x", "tools": [{"type": "function", **TOOL}]},
+}
+
+
+def session_of(engine: Parted, template: str, tool_parser: Any) -> AgentSession:
+    sampling = SamplingParams(max_new_tokens=2000, stop_token_ids=(END, TILDE))
+    its = policy(engine, text=CODECS[template], sampling=sampling)
+    return AgentSession(its, GatewayConfig(tool_parser=tool_parser), "http://127.0.0.1:1/v1", "key")
+
+
+async def streamed(session: AgentSession, api: AgentApi, body: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
+    """All that two readers got, one of whom began late; and the answer, whole."""
+    asked, live = api.parse({**body, "stream": True}, session), Live()
+    task = asyncio.create_task(session.answer(asked, 0, live))
+    reader, late, heard, heard_late, looks = Reader(api, asked), Reader(api, asked), b"", b"", 0
+    while not task.done():
+        await asyncio.sleep(0)
+        heard += reader.news(live)
+        looks += 1
+        if looks % 7 == 0:
+            heard_late += late.news(live)
+    answered = task.result()
+    heard, heard_late = heard + reader.rest(answered), heard_late + late.rest(answered)
+    assert put_together[api](events(heard)) == put_together[api](events(heard_late))
+    return heard, api.whole(asked, answered)
+
+
+def events(stream: bytes) -> list[dict[str, Any]]:
+    lines = stream.decode().split("\n")
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+def chat_of(told: list[dict[str, Any]]) -> dict[str, Any]:
+    """As a client puts the chunks of a chat together."""
+    choices: dict[int, dict[str, Any]] = {}
+    for event in told:
+        for each in event["choices"]:
+            choice = choices.setdefault(each["index"], {"message": {}, "logprobs": None, "finish_reason": None})
+            message, delta = choice["message"], each["delta"]
+            assert choice["finish_reason"] is None, "nothing comes after the end"
+            for name in ("role", "content", "reasoning_content"):
+                if name in delta:
+                    message[name] = message.get(name, "") + delta[name]
+            for call in delta.get("tool_calls", ()):
+                assert call.pop("index") == len(message.setdefault("tool_calls", []))
+                message["tool_calls"].append(call)
+            if each["logprobs"] is not None:
+                choice["logprobs"] = choice["logprobs"] or {"content": []}
+                choice["logprobs"]["content"] += each["logprobs"]["content"]
+            choice["finish_reason"] = each["finish_reason"]
+    for choice in choices.values():
+        choice["message"]["content"] = choice["message"]["content"] or (
+            None if "tool_calls" in choice["message"] else ""
+        )
+    whole = {"choices": [{"index": index, **choices[index]} for index in sorted(choices)], "usage": told[-1]["usage"]}
+    return {**{name: told[0][name] for name in ("id", "created", "model")}, "object": "chat.completion", **whole}
+
+
+def text_of(told: list[dict[str, Any]]) -> dict[str, Any]:
+    choices: dict[int, dict[str, Any]] = {}
+    for event in told:
+        for each in event["choices"]:
+            choice = choices.setdefault(each["index"], {**each, "text": "", "logprobs": None})
+            choice["text"] += each["text"]
+            choice["finish_reason"] = each["finish_reason"]
+            if each["logprobs"] is not None:
+                before = choice["logprobs"] or {"tokens": [], "token_logprobs": [], "text_offset": []}
+                after = {name: [*before[name], *each["logprobs"][name]] for name in before if name != "top_logprobs"}
+                choice["logprobs"] = {**after, "top_logprobs": None}
+    return {**told[0], "choices": [choices[index] for index in sorted(choices)], "usage": told[-1]["usage"]}
+
+
+def message_of(told: list[dict[str, Any]]) -> dict[str, Any]:
+    assert told[0]["type"] == "message_start"
+    assert [event["type"] for event in told[-2:]] == ["message_delta", "message_stop"]
+    message = told[0]["message"]
+    stopped = 0
+    for event in told[1:-2]:
+        assert event["index"] == stopped
+        if event["type"] == "content_block_start":
+            message["content"].append(event["content_block"])
+        elif event["type"] == "content_block_delta":
+            block, delta = message["content"][event["index"]], event["delta"]
+            if delta["type"] == "input_json_delta":
+                block["input"] = json.loads(delta["partial_json"])
+            else:
+                name = {"text_delta": "text", "thinking_delta": "thinking"}[delta["type"]]
+                block[name] += delta[name]
+        else:
+            stopped += 1
+    assert stopped == len(message["content"])
+    return {**message, **told[-2]["delta"], "usage": told[-2]["usage"]}
+
+
+def response_of(told: list[dict[str, Any]]) -> dict[str, Any]:
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    assert [event["type"] for event in told[:2]] == ["response.created", "response.in_progress"]
+    items: list[dict[str, Any]] = []
+    done = 0
+    for event in told[2:-1]:
+        assert event["output_index"] == done
+        kind = event["type"].removeprefix("response.")
+        if kind == "output_item.added":
+            items.append(event["item"])
+        elif kind == "content_part.added":
+            items[-1]["content"].append(event["part"])
+        elif kind in ("output_text.delta", "reasoning_text.delta"):
+            items[-1]["content"][event["content_index"]]["text"] += event["delta"]
+        elif kind == "function_call_arguments.delta":
+            items[-1]["arguments"] += event["delta"]
+        elif kind in ("output_text.done", "reasoning_text.done"):
+            assert items[-1]["content"][0]["text"] == event["text"]
+        elif kind == "output_item.done":
+            assert {**items[-1], "status": "completed"} == {**event["item"], "status": "completed"}
+            items[-1] = event["item"]
+            done += 1
+    assert done == len(items)
+    assert told[-1]["response"]["output"] == items
+    return dict(told[-1]["response"])
+
+
+put_together: dict[AgentApi, Callable[[list[dict[str, Any]]], dict[str, Any]]] = {
+    APIS["/v1/chat/completions"]: chat_of,
+    APIS["/v1/completions"]: text_of,
+    APIS["/v1/messages"]: message_of,
+    APIS["/v1/responses"]: response_of,
+}
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> Parts:
+    """Any tokens, bytes of no character among them, in any parts, with any end."""
+    said = draw(st.lists(st.sampled_from(FRAGMENTS) | st.text("<tool_call>{}\n /", max_size=4), max_size=8))
+    tokens = CODECS[CHATML].encode_text("".join(said)).tolist()
+    for place in draw(st.lists(st.integers(0, len(tokens)), max_size=2)):
+        tokens.insert(place, draw(st.integers(0, 255).filter(lambda token: token != TILDE)))
+    finish = draw(st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
+    tokens += [draw(st.sampled_from([END, TILDE]))] if finish is FinishReason.STOP else []
+    edges = sorted({0, len(tokens), *draw(st.lists(st.integers(0, len(tokens)), max_size=30))})
+    parts: Parts = [(tokens[a:b], None) for a, b in pairwise(edges)]
+    if draw(st.booleans()) or not parts:
+        return [*parts, ([], finish)]
+    return [*parts[:-1], (parts[-1][0], finish)]
+
+
+@examples(deadline=None, max_examples=200)
+@given(
+    route=st.sampled_from(sorted(BODIES)),
+    tool_parser=st.sampled_from(["none", *PARSERS]),
+    template=st.sampled_from(sorted(CODECS)),
+    parts=st.lists(answers(), min_size=1, max_size=2),
+    stops=st.sampled_from([[], ["STOP"], ["a\n", "\n"], ["<tool_call>"], ["é", "TOP"]]),
+    logprobs=st.booleans(),
+)
+def test_a_stream_put_together_is_the_whole_answer(
+    route: str, tool_parser: str, template: str, parts: list[Parts], stops: list[str], logprobs: bool
+) -> None:
+    body = dict(BODIES[route])
+    if route in ("/v1/chat/completions", "/v1/completions"):
+        body |= {"n": len(parts), "stop": stops, "stream_options": {"include_usage": True}}
+        body |= {"logprobs": logprobs if route == "/v1/chat/completions" else 0 if logprobs else None}
+    elif route == "/v1/messages":
+        body |= {"stop_sequences": stops}
+
+    async def play() -> None:
+        session = session_of(Parted(*parts), template, tool_parser)
+        told, whole = await streamed(session, APIS[route], body)
+        again = session_of(Parted(*parts), template, tool_parser)
+        asked = APIS[route].parse(body, again)
+        assert APIS[route].whole(asked, await again.answer(asked, 0)) == whole
+        assert put_together[APIS[route]](events(told)) == whole
+
+    asyncio.run(play())
+
+
+def told_of(said: str, tool_parser: str, template: str = CHATML) -> list[tuple[str, str]]:
+    """What a chat is told of an answer that comes letter by letter: (kind, text) of each delta."""
+    tokens = CODECS[CHATML].encode_text(said).tolist()
+    parts: Parts = [*(([token], None) for token in tokens), ([END], FinishReason.STOP)]
+
+    async def play() -> bytes:
+        session = session_of(Parted(parts), template, tool_parser)
+        return (await streamed(session, APIS["/v1/chat/completions"], BODY))[0]
+
+    deltas = [each["delta"] for event in events(asyncio.run(play())) for each in event["choices"]]
+    found = [(name, value) for delta in deltas for name, value in delta.items() if name != "role" and value]
+    return [(name, value if isinstance(value, str) else value[0]["function"]["arguments"]) for name, value in found]
+
+
+BODY = {**BODIES["/v1/chat/completions"], "stream_options": {"include_usage": True}}
+
+
+def test_text_comes_as_soon_as_it_is_certain() -> None:
+    call = f"<tool_call>{CALL}</tool_call>"
+    assert told_of("a b", "hermes") == [("content", "a"), ("content", " b")], "white space waits for what follows"
+    assert told_of("a b", "none") == [("content", "a"), ("content", " "), ("content", "b")]
+    assert told_of("a<tx", "hermes")[:3] == [("content", "a"), ("content", "<tx")]
+    assert told_of(f"a {call}", "hermes") == [("content", "a"), ("tool_calls", '{"k": "é"}')]
+    assert told_of("a <tool_call>{", "hermes") == [("content", "a"), ("content", " <tool_call>{")]
+    assert told_of(' {"name": ', "llama3_json") == [("content", ' {"name": ')]
+    assert told_of(" so", "llama3_json") == [("content", " s"), ("content", "o")]
+
+
+def test_a_thought_comes_as_it_is_thought() -> None:
+    assert told_of("<think>\nab\n</think>\n\nc", "none", THOUGHTFUL) == [
+        *(("reasoning_content", letter) for letter in "ab"),
+        ("content", "c"),
+    ]
+    assert told_of("a<b</think>c", "none", BEGUN) == [
+        ("reasoning_content", "a"),
+        ("reasoning_content", "<b"),
+        ("content", "c"),
+    ]
+
+
+@pytest.mark.parametrize(("name", "early"), [("qwen3_xml", 1), ("hermes", 0)])
+def test_a_call_comes_when_nothing_can_make_text_of_it(name: str, early: int) -> None:
+    """One of `qwen3_xml` stands by itself; of the others' calls one that does not parse makes text of all."""
+    first = {
+        "qwen3_xml": "<function=look><parameter=k>2</parameter></function>",
+        "hermes": f"<tool_call>{CALL}</tool_call>",
+    }[name]
+    pieces = [CODECS[CHATML].encode_text(piece).tolist() for piece in (first, " and")]
+    parts: Parts = [*((piece, None) for piece in pieces), ([END], FinishReason.STOP)]
+    seen: list[int] = []
+
+    async def play() -> None:
+        session = session_of(Parted(parts), CHATML, name)
+        api = APIS["/v1/chat/completions"]
+        asked, live = api.parse(BODY, session), Live()
+        task = asyncio.create_task(session.answer(asked, 0, live))
+        while not task.done():
+            await asyncio.sleep(0)
+            growing = [so_far.message for so_far in live.so_far() if so_far.finish_reason is None]
+            seen.append(sum(len(message.get("tool_calls", ())) for message in growing))
+
+    asyncio.run(play())
+    assert max(seen) == early
