@@ -142,8 +142,8 @@ def test_a_body_that_is_too_large_is_refused_and_the_next_one_answered(route: st
     assert "the body is too large (gateway.max_body_mib)" in answer["error"]["message"]
 
 
-def test_a_key_is_its_episode_and_a_socket_knows_its_own_alone() -> None:
-    """What is asked with the key of another open episode is that one's. Over a program's own socket it is refused."""
+def test_the_key_of_another_open_episode_is_refused() -> None:
+    """At its address, and over a program's own socket; neither has it in its record."""
     engine = ScriptedEngine(says("one"))
 
     async def main() -> None:
@@ -166,10 +166,12 @@ def test_a_key_is_its_episode_and_a_socket_knows_its_own_alone() -> None:
             ):
                 assert (response.status, (await response.json())["error"]["code"]) == (401, "invalid_api_key")
             assert not engine.requests
-            assert said(await post(mine, CHAT, Authorization=theirs)) == "one"
-            assert len(other.trajectories()) == 1
-            with pytest.raises(ValueError, match="asked the policy for nothing"):
-                mine.trajectories()
+            status, answer = await post(mine, CHAT, Authorization=theirs)
+            assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+            assert "send the api_key that came with this base_url" in answer["error"]["message"]
+            for session in (mine, other):
+                with pytest.raises(ValueError, match="asked the policy for nothing"):
+                    session.trajectories()
 
     asyncio.run(main())
 

@@ -117,7 +117,7 @@ def test_an_agent_takes_asks_and_ends() -> None:
             "tools": None,
             "model": "policy",
             "deadline_s": 10,
-            "base_url": f"{agents.address}/v1",
+            "base_url": f"{agents.address}/episodes/0/v1",
         }
 
     async def whole(agents: Agents) -> Sample:

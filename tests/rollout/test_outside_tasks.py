@@ -30,7 +30,7 @@ class Board:
 
     def offer(self, key: str) -> OutsideTask:
         clock = self.clocks[key] = StandStill(SystemClock())
-        task = OutsideTask(key, {"row": key}, clock.standing)
+        task = OutsideTask(key, "http://127.0.0.1/v1", {"row": key}, clock.standing)
         self.tasks.offer(task)
         return task
 

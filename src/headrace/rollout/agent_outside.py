@@ -33,7 +33,7 @@ class OutsidePlayer:
     async def play(self, episode: AgentEpisode, session: Session, clock: Clock) -> float | None:
         """The last reward that the agent told. Raises TaskFailed if it says that it failed; of an evaluation,
         WaitTimeout if no agent is at work at all: nothing else would end that."""
-        task = OutsideTask(episode.api_key, self._told(episode), session.standing)
+        task = OutsideTask(episode.api_key, episode.base_url, self._told(episode), session.standing)
         self.tasks.offer(task)
         try:
             while episode.evaluation and not task.ended.done():

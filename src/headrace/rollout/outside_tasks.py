@@ -52,10 +52,16 @@ class OutsideTask:
     """One episode."""
 
     def __init__(
-        self, api_key: str, told: Mapping[str, Any], standing: Callable[[], AbstractContextManager[None]]
+        self,
+        api_key: str,
+        base_url: str,
+        told: Mapping[str, Any],
+        standing: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`told`: what its agent is told of it, as JSON. `standing`: within, its clock stands still."""
+        """`told`: what its agent is told of it, as JSON, beside where its API is. `standing`: within, its clock stands
+        still."""
         self.id = task_id(api_key)
+        self.base_url = base_url
         self.told = told
         self.reward: float | None = None
         """The last one that was told."""

@@ -14,7 +14,7 @@ from headrace.gateway.agents.agent_session import AgentSession
 from headrace.gateway.agents.episode_place import EpisodePlace
 from headrace.gateway.agents.model_renderer import ModelRenderer
 from headrace.gateway.agents.own_folder import OwnFolder
-from headrace.gateway.agents.session_routes import SessionOf, SessionRoutes, closed
+from headrace.gateway.agents.session_routes import EPISODE, SessionOf, SessionRoutes, closed
 from headrace.gateway.agents.task_routes import TaskRoutes
 from headrace.gateway.app import GUARDED, errors_as_json
 from headrace.gateway.errors import ApiError
@@ -51,7 +51,7 @@ class AgentGateway:
 
     async def start(self) -> None:
         """Raises ConfigError if it cannot listen."""
-        app, tasks = self._app(self._session_of), self._tasks
+        app, tasks = self._app(self._session_at, EPISODE), self._tasks
         if tasks is None:
             self._server = await serve(app, _HOST, 0)
             return
@@ -76,9 +76,9 @@ class AgentGateway:
         assert self._server is not None
         number, self._opened = self._opened, self._opened + 1
         own = EpisodePlace(
-            lambda: self._folder.of(number), lambda: self._app(lambda key: self._session_of(key, number))
+            lambda: self._folder.of(number), lambda: self._app(lambda key, _: self._session_of(key, number))
         )
-        address = f"{self._server.address}/v1"
+        address = f"{self._server.address}{EPISODE.format(episode=number)}/v1"
         session = AgentSession(policy, self._config, address, self._key(number), own, self._renderer)
         self._sessions[number] = session
         try:
@@ -88,27 +88,33 @@ class AgentGateway:
             await session.ended()
             await own.close()
 
-    def _app(self, session_of: SessionOf) -> web.Application:
+    def _app(self, session_of: SessionOf, under: str = "") -> web.Application:
         app = web.Application(middlewares=[errors_as_json], client_max_size=self._config.max_body_mib * _MIB)
         app[GUARDED] = True
-        app.add_routes(SessionRoutes(session_of, self._services).routes)
+        app.add_routes(SessionRoutes(session_of, self._services, under).routes)
         return app
 
     def _key(self, number: int) -> str:
         mark = hmac.new(self._secret, str(number).encode(), "sha256").hexdigest()[:32]
         return f"hr-{number}-{mark}"
 
-    def _session_of(self, key: str | None, only: int | None = None) -> AgentSession:
-        """Raises ApiError for a key that is none, or not that of the episode `only`, and for one of an episode that was
-        closed."""
+    def _session_at(self, key: str | None, episode: str | None) -> AgentSession:
+        """See `_session_of`."""
+        number = int(episode) if episode and episode.isascii() and episode.isdigit() and len(episode) <= 18 else -1
+        return self._session_of(key, number)
+
+    def _session_of(self, key: str | None, episode: int) -> AgentSession:
+        """Raises ApiError for a key that is none, or another episode's, and for one of an episode that was closed."""
         number = _number(key or "")
-        if (
-            number is None
-            or only not in (None, number)
-            or not hmac.compare_digest((key or "").encode(), self._key(number).encode())
-        ):
+        if number is None or not hmac.compare_digest((key or "").encode(), self._key(number).encode()):
             told = "there is no key" if not key else "the key is none of this run's"
             raise ApiError(f"{told}; send the episode's api_key as a bearer token", status=401, code="invalid_api_key")
+        if number != episode:
+            raise ApiError(
+                "the key is another episode's; send the api_key that came with this base_url",
+                status=401,
+                code="invalid_api_key",
+            )
         session = self._sessions.get(number)
         if session is None or not session.is_open:
             raise closed()

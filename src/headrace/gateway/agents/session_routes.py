@@ -1,10 +1,11 @@
-"""The routes of agents' sessions: the key says whose episode it is."""
+"""The routes of agents' sessions: below a path of its own where episodes share a listener, with the episode's key."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -30,8 +31,10 @@ _STREAMED = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control"
 _RETRIES = "x-stainless-retry-count"
 """How often the official clients have sent a request before."""
 
-SessionOf = Callable[[str | None], AgentSession]
-"""By the key. Raises ApiError."""
+SessionOf = Callable[[str | None, str | None], AgentSession]
+"""By the key, and the episode that the path names, if it names one. Raises ApiError."""
+EPISODE = "/episodes/{episode}"
+"""The path of one, where episodes share a listener."""
 
 
 class _ClientGone(Exception):
@@ -46,17 +49,19 @@ class _Streamed(web.StreamResponse):
 class SessionRoutes:
     """Requests of all episodes."""
 
-    def __init__(self, session_of: SessionOf, services: Services) -> None:
+    def __init__(self, session_of: SessionOf, services: Services, under: str = "") -> None:
+        """`under`: the path that they are below."""
         self._session_of = session_of
+        self._under = under
         self._services = services
         self._clock = services.clock
 
     @property
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.get("/v1/models", self.models),
-            web.get("/v1/models/{model:.+}", self.model),
-            *(web.post(path, self.answer) for path in APIS),
+            web.get(f"{self._under}/v1/models", self.models),
+            web.get(f"{self._under}/v1/models/{{model:.+}}", self.model),
+            *(web.post(f"{self._under}{path}", partial(self.answer, api)) for path, api in APIS.items()),
         ]
 
     async def models(self, request: web.Request) -> web.StreamResponse:
@@ -71,11 +76,11 @@ class SessionRoutes:
 
     def _of(self, request: web.Request) -> AgentSession:
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        return self._session_of(key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key"))
+        given = key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key")
+        return self._session_of(given, request.match_info.get("episode"))
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, api: AgentApi, request: web.Request) -> web.StreamResponse:
         """To a request of any API, in its words."""
-        api = APIS[request.path]
         try:
             return await self._exchange(request, api)
         except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -67,7 +68,9 @@ class TaskRoutes:
             return self._come_later()
         except TasksClosed as error:
             raise ApiError(str(error), status=410, code="run_over") from error
-        told = {"id": task.id, **task.told, "base_url": f"{request.scheme}://{request.host}/v1"}
+        # By the address that the agent knows, which need not be the one that is listened to.
+        base_url = f"{request.scheme}://{request.host}{urlsplit(task.base_url).path}"
+        told = {"id": task.id, **task.told, "base_url": base_url}
         try:
             return await send_json(request, told, Deadline(self._clock, _BODY_S))
         except (ConnectionError, WaitTimeout):  # the client went away, or does not read
