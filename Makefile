@@ -17,7 +17,11 @@ VLLM_READY := $(VLLM)/.ready
 SGLANG       := .venv-sglang
 SGLANG_READY := $(SGLANG)/.ready
 
-.PHONY: quickstart test test-slow soak trackers-env vllm-env sglang-env lint bench gpu-check clean
+# prime-rl's verifiers, which a test compares with, and which wants an older openai than constraints.txt.
+VERIFIERS       := .venv-verifiers
+VERIFIERS_READY := $(VERIFIERS)/.ready
+
+.PHONY: quickstart test test-slow soak trackers-env verifiers-env vllm-env sglang-env lint bench gpu-check clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -43,6 +47,15 @@ $(TRACKERS_READY): pyproject.toml constraints-trackers.txt
 
 trackers-env: $(TRACKERS_READY)
 
+$(VERIFIERS_READY): pyproject.toml constraints-verifiers.txt
+	test -x $(VERIFIERS)/bin/python || $(PYTHON) -m venv $(VERIFIERS)
+	$(VERIFIERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints-verifiers.txt torch
+	$(VERIFIERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints-verifiers.txt \
+		-e '.[renderers]' verifiers pytest pytest-timeout
+	touch $@
+
+verifiers-env: $(VERIFIERS_READY)
+
 $(VLLM_READY): requirements-vllm.txt plugins/headrace-vllm/pyproject.toml
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r requirements-vllm.txt
@@ -60,13 +73,15 @@ $(SGLANG_READY): requirements-sglang.txt plugins/headrace-sglang-cpu/pyproject.t
 sglang-env: $(SGLANG_READY)
 
 # What takes more than a second and a half or so: 29 minutes, of which 5 for 10^5 random sequences of events, 3 for the
-# wheel and the sdist in an empty environment. Then 12 for vLLM, 8 for SGLang and 4 for the trackers, their environments
-# included, and 12 for whole runs in which all that would cross between processes is copied through the wire codec: the
-# quick ones, and of the slow those that start no worker process (mark `copied`). 65 together, on two quiet cores.
-test-slow: $(READY) $(TRACKERS_READY) $(VLLM_READY) $(SGLANG_READY)
+# wheel and the sdist in an empty environment. Then 12 for vLLM, 8 for SGLang, 4 for the trackers and 4 for verifiers, their
+# environments included, and 12 for whole runs in which all that would cross between processes is copied through the wire
+# codec: the quick ones, and of the slow those that start no worker process (mark `copied`). 69 together, on two quiet
+# cores.
+test-slow: $(READY) $(TRACKERS_READY) $(VLLM_READY) $(SGLANG_READY) $(VERIFIERS_READY)
 	$(BIN)/python -m pytest -m slow --ignore tests/servers $(SHARED) $(ARGS)
 	$(BIN)/python -m pytest -m slow tests/servers $(ARGS)
 	$(TRACKERS)/bin/python -m pytest -m slow tests/trackers
+	$(VERIFIERS)/bin/python -m pytest tests/oracle/test_verifiers.py tests/oracle/test_verifiers_vllm.py
 	HEADRACE_COPYING=1 $(BIN)/python -m pytest -m "not slow or copied" tests/controller $(SHARED) $(ARGS)
 
 # 5,000 cases of the fault matrix, and how often each fault took effect: in half an hour on a quiet core. A part of them:
@@ -95,4 +110,4 @@ gpu-check:
 	PYTHONPATH=src:.:$(PYTHONPATH) $(PYTHON) -m benchmarks.gpu --part $(PART)
 
 clean:
-	rm -rf $(VENV) $(TRACKERS) $(VLLM) $(SGLANG) quickstart
+	rm -rf $(VENV) $(TRACKERS) $(VLLM) $(SGLANG) $(VERIFIERS) quickstart

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -57,7 +59,7 @@ _LEARNT = [
 ]
 
 
-def qwen3_tokenizer(*, merges: int = 0) -> PreTrainedTokenizerFast:
+def qwen3_tokenizer(*, merges: int = 0, learnt: Sequence[str] = _LEARNT) -> PreTrainedTokenizerFast:
     """A token for each byte, `merges` that were learnt, and those that the renderer of Qwen 3 looks for."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
@@ -68,7 +70,7 @@ def qwen3_tokenizer(*, merges: int = 0) -> PreTrainedTokenizerFast:
         trainer = trainers.BpeTrainer(
             vocab_size=len(alphabet) + merges, min_frequency=1, initial_alphabet=alphabet, show_progress=False
         )
-        tokenizer.train_from_iterator(_LEARNT * 2, trainer)
+        tokenizer.train_from_iterator([*learnt] * 2, trainer)
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.add_tokens([AddedToken(mark, normalized=False, special=False) for mark in MARKS])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
