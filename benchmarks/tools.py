@@ -65,7 +65,13 @@ def main() -> None:
         }
         for side, ahead in AHEAD.items()
     }
-    told = {"eta": ETA, "turns": TURNS, "tool_s": {"median": MEDIAN_S, "sigma": SIGMA, "from": LEAST_S, "to": MOST_S}}
+    batch = {"prompts_per_batch": PROMPTS_PER_BATCH, "samples_per_prompt": SAMPLES_PER_PROMPT}
+    told = {
+        "eta": ETA,
+        **batch,
+        "turns": TURNS,
+        "tool_s": {"median": MEDIAN_S, "sigma": SIGMA, "from": LEAST_S, "to": MOST_S},
+    }
     print(rows)
     save(
         "tools", {**told, "runs": runs, "samples_per_s": {side: spread(v) for side, v in speeds.items()}, "rows": rows}
