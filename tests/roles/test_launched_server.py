@@ -46,7 +46,7 @@ KIND = ServerKind(
     lambda launch, port: [sys.executable, "-u", "-c", SERVER, str(port)],
     lambda launch, environment: dict(os.environ),
     lambda launch, line: None,
-    lambda http, vocab_size, services: Met(http, vocab_size),
+    lambda http, vocab_size, services, sender: Met(http, vocab_size),
     "core::",
 )
 
