@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -84,7 +86,8 @@ def test_a_program_plays_and_prints_its_reward(tmp_path: Path, sandbox: Any) -> 
 
 @walled
 def test_nothing_but_the_episodes_api_answers(tmp_path: Path) -> None:
-    """TCP of the machine, its Unix sockets, hidden files, other processes, and what it could write."""
+    """TCP of the machine, its Unix sockets, also where it sees the files, a run's control among them, hidden files,
+    other processes, and what it could write."""
     secret = Path("/tmp") / f"headrace-test-secret-{os.getpid()}"
     secret.write_text("x")
     server = socket.create_server(("127.0.0.1", 0))
@@ -94,6 +97,16 @@ def test_nothing_but_the_episodes_api_answers(tmp_path: Path) -> None:
     abstract = socket.socket(socket.AF_UNIX)
     abstract.bind(f"\0headrace-test-{os.getpid()}")
     abstract.listen()
+    seen = Path(os.path.relpath(tempfile.mkdtemp(prefix="seen-", dir=".")))
+    seen.chmod(0o755)
+    shown = [
+        socket.socket(socket.AF_UNIX, kind) for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_STREAM)
+    ]
+    for each, (name, mode) in zip(shown, (("open", 0o666), ("datagrams", 0o666), ("control", 0o600)), strict=True):
+        each.bind(str(seen / f"{name}.sock"))
+        (seen / f"{name}.sock").chmod(mode)
+    shown[0].listen()
+    shown[2].listen()
     port = server.getsockname()[1]
     script = Path.cwd() / "tests" / "gateway" / "test_agent_command.py"  # in the working folder, which it sees
     code = f"""
@@ -110,11 +123,16 @@ def test_nothing_but_the_episodes_api_answers(tmp_path: Path) -> None:
             def connect():
                 socket.socket(socket.AF_UNIX).connect(path)
             return connect
+        def datagram(path):
+            return lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b"x", path)
         tries = {{
             "loopback of the machine": refused(tcp("127.0.0.1", {port})),
             "another machine": refused(tcp("192.0.2.1", 80)),
             "a hidden socket": refused(unix({str(tmp_path / "hidden.sock")!r})),
             "an abstract socket": refused(unix("\\0headrace-test-{os.getpid()}")),
+            "a socket that it sees": refused(unix({str(seen / "open.sock")!r})),
+            "one for datagrams": refused(datagram({str(seen / "datagrams.sock")!r})),
+            "a run's control": refused(unix({str(seen / "control.sock")!r})),
             "a hidden file": refused(lambda: open({str(secret)!r})),
             "the working folder": refused(lambda: open({str(script)!r}, "a")),
             "other processes": {os.getpid()} not in map(int, filter(str.isdigit, os.listdir("/proc"))) or
@@ -124,6 +142,7 @@ def test_nothing_but_the_episodes_api_answers(tmp_path: Path) -> None:
         }}
         open(os.path.join(os.environ["HOME"], "mine"), "w").write("it may write here")
         assert all(tries.values()), tries
+        socket.socketpair()  # as asyncio does
         assert set(os.environ) <= {{"PATH", "LANG", "LC_ALL", "HOME", "TMPDIR", "OPENAI_API_KEY", "OPENAI_MODEL",
             "ANTHROPIC_MODEL", "OPENAI_BASE_URL", "OPENAI_API_BASE",
             "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "LC_CTYPE"}}, os.environ
@@ -134,8 +153,9 @@ def test_nothing_but_the_episodes_api_answers(tmp_path: Path) -> None:
     try:
         (only,), _ = play(agent)
     finally:
-        for each in (server, named, abstract):
+        for each in (server, named, abstract, *shown):
             each.close()
+        shutil.rmtree(seen)
         secret.unlink()
     assert only.reward == 0.5
 

@@ -85,3 +85,8 @@ def test_the_words_say_what_holds(promises: Promises, says: list[str]) -> None:
     for text, expected in zip(found.values(), says, strict=True):
         for part in expected.split(" .* "):
             assert part in text
+
+
+def test_without_the_filter_agents_reach_unix_sockets_that_they_see() -> None:
+    found = dict(Promises("nsjail", (), refuses=False, watches=True, tells_time=True).words())
+    assert "Unix sockets of the files that they see" in found["sandbox:agents"]

@@ -264,6 +264,27 @@ print(json.dumps([
     assert found == [True, errno.EPERM, errno.ENOSYS, errno.EPERM, None, errno.EPERM, None, True, 0]
 
 
+def test_unix_sockets_are_refused_but_for_pairs_that_reach_nobody_else() -> None:
+    found = filtered(
+        """
+import socket
+linux.filter_calls(call_filter.no_unix_sockets())
+def raised(call, *arguments):
+    try: call(*arguments)
+    except OSError as error: return error.errno
+kinds = (socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM, socket.SOCK_RAW)
+print(json.dumps([
+    raised(socket.socket, socket.AF_INET),
+    [raised(socket.socket, socket.AF_UNIX, kind) for kind in kinds],
+    [raised(socket.socketpair, socket.AF_UNIX, kind) for kind in kinds],
+]))
+""",
+        is_program=False,
+    )
+    refused = errno.EAFNOSUPPORT
+    assert found == [None, [refused] * 4, [None, None, refused, refused]]
+
+
 @pytest.mark.parametrize(
     ("machine", "header"),
     [("x86_64", "/usr/include/x86_64-linux-gnu/asm/unistd_64.h"), ("aarch64", "/usr/include/asm-generic/unistd.h")],
@@ -279,7 +300,7 @@ def test_calls_have_the_numbers_that_the_kernel_s_headers_have(machine: str, hea
     ours = {
         **call_filter._CALLS, **call_filter._SCHEDULING, "sched_yield": call_filter._YIELD, "clone": call_filter._CLONE,
         "clone3": call_filter._CLONE3, "mmap": call_filter._MMAP, "socket": call_filter._SOCKET,
-        "setsockopt": call_filter._SET_SOCKET,
+        "setsockopt": call_filter._SET_SOCKET, "socketpair": call_filter._SOCKET_PAIR,
     }  # fmt: skip
     known = {name: numbers[column] for name, numbers in ours.items() if name in listed}
     assert known == {name: listed[name] for name in known}
@@ -289,6 +310,7 @@ def test_calls_have_the_numbers_that_the_kernel_s_headers_have(machine: str, hea
 def test_machines_whose_calls_are_not_known_have_no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     assert call_filter.refusals(is_program=True) is None
+    assert call_filter.no_unix_sockets() is None
 
 
 FAMILY = """

@@ -48,6 +48,8 @@ class Promises:
         else:
             memory = "limited for all processes of a sample together; memory of no process is refused (seccomp)"
         yield "sandbox:memory", memory
+        if self.tool != "none" and not self.refuses:
+            yield "sandbox:agents", "those that are programs reach Unix sockets of the files that they see (no seccomp)"
         if self.tool == "bubblewrap":
             yield "sandbox:files", "limited in size together, but not in number"
         slow = "is told from a slow program" if self.tells_time else "is not told from a slow program"

@@ -26,7 +26,7 @@ _SCHEDULING = {
     "sched_setattr": (314, 274), "sched_setaffinity": (203, 122),
 }  # fmt: skip
 _YIELD, _CLONE, _CLONE3, _MMAP = (24, 124), (56, 220), (435, 435), (9, 222)
-_SOCKET, _SET_SOCKET = (41, 198), (54, 208)
+_SOCKET, _SOCKET_PAIR, _SET_SOCKET = (41, 198), (53, 199), (54, 208)
 _MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """The kernel's name of each (linux/audit.h), and its column above."""
 
@@ -36,6 +36,8 @@ _MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20
 """The first is a bit of MAP_SHARED_VALIDATE too, and not of MAP_PRIVATE."""
 _UNIX, _SOCKET_LEVEL, _SEND_BUFFER = 1, 1, 7
 """AF_UNIX, SOL_SOCKET, SO_SNDBUF."""
+_DATAGRAMS = 2
+"""A bit of SOCK_DGRAM, and of SOCK_RAW, which is the same for AF_UNIX; of no other type, nor of the flags there."""
 _OTHER_ABI = 0x40000000
 """From here on, numbers of x86_64's 32-bit calls."""
 
@@ -48,15 +50,10 @@ _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 def refusals(*, is_program: bool) -> bytes | None:
     """The filter. That for a program of the model refuses more: to change how it is scheduled, where yielding does
     nothing, and sockets of a network. None for machines whose calls are not known here."""
-    known = _MACHINES.get(platform.machine())
-    if known is None or sys.platform != "linux" or sys.maxsize < 2**32:
+    if (column := _column()) is None:
         return None
-    machine, column = known
     refuse, absent, nothing, allow = _fails(errno.EPERM), _fails(errno.ENOSYS), _fails(0), _step(_RETURN, _ALLOW)
-    program = [
-        _step(_LOAD, _MACHINE_AT), _step(_EQUAL, machine, 1, 0), absent,
-        _step(_LOAD, _NUMBER_AT), _step(_AT_LEAST, _OTHER_ABI, 0, 1), absent,
-    ]  # fmt: skip
+    program = _known_calls()
     for numbers in (*_CALLS.values(), *(_SCHEDULING.values() if is_program else ())):
         program += _on(numbers[column], refuse)
     # Its flags are in memory, where a filter cannot look; C libraries go on with clone.
@@ -72,6 +69,34 @@ def refusals(*, is_program: bool) -> bytes | None:
         program += _on(_YIELD[column], nothing)
         program += _on(_SOCKET[column], _argument(0), _step(_EQUAL, _UNIX, 1, 0), refuse, allow)
     return b"".join([*program, allow])
+
+
+def no_unix_sockets() -> bytes | None:
+    """Another filter: nobody is reached by a Unix socket, since there is none but in pairs; and none of these that
+    could send elsewhere, as one for datagrams can. None for machines whose calls are not known here."""
+    if (column := _column()) is None:
+        return None
+    refuse, allow = _fails(errno.EAFNOSUPPORT), _step(_RETURN, _ALLOW)
+    program = _known_calls()
+    program += _on(_SOCKET[column], _argument(0), _step(_EQUAL, _UNIX, 0, 1), refuse, allow)
+    program += _on(_SOCKET_PAIR[column], _argument(1), _step(_ANY_BIT, _DATAGRAMS, 0, 1), refuse, allow)
+    return b"".join([*program, allow])
+
+
+def _column() -> int | None:
+    """This machine's, of the numbers above."""
+    known = _MACHINES.get(platform.machine())
+    return None if known is None or sys.platform != "linux" or sys.maxsize < 2**32 else known[1]
+
+
+def _known_calls() -> list[bytes]:
+    """The first steps: the number is loaded, and calls of another kind of machine are absent."""
+    machine, _ = _MACHINES[platform.machine()]
+    absent = _fails(errno.ENOSYS)
+    return [
+        _step(_LOAD, _MACHINE_AT), _step(_EQUAL, machine, 1, 0), absent,
+        _step(_LOAD, _NUMBER_AT), _step(_AT_LEAST, _OTHER_ABI, 0, 1), absent,
+    ]  # fmt: skip
 
 
 def _on(number: int, *steps: bytes) -> list[bytes]:

@@ -17,7 +17,7 @@ import threading  # noqa: TID251 (in a child, where there is no runtime)
 from typing import Any, NoReturn
 
 from headrace.sandbox import linux
-from headrace.sandbox.limits import filter_calls
+from headrace.sandbox.limits import filter_calls, refuse_unix_sockets
 
 _NOTHING_OFFERED = 125
 _NO_COMMAND = 127
@@ -54,6 +54,7 @@ def _be_the_command(spec: dict[str, Any], command: list[str], port: int) -> NoRe
             linux.die_with_parent()
         for name, behind in spec["variables"].items():
             os.environ[name] = f"http://127.0.0.1:{port}{behind}"
+        refuse_unix_sockets()  # a file of one may be in any folder that is shown
         os.execvp(command[0], command)
     except OSError as error:
         os.write(2, f"{command[0]}: {error.strerror}\n".encode())

@@ -8,7 +8,7 @@ import resource
 from dataclasses import dataclass
 
 from headrace.sandbox import linux
-from headrace.sandbox.call_filter import refusals
+from headrace.sandbox.call_filter import no_unix_sockets, refusals
 
 NOBODY = 65534
 """The user that samples run as where root has none of their own for them; see `users`."""
@@ -58,11 +58,20 @@ class Limits:
 def filter_calls(*, is_program: bool) -> None:
     """Of this process and its children, for good, where the kernel does; to programs of the model `filter` allows
     less. They cannot gain rights either."""
-    if not linux.IS_LINUX:
-        return
-    linux.gain_nothing()
-    program = refusals(is_program=is_program)
-    with contextlib.suppress(OSError):  # a kernel without filters; `headrace doctor` tells
+    if linux.IS_LINUX:
+        linux.gain_nothing()
+        _filter(refusals(is_program=is_program))
+
+
+def refuse_unix_sockets() -> None:
+    """To this process and its children, for good, where the kernel does; pairs of them are left. `filter_calls` was
+    called before."""
+    if linux.IS_LINUX:
+        _filter(no_unix_sockets())
+
+
+def _filter(program: bytes | None) -> None:
+    with contextlib.suppress(OSError):  # a kernel without filters
         if program is not None:
             linux.filter_calls(program)
 
