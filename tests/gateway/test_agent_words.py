@@ -234,3 +234,12 @@ def test_thoughts_that_were_dropped_before_an_answer_part_nothing_after_it() -> 
     prompts = [session._policy.decode(asked.prompt, keep_special_tokens=True) for asked in engine.requests]
     assert prompts[1] == "[user]hi[assistant]one<eos>[user]go[assistant]"
     assert prompts[2] == prompts[1] + "<think>b</think>two<eos>[tool]r[assistant]"
+
+
+@pytest.mark.parametrize("bad", ["1e400", '"\\ud800"', "[" * 3000 + "]" * 3000])
+def test_a_call_that_no_client_could_send_back_is_text(bad: str) -> None:
+    """A number that JSON does not have, half of a surrogate pair, what is nested too deeply."""
+    text = f'<tool_call>{{"name": "look", "arguments": {{"a": {bad}}}}}</tool_call>'
+    assert parse_tool_calls(text, PARSERS["hermes"]) == ParsedText(text)
+    written = f"<function=look><parameter=a>{bad}</parameter></function>"
+    assert parse_tool_calls(written, PARSERS["qwen3_xml"]).calls == (ToolCall("look", {"a": bad}),)

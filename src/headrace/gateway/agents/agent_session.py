@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -181,7 +182,8 @@ class AgentSession:
             live.begin(answered, [growing_answer(reading, each, logprobs=request.logprobs) for each in ids])
         limit = settings.sampling.max_new_tokens
         limit = limit if request.max_tokens is None else min(limit, request.max_tokens)
-        noise, place.prompt.asked = place.prompt.asked, place.prompt.asked + request.n
+        noise = _noise_of(place.tokens) + place.prompt.asked
+        place.prompt.asked += request.n
         ask = partial(self._policy.generate, place.tokens, max_new_tokens=limit, stop=request.stop, sampling=sampling)
 
         async def choice(index: int) -> Choice:
@@ -294,3 +296,10 @@ def _told(messages: list[Message], tool_choice: str) -> list[Message]:
     what = "a tool" if tool_choice == "required" else f"the tool {tool_choice[1:]}"
     last = messages[-1]
     return [*messages[:-1], {**last, "content": last["content"] + _CALL_TOLD.format(what)}]
+
+
+def _noise_of(tokens: Sequence[int] | NDArray[np.int32]) -> int:
+    """Of a prompt, below 2^60: one that is as long as another of its episode draws noise of its own. 2^20 answers have
+    room behind it."""
+    data = np.asarray(tokens, "<i4").tobytes()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=5).digest(), "little") << 20

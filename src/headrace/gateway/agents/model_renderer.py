@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from headrace.config import ConfigError, TrainConfig
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.messages import Message, Tool
-from headrace.gateway.agents.tool_calls import ParsedText, ToolCall
+from headrace.gateway.agents.tool_calls import ParsedText, ToolCall, require_sendable
 
 TEMPLATE = "template"
 """The value of `gateway.renderer` for none: the chat template renders."""
@@ -243,7 +243,7 @@ def _call_of(found: Any) -> ToolCall:
     is_whole = found.status in ("ok", "invalid_json")
     if not is_whole or not found.name or not isinstance(arguments, dict):
         raise ValueError("a call has a name, and an object of arguments")
-    json.dumps(arguments, allow_nan=False)
+    require_sendable([found.name, arguments])
     return ToolCall(found.name, arguments, found.id)
 
 
