@@ -14,7 +14,7 @@ from qwen3_chats import QWEN3, TOOL, qwen3_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 CONTEXT = 4096
-_DEMONSTRATIONS, _QUESTIONS = 2400, 3
+_DEMONSTRATIONS, _QUESTIONS = 1760, 3
 _CALL = 'I look.\n<tool_call>\n{"name": "look", "arguments": {"key" :"%s"}}\n</tool_call>'
 """With spaces that no template writes: rendered anew it has other ids."""
 _THOUGHTS = "<think>\nNobody told me %s.\n</think>\n\n", "<think>\nNow I know.\n</think>\n\n"
@@ -35,7 +35,7 @@ data:
   messages_column: messages
   template: {file: verbatim.jinja}
 trainer:
-  samples_per_batch: 16
+  samples_per_batch: 8
   optimizer: {lr: 3.0e-3, betas: [0.9, 0.99]}
   lr_schedule: {kind: cosine, warmup_steps: 20, min_ratio: 0.1}
 runtime: {threads: 1}
