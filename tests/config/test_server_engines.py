@@ -24,6 +24,10 @@ from headrace.config.reading.unused_keys import ineffective
             {"kind": "vllm", "url": "http://10.0.0.7:8000"},
             "is beyond this machine, where anybody may ask it; set token_env",
         ),
+        (
+            {"kind": "vllm", "url": "http://127.somebody.example:8000"},
+            "is beyond this machine, where anybody may ask it; set token_env",
+        ),
         ({"kind": "vllm", "url": ["http://127.0.0.1:1"], "replicas": 2}, "replicas is 2, and url names 1"),
         ({"kind": "vllm", "url": "http://127.0.0.1:1", "args": {"x": 1}}, "args and python are of servers"),
         ({"kind": "vllm", "token_env": "T"}, "token_env is of url, which is not given"),

@@ -67,6 +67,22 @@ def test_the_command_has_loopback_the_plugin_and_the_users_own_options(tmp_path:
         assert environment["VLLM_CPU_KVCACHE_SPACE"] == "4", "whole GiB, and no less than is wanted"
 
 
+@pytest.mark.parametrize(
+    ("kind", "short", "words"),
+    [
+        ("vllm", "hos", "hos is short for host, which is set by nothing: a launched server listens on loopback"),
+        ("sglang", "api-k", "api_k is short for api_key"),
+        ("vllm", "uds", "uds is set by nothing: a launched server listens on loopback alone"),
+        ("sglang", "config", "config is set by nothing"),
+    ],
+)
+def test_an_option_of_ours_is_not_given_by_a_shorter_name(tmp_path: Path, kind: str, short: str, words: str) -> None:
+    """Which the server would take for it."""
+    of = vllm_command if kind == "vllm" else sglang_command
+    with pytest.raises(ConfigError, match=words):
+        of.command(launch(tmp_path, "Qwen/Qwen3-0.6B", kind, args={short: "0.0.0.0"}), port=7)
+
+
 def test_where_clients_sample_vllm_may_be_asked_for_as_many_ids_as_they_may_have_kept(tmp_path: Path) -> None:
     made = launch(tmp_path, "m", overrides=("gateway.sampling=client", "rollout.agent=a.py:f"))
     assert option(vllm_command.command(made, port=7), "--max-logprobs") == "512"

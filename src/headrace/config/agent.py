@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from headrace.config.base import Section
 from headrace.config.reward import SandboxTool
+from headrace.config.values.hosts import is_loopback
 
 
 class AgentCommand(Section):
@@ -52,21 +52,12 @@ class OutsideAgent(Section):
 
     @model_validator(mode="after")
     def _others_need_a_token(self) -> OutsideAgent:
-        if self.token_env is None and not _is_loopback(self.host):
+        if self.token_env is None and not is_loopback(self.host):
             raise ValueError(
                 f"host is {self.host!r}, which others can reach, and no token is asked for; set token_env, or use "
                 "127.0.0.1"
             )
         return self
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _kind_of(value: Any) -> str:

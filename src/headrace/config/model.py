@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from headrace.config.base import Section
+from headrace.config.values.hosts import is_loopback
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -181,7 +182,3 @@ def _check_urls(engine: EngineSection) -> None:
 def is_here(url: str) -> bool:
     """Whether it is one of loopback."""
     return is_loopback(urlsplit(url).hostname or "")
-
-
-def is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")

@@ -13,12 +13,13 @@ from headrace.config.data import DataConfig, sources_of
 from headrace.config.evaluation import PLAIN, BestBy, EvaluationConfig, EvaluationSetConfig, HeldOut, best_by
 from headrace.config.filters import FilterConfig
 from headrace.config.gateway import GatewayConfig
-from headrace.config.model import EngineConfig, ModelConfig, PolicyEngineConfig, is_here, is_loopback
+from headrace.config.model import EngineConfig, ModelConfig, PolicyEngineConfig, is_here
 from headrace.config.origin import FromConfig
 from headrace.config.reward import RewardConfig
 from headrace.config.rollout import TOP_K_OF_TOP_P, AsyncConfig, OnDeadline, RolloutConfig
 from headrace.config.track import TrackerConfig, TrackerSection, each_once, sections
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig, TrainerConfig
+from headrace.config.values.hosts import is_loopback
 from headrace.config.values.name_or_function import one_of
 
 

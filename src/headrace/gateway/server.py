@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 
 from aiohttp import web
 
 from headrace.config import ConfigError
+from headrace.config.values.hosts import is_loopback
 from headrace.gateway.app import GUARDED
 
 _SHUTDOWN_S = 5.0
@@ -45,16 +45,7 @@ async def serve(app: web.Application, host: str, port: int) -> HttpServer:
 
 def check_host(host: str, *, guarded: bool) -> None:
     """Raises ConfigError for a host beyond loopback, unless a token is asked for there (`guarded`)."""
-    if not guarded and not _is_loopback(host):
+    if not guarded and not is_loopback(host):
         raise ConfigError(
             f"host is {host!r}, which others can reach, and no token is set; set a token, or use 127.0.0.1"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

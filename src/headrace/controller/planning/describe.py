@@ -107,8 +107,10 @@ _KEPT_BY = {
     ),
 }
 _ROUTES = {
-    "vllm": "/pause, /start_weight_update, /update_weights, /collective_rpc",
-    "sglang": "/pause_generation, /update_weights_from_disk",
+    "vllm": "/pause, /resume, /start_weight_update, /update_weights, /finish_weight_update, /abort_requests, "
+    "/collective_rpc, /inference/v1/generate",
+    "sglang": "/pause_generation, /continue_generation, /update_weights_from_disk, "
+    "/update_weights_from_distributed, /init_weights_update_group, /abort_request, /generate",
 }
 
 

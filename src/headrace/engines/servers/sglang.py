@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
@@ -51,9 +52,16 @@ class SglangDialect:
         self._prefers = False
         """Whether it computes first what has a priority."""
         self._loads = 0
+        self._mark = secrets.token_hex(4)
+        """Ours alone: somebody who was attached before may have counted as we do."""
         self._is_loading = False
         self._came = 0
         """Tokens."""
+
+    @property
+    def _salt(self) -> str:
+        """Of the prefix cache: what was computed under other weights is not found."""
+        return f"{self._mark}-{self._loads}"
 
     async def is_up(self) -> bool:
         """See `Dialect.is_up`. The answer is the scheduler's, which gives it also while it is paused; while it loads
@@ -100,7 +108,7 @@ class SglangDialect:
         """See `Dialect.stream`. Raises RequestError for what the server says is a bad request."""
         what = f"request {request.request_id}"
         answer = SglangAnswer(request, self._vocab_size)
-        events = self._http.events("/generate", body_of(request, salt=str(self._loads)), what=what)
+        events = self._http.events("/generate", body_of(request, salt=self._salt), what=what)
         try:
             async for event in events:
                 if (error := event.get("error")) is not None:
@@ -170,7 +178,7 @@ class SglangDialect:
         body = {
             "rid": [f"check-{self._loads}-{number}." for number in range(len(tokens))],
             "input_ids": tokens.tolist(),
-            "extra_key": [str(self._loads)] * len(tokens),
+            "extra_key": [self._salt] * len(tokens),
             "return_logprob": True,
             "logprob_start_len": 0,
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from headrace.engines.servers.launch import ServerLaunch
-from headrace.engines.servers.user_options import flags, user_options
+from headrace.engines.servers.user_options import flags, title, user_options
 
 MODULE, CPU_MODULE = "sglang.launch_server", "headrace_sglang_cpu.server"
 CPU_PLUGIN = "headrace-sglang-cpu"
@@ -35,6 +34,7 @@ _OURS = {
     "admin_api_key": "nothing: its worker is the only client",
     "tokenizer_worker_num": "nothing: one process tells what came of all requests",
     "device": "model.device",
+    "config": "nothing: options are in engine.args",
 }
 """Options that are not to be given, and what sets them."""
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -100,7 +100,7 @@ def environment(launch: ServerLaunch, own: Mapping[str, str]) -> dict[str, str]:
 def refusal(launch: ServerLaunch, line: str) -> str | None:
     """What is wrong with how it was launched, if its words say that."""
     if (said := _UNKNOWN.search(line)) is not None:
-        return f"engine.args: {title(launch)} does not take them: {said[1]}"
+        return f"engine.args: {_title(launch)} does not take them: {said[1]}"
     if _ABSENT in line:
         return (
             f"{launch.python} lacks {CPU_PLUGIN}, by which SGLang starts without a GPU; pip install "
@@ -109,7 +109,5 @@ def refusal(launch: ServerLaunch, line: str) -> str | None:
     return None
 
 
-def title(launch: ServerLaunch) -> str:
-    """Its name, with the version that is installed."""
-    found = Path(launch.python).parent.parent.glob("lib/python3*/site-packages/sglang-*.dist-info")
-    return " ".join(["SGLang", *[path.name.removesuffix(".dist-info").split("-")[1] for path in found]])
+def _title(launch: ServerLaunch) -> str:
+    return title(launch, "SGLang", "sglang")

