@@ -85,7 +85,7 @@ def test_an_option_of_ours_is_not_given_by_a_shorter_name(tmp_path: Path, kind: 
 
 def test_where_clients_sample_vllm_may_be_asked_for_as_many_ids_as_they_may_have_kept(tmp_path: Path) -> None:
     made = launch(tmp_path, "m", overrides=("gateway.sampling=client", "rollout.agent=a.py:f"))
-    assert option(vllm_command.command(made, port=7), "--max-logprobs") == "512"
+    assert option(vllm_command.command(made, port=7), "--max-logprobs") == "528"
 
 
 def test_the_command_of_sglang_has_loopback_ids_alone_and_the_users_own_options(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 from headrace_vllm import WIRE
 from headrace_vllm.transfer import HeadraceTransfer
 
-
 _TOLD = (
     "model_type",
     "vocab_size",
@@ -34,6 +33,8 @@ class Extension:
             "model": model,
             "max_model_len": config.max_model_len,
             "dtype": str(config.dtype),
+            "logprobs_mode": str(config.logprobs_mode),
+            "max_logprobs": config.max_logprobs,
             "ranks": parallel.world_size * parallel.data_parallel_size,
         }
         engine = getattr(self, "weight_transfer_engine", None)

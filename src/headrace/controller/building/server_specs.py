@@ -43,6 +43,7 @@ def server_spec(
             cache.max_context,
             dtype,
             config.truncates,
+            config.most_kept,
         ),
         launch=None if section.urls else server_launch(config, section, plan.weights, cache, rank),
         log=str(logs / f"{section.kind}-{rank}.log"),

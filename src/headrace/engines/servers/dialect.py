@@ -46,6 +46,8 @@ class Expected:
     dtype: str
     truncates: bool = False
     """Whether kept sets are asked for."""
+    most_kept: int = 0
+    """The largest `top_k` that they are asked for under; 0: none, or any."""
 
 
 class Dialect(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,12 +15,13 @@ from headrace.config.errors import ConfigError
 from headrace.engines.protocol import FinishReason, GenerateRequest, RequestError, SwapMode
 from headrace.engines.servers.dialect import Expected, Piece, Span
 from headrace.engines.servers.http import ServerGone, ServerHttp, ServerRefused
+from headrace.engines.servers.vllm_command import TIES
 from headrace.engines.servers.weight_sender import STILL_S, WeightSender, chunks
 from headrace.engines.servers.window import ServerLoad
 from headrace.runtime.together import together
 from headrace.weights.plane import BUCKET_BYTES, WeightError, WeightOffer
 
-WIRE = 2
+WIRE = 3
 """The number of what is said to the plugin `headrace-vllm`."""
 PLUGIN = "headrace-vllm"
 _HEALTH_S, _CALL_S, _LOAD_S, _PAUSE_S = 20.0, 60.0, 1800.0, 600.0
@@ -28,7 +30,10 @@ _PREFIX = "generate-tokens-"
 _OUTSIDE = -1000.0
 """A log-prob below is that of an id which truncation left out."""
 _FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
-_BAD_REQUEST = 400
+_BAD_REQUEST, _NO_TOKEN, _CLOSED = 400, 401, (403, 404, 405)
+_GENERATE = "/inference/v1/generate"
+_WHOLE = 1e-3
+"""What a kept set may lack of a probability of 1, by rounding."""
 _GROUP = "headrace"
 """What keys of the group begin with, in the store by which it finds together."""
 _KV_USE, _RUNNING, _PREEMPTED = "vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_preemptions_total"
@@ -77,6 +82,24 @@ class VllmDialect:
                 )
             self._require(each, expected)
             self._ranks = each["ranks"]
+        await self._require_takes_ids()
+
+    async def _require_takes_ids(self) -> None:
+        """By a request that is none, which a server that takes them refuses as such. Raises ConfigError."""
+        where = f"{self.name} at {self._http.url}"
+        try:
+            await self._http.call("POST", _GENERATE, {}, what="whether it takes ids", seconds=_CALL_S)
+        except ServerRefused as error:
+            if error.status == _NO_TOKEN:
+                raise ConfigError(
+                    f"{where} refuses who asks (401); set engine.token_env to the name of an environment variable that "
+                    "holds the token that it takes"
+                ) from error
+            if error.status in _CLOSED:
+                raise ConfigError(
+                    f"{where} does not answer {_GENERATE} ({error.status}); start it with --enable-scale-out, and vLLM "
+                    "0.32 or newer"
+                ) from error
 
     def _require(self, told: Mapping[str, Any], expected: Expected) -> None:
         there = told.get("model") or {}
@@ -92,6 +115,17 @@ class VllmDialect:
                 f"{where} has a context of {told['max_model_len']} tokens, and the run needs {expected.max_context}; "
                 "start it with a larger --max-model-len, or lower engine.max_context"
             )
+        if told["logprobs_mode"] != "processed_logprobs":
+            raise ConfigError(
+                f"{where} tells log-probs that are {told['logprobs_mode']}, and not those of the distribution that is "
+                "sampled from; start it with --logprobs-mode processed_logprobs"
+            )
+        most = ids_asked_for(expected.most_kept, self._vocab_size)
+        if -1 != told["max_logprobs"] < most:
+            raise ConfigError(
+                f"{where} tells {told['max_logprobs']} log-probs of a token at most, and kept sets need {most} here; "
+                f"start it with --max-logprobs {most}"
+            )
         if told["dtype"].removeprefix("torch.") != expected.dtype:
             raise ConfigError(
                 f"{where} computes in {told['dtype']}, and engine.dtype is {expected.dtype}; start it with "
@@ -102,7 +136,7 @@ class VllmDialect:
         """See `Dialect.stream`. Raises RequestError for what the server says is a bad request."""
         body = self._body(request)
         what = f"request {request.request_id}"
-        events = self._http.events("/inference/v1/generate", body, what=what)
+        events = self._http.events(_GENERATE, body, what=what)
         try:
             async for event in events:
                 if "error" in event:
@@ -140,7 +174,7 @@ class VllmDialect:
                 "frequency_penalty": 0.0,
                 "stop_token_ids": list(sampling.stop_token_ids),
                 "ignore_eos": True,
-                "logprobs": min(sampling.top_k, self._vocab_size) if wants_kept else 0,
+                "logprobs": ids_asked_for(sampling.top_k, self._vocab_size) if wants_kept else 0,
                 "detokenize": False,
                 "skip_special_tokens": False,
             },
@@ -156,16 +190,24 @@ class VllmDialect:
         return Piece(
             np.array(tokens, np.int32),
             np.array([each["logprob"] for each in content], np.float32),
-            self._kept(content) if request.return_kept and request.sampling.truncates and tokens else None,
+            self._kept(content, request) if request.return_kept and request.sampling.truncates and tokens else None,
             None if finish is None else _finish(finish, request.request_id),
             None if spans is None else tuple(Span(each["version"], each["start"], each["end"]) for each in spans),
         )
 
-    def _kept(self, content: Sequence[dict[str, Any]]) -> KeptSets:
-        """Those of the most likely ids that have a log-prob: under top-k no others do."""
-        sets = [
-            sorted({each["token_id"] for each in one["top_logprobs"] if each["logprob"] > _OUTSIDE}) for one in content
-        ]
+    def _kept(self, content: Sequence[dict[str, Any]], request: GenerateRequest) -> KeptSets:
+        """Those of the most likely ids that have a log-prob: under top-k no others do. Raises RequestError where more
+        are equally likely than were asked for."""
+        sets = []
+        for one in content:
+            kept = {each["token_id"]: each["logprob"] for each in one["top_logprobs"] if each["logprob"] > _OUTSIDE}
+            whole = math.fsum(map(math.exp, kept.values()))
+            if whole < 1 - _WHOLE:
+                raise RequestError(
+                    f"request {request.request_id}: of what top_k {request.sampling.top_k} keeps vLLM told {len(kept)} "
+                    f"ids of a probability of {whole:.4f}: more than {TIES} others are as likely as the last one"
+                )
+            sets.append(sorted(kept))
         ids = np.array([each for one in sets for each in one], np.int32)
         return KeptSets.of(ids, np.array([len(one) for one in sets], np.int32), self._vocab_size)
 
@@ -252,7 +294,7 @@ class VllmDialect:
             "cache_salt": self._salt,
             "sampling_params": {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False},
         }
-        answer = await self._http.call("POST", "/inference/v1/generate", body, what="the swap check", seconds=_CALL_S)
+        answer = await self._http.call("POST", _GENERATE, body, what="the swap check", seconds=_CALL_S)
         told = answer["prompt_logprobs"]
         return [float(told[place][str(int(sample[place]))]["logprob"]) for place in range(1, len(sample))]
 
@@ -283,6 +325,11 @@ class VllmDialect:
             "POST", "/collective_rpc", {"method": method}, what=f"the workers' {method}", seconds=_CALL_S
         )
         return [each for each in answer["results"] if isinstance(each, dict)]
+
+
+def ids_asked_for(top_k: int, vocab_size: int) -> int:
+    """Of a token, for its kept set under top-k."""
+    return min(top_k + TIES, vocab_size) if top_k else 0
 
 
 def _finish(word: str, request_id: str) -> FinishReason:

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from headrace.engines.servers.launch import ServerLaunch
 from headrace.engines.servers.user_options import flags, title, user_options
 
+TIES = 16
+"""Ids beyond top_k that are asked for: those that are as likely as the last of them are kept, too, which in bfloat16 is
+the case with every tenth token."""
 MODULE = "vllm.entrypoints.openai.api_server"
 _OURS = {
     "model": "model.path",
@@ -44,7 +47,7 @@ def command(launch: ServerLaunch, port: int) -> list[str]:
         "seed": launch.seed,
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
-        "max_logprobs": max(20, launch.top_k),
+        "max_logprobs": max(20, launch.top_k + TIES),
         "enable_scale_out": True,
         "disable_uvicorn_access_log": True,
         "weight_transfer_config": {"backend": "headrace"},
