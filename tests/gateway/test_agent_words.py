@@ -122,9 +122,9 @@ LAST_USER = (
 )
 
 
-@pytest.mark.parametrize(("thinking", "histories", "dropped"), [("keep", 1, 0), ("template", 2, 1)])
+@pytest.mark.parametrize(("thinking", "histories", "dropped"), [("keep", 1, 0), ("template", 2, 2)])
 def test_what_becomes_of_thoughts(thinking: Any, histories: int, dropped: int) -> None:
-    """A tool's result leaves the thought in place; a user's message drops it."""
+    """A tool's result leaves the thought in place; a user's message drops it, and the one before."""
     tokenizer = char_tokenizer()
     tokenizer.chat_template = LAST_USER + THOUGHTFUL
     engine = ScriptedEngine(says("<think>a</think>one"), says("<think>b</think>two"), says("three"))
@@ -144,10 +144,32 @@ def test_what_becomes_of_thoughts(thinking: Any, histories: int, dropped: int) -
     session = asyncio.run(play())
     found = session.trajectories()
     assert len(found) == histories
-    assert found[-1].metadata.get("dropped_thoughts", 0) >= dropped
+    assert found[-1].metadata.get("dropped_thoughts", 0) == dropped
     text = session._policy.decode(engine.requests[2].prompt, keep_special_tokens=True)
-    assert ("<think>b</think>" in text) == (thinking == "keep")
+    assert ("<think>a</think>" in text, "<think>b</think>" in text) == (thinking == "keep",) * 2
     assert "<think>a</think>" in session._policy.decode(engine.requests[1].prompt, keep_special_tokens=True)
+
+
+def test_a_thought_is_dropped_once() -> None:
+    """Six questions: each drops the thought before it, and goes on from nothing."""
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = LAST_USER + THOUGHTFUL
+    engine = ScriptedEngine(*(says(f"<think>{letter}</think>{letter}") for letter in "abcdef"))
+
+    async def play() -> AgentSession:
+        its = policy(engine, text=TextCodec(tokenizer), max_context=500)
+        session = AgentSession(its, GatewayConfig(thinking="template"), "http://127.0.0.1:1/v1", "key")
+        messages: list[Any] = []
+        for _ in range(6):
+            messages.append({"role": "user", "content": "go"})
+            answered = await session.chat(parse_agent_chat({"messages": messages}, "policy"), 0)
+            answered.delivered()
+            messages.append(whole_chat(answered)["choices"][0]["message"])
+        return session
+
+    histories = asyncio.run(play()).trajectories()
+    assert len(histories) == 6
+    assert histories[-1].metadata["dropped_thoughts"] == 5
 
 
 def test_a_template_that_wants_the_call_before_a_tools_result() -> None:

@@ -83,6 +83,8 @@ class AgentSession:
         self._tree = TokenTree()
         self._known = KnownTurns()
         self._counts: Counter[str] = Counter()
+        self._dropped: set[Digest] = set()
+        """Of the conversations that end with a thought that was dropped."""
         self._first_answers: dict[int, tuple[Node, bool]] = {}
         """To each request, by its number, and whether it had instructions. The request itself is not kept: each holds
         the whole conversation up to it."""
@@ -125,6 +127,7 @@ class AgentSession:
         if not histories:
             raise ValueError("the agent asked the policy for nothing, or took no answer; it has to use its base_url")
         counts = {**self._counts, "retries": self.exchanges.retries, "histories": len(histories)}
+        counts["dropped_thoughts"] = len(self._dropped)
         counts["undelivered"] = sum(not node.delivered for node in self._tree.answers)
         counts["greedy"] = sum(node.delivered and node.is_greedy for node in self._tree.answers)
         histories[-1].metadata["requests"] = self._requests
@@ -247,7 +250,7 @@ class AgentSession:
             messages = [*node.messages, *asked[place + 1 :]]
             thoughts = await off_loop(services, size, self._turns.thoughts_in, messages, shown)
             if {each for each in thoughts if each < len(node.messages)} != node.thoughts:
-                self._counts["dropped_thoughts"] += 1
+                self._dropped |= {known[each + 1] for each in node.thoughts - thoughts}
                 continue
             node.delivered = True  # or nobody could go on from it
             told, before = _told(messages, request.tool_choice), node.path_tokens[: -len(node.tokens)]
