@@ -37,6 +37,8 @@ from headrace.runtime.off_loop import off_loop, tokens_in
 from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.together import together
 
+_LONGEST_REFUSAL = 300
+"""Characters of what a request was refused with that the failure of its episode tells."""
 _CALL_TOLD = "\n\nAnswer with a call of {}."
 
 
@@ -85,6 +87,8 @@ class AgentSession:
         self._counts: Counter[str] = Counter()
         self._dropped: set[Digest] = set()
         """Of the conversations that end with a thought that was dropped."""
+        self._refusal = ""
+        """The last words that a request was refused with."""
         self._first_answers: dict[int, tuple[Node, bool]] = {}
         """To each request, by its number, and whether it had instructions. The request itself is not kept: each holds
         the whole conversation up to it."""
@@ -125,7 +129,10 @@ class AgentSession:
         """See `Session.trajectories`."""
         histories = self._tree.trajectories()
         if not histories:
-            raise ValueError("the agent asked the policy for nothing, or took no answer; it has to use its base_url")
+            told = "the agent asked the policy for nothing, or took no answer; it has to use its base_url"
+            if count := self._counts["refused"]:
+                told += f"; {count} request{'s were' if count > 1 else ' was'} refused, the last with: {self._refusal}"
+            raise ValueError(told)
         counts = {**self._counts, "retries": self.exchanges.retries, "histories": len(histories)}
         counts["dropped_thoughts"] = len(self._dropped)
         counts["undelivered"] = sum(not node.delivered for node in self._tree.answers)
@@ -133,6 +140,11 @@ class AgentSession:
         histories[-1].metadata["requests"] = self._requests
         histories[-1].metadata.update({name: count for name, count in counts.items() if count > (name == "histories")})
         return histories
+
+    def refused(self, error: ApiError) -> None:
+        """A request got no answer, but this."""
+        self._counts["refused"] += 1
+        self._refusal = f"{error.status} {str(error)[:_LONGEST_REFUSAL]}"
 
     def check_room(self) -> None:
         """Raises ApiError where too many requests run."""

@@ -81,14 +81,17 @@ class SessionRoutes:
 
     async def answer(self, api: AgentApi, request: web.Request) -> web.StreamResponse:
         """To a request of any API, in its words."""
+        session: AgentSession | None = None
         try:
-            return await self._exchange(request, api)
+            session = self._of(request)
+            return await self._exchange(request, api, session)
         except Exception as error:
             told = as_api_error(error)
+            if session is not None:
+                session.refused(told)
             return web.json_response(api.error(told), status=told.status, dumps=dumps)
 
-    async def _exchange(self, request: web.Request, api: AgentApi) -> web.StreamResponse:
-        session = self._of(request)
+    async def _exchange(self, request: web.Request, api: AgentApi, session: AgentSession) -> web.StreamResponse:
         body = await self._body(request)
         asked, created = api.parse(body, session), int(self._clock.wall())
 
@@ -104,7 +107,7 @@ class SessionRoutes:
         with exchange.reading() as delivered:
             try:
                 if asked.stream:
-                    response = await self._streamed(request, exchange, Reader(api, asked))
+                    response = await self._streamed(request, exchange, Reader(api, asked), session.refused)
                 else:
                     whole = dumps(api.whole(asked, await _whole(exchange.task)))
                     response = await self._sent(request, whole.encode(), _WHOLE)
@@ -132,9 +135,16 @@ class SessionRoutes:
         await self._within(response.write_eof())
         return response
 
-    async def _streamed(self, request: web.Request, exchange: Exchange[Answered], reader: Reader) -> web.StreamResponse:
+    async def _streamed(
+        self,
+        request: web.Request,
+        exchange: Exchange[Answered],
+        reader: Reader,
+        refused: Callable[[ApiError], None],
+    ) -> web.StreamResponse:
         """What is certain goes out as it comes, all that is new by one call; where nothing is for long, a comment. An
-        error before all that is raised, for a plain answer; a later one is an event. Raises _ClientGone."""
+        error before all that is raised, for a plain answer; a later one is an event, and `refused` is told. Raises
+        _ClientGone."""
         response, task, live = _Streamed(headers=_STREAMED), exchange.task, exchange.live
         quiet_at = self._clock.now() + _QUIET_S
         while live is not None and not task.done():
@@ -153,7 +163,9 @@ class SessionRoutes:
         except Exception as error:
             if not response.prepared:
                 raise
-            data = reader.failure(as_api_error(error))
+            told = as_api_error(error)
+            refused(told)
+            data = reader.failure(told)
         if not response.prepared:
             return await self._sent(request, data, _STREAMED)
         await self._within(response.write_eof(data))
