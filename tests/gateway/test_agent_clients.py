@@ -6,10 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from agent_listener import CALL, post, read, run
-from rollout_helpers import ScriptedEngine, chunk, ids, says
+from agent_listener import CALL, post, read, run, run_on
+from chat_styles import CHATML
+from rollout_helpers import ScriptedEngine, char_tokenizer, chunk, ids, says
 
+from headrace.config.gateway import GatewayConfig
 from headrace.engines.protocol import FinishReason
+from headrace.experience.text.tokens import TextCodec
 from headrace.gateway.agents.agent_session import AgentSession
 
 LOOK = {"name": "look", "description": "a value", "input_schema": {"type": "object", "properties": {}}}
@@ -183,3 +186,46 @@ def test_anthropics_tool_runner_plays_its_own_loop(streams: bool) -> None:
     assert keys == ["k", "k"]
     assert len(engine.requests) == 2
     assert read(only) == f"[user]hi[assistant]{CALL}{CALL}<eos>[tool]v of k[tool]v of k[assistant]done<eos>"
+
+
+BEGUN = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The answer is"}]
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [("chat/completions", {"messages": BEGUN}), ("messages", {"messages": BEGUN}), ("responses", {"input": BEGUN})],
+)
+def test_a_turn_that_the_agent_begins_is_refused(route: str, body: dict[str, Any]) -> None:
+    async def test(session: AgentSession, _: ScriptedEngine) -> Any:
+        return await post(session, body, route)
+
+    (status, answer), engine = run(test)
+    assert status == 400
+    assert "the last message is the assistant's" in answer["error"]["message"]
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "tool"),
+    [
+        ("chat/completions", {"messages": BEGUN[:1]}, {"type": "function", "function": {"name": "look"}}),
+        ("messages", {"messages": BEGUN[:1]}, LOOK),
+        ("responses", {"input": "hi"}, FUNCTION),
+    ],
+)
+def test_strict_is_left_out_and_counted(route: str, body: dict[str, Any], tool: dict[str, Any]) -> None:
+    """The template sees the same tool with it and without."""
+    wants = {"strict": True}
+    strict = {**tool, "function": tool["function"] | wants} if "function" in tool else tool | wants
+
+    async def test(session: AgentSession, _: ScriptedEngine) -> Any:
+        for each in (tool, strict):
+            assert (await post(session, {**body, "tools": [each]}, route))[0] == 200
+        return session.trajectories()[-1].metadata
+
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = CHATML
+    engine = ScriptedEngine(says("one"))
+    metadata = run_on(engine, test, GatewayConfig(), text=TextCodec(tokenizer))
+    assert metadata["ignored_strict"] == 1
+    assert engine.requests[0].prompt.tolist() == engine.requests[1].prompt.tolist()

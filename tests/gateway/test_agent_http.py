@@ -134,9 +134,7 @@ def test_what_was_refused_is_part_of_the_failure(stream: bool) -> None:
         wrong: list[dict[str, Any]] = [{"model": "gpt-4"}, {"surprise": 1}]
         for change in (*wrong, {"messages": [{"role": "user", "content": "x" * 300}]}):
             assert (await post(session, {**CHAT, "stream": stream, **change}))[0] in (400, 404)
-        with pytest.raises(
-            ValueError, match="base_url; 3 requests were refused, the last with: 400 the prompt has"
-        ):
+        with pytest.raises(ValueError, match="base_url; 3 requests were refused, the last with: 400 the prompt has"):
             session.trajectories()
         assert (await post(session, CHAT))[0] == 200
         assert session.trajectories()[-1].metadata["refused"] == 3

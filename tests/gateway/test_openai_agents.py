@@ -72,7 +72,7 @@ def test_its_loop_calls_a_tool_and_ends_with_one_history(responses: bool, stream
     begun = f"[system]be brief[user]hi[assistant]so {CALL}<eos>[tool]v of k[assistant]"
     assert read(only) == f"{begun}done<eos>"
     assert chosen(only) == [f"so {CALL}<eos>", "done<eos>"]
-    assert only.metadata == {"turns": 2, "requests": 2}
+    assert only.metadata == {"turns": 2, "requests": 2, "ignored_strict": 2}
     assert len(engine.requests[1].prompt) == len(begun.replace("<eos>", "."))
 
 

@@ -82,10 +82,11 @@ def parse_agent_chat(body: Any, model: str) -> ChatRequest:
     if fields.integer("top_logprobs", 0, 0, 20) > 0:
         raise ApiError("top_logprobs above 0 are not supported: leave it out", param="top_logprobs")
     messages = _messages(fields.get("messages"))
-    tools = as_checked_tools(fields.get("tools"))
+    tools, more = as_checked_tools(fields.get("tools"))
     choice = checked_choice(fields.get("tool_choice"), tools)
     variables = _variables(fields.get("chat_template_kwargs"))
     common = _common(fields, logprobs=fields.flag("logprobs"))
+    common["sampling"] |= more
     return ChatRequest(**common, messages=messages, tools=tools, tool_choice=choice, variables=variables)
 
 
@@ -168,15 +169,32 @@ def as_checked_messages(value: list[Any]) -> list[Message]:
         messages = as_messages(value)
     except ValueError as error:
         raise ApiError(str(error).replace("remove the row", "leave it out"), param="messages") from error
+    if messages[-1]["role"] == "assistant":
+        raise ApiError(
+            "the last message is the assistant's, and what the policy did not sample cannot begin its turn; end with a "
+            "user's message or a tool's result",
+            param="messages",
+        )
     return [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
 
 
-def as_checked_tools(value: Any) -> list[Tool] | None:
-    """Raises ApiError."""
+def as_checked_tools(value: Any) -> tuple[list[Tool] | None, dict[str, Any]]:
+    """The tools without `strict`, which nothing enforces here; and `strict` as a sampling parameter, if one of them
+    wants that. Raises ApiError."""
     try:
-        return as_tools(value)
+        tools = as_tools(value)
     except ValueError as error:
         raise ApiError(str(error), param="tools") from error
+    if tools is None:
+        return None, {}
+    plain = [_without_strict(tool) for tool in tools]
+    is_strict = any(tool.get("function", tool).get("strict") for tool in tools)
+    return plain, {"strict": True} if is_strict else {}
+
+
+def _without_strict(tool: Tool) -> Tool:
+    plain = {name: value for name, value in tool.get("function", tool).items() if name != "strict"}
+    return {**tool, "function": plain} if "function" in tool else plain
 
 
 def checked_choice(value: Any, tools: list[Tool] | None) -> str:

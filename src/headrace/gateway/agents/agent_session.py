@@ -254,7 +254,7 @@ class AgentSession:
         asked, known = request.messages, digests(request.messages, shown.tools, shown.variables)
         size = tokens_in(sum(len(str(message)) for message in asked))
         for place in range(len(asked) - 1, -1, -1):
-            if asked[place]["role"] != "assistant" or place == len(asked) - 1:
+            if asked[place]["role"] != "assistant":
                 continue
             node = self._known.find(known[place + 1], asked[place])
             if node is None or node.messages is None:

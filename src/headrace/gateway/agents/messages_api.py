@@ -43,7 +43,7 @@ def parse_messages(body: Any, model: str) -> ChatRequest:
         raise ApiError("messages must be a list of at least one message", param="messages")
     for place, one in enumerate(given, start=1):
         messages += _messages_of(one, f"message {place}")
-    tools = as_tools(_tools(fields.get("tools")))
+    tools, more = as_tools(_tools(fields.get("tools")))
     form = fields.get("output_config")
     if isinstance(form, Mapping) and form.get("format") is not None:
         what = "output_config.format would sample from another distribution than the one that is trained"
@@ -56,7 +56,7 @@ def parse_messages(body: Any, model: str) -> ChatRequest:
         stream=fields.flag("stream"),
         include_usage=True,
         logprobs=False,
-        sampling=fields.among(_SAMPLING),
+        sampling=fields.among(_SAMPLING) | more,
         messages=as_checked(messages),
         tools=tools,
         tool_choice=choice,
@@ -168,8 +168,8 @@ def _tools(value: Any) -> Any:
     for tool in value:
         if not isinstance(tool, Mapping) or "input_schema" not in tool:
             raise ApiError(f"the tool {str(tool)[:80]} has no input_schema; only such are called here", param="tools")
-        described = {"description": tool["description"]} if "description" in tool else {}
-        function = {"name": tool.get("name"), **described, "parameters": tool["input_schema"]}
+        more = {name: tool[name] for name in ("description", "strict") if name in tool}
+        function = {"name": tool.get("name"), **more, "parameters": tool["input_schema"]}
         tools.append({"type": "function", "function": function})
     return tools
 

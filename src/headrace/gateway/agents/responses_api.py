@@ -56,7 +56,7 @@ def parse_response(body: Any, model: str, conversation_of: Callable[[str], list[
     messages: list[Message] = [] if instructions is None else [{"role": "system", "content": str(instructions)}]
     messages += [] if previous is None else conversation_of(str(previous))
     messages += _messages_of(fields.get("input"))
-    tools = as_checked_tools(_tools(fields.get("tools")))
+    tools, more = as_checked_tools(_tools(fields.get("tools")))
     form = fields.get("text")
     if isinstance(form, Mapping) and (form.get("format") or {"type": "text"}).get("type") != "text":
         raise ApiError("text.format would sample from another distribution than the one that is trained", param="text")
@@ -67,7 +67,7 @@ def parse_response(body: Any, model: str, conversation_of: Callable[[str], list[
         stream=fields.flag("stream"),
         include_usage=True,
         logprobs=False,
-        sampling=fields.among(_SAMPLING),
+        sampling=fields.among(_SAMPLING) | more,
         messages=as_checked_messages(messages),
         tools=tools,
         tool_choice=checked_choice(_choice(fields.get("tool_choice")), tools),
@@ -214,7 +214,7 @@ def _tools(value: Any) -> Any:
     for tool in value:
         if not isinstance(tool, Mapping) or tool.get("type") != "function":
             raise ApiError(f"the tool {str(tool)[:80]} is no function; only such are called here", param="tools")
-        names = ("name", "description", "parameters")
+        names = ("name", "description", "parameters", "strict")
         tools.append({"type": "function", "function": {name: tool[name] for name in names if name in tool}})
     return tools
 
