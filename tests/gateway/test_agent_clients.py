@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import aiohttp
 import pytest
 from agent_listener import CALL, post, read, run, run_on
 from chat_styles import CHATML
@@ -186,6 +187,68 @@ def test_anthropics_tool_runner_plays_its_own_loop(streams: bool) -> None:
     assert keys == ["k", "k"]
     assert len(engine.requests) == 2
     assert read(only) == f"[user]hi[assistant]{CALL}{CALL}<eos>[tool]v of k[tool]v of k[assistant]done<eos>"
+
+
+DEEP = "[" * 900 + "]" * 900
+NESTED, HALF = "nested more than 64 deep", "half of a surrogate pair"
+
+
+@pytest.mark.parametrize("within_text", [False, True])
+@pytest.mark.parametrize(("value", "words"), [(DEEP, NESTED), ('"\\ud800"', HALF), ("1e400", "not JSON compliant")])
+@pytest.mark.parametrize("route", ["chat/completions", "messages", "responses"])
+def test_what_no_template_can_read_is_refused_in_words(route: str, value: str, words: str, within_text: bool) -> None:
+    """In the arguments of a call, as JSON and as text that is JSON; Anthropic has no such text."""
+    value = '{"x": ' + value + "}"
+    arguments = json.dumps(value) if within_text and route != "messages" else value
+    body = {
+        "chat/completions": '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": '
+        '[{"function": {"name": "a", "arguments": ARGUMENTS}}]}, {"role": "tool", "content": "r"}]}',
+        "messages": '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{"type": '
+        '"tool_use", "id": "1", "name": "a", "input": ARGUMENTS}]}, {"role": "user", "content": "r"}]}',
+        "responses": '{"input": [{"type": "function_call", "call_id": "1", "name": "a", "arguments": ARGUMENTS}, '
+        '{"type": "function_call_output", "call_id": "1", "output": "r"}]}',
+    }[route].replace("ARGUMENTS", arguments)
+
+    async def test(session: AgentSession, _: ScriptedEngine) -> Any:
+        headers = {"Authorization": f"Bearer {session.api_key}", "Content-Type": "application/json"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as client,
+            client.post(f"{session.base_url}/{route}", data=body.encode()) as response,
+        ):
+            return response.status, await response.json()
+
+    (status, answer), engine = run(test)
+    assert status == 400
+    assert words in answer["error"]["message"]
+    assert not engine.requests
+
+
+def test_half_a_pair_in_a_message_is_refused_in_words() -> None:
+    async def test(session: AgentSession, _: ScriptedEngine) -> Any:
+        return [
+            await post(session, {"messages": [{"role": "user", "content": "a\ud800"}]}),
+            await post(session, {"prompt": "a\ud800"}, "completions"),
+        ]
+
+    answers, _ = run(test)
+    for status, answer in answers:
+        assert (status, HALF in answer["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("value", ["1e400", '"\\ud800"', "[" * 200 + "]" * 200])
+@pytest.mark.parametrize("route", ["chat/completions", "messages"])
+def test_a_call_that_no_client_can_read_is_text(route: str, value: str) -> None:
+    call = CALL.replace('"k"', value)
+
+    async def test(session: AgentSession, _: ScriptedEngine) -> Any:
+        tool = LOOK if route == "messages" else {"type": "function", "function": FUNCTION}
+        return await post(session, {"messages": BEGUN[:1], "tools": [tool]}, route)
+
+    engine = ScriptedEngine(says(call))
+    status, answer = run_on(engine, test, GatewayConfig(tool_parser="hermes"))
+    assert status == 200
+    said = answer["content"] if route == "messages" else answer["choices"][0]["message"]
+    assert said == ([{"type": "text", "text": call}] if route == "messages" else {"role": "assistant", "content": call})
 
 
 BEGUN = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The answer is"}]

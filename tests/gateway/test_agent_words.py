@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -17,6 +18,7 @@ from headrace.experience.text.tokens import TextCodec
 from headrace.gateway.agents.agent_requests import parse_agent_chat
 from headrace.gateway.agents.agent_session import AgentSession
 from headrace.gateway.agents.answered import whole_chat
+from headrace.gateway.agents.model_renderer import _call_of
 from headrace.gateway.agents.reasoning import begins_thought, split_reasoning
 from headrace.gateway.agents.tool_calls import PARSERS, ParsedText, ToolCall, parse_tool_calls, parser_of
 from headrace.gateway.agents.turns import Turns
@@ -70,11 +72,28 @@ def test_parsers_read_what_their_models_write(name: str, text: str, parsed: Pars
         '<tool_call>{"name": "look", "arguments": "no object"}</tool_call>',
         '<tool_call>{"name": "look", "arguments": {"x": NaN}}</tool_call>',
         '<tool_call>["look"]</tool_call>',
+        '<tool_call>{"name": "look", "arguments": {"x": 1e400}}</tool_call>',
+        '<tool_call>{"name": "look", "arguments": {"x": "\\ud800"}}</tool_call>',
+        '<tool_call>{"name": "\\udfff", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "look", "arguments": {"x": ' + "[" * 300 + "]" * 300 + "}}</tool_call>",
         "<tool_call>" + "[" * 100_000,
     ],
 )
 def test_what_is_no_call_stays_text(text: str) -> None:
     assert parse_tool_calls(text, PARSERS["hermes"]) == ParsedText(text)
+
+
+@pytest.mark.parametrize("value", ["1e400", '"\\ud800"', "[" * 300 + "]" * 300])
+def test_a_value_of_xml_that_nobody_can_read_is_text(value: str) -> None:
+    parsed = parse_tool_calls(f"<function=look><parameter=x>{value}</parameter></function>", PARSERS["qwen3_xml"])
+    assert parsed == ParsedText("", (ToolCall("look", {"x": value}),))
+
+
+@pytest.mark.parametrize("arguments", ['{"x": 1e400}', '{"x": "\\ud800"}', '{"x": ' + "[" * 300 + "]" * 300 + "}"])
+def test_a_call_of_the_package_that_nobody_can_read_is_none(arguments: str) -> None:
+    found = SimpleNamespace(arguments=arguments, status="ok", name="look", id=None)
+    with pytest.raises(ValueError, match=r"nested|not JSON compliant|surrogate"):
+        _call_of(found)
 
 
 def test_a_parser_is_found_by_the_template() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from headrace.config.template import check_variables
 from headrace.experience.text.messages import Message, Tool, as_messages, as_tools
+from headrace.gateway.agents.plain_json import check_plain
 from headrace.gateway.errors import ApiError
 from headrace.gateway.fields import Fields
 
@@ -167,7 +168,8 @@ def as_checked_messages(value: list[Any]) -> list[Message]:
     """Raises ApiError."""
     try:
         messages = as_messages(value)
-    except ValueError as error:
+        check_plain([call["function"] for message in messages for call in message.get("tool_calls", ())])
+    except (ValueError, RecursionError) as error:  # which may be text within, that is JSON in turn
         raise ApiError(str(error).replace("remove the row", "leave it out"), param="messages") from error
     if messages[-1]["role"] == "assistant":
         raise ApiError(

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from headrace.config import ConfigError, TrainConfig
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.messages import Message, Tool
-from headrace.gateway.agents.tool_calls import ParsedText, ToolCall, require_sendable
+from headrace.gateway.agents.plain_json import check_plain
+from headrace.gateway.agents.tool_calls import ParsedText, ToolCall
 
 TEMPLATE = "template"
 """The value of `gateway.renderer` for none: the chat template renders."""
@@ -243,7 +244,7 @@ def _call_of(found: Any) -> ToolCall:
     is_whole = found.status in ("ok", "invalid_json")
     if not is_whole or not found.name or not isinstance(arguments, dict):
         raise ValueError("a call has a name, and an object of arguments")
-    require_sendable([found.name, arguments])
+    check_plain([found.name, arguments, found.id])
     return ToolCall(found.name, arguments, found.id)
 
 

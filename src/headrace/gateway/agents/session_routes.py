@@ -15,6 +15,7 @@ from headrace.gateway.agents.agent_session import AgentSession
 from headrace.gateway.agents.answered import Answered
 from headrace.gateway.agents.exchanges import Exchange
 from headrace.gateway.agents.growing import Live
+from headrace.gateway.agents.plain_json import check_plain
 from headrace.gateway.agents.reader import Reader
 from headrace.gateway.errors import ApiError, as_api_error
 from headrace.gateway.http_json import dumps, read_json
@@ -123,7 +124,11 @@ class SessionRoutes:
     async def _body(self, request: web.Request) -> Any:
         """Raises ApiError, WaitTimeout."""
         try:
-            return await read_json(request, Deadline(self._clock, _BODY_S))
+            body = await read_json(request, Deadline(self._clock, _BODY_S))
+            check_plain(body)
+            return body
+        except ValueError as error:
+            raise ApiError(f"the body cannot be used: {error}") from error
         except web.HTTPRequestEntityTooLarge as error:
             raise ApiError(f"the body is too large (gateway.max_body_mib): {error.text}", status=413) from error
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from headrace.experience.text.stops import first_place
+from headrace.gateway.agents.plain_json import check_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +176,6 @@ def _call_of(value: Any, key: str = "arguments") -> ToolCall:
     return ToolCall(name, arguments)
 
 
-def require_sendable(value: Any) -> None:
-    """Raises ValueError or RecursionError for what no client could send back: a number that is none of JSON's, as
-    `1e400`, half of a surrogate pair, what is nested too deeply."""
-    json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-
-
 def _function(found: re.Match[str]) -> ToolCall:
     return ToolCall(found.group(1), {key: _value(value) for key, value in _PARAMETER.findall(found.group(2))})
 
@@ -193,9 +188,10 @@ def _value(text: str) -> Any:
 
 
 def _json(text: str) -> Any:
-    found = json.loads(text, parse_constant=_refuse)
-    require_sendable(found)
-    return found
+    """Raises ValueError, RecursionError."""
+    value = json.loads(text, parse_constant=_refuse)
+    check_plain(value)
+    return value
 
 
 def _refuse(name: str) -> NoReturn:
