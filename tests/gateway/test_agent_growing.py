@@ -36,6 +36,9 @@ FRAGMENTS = (
 THOUGHTFUL = CHATML + "{# reasoning_content #}"
 BEGUN = THOUGHTFUL.replace("{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant\\n<think>\\n' }}")
 CODECS = {template: TextCodec(byte_tokenizer(template)) for template in (CHATML, THOUGHTFUL, BEGUN)}
+SPECIAL = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=", "<think>", "</think>", "STOP")
+MARKED = {template: TextCodec(byte_tokenizer(template, more=SPECIAL)) for template in CODECS}
+"""The same, whose marks are special tokens."""
 END = CODECS[CHATML].encode_text("<|im_end|>").tolist()[0]
 TILDE = CODECS[CHATML].encode_text("~").tolist()[0]
 """A token of the text that closes a turn as well."""
@@ -54,9 +57,9 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-def session_of(engine: Parted, template: str, tool_parser: Any) -> AgentSession:
+def session_of(engine: Parted, template: str, tool_parser: Any, codecs: dict[str, TextCodec] = CODECS) -> AgentSession:
     sampling = SamplingParams(max_new_tokens=2000, stop_token_ids=(END, TILDE))
-    its = policy(engine, text=CODECS[template], sampling=sampling)
+    its = policy(engine, text=codecs[template], sampling=sampling)
     return AgentSession(its, GatewayConfig(tool_parser=tool_parser), "http://127.0.0.1:1/v1", "key")
 
 
@@ -180,10 +183,10 @@ put_together: dict[AgentApi, Callable[[list[dict[str, Any]]], dict[str, Any]]] =
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> Parts:
+def answers(draw: st.DrawFn, codec: TextCodec = CODECS[CHATML]) -> Parts:
     """Any tokens, bytes of no character among them, in any parts, with any end."""
     said = draw(st.lists(st.sampled_from(FRAGMENTS) | st.text("<tool_call>{}\n /", max_size=4), max_size=8))
-    tokens = CODECS[CHATML].encode_text("".join(said)).tolist()
+    tokens = codec.encode_text("".join(said)).tolist()
     for place in draw(st.lists(st.integers(0, len(tokens)), max_size=2)):
         tokens.insert(place, draw(st.integers(0, 255).filter(lambda token: token != TILDE)))
     finish = draw(st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
@@ -200,13 +203,21 @@ def answers(draw: st.DrawFn) -> Parts:
     route=st.sampled_from(sorted(BODIES)),
     tool_parser=st.sampled_from(["none", *PARSERS]),
     template=st.sampled_from(sorted(CODECS)),
-    parts=st.lists(answers(), min_size=1, max_size=2),
+    played=st.sampled_from([CODECS, MARKED]).flatmap(
+        lambda codecs: st.tuples(st.just(codecs), st.lists(answers(codecs[CHATML]), min_size=1, max_size=2))
+    ),
     stops=st.sampled_from([[], ["STOP"], ["a\n", "\n"], ["<tool_call>"], ["é", "TOP"]]),
     logprobs=st.booleans(),
 )
 def test_a_stream_put_together_is_the_whole_answer(
-    route: str, tool_parser: str, template: str, parts: list[Parts], stops: list[str], logprobs: bool
+    route: str,
+    tool_parser: str,
+    template: str,
+    played: tuple[dict[str, TextCodec], list[Parts]],
+    stops: list[str],
+    logprobs: bool,
 ) -> None:
+    codecs, parts = played
     body = dict(BODIES[route])
     if route in ("/v1/chat/completions", "/v1/completions"):
         body |= {"n": len(parts), "stop": stops, "stream_options": {"include_usage": True}}
@@ -215,9 +226,9 @@ def test_a_stream_put_together_is_the_whole_answer(
         body |= {"stop_sequences": stops}
 
     async def play() -> None:
-        session = session_of(Parted(*parts), template, tool_parser)
+        session = session_of(Parted(*parts), template, tool_parser, codecs)
         told, whole = await streamed(session, APIS[route], body)
-        again = session_of(Parted(*parts), template, tool_parser)
+        again = session_of(Parted(*parts), template, tool_parser, codecs)
         asked = APIS[route].parse(body, again)
         assert APIS[route].whole(asked, await again.answer(asked, 0)) == whole
         assert put_together[APIS[route]](events(told)) == whole
@@ -288,3 +299,52 @@ def test_a_call_comes_when_nothing_can_make_text_of_it(name: str, early: int) ->
 
     asyncio.run(play())
     assert max(seen) == early
+
+
+def whole_of(said: str, tool_parser: str, template: str = CHATML, **more: Any) -> dict[str, Any]:
+    """The choice of a chat whose marks are special tokens, streamed and not."""
+    tokens = MARKED[template].encode_text(said).tolist()
+    parts: Parts = [*(([token], None) for token in tokens), ([END], FinishReason.STOP)]
+
+    async def play() -> tuple[bytes, dict[str, Any]]:
+        session = session_of(Parted(parts), template, tool_parser, MARKED)
+        return await streamed(session, APIS["/v1/chat/completions"], {**BODY, **more})
+
+    told, whole = asyncio.run(play())
+    assert chat_of(events(told)) == whole
+    return dict(whole["choices"][0])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("hermes", f"so <tool_call>{CALL}</tool_call>"),
+        ("mistral", f"so [TOOL_CALLS][{CALL}]"),
+        ("llama3_json", '<|python_tag|>{"name": "look", "parameters": {}}'),
+        ("qwen3_xml", "so <tool_call><function=look><parameter=k>é</parameter></function></tool_call>"),
+    ],
+)
+def test_marks_that_are_special_tokens_are_read(name: str, said: str) -> None:
+    choice = whole_of(said, name)
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "look"
+    assert choice["message"]["content"] == ("so" if "so" in said else None)
+
+
+def test_special_tokens_of_what_is_no_call_are_left_out_as_ever() -> None:
+    for name, said, content in (
+        ("hermes", "a <tool_call>{</tool_call> b", "a { b"),
+        ("mistral", "[TOOL_CALLS]so", "so"),
+        ("none", f"a <tool_call>{CALL}</tool_call>", f"a {CALL}"),
+    ):
+        assert whole_of(said, name)["message"] == {"role": "assistant", "content": content}
+        assert MARKED[CHATML].decode(MARKED[CHATML].encode_text(said)) == content
+
+
+def test_thoughts_and_stops_of_special_tokens() -> None:
+    assert whole_of("<think>\nab\n</think>\n\nc", "none", THOUGHTFUL)["message"] == {
+        "role": "assistant",
+        "content": "c",
+        "reasoning_content": "ab",
+    }
+    assert whole_of("aSTOPb", "none", stop=["STOP"])["message"]["content"] == "a"

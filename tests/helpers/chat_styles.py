@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -60,13 +62,17 @@ MARKED = (
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
 
-def byte_tokenizer(template: str | None = None, *, eos: str = "<|im_end|>") -> PreTrainedTokenizerFast:
-    """A token for each byte, as of a model of GPT-2's kind without a merge, and the special tokens."""
+def byte_tokenizer(
+    template: str | None = None, *, eos: str = "<|im_end|>", more: Sequence[str] = ()
+) -> PreTrainedTokenizerFast:
+    """A token for each byte, as of a model of GPT-2's kind without a merge, and the special tokens, with `more`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos, bos_token="<|begin_of_text|>")
-    fast.add_special_tokens({"additional_special_tokens": [name for name in SPECIAL if name not in fast.get_vocab()]})
+    fast.add_special_tokens(
+        {"additional_special_tokens": [name for name in (*SPECIAL, *more) if name not in fast.get_vocab()]}
+    )
     fast.chat_template = template
     return fast

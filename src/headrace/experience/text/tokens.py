@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from functools import cached_property
 from typing import Any, Protocol, cast
 
@@ -46,6 +46,7 @@ class TextCodec:
         """`template` is the tokenizer's own, with nothing added, unless given."""
         self._tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer) if template is None else template
+        self._kept: frozenset[int] = frozenset()
         self._last: tuple[Content, Sequence[Tool] | None, NDArray[np.int32]] | None = None
 
     def encode(
@@ -131,7 +132,22 @@ class TextCodec:
     def decode(self, tokens: ArrayLike, *, keep_special_tokens: bool = False) -> str:
         """Text of `tokens`, special tokens left out unless they are kept."""
         ids = np.asarray(tokens, dtype=np.int64).tolist()
+        if self._kept and not keep_special_tokens:
+            ids = [each for each in ids if each in self._kept or each not in self.special_tokens]
+            keep_special_tokens = True
         return cast(str, self._tokenizer.decode(ids, skip_special_tokens=not keep_special_tokens))
+
+    def keeping(self, kept: frozenset[int]) -> TextCodec:
+        """The same, but that `decode` leaves none of these special tokens out."""
+        keeps = copy(self)
+        keeps._kept = kept
+        return keeps
+
+    @cached_property
+    def special_tokens(self) -> Mapping[int, str]:
+        """Those that decoding leaves out, by id."""
+        added = getattr(self._tokenizer, "added_tokens_decoder", {})
+        return {token: each.content for token, each in added.items() if each.special}
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:

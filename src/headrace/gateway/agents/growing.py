@@ -15,6 +15,7 @@ from headrace.experience.text.messages import Message
 from headrace.experience.text.piecewise import Piecewise
 from headrace.experience.text.stops import first_place
 from headrace.gateway.agents.answered import Answered
+from headrace.gateway.agents.left_out import LeftOut
 from headrace.gateway.agents.reading import Reading, as_calls
 from headrace.gateway.agents.reasoning import ThoughtSplitter
 from headrace.gateway.agents.so_far import SoFar
@@ -37,6 +38,7 @@ class GrowingAnswer:
         """What may be part of a text that stops the answer, and all behind one."""
         self._splitter = ThoughtSplitter(begun=reading.begun) if reading.splits else None
         self._watch = None if reading.parser is None else reading.parser.watch()
+        self._plain_thought, self._plain = LeftOut(reading.marks), LeftOut(reading.marks)
         self._message: Message = {"role": "assistant", "content": ""}
         self._texts: list[str] = []
         self._values: list[float] = []
@@ -73,9 +75,12 @@ class GrowingAnswer:
     def _say(self, thought: str, parsed: ParsedText) -> None:
         message = self._message
         if self._splitter is not None and self._splitter.has_thought:
-            message["reasoning_content"] = message.get("reasoning_content", "") + thought
-        message["content"] += parsed.text
+            thought = self._plain_thought.push(thought)
+            rest = "" if self._splitter.is_open else self._plain_thought.flush()
+            message["reasoning_content"] = message.get("reasoning_content", "") + thought + rest
+        message["content"] += self._plain.push(parsed.text)
         if parsed.calls:
+            message["content"] += self._plain.flush()
             known = message.setdefault("tool_calls", [])
             known += as_calls(parsed.calls, self._ids, len(known))
 

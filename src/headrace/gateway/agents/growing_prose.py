@@ -8,6 +8,8 @@ begins with a space or a bracket.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headrace.experience.text.stops import first_place
 from headrace.gateway.agents.growing import GrowingAnswer
 from headrace.gateway.agents.model_renderer import AnswerReader
@@ -39,7 +41,7 @@ class GrowingProse(GrowingAnswer):
         self._by_mark = False
         self._tail = ""
         """Of the plain text before."""
-        self._thought, self._text = _Part(), _Part()
+        self._thought, self._text = _Part(reading.marks), _Part(reading.marks)
         self._by_renderer = by_renderer
         self._state: tuple[bool, bool] | None = None
         """Whether there is a thought, and it goes on; None before anything was said."""
@@ -112,8 +114,9 @@ class GrowingProse(GrowingAnswer):
 class _Part:
     """A thought, or the text behind it, up to where readers may differ."""
 
-    def __init__(self) -> None:
+    def __init__(self, marks: Sequence[str]) -> None:
         self.held = ""
+        self._marks = (OPEN, CLOSE, *marks)
         self.is_over = False
         self._has_begun = False
 
@@ -125,8 +128,8 @@ class _Part:
             self.is_over = text[0].isspace() or text[0] in _BRACKETS
         if self.is_over:
             return ""
-        place = first_place(text, (OPEN, CLOSE))
-        self.is_over = text.startswith((OPEN, CLOSE), place)
+        place = first_place(text, self._marks)
+        self.is_over = text.startswith(self._marks, place)
         sure = text[:place].rstrip()
         self.held = text[len(sure) :]
         return sure

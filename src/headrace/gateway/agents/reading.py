@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from headrace.engines.protocol import FinishReason
 from headrace.experience.text.messages import Message
 from headrace.experience.text.tokens import TextCodec
+from headrace.gateway.agents.left_out import left_out
 from headrace.gateway.agents.model_renderer import AnswerReader
 from headrace.gateway.agents.reasoning import split_reasoning
 from headrace.gateway.agents.tool_calls import ParsedText, Parser, ToolCall, parse_tool_calls
@@ -45,6 +46,8 @@ class Reading:
     reads_calls: bool = False
     parser: Parser | None = None
     """Of calls, where they are read."""
+    marks: tuple[str, ...] = ()
+    """Of special tokens: what `text` decodes for the stops, thoughts and calls, and is no part of what is said."""
     by_renderer: AnswerReader | None = None
     """How the model's renderer reads an answer, if one is to."""
 
@@ -75,7 +78,8 @@ class Reading:
     def _read(self, text: str, parser: Parser | None) -> ParsedText:
         thought, answer = split_reasoning(text, begun=self.begun) if self.splits else (None, text)
         parsed = parse_tool_calls(answer, parser)
-        return ParsedText(parsed.text, parsed.calls, thought)
+        thought = None if thought is None else left_out(thought, self.marks)
+        return ParsedText(left_out(parsed.text, self.marks), parsed.calls, thought)
 
     def token_texts(self, tokens: NDArray[np.int32]) -> tuple[str, ...]:
         """Each by itself."""

@@ -43,6 +43,8 @@ class Parser:
     read: Callable[[str], ParsedText]
     """Raises ValueError, KeyError or TypeError for calls that are none."""
     watch: Callable[[], Watch]
+    marks: tuple[str, ...]
+    """Texts by which it tells calls from what is said; in some models special tokens."""
 
 
 def parse_tool_calls(text: str, parser: Parser | None) -> ParsedText:
@@ -60,7 +62,9 @@ _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _MISTRAL = "[TOOL_CALLS]"
 _PYTHON_TAG = "<|python_tag|>"
+_HERMES_MARKS = ("<tool_call>", "</tool_call>")
 _QWEN3_MARKS, _QWEN3_END = ("<tool_call>", "<function="), "</function>"
+_QWEN3_ALL = (*_HERMES_MARKS, "<function=", _QWEN3_END, "<parameter=", "</parameter>")
 
 
 def _hermes(text: str) -> ParsedText:
@@ -150,10 +154,10 @@ class _AtBeginning:
 
 
 PARSERS: Mapping[str, Parser] = {
-    "hermes": Parser(_hermes, lambda: _BeforeMarks("<tool_call>")),
-    "llama3_json": Parser(_llama3_json, _AtBeginning),
-    "mistral": Parser(_mistral, lambda: _BeforeMarks(_MISTRAL)),
-    "qwen3_xml": Parser(_qwen3_xml, _Functions),
+    "hermes": Parser(_hermes, lambda: _BeforeMarks("<tool_call>"), _HERMES_MARKS),
+    "llama3_json": Parser(_llama3_json, _AtBeginning, (_PYTHON_TAG,)),
+    "mistral": Parser(_mistral, lambda: _BeforeMarks(_MISTRAL), (_MISTRAL,)),
+    "qwen3_xml": Parser(_qwen3_xml, _Functions, _QWEN3_ALL),
 }
 """By the names that `gateway.tool_parser` has."""
 

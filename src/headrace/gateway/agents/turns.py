@@ -14,7 +14,7 @@ from headrace.experience.text.messages import Message, Tool
 from headrace.experience.text.tokens import TextCodec
 from headrace.gateway.agents.model_renderer import AnswerReader, ModelRenderer
 from headrace.gateway.agents.reading import Reading
-from headrace.gateway.agents.reasoning import begins_thought, shows_reasoning, template_text
+from headrace.gateway.agents.reasoning import CLOSE, OPEN, begins_thought, shows_reasoning, template_text
 from headrace.gateway.agents.tool_calls import parser_of
 from headrace.gateway.errors import ApiError
 
@@ -102,20 +102,34 @@ class Turns:
         if self._reader is not None:
             by = AnswerReader(self._reader, prompt, self._stops, shown.tools, shown.variables)
         end = self._text.decode(prompt[-_PROMPT_END:], keep_special_tokens=True) if self._splits else ""
+        parser = self._parser if reads_calls else None
+        thoughts = (OPEN, CLOSE) if self._splits else ()
+        text, marks = self._read_with((*stop, *thoughts, *(parser.marks if parser else ())))
         return Reading(
-            self._text,
+            text,
             self._stops,
             stop,
             splits=self._splits,
             begun=begins_thought(end),
             reads_calls=reads_calls,
-            parser=self._parser if reads_calls else None,
+            parser=parser,
+            marks=marks,
             by_renderer=by,
         )
 
     def plain_reading(self, stop: tuple[str, ...]) -> Reading:
         """Of text that goes on."""
-        return Reading(self._text, self._stops, stop)
+        text, marks = self._read_with(stop)
+        return Reading(text, self._stops, stop, marks=marks)
+
+    def _read_with(self, looked_for: Sequence[str]) -> tuple[TextCodec, tuple[str, ...]]:
+        """What decodes an answer in which these texts are looked for, and the special tokens that are part of them."""
+        kept = {
+            token: mark
+            for token, mark in self._text.special_tokens.items()
+            if token not in self._stops and mark.strip() and any(mark in text for text in looked_for)
+        }
+        return (self._text.keeping(frozenset(kept)), tuple(kept.values())) if kept else (self._text, ())
 
 
 @contextmanager
