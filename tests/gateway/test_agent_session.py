@@ -143,6 +143,26 @@ def test_equal_requests_are_two_samples_of_other_noise() -> None:
     assert len({request.noise_key for request in engine.requests}) == 3
 
 
+def test_other_prompts_have_other_noise_and_a_run_of_the_seed_has_the_same_again() -> None:
+    """Noise is drawn by the key and a token's place, so prompts of one length must not share the key; nor does what is
+    asked in between change that of a history."""
+
+    async def play(session: AgentSession) -> None:
+        for letter in "abcdefgh":
+            await ask(session, [{"role": "user", "content": letter}])
+        first = await ask(session, [USER])
+        for letter in "xy":
+            await ask(session, [USER, first, {"role": "user", "content": letter}])
+
+    async def again(session: AgentSession) -> None:
+        first = await ask(session, [USER])
+        await ask(session, [USER, first, {"role": "user", "content": "y"}])
+
+    keys = [request.noise_key for request in played(play, says("one"))[2].requests]
+    assert len(set(keys)) == 11
+    assert [request.noise_key for request in played(again, says("one"))[2].requests] == [keys[8], keys[10]]
+
+
 def test_the_runs_sampling_holds() -> None:
     async def play(session: AgentSession) -> None:
         await ask(session, [USER], temperature=0, seed=3, max_tokens=4)
