@@ -122,3 +122,12 @@ def test_what_goes_on_by_gloo_is_published_in_shared_memory() -> None:
         (told,) = ineffective(configured(engine, transport=transport, host="10.0.0.1"))
         assert told.startswith("weights.host has no effect: ")
         assert reason in told
+
+
+def test_top_p_without_top_k_is_not_for_vllm() -> None:
+    """Unless given, top_p sets a top_k of its own."""
+    given = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "engine": {"kind": "vllm"}}
+    sampled = TrainConfig.model_validate({**given, "rollout": {"sampling": {"top_p": 0.9}}})
+    assert sampled.rollout.sampling.top_k == 512
+    with pytest.raises(ValidationError, match=r"top_p is 0\.9 and top_k 0, and vLLM tells kept sets under top_k alone"):
+        TrainConfig.model_validate({**given, "rollout": {"sampling": {"top_p": 0.9, "top_k": 0}}})

@@ -402,6 +402,12 @@ class TrainConfig(Section):
                 "gateway.sampling is client, and no agent plays the episodes that are trained; set rollout.agent "
                 "(without rollout.function), or leave gateway.sampling out"
             )
+        sampling = self.rollout.sampling
+        if sampling.truncates and sampling.top_k == 0 and any(each.kind == "vllm" for each in self.engine.sections):
+            raise ValueError(
+                f"rollout.sampling.top_p is {sampling.top_p} and top_k 0, and vLLM tells kept sets under top_k alone; "
+                "set rollout.sampling.top_k, or leave it out"
+            )
         if self.rollouts_only and self.data.rollouts is not None:
             raise ValueError("rollouts_only is true, and data.rollouts names what is recorded already; drop one")
         if self.rollouts_only and self.rollout.surplus:
