@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from asyncio.subprocess import PIPE
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -28,7 +29,7 @@ from headrace.gateway.agents.agent_gateway import AgentGateway
 from headrace.gateway.agents.own_folder import OwnFolder
 from headrace.rewards.tools import find_walls
 from headrace.rollout.agent import AgentWorkflow
-from headrace.rollout.agent_command import AgentFailed, CommandAgent
+from headrace.rollout.agent_command import AgentFailed, CommandAgent, _talk
 from headrace.rollout.trajectory import Trajectory
 from headrace.runtime.inline import InlineRuntime, SystemClock
 
@@ -213,6 +214,34 @@ def test_a_program_that_hangs_is_ended_with_all_that_it_started() -> None:
     with pytest.raises(asyncio.TimeoutError):
         play(inline(code), within_s=3)
     assert _gone(lambda line: "sleep(1234)" in line)
+
+
+@pytest.mark.parametrize("sandbox", [pytest.param("auto", marks=walled), "none"])
+def test_what_a_program_leaves_behind_neither_delays_its_reward_nor_outlives_it(sandbox: Any) -> None:
+    code = """
+        import subprocess
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1235)"], start_new_session=True)
+        ask("x")
+        print(0.5)
+    """
+    (only,), _ = play(inline(code, reward="stdout", sandbox=sandbox))
+    assert only.reward == 0.5
+    assert _gone(lambda line: "sleep(1235)" in line)
+
+
+def test_streams_that_nobody_closes_are_waited_for_a_second() -> None:
+    """As where orphans cannot be found."""
+
+    async def talk() -> tuple[bytes, bytes]:
+        line = ("sh", "-c", "sleep 3 & echo out; echo err >&2; cat >/dev/null")
+        process = await asyncio.create_subprocess_exec(*line, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+        found = await asyncio.wait_for(_talk(process, b"told\n", SystemClock()), 2.5)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        await asyncio.gather(process.stdout.read(), process.stderr.read())  # else what is left of it warns
+        return found
+
+    assert asyncio.run(talk()) == (b"out\n", b"err\n")
 
 
 def _gone(match: Callable[[str], bool]) -> bool:

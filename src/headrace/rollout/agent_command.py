@@ -8,11 +8,9 @@ import json
 import logging
 import os
 import shutil
-import signal
-import sys
+import socket
 from asyncio.subprocess import PIPE
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from headrace.config.agent import AgentCommand
@@ -22,8 +20,9 @@ from headrace.errors import HeadraceError
 from headrace.rewards.tools import find_walls
 from headrace.rollout.agent_episode import AgentEpisode
 from headrace.rollout.sessions import Session
-from headrace.runtime.protocol import Clock
+from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.sandbox.commands import module_command
+from headrace.sandbox.guardian import guarded
 from headrace.sandbox.limits import NOBODY
 from headrace.sandbox.walls import Walls
 
@@ -32,6 +31,9 @@ _VARIABLES = {"OPENAI_BASE_URL": "/v1", "OPENAI_API_BASE": "/v1", "ANTHROPIC_BAS
 _KEYS, _MODELS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), ("OPENAI_MODEL", "ANTHROPIC_MODEL")
 _MOST_KEPT = 1 << 16
 """Bytes of what it prints, of each stream: the last ones."""
+_LAST_WORDS_S = 1.0
+"""In which what it printed comes, once it has ended."""
+_LOOK_S, _ENDING_S = 0.2, 10.0
 _WORDS = 300
 """Characters of its last words in an error."""
 
@@ -65,20 +67,25 @@ class CommandAgent:
         walls = await self._found(clock)
         folder = str(session.folder() / "work")
         os.mkdir(folder)
-        line, variables = await self._line(walls, folder, session)
-        process = await asyncio.create_subprocess_exec(
-            *line,
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
-            env=self._environment(folder, episode) | variables,
-            start_new_session=True,
-        )
-        try:
-            printed, errors = await _talk(process, _told(episode))
-            code = await process.wait()
-        finally:
-            await _ended(process)
+        command, variables = await self._line(walls, folder, session)
+        line, held = socket.socketpair()
+        with line:
+            with held:
+                process = await asyncio.create_subprocess_exec(
+                    *guarded(command, line=held.fileno(), folder=folder, passes=()),
+                    pass_fds=[held.fileno()],
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    stderr=PIPE,
+                    env=self._environment(folder, episode) | variables,
+                    start_new_session=True,
+                )
+            try:
+                printed, errors = await _talk(process, _told(episode), clock)
+                code = await process.wait()
+            finally:
+                line.close()
+                await _ended(process, clock)
         if code != 0:
             words = " ".join(errors.decode(errors="replace").split())[-_WORDS:]
             raise AgentFailed(f"the agent's command ended with exit status {code}: {words or 'it said nothing'}")
@@ -101,10 +108,9 @@ class CommandAgent:
         command = list(self._config.command)
         if not walls.stand:
             root = session.base_url.removesuffix("/v1")
-            tied = str(Path(module_command.__code__.co_filename).with_name("tied.py"))
             program = shutil.which(command[0]) or command[0]
-            line = [sys.executable, "-I", "-S", tied, os.path.abspath(program), *command[1:]]
-            return line, {name: root + behind for name, behind in _VARIABLES.items()}
+            variables = {name: root + behind for name, behind in _VARIABLES.items()}
+            return [os.path.abspath(program), *command[1:]], variables
         path = await session.socket()
         spec = {"socket": path, "variables": _VARIABLES, "user": NOBODY}
         inner = module_command("forward", json.dumps(spec), *command, libraries=False)
@@ -123,38 +129,51 @@ def _told(episode: AgentEpisode) -> bytes:
     return json.dumps(told).encode() + b"\n"
 
 
-async def _talk(process: asyncio.subprocess.Process, given: bytes) -> tuple[bytes, bytes]:
-    """Both streams to their end."""
+async def _talk(process: asyncio.subprocess.Process, given: bytes, clock: Clock) -> tuple[bytes, bytes]:
+    """Both streams to their end, or to soon after the end of the process: what it left behind may hold them open."""
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    reading = [asyncio.ensure_future(_last(stream)) for stream in (process.stdout, process.stderr)]
+    kept = [bytearray(), bytearray()]
+    streams = zip((process.stdout, process.stderr), kept, strict=True)
+    reading = asyncio.gather(*(_keep_last(stream, into) for stream, into in streams))
+    ended = asyncio.ensure_future(_exited(process, clock))
     try:
         with contextlib.suppress(ConnectionError):
             process.stdin.write(given)
             await process.stdin.drain()
             process.stdin.close()
-        return await reading[0], await reading[1]
+        await asyncio.wait((reading, ended), return_when=asyncio.FIRST_COMPLETED)
+        with contextlib.suppress(WaitTimeout):
+            await clock.wait_for(reading, _LAST_WORDS_S, "the last words of an agent's command")
     finally:
-        for task in reading:
-            task.cancel()
+        reading.cancel()
+        ended.cancel()
+        await asyncio.gather(reading, ended, return_exceptions=True)
+    return bytes(kept[0]), bytes(kept[1])
 
 
-async def _last(stream: asyncio.StreamReader) -> bytes:
-    kept = b""
+async def _keep_last(stream: asyncio.StreamReader, kept: bytearray) -> None:
     while part := await stream.read(_MOST_KEPT):
-        kept = (kept + part)[-_MOST_KEPT:]
-    return kept
+        kept += part
+        del kept[:-_MOST_KEPT]
 
 
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    """It, and all that it started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+async def _exited(process: asyncio.subprocess.Process, clock: Clock) -> None:
+    """Told without its streams: `wait` is for the end of these too in asyncio before Python 3.12.5."""
+    while process.returncode is None:
+        await clock.sleep(_LOOK_S)
+
+
+async def _ended(process: asyncio.subprocess.Process, clock: Clock) -> None:
+    """The guardian, whose line is closed, once it has ended all that was started."""
+    try:
+        with contextlib.suppress(WaitTimeout):
+            await clock.wait_for(process.wait(), _ENDING_S, "an agent's command to be ended")
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
 
 
 def _reward(printed: bytes) -> Any:
