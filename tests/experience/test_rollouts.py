@@ -1,5 +1,7 @@
 """What the record keeps of a sample, and which of a batch."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -117,7 +119,26 @@ def test_what_is_not_known_stays_unknown() -> None:
     assert again.versions.tolist() == [-1, 6, 4]
 
 
-@pytest.mark.parametrize("data", [b"", b"\x93", b"\x01", b"\x93\x02\x80\x80", b"\x93\x01\x80\x80", b"\x93\x01\x01\x80"])
+def test_metadata_comes_along_and_what_is_too_large_of_it_is_said() -> None:
+    one = replace(sample("011"), metadata={"turns": 3, "long": "x" * 5000, "own": {"seen": [1.5, None, "é"]}})
+    kept = decode_detail(rollout_of("p", one, decode, batch=0, at=0.0).data).metadata
+    assert kept == {
+        "turns": 3,
+        "own": {"seen": [1.5, None, "é"]},
+        "...": "left out of the record: 1 of 5012 bytes",
+    }
+
+
+def test_a_record_of_before_there_was_metadata_has_none() -> None:
+    data = rollout_of("p", sample("011"), decode, batch=0, at=0.0).data
+    assert data[0] == 0x93, "three fields"
+    assert decode_detail(data).metadata == {}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x93", b"\x01", b"\x93\x02\x80\x80", b"\x93\x01\x80\x80", b"\x93\x01\x01\x80", b"\x94\x01\x80\x80\x90"],
+)
 def test_bytes_that_are_none_are_refused(data: bytes) -> None:
     with pytest.raises(CodecError):
         decode_detail(data)

@@ -48,6 +48,7 @@ def rollout(**changes: Any) -> Rollout:
         advantages=np.full(length, 0.5, dtype=np.float32),
         trainer_logprobs=np.where(chosen, -1.25, 0).astype(np.float32),
         terms={HOSTILE: 1.0},
+        metadata={"turns": 2, HOSTILE: [HOSTILE]},
     )
     made = Rollout(
         batch=1,
@@ -108,6 +109,7 @@ def test_hostile_text_is_data_and_nothing_else() -> None:
     assert f"script-src 'sha256-{digest}'" in seen.policy, "only our own script may run"
     assert "default-src 'none'" in seen.policy
     assert "img" not in seen.tags
+    assert "<bdi>turns 2</bdi>" in text
     assert not any(name.startswith("on") for name in seen.attributes)
     assert seen.tags.count("article") == 2
     assert seen.tags.count("section") == 1, "a group is one section"
@@ -138,6 +140,7 @@ def test_a_terminal_is_not_steered() -> None:
     assert "\x1b[31m" not in shown
     assert "\x1b]0;" not in shown
     assert "\u202e" not in shown
+    assert "turns 2, " in shown
     assert "[bold red]rich[/]" in shown, "it is no markup"
     assert "␛[31mred" in shown
 
@@ -154,6 +157,7 @@ def test_json_has_everything_and_can_be_written() -> None:
     assert told["turns"][1] == {"by": "policy", "text": HOSTILE[4:]}
     assert told["trainer_logprobs"][4] == -1.25
     assert told["at"] is None
+    assert told["metadata"] == {"turns": 2, HOSTILE: [HOSTILE]}
 
 
 @pytest.mark.parametrize("count", [0, 1])

@@ -24,7 +24,7 @@ from headrace.store import RunReader
 from headrace.store.errors import write_failed
 from headrace.store.rollouts import Rollout
 from headrace.viewer.html import json_element, policy
-from headrace.viewer.rollout_text import gap
+from headrace.viewer.rollout_text import gap, metadata_words
 from headrace.viewer.token_text import TokenTexts
 
 _DIGITS = 3
@@ -84,13 +84,14 @@ def _facts(rollout: Rollout) -> str:
         facts.append(f"<bdi>{_shown(rollout.reason)}</bdi>")
     if rollout.reward is not None:
         facts.append(f"reward <b>{rollout.reward:.4g}</b>")
-    terms = decode_detail(rollout.data).terms
-    facts += [f"term <bdi>{_shown(name)}</bdi> {value:.4g}" for name, value in terms.items()]
+    detail = decode_detail(rollout.data)
+    facts += [f"term <bdi>{_shown(name)}</bdi> {value:.4g}" for name, value in detail.terms.items()]
     if rollout.advantage is not None:
         facts.append(f"advantage {rollout.advantage:+.3g}")
     facts.append(f"{rollout.tokens} tokens")
     if rollout.staleness is not None:
         facts.append(f"staleness {rollout.staleness}")
+    facts += [f"<bdi>{_shown(words)}</bdi>" for words in metadata_words(detail)]
     return " · ".join(facts)
 
 

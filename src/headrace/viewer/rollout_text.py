@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +35,8 @@ def as_text(rollout: Rollout) -> Text:
         parts.append(f"  {name} {value}")
     for name, term in detail.terms.items():
         parts.append((f"\n  term {visible(name)} {term:.4g}", "dim"))
+    if detail.metadata:
+        parts.append((f"\n  {visible(', '.join(metadata_words(detail)))}", "dim"))
     for turn in rollout.turns:
         mark, style = ("<", "") if turn.by_policy else (">", "cyan")
         lines = visible(turn.text).split("\n")
@@ -55,6 +58,7 @@ def as_json(rollout: Rollout) -> dict[str, Any]:
         "reason": rollout.reason,
         "reward": rollout.reward,
         "terms": dict(detail.terms),
+        "metadata": dict(detail.metadata),
         "advantage": rollout.advantage,
         "staleness": rollout.staleness,
         "response_tokens": rollout.tokens,
@@ -68,6 +72,11 @@ def as_json(rollout: Rollout) -> dict[str, Any]:
         "trainer_logprobs": _listed(detail.trainer_logprobs),
         "temperatures": _listed(detail.temperatures),
     }
+
+
+def metadata_words(detail: RolloutDetail) -> list[str]:
+    """Each name with its value, which is JSON."""
+    return [f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in detail.metadata.items()]
 
 
 def gap(detail: RolloutDetail) -> np.ndarray[Any, np.dtype[np.float32]] | None:

@@ -1,4 +1,4 @@
-"""What the record of rollouts keeps of a sample beside its text: arrays of one length, packed.
+"""What the record of rollouts keeps of a sample beside its text: arrays of one length, and metadata, packed.
 
 msgpack as in `codec`, and as little trusted when it is read.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.experience.records.codec import CodecError, pack_array, typed, unpack_array
+from headrace.experience.records.codec import CodecError, check_metadata, pack_array, typed, unpack_array
 
 _FORMAT = 1
 _ARRAYS = {
@@ -49,6 +50,8 @@ class RolloutDetail:
     """That each token was sampled at, 0 where the policy chose nothing; None where all were at the run's."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """Of a reward of several terms."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """The sample's, as `check_metadata` has it."""
 
 
 def encode_detail(detail: RolloutDetail) -> bytes:
@@ -58,7 +61,8 @@ def encode_detail(detail: RolloutDetail) -> bytes:
         if (value := getattr(detail, name)) is not None
     }
     terms = {name: float(value) for name, value in detail.terms.items()}
-    packed: bytes = msgpack.packb([_FORMAT, arrays, terms], unicode_errors="surrogatepass")
+    more = [dict(detail.metadata)] if detail.metadata else []
+    packed: bytes = msgpack.packb([_FORMAT, arrays, terms, *more], unicode_errors="surrogatepass")
     return packed
 
 
@@ -68,9 +72,11 @@ def decode_detail(data: bytes) -> RolloutDetail:
         unpacked = msgpack.unpackb(data, unicode_errors="surrogatepass", strict_map_key=True)
     except (ValueError, RecursionError) as error:
         raise CodecError(f"what is kept of a rollout is not msgpack: {error}") from error
-    if not isinstance(unpacked, list) or len(unpacked) != 3 or unpacked[0] != _FORMAT:
+    if not isinstance(unpacked, list) or len(unpacked) not in (3, 4) or unpacked[0] != _FORMAT:
         raise CodecError("what is kept of a rollout is of another format than this version of headrace writes")
-    _, packed, terms = unpacked
+    _, packed, terms, *more = unpacked
+    metadata = more[0] if more else {}
+    check_metadata(metadata)
     packed = typed(packed, dict, "a rollout's arrays")
     missing = [name for name in _ARRAYS if name not in packed and name not in _OPTIONAL]
     if missing or set(packed) - set(_ARRAYS):
@@ -82,4 +88,4 @@ def decode_detail(data: bytes) -> RolloutDetail:
         typed(name, str, "a term's name"): typed(value, float, f"the term {name}")
         for name, value in typed(terms, dict, "terms").items()
     }
-    return RolloutDetail(**arrays, terms=named)
+    return RolloutDetail(**arrays, terms=named, metadata=metadata)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,9 @@ from headrace.store.rollouts import DROPPED, Rollout, Turn
 
 _QUOTED, _REWARDS_QUOTED = 120, 4
 """Characters of a text, and different rewards, that are quoted."""
+
+_METADATA_BYTES = 4096
+"""Of a sample's metadata, as JSON."""
 
 Decode = Callable[[NDArray[np.int32]], str]
 """Token ids to text, special tokens included."""
@@ -62,6 +67,7 @@ def rollout_of(
         trainer_logprobs=trainer_logprobs,
         temperatures=sample.temperatures,
         terms=sample.terms,
+        metadata=_cut(sample.metadata),
     )
     failed = sample.status is SampleStatus.FAILED
     return Rollout(
@@ -80,6 +86,20 @@ def rollout_of(
         turns=turns_of(sample, decode),
         data=encode_detail(detail),
     )
+
+
+def _cut(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What there is room for, entry by entry, with a note on what is left out."""
+    kept: dict[str, Any] = {}
+    room, left = _METADATA_BYTES, []
+    for name, value in metadata.items():
+        size = len(json.dumps({name: value}))
+        if size <= room:
+            kept[name] = value
+            room -= size
+        else:
+            left.append(size)
+    return kept | ({"...": f"left out of the record: {len(left)} of {sum(left)} bytes"} if left else {})
 
 
 def quoted(group: Group, decode: Decode) -> str:
