@@ -122,11 +122,19 @@ class PaperRewards:
     def __init__(self, outcome: RewardOutcome | None = None) -> None:
         self.asked: list[str] = []
         self.conversations: list[Any] = []
+        self.earlier: list[Any] = []
         self._outcome = outcome
 
     async def score(
-        self, response: str, row: dict[str, Any], prompt: Any, messages: Any = None, ids: Any = None
+        self,
+        response: str,
+        row: dict[str, Any],
+        prompt: Any,
+        messages: Any = None,
+        ids: Any = None,
+        earlier: Any = (),
     ) -> RewardOutcome:
         self.asked.append(response)
+        self.earlier.append(earlier)
         self.conversations.append(messages)
         return self._outcome or RewardOutcome(float(response == row.get("answer")))

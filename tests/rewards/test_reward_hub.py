@@ -172,6 +172,20 @@ def ask(handler: Handler, count: int = 1, clock: SystemClock | None = None, **re
     return asyncio.run(play())
 
 
+def test_a_server_gets_all_conversations_where_there_are_several() -> None:
+    plan = [{"role": "user", "content": "plan"}, {"role": "assistant", "content": "add"}]
+
+    async def judge(request: web.Request) -> web.Response:
+        (sample,) = (await request.json())["samples"]
+        return web.json_response({"rewards": [float(sample["histories"] == [plan, sample["messages"]])]})
+
+    async def play() -> RewardOutcome:
+        async with serving(judge) as url, opened(None, function="remote", remote={"url": url}) as pool:
+            return await pool.score("r", {}, "p", earlier=[plan])
+
+    assert asyncio.run(play()) == RewardOutcome(1.0)
+
+
 def test_a_server_gets_samples_in_batches_with_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_TEST_TOKEN", "swordfish")
     sizes: list[int] = []

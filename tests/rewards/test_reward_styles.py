@@ -21,7 +21,13 @@ CHAT = [{"role": "user", "content": "3+4?"}]
 
 
 def scored(
-    folder: Path, body: str, *rows: dict[str, Any], prompt: Any = "3+4?", columns: Any = None, **config: Any
+    folder: Path,
+    body: str,
+    *rows: dict[str, Any],
+    prompt: Any = "3+4?",
+    columns: Any = None,
+    earlier: Any = (),
+    **config: Any,
 ) -> list[RewardOutcome]:
     """The outcomes of the response `7` for `rows`; `mine` stands for the file with `body` in the config."""
     (folder / "mine.py").write_text(textwrap.dedent(body))
@@ -34,11 +40,30 @@ def scored(
         await pool.start()
         try:
             ids = np.array([5, 6], dtype=np.int32)
-            return [await pool.score("7", row, prompt, None, ids) for row in rows or ({},)]
+            return [await pool.score("7", row, prompt, None, ids, earlier) for row in rows or ({},)]
         finally:
             await pool.close()
 
     return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("style", "body"),
+    [
+        ("headrace", "def f(response, row, messages, histories): return told(messages, histories)"),
+        ("batched", "def f(responses, rows, messages, histories): return list(map(told, messages, histories))"),
+        ("trl", "def f(completions, completion_ids): return [float(completion_ids == [[5, 6]])]"),
+    ],
+)
+def test_histories_are_all_conversations_of_the_episode(tmp_path: Path, style: str, body: str) -> None:
+    plan = [{"role": "user", "content": "plan"}, {"role": "assistant", "content": "add"}]
+    told = """
+def told(messages, histories):
+    return float([[each["content"] for each in one] for one in histories] == WANTED and histories[-1] == messages)
+"""
+    for earlier, wanted in (([plan], [["plan", "add"], ["3+4?", "7"]]), ((), [["3+4?", "7"]])):
+        whole = told.replace("WANTED", repr(wanted)) + body
+        assert scored(tmp_path, whole, style=style, earlier=earlier) == [RewardOutcome(1.0)]
 
 
 @pytest.mark.parametrize("trusted", [True, False])

@@ -202,12 +202,14 @@ def test_several_trajectories_are_one_episode_with_one_reward() -> None:
         (2, 0, 1.0),
     ]
     assert len(rewards.asked) == 3
+    said = [{"role": "user", "content": "3+4="}, {"role": "assistant", "content": "7"}]
+    assert sorted(rewards.earlier, key=len) == [[], [], [said]], "of the second episode the conversation before the last one too"
 
 
 def test_each_episode_is_scored_as_it_ends() -> None:
     class Rewards(PaperRewards):
         async def score(
-            self, response: str, row: dict[str, Any], prompt: Any, messages: Any = None, ids: Any = None
+            self, response: str, row: dict[str, Any], prompt: Any, messages: Any = None, *more: Any
         ) -> RewardOutcome:
             scored.set()
             return await super().score(response, row, prompt, messages)

@@ -46,7 +46,7 @@ class JudgeReward:
 
     async def judge(self, arguments: list[Any]) -> Verdict:
         """The verdict on [response, row, prompt, messages]."""
-        response, row, prompt, _ = arguments
+        response, row, prompt, *_ = arguments
         if self._ask is None:
             return None, describe(FailureKind.REWARD_JUDGE, "no engine runs here that could be asked")
         try:

@@ -1,7 +1,8 @@
 """The reward `remote`: batches of samples are posted to one of several servers, which answers with a reward for each.
 
-The request is `{"samples": [{"response", "row", "prompt", "messages"}, ...]}`, the answer `{"rewards": [...]}` of the
-same length: a finite number, or a text that says why there is none.
+The request is `{"samples": [{"response", "row", "prompt", "messages"}, ...]}`, with `histories` in a sample of an
+episode that has several; the answer `{"rewards": [...]}` of the same length: a finite number, or a text that says why
+there is none.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import aiohttp
 from headrace.config.errors import ConfigError
 from headrace.config.reward import RemoteRewardConfig
 from headrace.experience.failures import FailureKind, describe
-from headrace.experience.text.conversation import conversation
 from headrace.rewards.gathering import Gathering
 from headrace.rewards.outcome import FailedReward, NotARewardError, Verdict, as_scored
 from headrace.rewards.reward_servers import RewardServer, RewardServers
+from headrace.rewards.styles import Asked
 from headrace.runtime.protocol import Clock, WaitTimeout
 
 _MOST_BYTES = 1 << 24
@@ -58,7 +59,7 @@ class RemoteReward:
         self._gathering.start()
 
     async def judge(self, arguments: list[Any]) -> Verdict:
-        """The verdict on [response, row, prompt, messages]."""
+        """The verdict on a sample, whose arguments are those of `Asked`."""
         return await self._gathering.judge(arguments)
 
     async def close(self) -> None:
@@ -68,7 +69,7 @@ class RemoteReward:
             await self._session.close()
 
     async def _answer(self, batch: Sequence[list[Any]]) -> list[Verdict]:
-        samples = [_sample(*arguments) for arguments in batch]
+        samples = [_sample(Asked(*arguments)) for arguments in batch]
         try:
             return [_verdict(reward) for reward in await self._persist(samples)]
         except FailedReward as error:
@@ -123,9 +124,9 @@ class RemoteReward:
         return _rewards(data, count, url)
 
 
-def _sample(response: str, row: dict[str, Any], prompt: Any, messages: Any, *rest: Any) -> dict[str, Any]:
-    whole = conversation(prompt, response, messages)
-    return {"response": response, "row": row, "prompt": prompt, "messages": whole}
+def _sample(asked: Asked) -> dict[str, Any]:
+    told = {"response": asked.response, "row": asked.row, "prompt": asked.prompt, "messages": asked.conversation()}
+    return told | ({"histories": asked.histories()} if asked.earlier else {})
 
 
 def _rewards(data: bytes, count: int, url: str) -> list[Any]:

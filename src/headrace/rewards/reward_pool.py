@@ -72,6 +72,7 @@ class Scorer(Protocol):
         prompt: PromptContent,
         messages: Messages | None,
         ids: NDArray[np.int32] | None,
+        earlier: Sequence[Messages],
     ) -> RewardOutcome: ...
 
 
@@ -150,10 +151,11 @@ class RewardPool:
         prompt: PromptContent,
         messages: Messages | None = None,
         ids: NDArray[np.int32] | None = None,
+        earlier: Sequence[Messages] = (),
     ) -> RewardOutcome:
         """The reward of `response`: the weighted sum over the terms of its row that apply, or the first failure among
         them. `messages` are the whole conversation, where it is more than the prompt and the response; `ids` the tokens
-        after the prompt.
+        after the prompt; `earlier` the conversations before this one, of an episode of several histories.
 
         Neither, if the group's function or the reward model alone can tell.
         """
@@ -166,9 +168,9 @@ class RewardPool:
             column = self._config.choose_by or ""
             detail = f"no term of reward.terms is for {column} {row.get(column)!r}"
             return RewardOutcome(None, describe(FailureKind.REWARD_RAISED, detail))
-        common = [response, row, prompt, messages]
-        tokens = [] if ids is None else ids.tolist()
-        asked = {place: [*common, tokens] if self._terms[place].style == "trl" else common for place in places}
+        common = [response, row, prompt, messages, *([None, list(earlier)] if earlier else [])]
+        of_trl = [*common[:4], [] if ids is None else ids.tolist()]
+        asked = {place: of_trl if self._terms[place].style == "trl" else common for place in places}
         if len(places) == 1:  # without a task of its own: most runs have one term, and a call for each sample
             verdicts = [await self._judges[places[0]](asked[places[0]])]
         else:

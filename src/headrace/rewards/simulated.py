@@ -42,6 +42,7 @@ class SimulatedRewards:
         prompt: PromptContent,
         messages: Messages | None = None,
         ids: NDArray[np.int32] | None = None,
+        earlier: Sequence[Messages] = (),
     ) -> RewardOutcome:
         tokens = np.frombuffer(response.encode("utf-32-le"), np.uint32) if ids is None else ids
         places = np.arange(len(tokens))

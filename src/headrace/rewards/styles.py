@@ -31,6 +31,15 @@ class Asked:
     """The conversation, where it is more than the prompt and the response."""
     ids: Sequence[int] | None = None
     """Tokens after the prompt, where they are asked for."""
+    earlier: Sequence[Messages] = ()
+    """The conversations before this one, of an episode of several histories."""
+
+    def conversation(self) -> Messages:
+        return conversation(self.prompt, self.response, self.messages)
+
+    def histories(self) -> list[Messages]:
+        """All conversations of the episode; the last one is `conversation`."""
+        return [*self.earlier, self.conversation()]
 
 
 Call = Callable[[Asked], Any]
@@ -66,7 +75,7 @@ def trl_call(
 
     def call(asked: Asked) -> Any:
         chat = not isinstance(asked.prompt, str)
-        whole = conversation(asked.prompt, asked.response, asked.messages)
+        whole = asked.conversation()
         values: dict[str, Any] = {name: [value] for name, value in asked.row.items() if name not in _PROMPT_COLUMNS}
         values["prompts"] = [asked.prompt]
         values["completions"] = [whole[len(opening(asked.prompt)) :] if chat else asked.response]

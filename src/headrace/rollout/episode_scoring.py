@@ -13,7 +13,7 @@ from headrace.experience.failures import FailureKind, describe
 from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.records.codec import check_metadata
 from headrace.experience.sample import GroupKey, Sample, SampleStatus
-from headrace.experience.text.conversation import Messages, are_messages, opening
+from headrace.experience.text.conversation import Messages, are_messages, conversation, opening
 from headrace.plugins.raised import describe_exception
 from headrace.rewards.outcome import NotARewardError, RewardOutcome, as_reward
 from headrace.rewards.reward_pool import GroupScorer, Scorer
@@ -56,7 +56,11 @@ class EpisodeScoring:
         response, messages, after = "", None, _NONE
         if needs_text:
             response, messages, after = await off_loop(self._policy.services, last.length, self._text_of, last, prompt)
-        final = own[-1] or await self._rewards.score(response, prompt.row, prompt.content, messages, after)
+        final = own[-1]
+        if final is None:
+            before, tokens = trajectories[:-1], sum(each.length for each in trajectories[:-1])
+            earlier = await off_loop(self._policy.services, tokens, self._conversations, before, prompt)
+            final = await self._rewards.score(response, prompt.row, prompt.content, messages, after, earlier)
         shares = [outcome is None for outcome in own[:-1]] + [True]
         return Played(trajectories, [outcome or final for outcome in own[:-1]] + [final], shares, response, messages)
 
@@ -89,6 +93,11 @@ class EpisodeScoring:
     def _text_of(self, trajectory: Trajectory, prompt: Prompt) -> tuple[str, Messages | None, NDArray[np.int32]]:
         """The response, the conversation, and the tokens behind the prompt."""
         return self._response(trajectory), self._messages(trajectory, prompt), _after_prompt(trajectory)
+
+    def _conversations(self, trajectories: Sequence[Trajectory], prompt: Prompt) -> list[Messages]:
+        return [
+            conversation(prompt.content, self._response(each), self._messages(each, prompt)) for each in trajectories
+        ]
 
     def _response(self, trajectory: Trajectory) -> str:
         if trajectory.response is not None:

@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_GIVEN: dict[str, Call] = {
+    "prompt": lambda asked: asked.prompt,
+    "messages": Asked.conversation,
+    "histories": Asked.histories,
+}
+"""What a function of the user's is given by name, if it has such parameters."""
+_GIVEN_LISTS = {"prompts" if name == "prompt" else name: of_one for name, of_one in _GIVEN.items()}
+"""The same of many samples."""
+
 
 class Scorer(Protocol):
     def score(self, arguments: list[Any]) -> Verdict:
@@ -67,21 +76,18 @@ class FunctionScorer:
         return verdict(judge)
 
     def _own_call(self, term: dict[str, Any], code: CodeReward | None, objects: Given) -> Call:
-        """Of `f(response, row)`, perhaps with `prompt`, `messages`."""
+        """Of `f(response, row)`, perhaps with some of `_GIVEN`."""
         function, keywords = self._load(term, code, objects)
 
         def call(asked: Asked) -> Any:
-            given: dict[str, Any] = {"prompt": asked.prompt}
-            if "messages" in keywords:
-                given["messages"] = conversation(asked.prompt, asked.response, asked.messages)
-            return function(asked.response, asked.row, **{name: given[name] for name in keywords})
+            return function(asked.response, asked.row, **{name: _GIVEN[name](asked) for name in keywords})
 
         return call
 
     def _load(
         self, term: dict[str, Any], code: CodeReward | None, given: Given
     ) -> tuple[Callable[..., Any], list[str]]:
-        """The function, and which of `prompt` and `messages` it takes."""
+        """The function, and which of `_GIVEN` it takes."""
         function, column, answer = term["function"], term["answer_column"], term["answer"]
         if code is not None:
             judge = code
@@ -99,19 +105,18 @@ class FunctionScorer:
                 f"reward.function is {function!r}; write {', '.join(BUILTIN_REWARDS)}, code, remote, judge, "
                 "path.py:function or module:function"
             )
-        optional = ("prompt", "messages")
         arguments = ("response", "row")
-        loaded = load_function(function, "reward.function", arguments, optional, awaited=True, given=given)
-        return loaded, [name for name in optional if accepts_keyword(loaded, name)]
+        loaded = load_function(function, "reward.function", arguments, tuple(_GIVEN), awaited=True, given=given)
+        return loaded, [name for name in _GIVEN if accepts_keyword(loaded, name)]
 
 
 class BatchScorer:
-    """The user's `f(responses, rows)`, perhaps with `prompts` and `messages`: lists, with an item for each sample."""
+    """The user's `f(responses, rows)`, perhaps with `prompts`, `messages`, `histories`: lists, with an item for each
+    sample."""
 
     def __init__(self, function: str, given: Given = NOTHING_GIVEN) -> None:
         """Raises ConfigError."""
-        optional = ("prompts", "messages")
-        arguments = ("responses", "rows")
+        arguments, optional = ("responses", "rows"), tuple(_GIVEN_LISTS)
         self._reward = load_function(function, "reward.function", arguments, optional, awaited=True, given=given)
         self._keywords = [name for name in optional if accepts_keyword(self._reward, name)]
         self._await = Awaiter()
@@ -119,10 +124,7 @@ class BatchScorer:
     def score(self, arguments: list[Any]) -> Verdict:
         """See `Scorer.score`. Of all samples a reward, as of one, or one failure."""
         asked = [Asked(*each) for each in arguments]
-        given: dict[str, list[Any]] = {"prompts": [each.prompt for each in asked]}
-        if "messages" in self._keywords:
-            given["messages"] = [conversation(each.prompt, each.response, each.messages) for each in asked]
-        keywords = {name: given[name] for name in self._keywords}
+        keywords = {name: list(map(_GIVEN_LISTS[name], asked)) for name in self._keywords}
         responses, rows = [each.response for each in asked], [each.row for each in asked]
         return verdict(lambda: _listed(self._await(self._reward(responses, rows, **keywords)), len(asked), as_scored))
 
