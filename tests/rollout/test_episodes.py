@@ -203,7 +203,9 @@ def test_several_trajectories_are_one_episode_with_one_reward() -> None:
     ]
     assert len(rewards.asked) == 3
     said = [{"role": "user", "content": "3+4="}, {"role": "assistant", "content": "7"}]
-    assert sorted(rewards.earlier, key=len) == [[], [], [said]], "of the second episode the conversation before the last one too"
+    assert sorted(rewards.earlier, key=len) == [[], [], [said]], (
+        "of the second episode the conversation before the last one too"
+    )
 
 
 def test_each_episode_is_scored_as_it_ends() -> None:
