@@ -8,11 +8,14 @@ from typing import Any, get_args
 
 import pytest
 from chat_styles import CHATML, LLAMA3, THINKING, byte_tokenizer
+from qwen3_chats import QWEN3
 from rollout_helpers import ScriptedEngine, char_tokenizer, chunk, ids, policy, says
 
+from headrace.config import TrainConfig
 from headrace.config.gateway import GatewayConfig
+from headrace.controller.planning.prompt_notes import template_notes
 from headrace.engines.protocol import SamplingParams
-from headrace.experience.text.append_only import rewriting
+from headrace.experience.text.append_only import moving, rewriting
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.tokens import TextCodec
 from headrace.gateway.agents.agent_requests import parse_agent_chat
@@ -126,6 +129,51 @@ def test_templates_that_rewrite_are_found() -> None:
         "a tool's result",
         "a user's message after a thought",
     ]
+
+
+BY_LAST_QUESTION = (
+    "{% if messages[0].role == 'system' %}{% set system, rest = messages[0].content, messages[1:] %}"
+    "{% else %}{% set system, rest = '', messages %}{% endif %}"
+    "{% for m in rest %}{% if m.role == 'user' %}"
+    "{% if loop.last and tools %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    "[INST] {% if loop.last and system %}{{ system }}\n\n{% endif %}{{ m.content }}[/INST]"
+    "{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+)
+"""As Mistral 7B v0.3 has them: the tools and the system message stand before the last question."""
+PLAIN = (
+    "{% for m in MESSAGES %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "moved"),
+    [
+        (CHATML, []),
+        (LLAMA3, []),
+        (QWEN3, []),
+        (THINKING, []),
+        (PLAIN.replace("MESSAGES", "messages"), []),
+        (BY_LAST_QUESTION, ["the system message", "the tools"]),
+        (PLAIN.replace("MESSAGES", "messages[-3:]"), ["the system message", "earlier turns"]),
+        (
+            PLAIN.replace("MESSAGES", "messages").replace(
+                "{{ m.content }}", "{{ m.content if loop.revindex < 4 or m.role != 'assistant' else '...' }}"
+            ),
+            ["earlier turns"],
+        ),
+    ],
+)
+def test_templates_that_move_what_was_shown_are_found(template: str, moved: list[str]) -> None:
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = template
+    assert moving(ChatTemplate(tokenizer)) == moved
+    told = {"data": {"train": "p.jsonl"}, "model": {"path": "m"}, "rollout": {"agent": "agent.py:solve"}}
+    config = TrainConfig.model_validate(told)
+    said = [note for note in template_notes(config, ChatTemplate(tokenizer), []) if "more turns follow" in note]
+    assert [note.partition(" otherwise")[0].rpartition("it renders ")[2] for note in said] == (
+        [" and ".join(moved)] if moved else []
+    )
 
 
 THOUGHTFUL = (

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from headrace.config import ConfigError, TrainConfig
-from headrace.experience.text.append_only import ASKED, PROBES
+from headrace.experience.text.append_only import ASKED, PROBES, TOOL
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.messages import Message, Tool
 from headrace.experience.text.tokens import TextCodec
 from headrace.gateway.agents.model_renderer import TEMPLATE, ModelRenderer, package, resolved
 
-_TOOL: Tool = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Looks.",
-        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
-    },
-}
 _CHATS: dict[str, tuple[list[Message], list[Tool] | None]] = {
     "a user's first message": ([ASKED], None),
     "a system message": ([{"role": "system", "content": "five"}, ASKED], None),
-    "tools": ([ASKED], [_TOOL]),
+    "tools": ([ASKED], [TOOL]),
     **{what: (messages, None) for what, messages in PROBES.items()},
 }
 

@@ -10,7 +10,7 @@ from headrace.config.data import DataConfig
 from headrace.config.evaluation import PLAIN
 from headrace.config.template import TemplateConfig
 from headrace.experience.prompts.dataset import Prompt, PromptDataset
-from headrace.experience.text.append_only import rewriting
+from headrace.experience.text.append_only import moving, rewriting
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.tokens import TextCodec
 
@@ -65,6 +65,12 @@ def _agent_notes(config: TrainConfig, template: ChatTemplate) -> Iterator[str]:
         yield (
             f"the chat template is not append-only: it renders answers otherwise once {' or '.join(rewritten)} "
             f"follows; {follows} (gateway.thinking: {config.gateway.thinking})"
+        )
+    if moved := moving(template):
+        yield (
+            f"the chat template is not append-only: it renders {' and '.join(moved)} otherwise once more turns follow; "
+            "a history stays as it was read, and gets what the template then puts behind its last answer, which the "
+            "policy may have read before: a server that renders the whole conversation asks otherwise"
         )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from headrace.experience.text.chat_template import ChatTemplate
-from headrace.experience.text.messages import Message
+from headrace.experience.text.messages import Message, Tool
 
 ASKED: Message = {"role": "user", "content": "one"}
 _CALL = {"id": "call_0_0", "type": "function", "function": {"name": "look", "arguments": {"key": "two"}}}
@@ -21,6 +23,40 @@ PROBES: dict[str, list[Message]] = {
     ],
 }
 """Conversations by what follows the answer in them."""
+
+TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks.",
+        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+    },
+}
+_TURNS: list[Message] = [
+    {"role": ("user", "assistant")[place % 2], "content": word}
+    for place, word in enumerate(("one", "two", "three") * 3)
+]
+_OPENINGS: dict[str, tuple[list[Message], list[Tool] | None]] = {
+    "the system message": ([{"role": "system", "content": "five"}, *_TURNS[:3]], None),
+    "the tools": (_TURNS[:3], [TOOL]),
+    "earlier turns": (_TURNS[:7], None),
+}
+"""Conversations by what of them a template may show elsewhere, or no more, once more turns follow."""
+
+
+def moving(template: ChatTemplate) -> list[str]:
+    """What of a conversation up to a user's message the template renders otherwise once more turns follow, in words;
+    empty: nothing that was tried."""
+    return [what for what, (messages, tools) in _OPENINGS.items() if _moves(template, messages, tools)]
+
+
+def _moves(template: ChatTemplate, messages: list[Message], tools: list[Tool] | None) -> bool:
+    try:
+        ends = [end for end in range(1, len(messages) + 1) if messages[end - 1]["role"] == "user"]
+        shown = [template.render(messages[:end], tools, asks=False) for end in ends]
+    except ValueError:
+        return False
+    return not all(more.startswith(before) for before, more in pairwise(shown))
 
 
 def rewriting(template: ChatTemplate) -> list[str]:
