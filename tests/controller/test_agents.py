@@ -101,7 +101,7 @@ def test_what_an_agent_does_wrong_is_in_the_record_in_words_and_the_run_goes_on(
         "a part of type 'image_url'",
         "which is not JSON",
         "the key is none of this run",
-        "the episode of this key was closed",
+        "the key is another episode's",
     ):
         assert sum(words in failure for failure in failures) == 1
 
