@@ -168,7 +168,8 @@ def as_checked_messages(value: list[Any]) -> list[Message]:
     """Raises ApiError."""
     try:
         messages = as_messages(value)
-        check_plain([call["function"] for message in messages for call in message.get("tool_calls", ())])
+        if calls := [call["function"] for message in messages for call in message.get("tool_calls", ())]:
+            check_plain(calls)
     except (ValueError, RecursionError) as error:  # which may be text within, that is JSON in turn
         raise ApiError(str(error).replace("remove the row", "leave it out"), param="messages") from error
     if messages[-1]["role"] == "assistant":

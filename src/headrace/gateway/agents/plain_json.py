@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 _DEEPEST = 64
 """Objects and lists within each other: far more than a schema has, and far fewer than Python calls can be."""
 
 
+_ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
+_ODD = re.compile(rb"\\u[dD]|\xed[\xa0-\xbf]|\d[eE]\+?0*\d{3}|\d{300}")
+"""What may be half of a surrogate pair, or a number without end."""
+
+
 def check_plain(value: Any) -> None:
     """Raises ValueError for what is nested too deeply, a number that is not finite, and text that is no Unicode."""
-    level = [value]
-    for _ in range(_DEEPEST + 1):
-        level = [inner for each in level for inner in _within(each)]
-        if not level:
-            break
-    else:
-        raise ValueError(f"objects and lists are nested more than {_DEEPEST} deep")
     try:
-        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        text = _ENCODER.encode(value)
+        is_deep = text.count("{") + text.count("[") > _DEEPEST and _is_deep(value)
+        text.encode()
+    except RecursionError:
+        is_deep = True
     except UnicodeEncodeError as error:
         raise ValueError(
             f"a text has {error.object[error.start]!r}, half of a surrogate pair, which is no character; leave it out"
         ) from error
+    if is_deep:
+        raise ValueError(f"objects and lists are nested more than {_DEEPEST} deep")
+
+
+def is_surely_plain(body: bytes) -> bool:
+    """Whether nothing in this JSON can be what `check_plain` refuses, also in a text that is JSON itself: found without
+    reading it."""
+    return _ODD.search(body) is None and body.count(b"{") + body.count(b"[") <= _DEEPEST
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_DEEPEST + 1):
+        level = [inner for each in level for inner in _within(each)]
+        if not level:
+            return False
+    return True
 
 
 def _within(value: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from headrace.gateway.agents.agent_session import AgentSession
 from headrace.gateway.agents.answered import Answered
 from headrace.gateway.agents.exchanges import Exchange
 from headrace.gateway.agents.growing import Live
-from headrace.gateway.agents.plain_json import check_plain
+from headrace.gateway.agents.plain_json import check_plain, is_surely_plain
 from headrace.gateway.agents.reader import Reader
 from headrace.gateway.errors import ApiError, as_api_error
 from headrace.gateway.http_json import dumps, read_json
@@ -60,9 +60,9 @@ class SessionRoutes:
     @property
     def routes(self) -> list[web.RouteDef]:
         return [
+            *(web.post(f"{self._under}{path}", partial(self.answer, api)) for path, api in APIS.items()),
             web.get(f"{self._under}/v1/models", self.models),
             web.get(f"{self._under}/v1/models/{{model:.+}}", self.model),
-            *(web.post(f"{self._under}{path}", partial(self.answer, api)) for path, api in APIS.items()),
         ]
 
     async def models(self, request: web.Request) -> web.StreamResponse:
@@ -125,7 +125,8 @@ class SessionRoutes:
         """Raises ApiError, WaitTimeout."""
         try:
             body = await read_json(request, Deadline(self._clock, _BODY_S))
-            check_plain(body)
+            if not is_surely_plain(await request.read()):
+                check_plain(body)
             return body
         except ValueError as error:
             raise ApiError(f"the body cannot be used: {error}") from error
