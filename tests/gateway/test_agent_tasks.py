@@ -198,7 +198,7 @@ def test_what_is_wrong_is_told_and_the_episode_goes_on() -> None:
             ("reward", '{"reward": "1"}', "must be a number"),
             ("reward", '{"reward": true}', "must be a number"),
             ("reward", '{"reward": NaN}', "NaN is no JSON value"),
-            ("reward", '{"reward": 1e999}', "reward is inf"),
+            ("reward", '{"reward": 1e999}', "1e999 is larger than any number"),
             ("reward", '{"reward": 1e16}', "between -1e+15 and 1e+15"),
             ("reward", '{"reward": 1, "score": 2}', "unknown field 'score'"),
             ("end", '{"error": 3}', "error must be a text"),
