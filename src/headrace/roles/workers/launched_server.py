@@ -76,6 +76,7 @@ class LaunchedServer:
         try:
             await asyncio.wait((whole, part), return_when=asyncio.FIRST_COMPLETED)
             if not whole.done():
+                self._end_noted()  # the others would linger, and leave the memory that they share
                 return f"lost its process {part.result().pid}"
         finally:
             whole.cancel()
