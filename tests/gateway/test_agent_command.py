@@ -195,6 +195,37 @@ def test_what_goes_wrong_is_said(code: str, words: str) -> None:
         play(inline(code, reward="stdout"))
 
 
+@walled
+def test_memory_and_processes_are_limited() -> None:
+    takes = """
+        import time
+        for _ in range(3):
+            if os.fork() == 0:
+                held = bytearray(40 << 20)
+                break
+        time.sleep(30)
+    """
+    with pytest.raises(AgentFailed, match=r"exit status 124: it took more than 96 MiB of memory \(rollout\.agent\.mem"):
+        play(inline(takes, memory_mib=96))
+    forks = """
+        import time
+        ask("x")
+        count = 0
+        try:
+            while count < 1000:
+                if os.fork() == 0:
+                    time.sleep(30)
+                    os._exit(0)
+                count += 1
+        except BlockingIOError:
+            pass
+        print(float(count))
+    """
+    (only,), _ = play(inline(forks, processes=20, reward="stdout"))
+    assert only.reward is not None
+    assert 10 <= only.reward <= 20
+
+
 def test_a_program_that_asks_for_nothing_and_one_that_is_not_there() -> None:
     with pytest.raises(ValueError, match="asked the policy for nothing"):
         play(inline("print(1)"))

@@ -23,6 +23,10 @@ class AgentCommand(Section):
     `none`: nothing does."""
     disk_mib: int = Field(default=256, ge=1)
     """Size of the folder that it may write, in memory; its HOME and TMPDIR."""
+    memory_mib: int = Field(default=4096, ge=64)
+    """Memory of all its processes together."""
+    processes: int = Field(default=256, ge=1)
+    """Processes and threads that it may start."""
     read: tuple[str, ...] = ()
     """Paths below `/run`, `/var/run`, `/tmp` and `/dev` that it sees, beside the working folder and Python; the rest of
     these folders is hidden."""

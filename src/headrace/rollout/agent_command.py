@@ -112,7 +112,13 @@ class CommandAgent:
             variables = {name: root + behind for name, behind in _VARIABLES.items()}
             return [os.path.abspath(program), *command[1:]], variables
         path = await session.socket()
-        spec = {"socket": path, "variables": _VARIABLES, "user": NOBODY}
+        spec = {
+            "socket": path,
+            "variables": _VARIABLES,
+            "user": NOBODY,
+            "memory_bytes": self._config.memory_mib << 20,
+            "processes": self._config.processes,
+        }
         inner = module_command("forward", json.dumps(spec), *command, libraries=False)
         shown = replace(walls, shows=(*walls.shows, path))
         return shown.around(inner, folder, stays=True, loopback=True), {}

@@ -1,9 +1,10 @@
 """Inside of the sandbox: offers a Unix socket on loopback, and runs a command that finds it there.
 
 Called with SPEC and the command; SPEC is JSON: `socket`, the path of the Unix socket; `variables`, names of environment
-variables that get the address (`http://127.0.0.1:PORT`), each with what comes behind it; and `user`, whom root becomes.
-Exits as the command does (128 + N for signal N), or with 125 if nothing could be offered. Imports the standard library
-alone.
+variables that get the address (`http://127.0.0.1:PORT`), each with what comes behind it; `user`, whom root becomes;
+`memory_bytes`, which the command's processes may have together; and `processes`, how many there may be. Exits as the
+command does (128 + N for signal N), with 125 if nothing could be offered, or with 124, and the reason, if it took more
+memory. Imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import os
 import socket
 import sys
 import threading  # noqa: TID251 (in a child, where there is no runtime)
+import time  # noqa: TID251 (in a child, where there is no runtime)
 from typing import Any, NoReturn
 
 from headrace.sandbox import linux
-from headrace.sandbox.limits import filter_calls, refuse_unix_sockets
+from headrace.sandbox.child_watch import now
+from headrace.sandbox.limits import filter_calls, limit_dumps, limit_processes, refuse_unix_sockets
+from headrace.sandbox.meters import MemoryMeter
 
-_NOTHING_OFFERED = 125
+_OVER, _NOTHING_OFFERED = 124, 125
 _NO_COMMAND = 127
 _AT_ONCE = 1 << 16
 
@@ -44,6 +48,7 @@ def main() -> None:
         listener.close()
         _be_the_command(spec, command, port)
     threading.Thread(target=_accept, args=(listener, spec["socket"]), daemon=True).start()
+    threading.Thread(target=_watch, args=(spec["memory_bytes"],), daemon=True).start()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     os._exit(code if code >= 0 else 128 - code)
 
@@ -54,11 +59,25 @@ def _be_the_command(spec: dict[str, Any], command: list[str], port: int) -> NoRe
             linux.die_with_parent()
         for name, behind in spec["variables"].items():
             os.environ[name] = f"http://127.0.0.1:{port}{behind}"
+        limit_dumps()
+        limit_processes(spec["processes"], spec["user"])
         refuse_unix_sockets()  # a file of one may be in any folder that is shown
         os.execvp(command[0], command)
     except OSError as error:
         os.write(2, f"{command[0]}: {error.strerror}\n".encode())
     os._exit(_NO_COMMAND)
+
+
+def _watch(most_bytes: int) -> None:
+    """The command ends with this process, and whoever started that ends what is left."""
+    meter = MemoryMeter(most_bytes, "this")
+    pause_s = meter.first_s
+    while True:
+        time.sleep(pause_s)
+        is_over, pause_s = meter.look(now())
+        if is_over:
+            os.write(2, f"\nit took more than {most_bytes >> 20} MiB of memory (rollout.agent.memory_mib)\n".encode())
+            os._exit(_OVER)
 
 
 def _accept(listener: socket.socket, path: str) -> None:

@@ -40,14 +40,12 @@ class Limits:
                 linux.become(self.user, reads_all=reads_all)
             if not is_filtered:
                 filter_calls(is_program=True)
-        _limit(resource.RLIMIT_CORE, 0)
+        limit_dumps()
         _limit(resource.RLIMIT_AS, self.memory_bytes)
         _limit(resource.RLIMIT_NOFILE, self.open_files)
         _limit(resource.RLIMIT_FSIZE, self.file_bytes)
         _limit(resource.RLIMIT_CPU, self.cpu_s)
-        if linux.IS_LINUX:
-            alone = os.geteuid() == self.user != NOBODY  # a user of this place's own has no other process
-            _limit(resource.RLIMIT_NPROC, self.processes + (1 if alone else _threads_of(os.geteuid())))
+        limit_processes(self.processes, self.user)
 
     def hand_over(self, folder: str) -> None:
         """To whom root becomes."""
@@ -68,6 +66,18 @@ def refuse_unix_sockets() -> None:
     called before."""
     if linux.IS_LINUX:
         _filter(no_unix_sockets())
+
+
+def limit_processes(count: int, user: int) -> None:
+    """Of this process' children, for good, beside those that its user has now. `user`: whom root became."""
+    if linux.IS_LINUX:
+        alone = os.geteuid() == user != NOBODY  # a user of this place's own has no other process
+        _limit(resource.RLIMIT_NPROC, count + (1 if alone else _threads_of(os.geteuid())))
+
+
+def limit_dumps() -> None:
+    """To none, of this process and its children."""
+    _limit(resource.RLIMIT_CORE, 0)
 
 
 def _filter(program: bytes | None) -> None:
