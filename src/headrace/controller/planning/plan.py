@@ -23,6 +23,7 @@ from headrace.controller.planning.origin import check_origin, with_origin
 from headrace.controller.planning.prompt_notes import check_template, length_notes, template_notes, told_of
 from headrace.controller.planning.replay import Replay, find_record, open_replay
 from headrace.controller.planning.rollout_worker_count import rollout_workers
+from headrace.controller.planning.tokens import check_tokens
 from headrace.experience.prompts.dataset import Prompt, PromptDataset, open_prompts
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.tokens import TextCodec
@@ -139,6 +140,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     config, recorded = find_record(config)
     check_threads(config.runtime.threads)
     check_inputs(config)
+    check_tokens(config)
     check_packages(config.trackers)
     recipe = compose_recipe(config)
     workers = rollout_workers(config, given)
