@@ -61,7 +61,7 @@ def test_the_command_has_loopback_the_plugin_and_the_users_own_options(tmp_path:
     assert option(command, "--seed") == "1"
     assert "--no-enable-prefix-caching" in command
     assert (option(command, "--block-size"), option(command, "--x")) == ("16", '{"y": 1}')
-    environment = vllm_command.environment(made, {"PATH": "/bin", "PYTHONPATH": "/mine"})
+    environment = vllm_command.environment(made, {"PATH": "/bin", "PYTHONPATH": "/mine"}, "/f")
     assert (environment["PATH"], environment.get("PYTHONPATH")) == ("/bin", None)
     if made.on_cpu:
         assert environment["VLLM_CPU_KVCACHE_SPACE"] == "4", "whole GiB, and no less than is wanted"
@@ -107,7 +107,9 @@ def test_the_command_of_sglang_has_loopback_ids_alone_and_the_users_own_options(
     assert "--disable-radix-cache" not in command
     assert (option(command, "--chunked-prefill-size"), option(command, "--x")) == ("64", '{"y": 1}')
     assert command[command.index("--z") + 1 :][:2] == ["1", "2"]
-    assert "PYTHONPATH" not in sglang_command.environment(made, {"PATH": "/bin", "PYTHONPATH": "/mine"})
+    environment = sglang_command.environment(made, {"PATH": "/bin", "PYTHONPATH": "/mine"}, "/f")
+    assert (environment.get("PYTHONPATH"), environment["TMPDIR"]) == (None, "/f")
+    assert environment["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] == "file:///f/ranks", "nothing listens for its ranks"
 
 
 def test_sglang_overlaps_no_steps_where_keys_and_values_are_kept(tmp_path: Path) -> None:
@@ -146,7 +148,22 @@ def test_what_is_not_the_users_to_give_is_refused(tmp_path: Path, engine: dict[s
         launch(tmp_path, "Qwen/Qwen3-0.6B", **engine)
 
 
-def test_weights_are_sent_from_loopback_but_to_servers_beyond_it(tmp_path: Path) -> None:
+def test_a_token_that_is_not_set_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("T", raising=False)
+    far = {"engine__kind": "vllm", "engine__url": "http://192.0.2.7:8000", "engine__token_env": "T"}
+    with pytest.raises(ConfigError, match=r"^engine\.token_env names T, which is not set; export it"):
+        make_plan(load_config(TrainConfig, make_job(tmp_path, **far)))
+    outside = {"outside": True, "token_env": "T"}
+    with pytest.raises(ConfigError, match=r"^rollout\.agent\.token_env names T, which is not set"):
+        make_plan(load_config(TrainConfig, make_job(tmp_path / "agents", rollout__agent=outside)))
+
+
+def test_weights_are_sent_from_loopback_but_to_servers_beyond_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("T", "a token")
     urls = ["http://127.0.0.1:1", "http://192.0.2.7:8000"]
     beside = [{"kind": "sglang", "python": sys.executable}]
     for transport, sent_from in (("gloo", ["127.0.0.1", "192.0.2.1", "127.0.0.1"]), ("shm", ["", "", ""])):

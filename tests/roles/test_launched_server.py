@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"{}")
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+http.server.HTTPServer((sys.argv[2], int(sys.argv[1])), Handler).serve_forever()
 """
 
 
@@ -43,8 +42,8 @@ class Met(VllmDialect):
 
 
 KIND = ServerKind(
-    lambda launch, port: [sys.executable, "-u", "-c", SERVER, str(port)],
-    lambda launch, environment: dict(os.environ),
+    lambda launch, port: [sys.executable, "-u", "-c", SERVER, str(port), launch.args.get("host", "127.0.0.1")],
+    lambda launch, environment, folder: dict(environment),
     lambda launch, line: None,
     lambda http, vocab_size, services, sender: Met(http, vocab_size),
     "core::",
@@ -94,6 +93,15 @@ def test_a_port_that_somebody_took_is_not_insisted_on(
     monkeypatch.setattr(server_engine, "free_port", lambda: taken)
     with pytest.raises(WorkerError, match=r"EngineError: the server ended with exit status 1 before it was up"):
         started(spec(tmp_path))
+
+
+def test_one_that_other_machines_may_reach_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_engine, "KINDS", {**KINDS, "small": KIND})
+    given = spec(tmp_path)
+    assert given.launch is not None
+    given = replace(given, launch=replace(given.launch, args={"host": "0.0.0.0"}))
+    with pytest.raises(WorkerError, match=r"ConfigError: the server .* listens at 0\.0\.0\.0:\d+, which other"):
+        started(given)
 
 
 def test_one_that_lost_its_core_is_dead_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

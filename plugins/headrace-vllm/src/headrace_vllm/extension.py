@@ -16,6 +16,9 @@ _TOLD = (
     "num_hidden_layers",
     "num_attention_heads",
     "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "rms_norm_eps",
     "tie_word_embeddings",
 )
 

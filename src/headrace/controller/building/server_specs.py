@@ -22,6 +22,10 @@ _TOLD_APART = (
     "num_hidden_layers",
     "num_attention_heads",
     "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "rms_norm_eps",
+    "tie_word_embeddings",
 )
 """What tells models apart."""
 

@@ -98,6 +98,8 @@ _KEPT_BY = {
         "server    an update in mode recompute cuts requests off, which are asked for again with what they have",
         "server    after each update its parameters are compared with what was published, of matrices "
         "that a kernel has packed some columns; the swap check is at temperature 1",
+        "server    of what several ranks hold in parts (tensor parallel) nothing is compared: there the swap check "
+        "finds gross faults alone",
     ),
     "sglang": (
         "server    its parameters are not compared with what was published: after each update the swap check, at "

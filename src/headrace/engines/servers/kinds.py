@@ -19,8 +19,8 @@ from headrace.runtime.protocol import Services
 class ServerKind:
     command: Callable[[ServerLaunch, int], list[str]]
     """By which it is launched at a port. Raises ConfigError for options that are not the user's to give."""
-    environment: Callable[[ServerLaunch, Mapping[str, str]], dict[str, str]]
-    """For it, from that of whoever launches it."""
+    environment: Callable[[ServerLaunch, Mapping[str, str], str], dict[str, str]]
+    """For it, from that of whoever launches it, with a folder of its own, which ends with it."""
     refusal: Callable[[ServerLaunch, str], str | None]
     """What is wrong with how it was launched, where a line that it printed says that."""
     dialect: Callable[[ServerHttp, int, Services, WeightSender | None], Dialect]

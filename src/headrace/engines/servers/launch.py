@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import getpass
+import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +36,14 @@ class ServerLaunch:
     """The user's own, by the server's names."""
     start_s: float = 600.0
     """In which it has to be up."""
+
+
+def server_environment(own: Mapping[str, str], folder: str) -> dict[str, str]:
+    """What all servers get. `own`: the environment of whoever launches one. `folder`: for its sockets and what it puts
+    aside, which other users of this machine do not read."""
+    compiled = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")  # as torch has it, and not in `folder`
+    found = {name: value for name, value in own.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    found.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+    found.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)  # where its processes listen for each other
+    found.setdefault("NCCL_SOCKET_IFNAME", _LOOPBACK)
+    return found | {"TMPDIR": folder}  # behind: with its first variable set anew, a process cannot give itself a name

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 
-from headrace.engines.servers.launch import ServerLaunch
+from headrace.engines.servers.launch import ServerLaunch, server_environment
 from headrace.engines.servers.user_options import flags, title, user_options
 
 MODULE, CPU_MODULE = "sglang.launch_server", "headrace_sglang_cpu.server"
@@ -37,8 +36,6 @@ _OURS = {
     "config": "nothing: options are in engine.args",
 }
 """Options that are not to be given, and what sets them."""
-_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-"""Where its processes listen for each other."""
 _UNKNOWN = re.compile(r"error: (unrecognized arguments: .*|argument .*|ambiguous option: .*)")
 _ABSENT = f"No module named '{CPU_MODULE.split('.')[0]}'"
 
@@ -84,11 +81,10 @@ def command(launch: ServerLaunch, port: int) -> list[str]:
     ]
 
 
-def environment(launch: ServerLaunch, own: Mapping[str, str]) -> dict[str, str]:
-    """`own`: the environment of whoever launches it."""
-    found = {name: value for name, value in own.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    found |= {
-        "GLOO_SOCKET_IFNAME": own.get("GLOO_SOCKET_IFNAME", _LOOPBACK),
+def environment(launch: ServerLaunch, own: Mapping[str, str], folder: str) -> dict[str, str]:
+    """`own`: the environment of whoever launches it. `folder`: see `ServerKind`."""
+    found = server_environment(own, folder) | {
+        "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"file://{folder}/ranks",  # else a store that listens everywhere
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",
     }

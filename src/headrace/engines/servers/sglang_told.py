@@ -23,10 +23,10 @@ def require_fits(info: Mapping[str, Any], expected: Expected, where: str) -> Non
     """`info`: its `/server_info`. `where`: its name and address. Raises ConfigError. Which model it has is seen where
     the folder that it was started with can be read; elsewhere the swap check tells."""
     there = _config_of(str(info.get("model_path", "")))
-    for name, value in expected.model.items() if there is not None else ():
-        if there is not None and there.get(name) != value:
+    for name, value in expected.model.items():
+        if there.get(name, value) != value:
             raise ConfigError(
-                f"{where} has another model: its {name} is {there.get(name)!r}, and that of model.path {value!r}; "
+                f"{where} has another model: its {name} is {there[name]!r}, and that of model.path {value!r}; "
                 "start it with the run's model"
             )
     longest = info.get("max_req_input_len")
@@ -82,13 +82,14 @@ def require_answers(answer: Any, expected: Expected, vocab_size: int, where: str
         )
 
 
-def _config_of(path: str) -> Mapping[str, Any] | None:
-    """The config of the model in a folder, None where there is none that can be read."""
+def _config_of(path: str) -> Mapping[str, Any]:
+    """The config of the model in a folder, as far as it is written there: what it says nothing of is as its kind of
+    model has it."""
     try:
         config = json.loads((Path(path) / "config.json").read_bytes())
     except (OSError, ValueError):
-        return None
+        return {}
     if not isinstance(config, dict):
-        return None
+        return {}
     text = config.get("text_config")
-    return text if isinstance(text, dict) else config
+    return {**config, **text} if isinstance(text, dict) else config

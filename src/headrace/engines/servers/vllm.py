@@ -21,7 +21,7 @@ from headrace.engines.servers.window import ServerLoad
 from headrace.runtime.together import together
 from headrace.weights.plane import BUCKET_BYTES, WeightError, WeightOffer
 
-WIRE = 3
+WIRE = 4
 """The number of what is said to the plugin `headrace-vllm`."""
 PLUGIN = "headrace-vllm"
 _HEALTH_S, _CALL_S, _LOAD_S, _PAUSE_S = 20.0, 60.0, 1800.0, 600.0
@@ -105,7 +105,7 @@ class VllmDialect:
         there = told.get("model") or {}
         where = f"{self.name} at {self._http.url}"
         for name, value in expected.model.items():
-            if there.get(name) != value:
+            if there.get(name) not in (None, value):
                 raise ConfigError(
                     f"{where} has another model: its {name} is {there.get(name)!r}, and that of model.path {value!r}; "
                     "start it with the run's model"

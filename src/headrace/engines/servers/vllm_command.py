@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from headrace.engines.servers.launch import ServerLaunch
+from headrace.engines.servers.launch import ServerLaunch, server_environment
 from headrace.engines.servers.user_options import flags, title, user_options
 
 TIES = 16
@@ -58,11 +58,9 @@ def command(launch: ServerLaunch, port: int) -> list[str]:
     return [launch.python, "-m", MODULE, *flags(own | given, negates=True, lists_as_json=True)]
 
 
-def environment(launch: ServerLaunch, own: Mapping[str, str]) -> dict[str, str]:
-    """`own`: the environment of whoever launches it."""
-    kept = {name: value for name, value in own.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    found = {
-        **kept,
+def environment(launch: ServerLaunch, own: Mapping[str, str], folder: str) -> dict[str, str]:
+    """`own`: the environment of whoever launches it. `folder`: see `ServerKind`."""
+    found = server_environment(own, folder) | {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_PLUGINS": ",".join(filter(None, ("headrace", own.get("VLLM_PLUGINS")))),

@@ -9,11 +9,13 @@ import signal
 import socket
 import tempfile
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from headrace.config.values.hosts import is_loopback
 from headrace.engines.protocol import EngineError
 from headrace.runtime.process.ends import first_to_end
 from headrace.runtime.protocol import Clock, WaitTimeout
@@ -46,8 +48,9 @@ class LaunchedServer:
         self._segments: list[str] = []
         """Of shared memory, which its processes share among themselves."""
 
-    async def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """`command`: an absolute path first. Raises EngineError."""
+    async def start(self, command: Sequence[str], environment: Callable[[str], Mapping[str, str]]) -> None:
+        """`command`: an absolute path first. `environment`: for a folder of its own, which ends with it. Raises
+        EngineError."""
         ours, held = socket.socketpair()
         folder = tempfile.mkdtemp(prefix="headrace-")
         try:
@@ -60,7 +63,7 @@ class LaunchedServer:
                     stdin=DEVNULL,
                     stdout=output,
                     stderr=output,
-                    env=environment,
+                    env=environment(folder),
                     start_new_session=True,
                 )
         except OSError as error:
@@ -89,13 +92,21 @@ class LaunchedServer:
         return f"ended with exit status {code}"
 
     def listens(self, port: int) -> bool:
-        """Whether one of its processes does, at this port of the loopback."""
+        """Whether one of its processes does, at this port."""
+        return any(address.port == port for address in self._listening())
+
+    def beyond_loopback(self) -> list[str]:
+        """Where its processes listen that other machines may reach, each as HOST:PORT."""
+        found = {(each.ip, each.port) for each in self._listening() if not is_loopback(each.ip)}
+        return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in sorted(found)]
+
+    def _listening(self) -> Iterator[Any]:
+        """Addresses, as `psutil` has them."""
         for process in self._below():
             with contextlib.suppress(psutil.Error):
                 for each in process.net_connections(kind="tcp"):
-                    if each.status == psutil.CONN_LISTEN and each.laddr.port == port:
-                        return True
-        return False
+                    if each.status == psutil.CONN_LISTEN:
+                        yield each.laddr
 
     def _below(self) -> list[psutil.Process]:
         if self._guardian is not None:

@@ -85,6 +85,7 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
                 tries += 1
         if self._server is not None:
             self._server.note()
+            self._require_loopback(self._server)
         await dialect.meet(self._spec.expected)
         self._engine = ServerEngine(dialect, self._spec.limits, self._services, holds=launch is not None)
         await super().start()
@@ -99,7 +100,8 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
             self._port = free_port()
             url = f"http://127.0.0.1:{self._port}"
             self._server = LaunchedServer(clock, Path(self._spec.log), kind.title)
-            await self._server.start(kind.command(launch, self._port), kind.environment(launch, os.environ))
+            command = kind.command(launch, self._port)
+            await self._server.start(command, lambda folder: kind.environment(launch, os.environ, folder))
         self._http = ServerHttp(url, clock, self._token())
         await self._http.open()
         dialect = kind.dialect(self._http, self._spec.limits.vocab_size, self._services, self._sender)
@@ -161,6 +163,15 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
         words = server.last_words(lambda line: refusal(launch, line) is not None)
         if words and (told := refusal(launch, words)) is not None:
             raise ConfigError(told)
+
+    def _require_loopback(self, server: LaunchedServer) -> None:
+        """Raises ConfigError where it listens beyond: nothing of it has a key."""
+        if beyond := server.beyond_loopback():
+            raise ConfigError(
+                f"the server that was launched listens at {', '.join(beyond)}, which other machines may reach, without "
+                f"a key; change what engine.args has it open, or launch it yourself, behind a wall of your own, and "
+                f"give its engine.url (what it printed is in {self._spec.log})"
+            )
 
     async def _watch(self, server: LaunchedServer) -> None:
         how = await server.ended()
