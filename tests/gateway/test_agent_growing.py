@@ -320,6 +320,7 @@ def whole_of(said: str, tool_parser: str, template: str = CHATML, **more: Any) -
     [
         ("hermes", f"so <tool_call>{CALL}</tool_call>"),
         ("mistral", f"so [TOOL_CALLS][{CALL}]"),
+        ("mistral", "so [TOOL_CALLS]look[ARGS]{}"),
         ("llama3_json", '<|python_tag|>{"name": "look", "parameters": {}}'),
         ("qwen3_xml", "so <tool_call><function=look><parameter=k>é</parameter></function></tool_call>"),
     ],

@@ -55,6 +55,11 @@ def test_the_config_names_the_parsers_that_there_are() -> None:
             ParsedText("", (LOOK,)),
         ),
         (
+            "mistral",
+            'I look.[TOOL_CALLS]look[ARGS]{"key": "k", "n": 2}[TOOL_CALLS]stop[CALL_ID]abc[ARGS]{}',
+            ParsedText("I look.", (LOOK, ToolCall("stop", {}, "abc"))),
+        ),
+        (
             "llama3_json",
             '<|python_tag|>{"name": "look", "parameters": {"key": "k", "n": 2}}',
             ParsedText("", (LOOK,)),
@@ -84,6 +89,11 @@ def test_parsers_read_what_their_models_write(name: str, text: str, parsed: Pars
 )
 def test_what_is_no_call_stays_text(text: str) -> None:
     assert parse_tool_calls(text, PARSERS["hermes"]) == ParsedText(text)
+
+
+@pytest.mark.parametrize("text", ['[TOOL_CALLS]a[ARGS]{}[TOOL_CALLS]b', "[TOOL_CALLS][ARGS]{}", "[TOOL_CALLS]a[ARGS][]"])
+def test_what_is_no_call_of_mistral_stays_text(text: str) -> None:
+    assert parse_tool_calls(text, PARSERS["mistral"]) == ParsedText(text)
 
 
 @pytest.mark.parametrize("value", ["1e400", '"\\ud800"', "[" * 300 + "]" * 300])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
 from headrace.experience.text.stops import first_place
@@ -60,7 +60,7 @@ def parse_tool_calls(text: str, parser: Parser | None) -> ParsedText:
 _HERMES = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_MISTRAL = "[TOOL_CALLS]"
+_MISTRAL, _MISTRAL_ID, _MISTRAL_ARGUMENTS = _MISTRAL_MARKS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 _PYTHON_TAG = "<|python_tag|>"
 _HERMES_MARKS = ("<tool_call>", "</tool_call>")
 _QWEN3_MARKS, _QWEN3_END = ("<tool_call>", "<function="), "</function>"
@@ -81,13 +81,25 @@ def _qwen3_xml(text: str) -> ParsedText:
 
 
 def _mistral(text: str) -> ParsedText:
-    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`."""
-    before, found, after = text.partition(_MISTRAL)
-    if not found:
+    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or, of newer models, once for each call
+    `[TOOL_CALLS]NAME[ARGS]{...}`, some with `[CALL_ID]ID` behind the name."""
+    before, *after = text.split(_MISTRAL)
+    if not after:
         return ParsedText(text)
-    calls = _json(after.strip())
+    if _MISTRAL_ARGUMENTS in after[0]:
+        return ParsedText(before.rstrip(), tuple(map(_named_call, after)))
+    calls = _json(_MISTRAL.join(after).strip())
     several = calls if isinstance(calls, list) else [calls]
     return ParsedText(before.rstrip(), tuple(map(_call_of, several)))
+
+
+def _named_call(text: str) -> ToolCall:
+    """Raises ValueError unless it is one."""
+    head, found, arguments = text.partition(_MISTRAL_ARGUMENTS)
+    name, _, number = head.partition(_MISTRAL_ID)
+    if not found:
+        raise ValueError("a call has arguments")
+    return replace(_call_of({"name": name.strip(), "arguments": _json(arguments.strip())}), id=number.strip() or None)
 
 
 def _llama3_json(text: str) -> ParsedText:
@@ -156,7 +168,7 @@ class _AtBeginning:
 PARSERS: Mapping[str, Parser] = {
     "hermes": Parser(_hermes, lambda: _BeforeMarks("<tool_call>"), _HERMES_MARKS),
     "llama3_json": Parser(_llama3_json, _AtBeginning, (_PYTHON_TAG,)),
-    "mistral": Parser(_mistral, lambda: _BeforeMarks(_MISTRAL), (_MISTRAL,)),
+    "mistral": Parser(_mistral, lambda: _BeforeMarks(_MISTRAL), _MISTRAL_MARKS),
     "qwen3_xml": Parser(_qwen3_xml, _Functions, _QWEN3_ALL),
 }
 """By the names that `gateway.tool_parser` has."""
