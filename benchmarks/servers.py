@@ -43,7 +43,7 @@ from headrace.training.frozen import FrozenScorer
 from headrace.training.taking import scored
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.shm import ShmPublisher
-from headrace.weights.swap_check import check_tokens, make_check
+from headrace.weights.swap_check import LONG, check_tokens, make_check
 from headrace.weights.version import INITIAL, Version
 
 CONTEXT, SLOTS, IN_FLIGHT, REQUESTS = 1024, 32, 16, 8
@@ -101,7 +101,7 @@ class Publications:
 
     def _publish(self) -> WeightReceiver:
         check = make_check(
-            check_tokens(VOCABULARY),
+            check_tokens(VOCABULARY, LONG),
             partial(scored, self._scorer.logprobs),
             temperature=1.0,
             dtype="float32",

@@ -91,7 +91,9 @@ def test_what_is_no_call_stays_text(text: str) -> None:
     assert parse_tool_calls(text, PARSERS["hermes"]) == ParsedText(text)
 
 
-@pytest.mark.parametrize("text", ['[TOOL_CALLS]a[ARGS]{}[TOOL_CALLS]b', "[TOOL_CALLS][ARGS]{}", "[TOOL_CALLS]a[ARGS][]"])
+@pytest.mark.parametrize(
+    "text", ["[TOOL_CALLS]a[ARGS]{}[TOOL_CALLS]b", "[TOOL_CALLS][ARGS]{}", "[TOOL_CALLS]a[ARGS][]"]
+)
 def test_what_is_no_call_of_mistral_stays_text(text: str) -> None:
     assert parse_tool_calls(text, PARSERS["mistral"]) == ParsedText(text)
 

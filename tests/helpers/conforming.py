@@ -19,7 +19,7 @@ from headrace.runtime.protocol import Clock
 from headrace.training.frozen import FrozenScorer
 from headrace.training.taking import scored
 from headrace.weights.plane import WeightPublisher, WeightReceiver
-from headrace.weights.swap_check import check_tokens, make_check
+from headrace.weights.swap_check import LONG, check_tokens, make_check
 from headrace.weights.version import Version
 
 VOCAB, CONTEXT, STOP = 512, 1024, 7
@@ -80,7 +80,7 @@ class Publications:
             odd = "model.layers.1.mlp.down_proj.weight"
             parameters[odd] = dict(model("ab".replace(name, "")).named_parameters())[odd].detach()
         check = make_check(
-            check_tokens(VOCAB),
+            check_tokens(VOCAB, LONG),
             partial(scored, FrozenScorer(copy.deepcopy(model(name)), temperature=1.0).logprobs),
             temperature=1.0,
             dtype="float32",

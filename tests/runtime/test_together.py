@@ -79,7 +79,7 @@ def test_an_error_in_the_turn_in_which_the_caller_is_cancelled_is_told_to_nobody
             caller.cancel()
             raise ValueError("one")
 
-        caller = asyncio.ensure_future(together([one()]))
+        caller = asyncio.ensure_future(together([one(), runtime.clock.sleep(9.0)]))
         with pytest.raises(asyncio.CancelledError):
             await caller
         gc.collect()

@@ -11,12 +11,14 @@ T = TypeVar("T")
 
 async def together(coroutines: Iterable[Coroutine[Any, Any, T]], names: Iterable[str] = ()) -> list[T]:
     """The result of each, in their order. The first that fails ends the others, and its error is raised once all have
-    ended; so are they all if the caller is cancelled. `names` of their tasks.
+    ended; so are they all if the caller is cancelled. `names` of their tasks; a single one is the caller's own.
 
     Tasks are begun and cancelled in their order: `asyncio.TaskGroup` cancels in the order of addresses, which no seed
     fixes.
     """
-    named = [*names]
+    named, coroutines = [*names], [*coroutines]
+    if len(coroutines) == 1:
+        return [await coroutines[0]]
     tasks = [
         asyncio.create_task(coroutine, name=named[place] if place < len(named) else None)
         for place, coroutine in enumerate(coroutines)

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-SAMPLES, LENGTH = 64, 5
-"""256 tokens that are predicted, in few and wide passes."""
+PREDICTED = 256
+"""Tokens, of all samples."""
+SHORT, LONG = 5, 33
+"""Tokens of a sample: for who decodes it, in few wide passes, and for who scores it as a prompt, in few requests."""
 _BOUNDS = {"float32": 1e-4}
 _COARSE = 0.03
 """Of bfloat16, and of what is as coarse."""
@@ -48,9 +50,14 @@ class SwapCheck:
         )
 
 
-def check_tokens(vocabulary: int) -> NDArray[np.int32]:
-    """[S, T] of arbitrary but fixed ids below `vocabulary`."""
-    numbers = np.arange(SAMPLES * LENGTH, dtype=np.int64).reshape(SAMPLES, LENGTH)
+def check_tokens(vocabulary: int, longest: int = SHORT) -> NDArray[np.int32]:
+    """[S, T] of arbitrary but fixed ids below `vocabulary`, PREDICTED of them behind another. T is at most `longest`,
+    and at least SHORT."""
+    length = SHORT
+    while 2 * length - 1 <= min(longest, LONG):
+        length = 2 * length - 1
+    samples = PREDICTED // (length - 1)
+    numbers = np.arange(samples * length, dtype=np.int64).reshape(samples, length)
     return ((numbers * 7919 + 13) % vocabulary).astype(np.int32)
 
 

@@ -86,9 +86,8 @@ class FastTokenizer:
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
         """`input_ids` of `text`."""
-        # In a batch of one, as transformers asks: threads of the library are the same in both.
-        encoded = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
-        return {"input_ids": encoded[0].ids}
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return {"input_ids": ids}
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
         """The id of one token, None if there is no such token."""

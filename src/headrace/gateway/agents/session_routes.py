@@ -190,7 +190,8 @@ def closed() -> ApiError:
 
 
 async def _whole(task: asyncio.Task[Answered]) -> Answered:
-    await asyncio.wait([task])
+    if not task.done():
+        await asyncio.wait([task])
     if task.cancelled():
         raise closed()
     return task.result()

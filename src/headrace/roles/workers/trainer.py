@@ -14,6 +14,7 @@ import torch
 from headrace.algorithms.kl_controllers import TakenCoefficient
 from headrace.algorithms.policy_loss import PolicyLoss
 from headrace.config.train import TrainConfig
+from headrace.engines.embedded.cache_plan import context_limit
 from headrace.models.loading import load_causal_lm, load_tokenizer, load_value_model
 from headrace.models.values import token_values
 from headrace.runtime.wire.wire_types import WireTypes
@@ -26,7 +27,7 @@ from headrace.training.taking import scored
 from headrace.training.trainer import HFTrainer
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.plane import WeightPublisher
-from headrace.weights.swap_check import SwapCheck, check_tokens, make_check
+from headrace.weights.swap_check import SHORT, SwapCheck, check_tokens, make_check
 from headrace.weights.transport import Transport, open_transport
 
 
@@ -130,7 +131,11 @@ def _check(spec: TrainerSpec, trainer: HFTrainer) -> Callable[[], SwapCheck] | N
     """Servers score prompts at temperature 1."""
     if spec.transport == "memory" and (config.engine.dtype or dtype) == dtype:
         return None
-    tokens = check_tokens(int(trainer.model.config.get_text_config().vocab_size))
+    text = trainer.model.config.get_text_config()
+    longest = SHORT
+    if config.engine.has_server:
+        longest = context_limit(trainer.model.config, config.engine) - 1  # behind it one is sampled
+    tokens = check_tokens(int(text.vocab_size), longest)
     score = partial(scored, partial(trainer.logprobs, temperature=temperature))
     return lambda: make_check(tokens, score, temperature=temperature, dtype=dtype)
 
