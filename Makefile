@@ -26,7 +26,7 @@ VERIFIERS_READY := $(VERIFIERS)/.ready
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,math,plot,schema,datasets,tensorboard,renderers]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,math,plot,schema,datasets,tensorboard,renderers,cluster]'
 	touch $@
 
 quickstart: $(READY)
@@ -72,10 +72,10 @@ $(SGLANG_READY): requirements-sglang.txt plugins/headrace-sglang-cpu/pyproject.t
 
 sglang-env: $(SGLANG_READY)
 
-# What takes more than a second and a half or so: 26 minutes, of which 5 for 10^5 random sequences of events, 3 for the
+# What takes more than a second and a half or so: 28 minutes, of which 5 for 10^5 random sequences of events, 3 for the
 # wheel and the sdist in an empty environment. Then 11 for vLLM, 8 for SGLang, 4 for the trackers and 4 for verifiers, their
 # environments included, and 11 for whole runs in which all that would cross between processes is copied through the wire
-# codec: the quick ones, and of the slow those that start no worker process (mark `copied`). 64 together, on two quiet
+# codec: the quick ones, and of the slow those that start no worker process (mark `copied`). 65 together, on two quiet
 # cores.
 test-slow: $(READY) $(TRACKERS_READY) $(VLLM_READY) $(SGLANG_READY) $(VERIFIERS_READY)
 	$(BIN)/python -m pytest -m slow --ignore tests/servers $(SHARED) $(ARGS)

@@ -55,7 +55,7 @@ def publish(publisher: ShmPublisher, number: int, tensors: dict[str, torch.Tenso
 
 async def measure(folder: Path) -> dict[str, object]:
     torch.set_num_threads(1)
-    runtime = InlineRuntime(processes=Processes("benchmark", packages=["benchmarks"]))
+    runtime = InlineRuntime(apart=Processes("benchmark", packages=["benchmarks"]))
     try:
         publisher = ShmPublisher(folder)
         receivers = await runtime.start(Receiver, [publisher.address], Placement(process=True, threads=1))

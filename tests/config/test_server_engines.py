@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from headrace.config import TrainConfig
 from headrace.config.model import EngineConfig, PolicyEngineConfig
 from headrace.config.reading.unused_keys import ineffective
+from headrace.config.values.hosts import is_loopback
 
 
 @pytest.mark.parametrize(
@@ -131,3 +132,35 @@ def test_top_p_without_top_k_is_not_for_vllm() -> None:
     assert sampled.rollout.sampling.top_k == 512
     with pytest.raises(ValidationError, match=r"top_p is 0\.9 and top_k 0, and vLLM tells kept sets under top_k alone"):
         TrainConfig.model_validate({**given, "rollout": {"sampling": {"top_p": 0.9, "top_k": 0}}})
+
+
+@pytest.mark.parametrize(
+    ("host", "holds"),
+    [
+        ("localhost", True),
+        ("127.8.0.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("::ffff:192.0.2.1", False),
+        ("::", False),
+        ("0.0.0.0", False),
+        ("127.evil.example", False),
+    ],
+)
+def test_addresses_that_are_this_machine_s_alone(host: str, holds: bool) -> None:
+    assert is_loopback(host) is holds
+
+
+def test_with_ray_every_worker_is_an_actor() -> None:
+    given = {"model": {"path": "m"}, "data": {"train": "t"}, "runtime": {"kind": "ray"}}
+    config = TrainConfig.model_validate(given)
+    assert config.engine.apart
+    assert config.trainer_processes == ("trainer",)
+    assert not [line for line in ineffective(config) if "placement" in line]
+    for more, words in (
+        ({"trainer": {"placement": "own"}}, "trainer.placement is own, and with runtime.kind ray"),
+        ({"engine": {"process": False}}, "engine.process is false, and with runtime.kind ray"),
+        ({"runtime": {"address": "auto"}}, "runtime.address is 'auto', and runtime.kind inline"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            TrainConfig.model_validate({**given, **more})

@@ -52,7 +52,7 @@ def spec(folder: Path, seed: int = 0) -> EngineSpec:
 async def workers(
     folder: Path, where: Placement = INLINE, count: int = 1
 ) -> AsyncIterator[tuple[InlineRuntime, Workers[EngineWorker]]]:
-    runtime = InlineRuntime(copying=_copies[0], processes=Processes("engines") if where.process else None)
+    runtime = InlineRuntime(copying=_copies[0], apart=Processes("engines") if where.process else None)
     try:
         yield runtime, await runtime.start(EngineWorker, [spec(folder)] * count, where)
     finally:

@@ -52,7 +52,7 @@ def ones(length: int) -> Answered:
 
 def with_runtime(body: Callable[[InlineRuntime], Awaitable[None]], processes: Processes | None = None) -> None:
     async def main() -> None:
-        runtime = InlineRuntime(processes=processes)
+        runtime = InlineRuntime(apart=processes)
         try:
             await body(runtime)
         finally:

@@ -90,7 +90,7 @@ async def engines(runtime: InlineRuntime) -> tuple[Handle, ...]:
 
 def test_a_group_is_played_scored_journaled_and_judged_without_torch(tmp_path: Path) -> None:
     async def main() -> None:
-        runtime = InlineRuntime(processes=Processes("rollouts", logs=tmp_path), types=COLUMN_TYPES, copying=True)
+        runtime = InlineRuntime(apart=Processes("rollouts", logs=tmp_path), types=COLUMN_TYPES, copying=True)
         try:
             spec = spec_of(tmp_path, await engines(runtime))
             workers = await runtime.start(RolloutWorker, [spec], Placement(process=True, threads=1))
@@ -181,7 +181,7 @@ def test_a_journal_that_has_a_fault_is_told_as_ours(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("missing", ["reward.py:score", "own.py:Mine"])
 def test_code_that_does_not_load_is_told(tmp_path: Path, missing: str) -> None:
     async def main() -> None:
-        runtime = InlineRuntime(processes=Processes("rollouts", logs=tmp_path), types=COLUMN_TYPES)
+        runtime = InlineRuntime(apart=Processes("rollouts", logs=tmp_path), types=COLUMN_TYPES)
         try:
             spec = spec_of(tmp_path, await engines(runtime))
             (tmp_path / "job" / missing.partition(":")[0]).unlink()

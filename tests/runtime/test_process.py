@@ -45,7 +45,7 @@ APART = Placement(process=True, deadline_s=20, start_s=20)
 async def probes(
     count: int = 1, where: Placement = APART, logs: Path | None = None
 ) -> AsyncIterator[tuple[InlineRuntime, Workers[Probe]]]:
-    runtime = InlineRuntime(processes=Processes("a test", logs=logs, packages=PACKAGES), copying=False)
+    runtime = InlineRuntime(apart=Processes("a test", logs=logs, packages=PACKAGES), copying=False)
     try:
         yield runtime, await runtime.start(Probe, [Spec(word) for word in "abcd"[:count]], where)
     finally:
@@ -372,7 +372,7 @@ from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Placement
 
 async def main():
-    runtime = InlineRuntime(processes=Processes("another", packages=["runtime_worker_kinds"]))
+    runtime = InlineRuntime(apart=Processes("another", packages=["runtime_worker_kinds"]))
     workers = await runtime.start(Probe, [Spec("a"), Spec("b")], Placement(process=True))
     pids = [pid for pid, _ in await workers.call("where", what="pids")]
     await workers.call("keep", 100_000, what="refs")
@@ -448,7 +448,7 @@ def test_only_classes_of_our_packages_run_in_a_process() -> None:
     assert path_of(InlineRuntime, ["headrace"]) == "headrace.runtime.inline:InlineRuntime"
 
     async def main() -> None:
-        runtime = InlineRuntime(processes=Processes("a test"))
+        runtime = InlineRuntime(apart=Processes("a test"))
         with pytest.raises(ValueError, match="runtime_worker_kinds:Probe is not under headrace"):
             await runtime.start(Probe, [Spec("a")], APART)
         await runtime.close()
@@ -460,7 +460,7 @@ def test_only_classes_of_our_packages_run_in_a_process() -> None:
 
 def test_a_worker_that_is_too_long_in_the_making_is_ended() -> None:
     async def main() -> None:
-        runtime = InlineRuntime(processes=Processes("a test", packages=PACKAGES))
+        runtime = InlineRuntime(apart=Processes("a test", packages=PACKAGES))
         where = Placement(process=True, start_s=1.5)
         began = time.monotonic()
         with pytest.raises(WorkerLost, match=r"probe/1 is lost: it was not made within 1\.5 s"):

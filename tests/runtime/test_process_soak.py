@@ -130,7 +130,7 @@ def open_files() -> int:
 def test_whatever_is_killed_every_call_ends_and_nothing_piles_up(seed: int) -> None:
     async def main() -> None:
         processes = Processes("a soak", packages=["runtime_worker_kinds"])
-        runtime = InlineRuntime(processes=processes, copying=False)
+        runtime = InlineRuntime(apart=processes, copying=False)
         try:
             specs = [Spec(str(rank)) for rank in range(WORKERS)]
             workers = await runtime.start(Probe, specs, Placement(process=True, deadline_s=20, start_s=20))

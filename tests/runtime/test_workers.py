@@ -55,7 +55,20 @@ class InProcesses(InlineRuntime):
 
 def processes(main: Main) -> None:
     async def whole() -> None:
-        runtime = InProcesses(processes=Processes("a test", packages=["runtime_worker_kinds"]), copying=False)
+        runtime = InProcesses(apart=Processes("a test", packages=["runtime_worker_kinds"]), copying=False)
+        try:
+            await main(runtime)
+        finally:
+            await runtime.close()
+
+    asyncio.run(whole())
+
+
+def actors(main: Main) -> None:
+    from headrace.runtime.ray.cluster import RayCluster
+
+    async def whole() -> None:
+        runtime = InProcesses(apart=RayCluster("a test", packages=["runtime_worker_kinds"]), copying=False)
         try:
             await main(runtime)
         finally:
@@ -69,18 +82,28 @@ RUNS: dict[str, Run] = {
     "copying": inline(copying=True),
     "virtual": run_virtually,
     "process": processes,
+    "ray": actors,
 }
 
 
-@pytest.fixture(params=RUNS)
-def run(request: pytest.FixtureRequest) -> Run:
+def _run_of(request: pytest.FixtureRequest) -> Run:
+    if request.param == "ray":
+        request.getfixturevalue("one_ray")
     return RUNS[request.param]
 
 
-@pytest.fixture(params=["inline", "copying", "process"])
+ON_RAY = pytest.param("ray", marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=[*(name for name in RUNS if name != "ray"), ON_RAY])
+def run(request: pytest.FixtureRequest) -> Run:
+    return _run_of(request)
+
+
+@pytest.fixture(params=["inline", "copying", "process", ON_RAY])
 def run_in_time(request: pytest.FixtureRequest) -> Run:
     """Where threads are."""
-    return RUNS[request.param]
+    return _run_of(request)
 
 
 async def read(items: AsyncIterator[int], seen: list[int]) -> None:
@@ -117,7 +140,7 @@ def test_blocking_methods_are_on_the_worker_s_lane_and_async_ones_in_the_loop(ru
         where = await probes.call("where", what="threads")
         assert [name for _, name in where] == ["headrace-probe", "headrace-probe/1"]
         assert await probes.call("lane", what="own lanes") == ["headrace-probe", "headrace-probe/1"]
-        assert set(await probes.call("loop_thread", what="threads")) == {"MainThread"}
+        assert set(await probes.call("loop_thread", what="threads")) <= {"MainThread", "AsyncIO Thread: default"}
 
     run_in_time(main)
 

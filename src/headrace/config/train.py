@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -150,7 +151,12 @@ class CriticConfig(Section):
 
 
 class RuntimeConfig(Section):
-    kind: Literal["inline"] = "inline"
+    kind: Literal["inline", "ray"] = "inline"
+    """`inline`: all on this machine, in this process and those that the config names. `ray`: workers that have
+    processes of their own are actors of a Ray cluster (`pip install 'headrace[cluster]'`)."""
+    address: str | None = Field(default=None, min_length=1)
+    """Of a Ray cluster to join, as `127.0.0.1:6379` or `auto`; unless given, one is started on this machine for the
+    run. Its token is the environment's RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH's."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads for all compute lanes together; the machine's cores unless given, and at most eight for each."""
     turns: bool = False
@@ -161,6 +167,10 @@ class RuntimeConfig(Section):
     stall_timeout_s: float = Field(default=900.0, gt=0)
     """A wait of the run that lasts longer ends it with an error that says what it waited for, and so does code of yours
     that blocks the event loop for longer; never less than `rollout.episode_timeout_s`."""
+
+
+_APART = ("trainer", "critic", "reference", "teacher", "functions")
+"""Sections whose `placement` is `process` with Ray, unless given."""
 
 
 class TrainConfig(Section):
@@ -317,6 +327,41 @@ class TrainConfig(Section):
             "trainer.placement is process": "trainer" in self.trainer_processes,
         }
         return tuple(key for key, holds in keys.items() if holds)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apart_with_ray(cls, given: Any) -> Any:
+        """Every worker is an actor."""
+        runtime = given.get("runtime") if isinstance(given, Mapping) else None
+        if not isinstance(runtime, Mapping) or runtime.get("kind") != "ray":
+            return given
+        made = dict(given)
+        for name in _APART:
+            if isinstance(section := made.get(name, {}), Mapping):
+                made[name] = {"placement": "process", **section}
+        reward = made.get("reward")
+        if isinstance(reward, Mapping) and isinstance(model := reward.get("model"), Mapping):
+            made["reward"] = {**reward, "model": {"placement": "process", **model}}
+        engine = made.get("engine", {})
+        if isinstance(engine, list) and engine and isinstance(engine[0], Mapping):
+            made["engine"] = [{"process": True, **engine[0]}, *engine[1:]]
+        elif isinstance(engine, Mapping):
+            made["engine"] = {"process": True, **engine}
+        return made
+
+    @model_validator(mode="after")
+    def _none_here_with_ray(self) -> Self:
+        if self.runtime.kind != "ray":
+            if self.runtime.address is not None:
+                raise ValueError(f"runtime.address is {self.runtime.address!r}, and runtime.kind inline; set kind: ray")
+            return self
+        places = {f"{name}.placement": getattr(self, name).placement for name in (*_APART, "proximal")}
+        places["reward.model.placement"] = "process" if self.reward.model.path is None else self.reward.model.placement
+        if here := next((key for key, place in places.items() if place == "own"), None):
+            raise ValueError(f"{here} is own, and with runtime.kind ray all workers are actors; leave it out")
+        if not self.engine.apart:
+            raise ValueError("engine.process is false, and with runtime.kind ray all workers are actors; leave it out")
+        return self
 
     @property
     def trainer_processes(self) -> tuple[str, ...]:

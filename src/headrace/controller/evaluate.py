@@ -15,7 +15,7 @@ from headrace.controller.building.processors import own_threads
 from headrace.controller.building.reward_model import load_model_reward
 from headrace.controller.building.reward_pools import reward_pools
 from headrace.controller.building.threads import inline_runtime
-from headrace.controller.building.worker_processes import worker_processes
+from headrace.controller.building.workers_apart import workers_apart
 from headrace.controller.planning.plan import Plan
 from headrace.controller.watching import watchdog
 from headrace.models.loading import resolve_device
@@ -39,7 +39,7 @@ async def evaluate(plan: Plan, only: Sequence[str] = ()) -> dict[str, dict[str, 
     runtime = inline_runtime(
         own_threads(plan.config),
         device=resolve_device(plan.config.model.device),
-        processes=worker_processes(plan.config, None),
+        apart=workers_apart(plan.config, None),
     )
     try:
         engines = await load_engines(plan, runtime, None, returns=False)

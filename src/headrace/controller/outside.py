@@ -15,7 +15,7 @@ from headrace.controller.building.reward_pools import RewardPools
 from headrace.controller.building.rollout_workers import RolloutHands, start_rollout_workers
 from headrace.controller.building.threads import inline_runtime, takes_turns
 from headrace.controller.building.wiring import Parts
-from headrace.controller.building.worker_processes import worker_processes
+from headrace.controller.building.workers_apart import WorkersApart, workers_apart
 from headrace.controller.control_socket import Answer, listening
 from headrace.controller.planning.plan import Plan
 from headrace.controller.supervise import rewards
@@ -26,7 +26,6 @@ from headrace.rewards.judge import Ask
 from headrace.roles.workers.functions import FunctionsWorker
 from headrace.runtime.collection import rare_collections
 from headrace.runtime.inline import Span
-from headrace.runtime.process.processes import Processes
 from headrace.runtime.protocol import Clock, Runtime
 from headrace.runtime.workers import Workers
 from headrace.store import RunStore
@@ -93,21 +92,21 @@ class ThisMachine:
     files: Files = LOCAL
 
     def __init__(self) -> None:
-        self._processes: Processes | None = None
+        self._apart: WorkersApart | None = None
 
     def runtime(self, plan: Plan, folder: Path, trace: Callable[[Span], None] | None) -> Runtime:
         config = plan.config
-        self._processes = worker_processes(config, folder, plan.rollout_workers)
+        self._apart = workers_apart(config, folder, plan.rollout_workers)
         return inline_runtime(
             own_threads(config),
             device=resolve_device(config.model.device),
             turns=config.runtime.turns or takes_turns(config),
             trace=trace,
-            processes=self._processes,
+            apart=self._apart,
         )
 
     async def models(self, plan: Plan, runtime: Runtime, folder: Path) -> Models:
-        in_memory = None if self._processes is None else self._processes.make_folder
+        in_memory = None if self._apart is None else self._apart.make_folder
         return await load_models(plan, runtime, folder, in_memory)
 
     def rewards(self, plan: Plan, folder: Path, runtime: Runtime, ask: Ask) -> AbstractAsyncContextManager[RewardPools]:

@@ -15,7 +15,7 @@ from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Placement, Worker, Workers
 
 if TYPE_CHECKING:
-    from headrace.runtime.process.processes import Processes
+    from headrace.runtime.apart import Apart
 
 T = TypeVar("T")
 W = TypeVar("W", bound=Worker)
@@ -36,7 +36,7 @@ class EventLoopServices:
         *,
         copying: bool | None = None,
         types: WireTypes = NO_TYPES,
-        processes: Processes | None = None,
+        apart: Apart | None = None,
     ) -> None:
         """`copying`: as the environment has it, unless given. `types` of columns."""
         self._clock = clock
@@ -44,7 +44,7 @@ class EventLoopServices:
         self._spawned = 0
         self._closed = False
         copies = is_copying() if copying is None else copying
-        self._place = Place(self, copying=copies, types=types, processes=processes)
+        self._place = Place(self, copying=copies, types=types, apart=apart)
 
     @property
     def clock(self) -> Clock:

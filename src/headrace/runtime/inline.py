@@ -19,7 +19,7 @@ from headrace.runtime.protocol import Clock
 from headrace.runtime.wire.wire_types import WireTypes
 
 if TYPE_CHECKING:
-    from headrace.runtime.process.processes import Processes
+    from headrace.runtime.apart import Apart
 
 T = TypeVar("T")
 
@@ -86,12 +86,12 @@ class InlineRuntime(EventLoopServices):
         *,
         copying: bool | None = None,
         types: WireTypes = NO_TYPES,
-        processes: Processes | None = None,
+        apart: Apart | None = None,
     ) -> None:
         """`trace` is given every call when it has ended, on the call's thread. `copying`: whatever crosses to or from
-        workers goes through the wire codec; as the environment has it, unless given. `types` of columns. `processes`:
-        for workers that are to be in some."""
-        super().__init__(clock or SystemClock(), copying=copying, types=types, processes=processes)
+        workers goes through the wire codec; as the environment has it, unless given. `types` of columns. `apart`:
+        for workers that are to be elsewhere."""
+        super().__init__(clock or SystemClock(), copying=copying, types=types, apart=apart)
         self._trace = trace
         self._placement = placement or ThreadPerLane()
         self._threads: dict[str, LaneThread] = {}

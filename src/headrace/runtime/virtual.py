@@ -142,7 +142,7 @@ class VirtualRuntime(EventLoopServices):
     @property
     def kept(self) -> int:
         """Refs that were put here and not freed."""
-        return len(self._place.refs)
+        return self._place.kept
 
     def charge(self, seconds: float) -> None:
         """From within a call on a lane: it takes so much longer."""

@@ -30,12 +30,19 @@ class _Rule:
 
 def ineffective(config: TrainConfig | SFTConfig | RMConfig | DPOConfig) -> list[str]:
     """One line for each key set to something else than its default that nothing will read, with the reason."""
+    given = set[str]()
     if isinstance(config, TrainConfig):
         rules = [*_of_run(config), *_of_algorithm(config.algorithm), *_of_models(config)]
+        if config.runtime.kind == "ray":
+            given = {"placement"}  # by us
     else:
         rules = list(_of_offline(config))
     return [
-        f"{rule.prefix}{key} has no effect: {rule.reason}" for rule in rules if rule.applies for key in _changed(rule)
+        f"{rule.prefix}{key} has no effect: {rule.reason}"
+        for rule in rules
+        if rule.applies
+        for key in _changed(rule)
+        if key not in given
     ]
 
 

@@ -7,7 +7,11 @@ import ipaddress
 
 def is_loopback(host: str) -> bool:
     """A name is not, but for `localhost`: what others lead to is somebody else's to say."""
+    if host == "localhost":
+        return True
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        found = ipaddress.ip_address(host)
     except ValueError:
         return False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback

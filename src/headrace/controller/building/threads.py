@@ -15,7 +15,7 @@ from headrace.runtime.processors import available_processors
 if TYPE_CHECKING:
     import torch
 
-    from headrace.runtime.process.processes import Processes
+    from headrace.runtime.apart import Apart
 
 _ENGINE, TRAINER = "engine", "trainer"
 _BESIDE = (_ENGINE, "reference", "proximal", "teacher", "critic", "reward", "judge")
@@ -119,11 +119,11 @@ def inline_runtime(
     device: torch.device | None = None,
     turns: bool = False,
     trace: Callable[[Span], None] | None = None,
-    processes: Processes | None = None,
+    apart: Apart | None = None,
 ) -> InlineRuntime:
     """The runtime of this machine, with as many threads as configured. Its lanes alone compute with more than one.
 
-    `device`: that of the models, the CPU unless given. `processes`: for workers that are to be in some.
+    `device`: that of the models, the CPU unless given. `apart`: for workers that are to be elsewhere.
     """
     import torch
 
@@ -136,4 +136,4 @@ def inline_runtime(
         from headrace.controller.building.device_lanes import DeviceLanes
 
         lanes = DeviceLanes(device, total, turns=turns)
-    return InlineRuntime(lanes, clock, trace, types=COLUMN_TYPES, processes=processes)
+    return InlineRuntime(lanes, clock, trace, types=COLUMN_TYPES, apart=apart)

@@ -53,6 +53,7 @@ def _run(plan: Plan) -> list[str]:
         *_server(plan),
         *_schedule(plan),
         *_table(plan),
+        *_cluster(plan),
     ]
 
 
@@ -114,6 +115,14 @@ _ROUTES = {
     "sglang": "/pause_generation, /continue_generation, /update_weights_from_disk, "
     "/update_weights_from_distributed, /init_weights_update_group, /abort_request, /generate",
 }
+
+
+def _cluster(plan: Plan) -> list[str]:
+    runtime = plan.config.runtime
+    if runtime.kind != "ray":
+        return []
+    where = f"the cluster at {runtime.address}" if runtime.address else "a cluster of this run's own, on loopback alone"
+    return [f"ray       {where}; all workers are actors on this machine"]
 
 
 def _data(plan: Plan) -> str:

@@ -14,14 +14,14 @@ from headrace.runtime.local.local_worker import LocalWorker, Make
 from headrace.runtime.local.service import Service
 from headrace.runtime.local.worker_group import Member, WorkerGroup
 from headrace.runtime.protocol import Services
-from headrace.runtime.refs import Ref, RefLost
+from headrace.runtime.refs import Ref, RefLost, Refs
 from headrace.runtime.together import together
 from headrace.runtime.wire.copying import Carrier
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import BASE_TYPES, Handle, Peer, Placement, Worker, WorkerLost
 
 if TYPE_CHECKING:
-    from headrace.runtime.process.processes import Processes
+    from headrace.runtime.apart import Apart
 
 W = TypeVar("W", bound=Worker)
 
@@ -29,14 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 class Place:
-    def __init__(
-        self, services: Services, *, copying: bool, types: WireTypes, processes: Processes | None = None
-    ) -> None:
+    def __init__(self, services: Services, *, copying: bool, types: WireTypes, apart: Apart | None = None) -> None:
         """`types` of columns."""
         self._services = services
         self._copying = copying
         self._types = BASE_TYPES.with_types(types)
-        self._processes = processes
+        self._apart = apart
         self._members: dict[str, Member] = {}
         self._groups: list[WorkerGroup[Any]] = []
         self._numbers: dict[str, int] = {}
@@ -45,7 +43,8 @@ class Place:
         self._opening = asyncio.Lock()
         self._making = asyncio.Lock()
         """In this process nothing is made while another is: those who load models share what is the process's."""
-        self.refs = KeptHere("", self._keepers, Carrier(self._types, copying=copying))
+        self._kept = KeptHere("", self._keepers, Carrier(self._types, copying=copying))
+        self.refs: Refs = self._kept
 
     async def start(self, kind: type[W], specs: Sequence[object], where: Placement) -> WorkerGroup[W]:
         """See `Runtime.start`."""
@@ -53,11 +52,12 @@ class Place:
             raise ValueError(f"{kind.__name__}: no spec is given; give one for each worker")
         names = self._named(kind, len(specs))
         self._types = self._types.with_types(kind.types)
-        if self._processes is not None:
+        if self._apart is not None:
             async with self._opening:
-                self._keepers.elsewhere = await self._processes.open(
-                    self._services, lambda: self._types, self._keepers, self._service
-                )
+                elsewhere = await self._apart.open(self._services, lambda: self._types, self._keepers, self._service)
+                self._keepers.elsewhere = elsewhere
+                if self._apart.keeps_all:
+                    self.refs = elsewhere
         made = await self._made(kind, [*zip(names, specs, range(len(specs)), strict=True)], where)
 
         async def more(spec: object, rank: int) -> tuple[Member, Handle]:
@@ -103,13 +103,18 @@ class Place:
             raise WorkerLost(handle.rank, "there is none of this name", worker=handle.worker)
         return self._members[handle.worker]
 
+    @property
+    def kept(self) -> int:
+        """Refs that the controller put here and did not free."""
+        return len(self._kept)
+
     async def get(self, ref: Ref, names: Collection[str] | None = None) -> Mapping[str, Any]:
         """See `Services.get`."""
-        if ref.keeper in self._keepers:
-            return self.refs.get(ref, names)
-        if self._keepers.elsewhere is None or self._processes is None:
+        if ref.keeper in self._keepers and (ref.keeper or self._apart is None or not self._apart.keeps_all):
+            return self._keepers.get(ref, names)
+        if self._keepers.elsewhere is None or self._apart is None:
             raise RefLost(ref)
-        return await self._processes.get(ref, names)
+        return await self._apart.get(ref, names)
 
     async def close(self) -> None:
         """End all workers, those that were started last first. Their errors are logged."""
@@ -119,14 +124,14 @@ class Place:
                 await group.close()
             except Exception as error:
                 logger.warning("at its end: %s", error)
-        if self._processes is not None:
-            await self._processes.close()
+        if self._apart is not None:
+            await self._apart.close()
 
     def _member(self, kind: type[W], spec: object, name: str, rank: int, where: Placement) -> Member:
         if where.process:
-            if self._processes is None:
-                raise ValueError(f"{name} is to have a process of its own, and this runtime was given no `processes`")
-            return self._processes.member(kind, spec, name, rank, self._types, where)
+            if self._apart is None:
+                raise ValueError(f"{name} is to have a process of its own, and this runtime was given no place for it")
+            return self._apart.member(kind, spec, name, rank, self._types, where)
         carrier = Carrier(self._types, copying=self._copying)
         member = LocalWorker(name, rank, self._maker(kind, spec, name, rank, carrier), self._services, carrier, where)
         member.when_lost(partial(self._keepers.remove, name))
@@ -147,10 +152,10 @@ class Place:
         return make
 
     def _handle(self, member: Member) -> Handle:
-        if self._processes is None:
+        if self._apart is None:
             return Handle(member.name, member.rank, "")
         here = isinstance(member, LocalWorker)
-        return Handle(member.name, member.rank, self._processes.address("" if here else member.name))
+        return Handle(member.name, member.rank, self._apart.address("" if here else member.name))
 
     def _service(self, name: str) -> Service:
         """Of a worker in this process. Raises WorkerLost."""

@@ -27,8 +27,10 @@ W = TypeVar("W", bound=Worker)
 class Processes:
     """Where a runtime has its worker processes: a private folder, and a socket by which they reach the controller.
 
-    Given to the runtime that is to have some. Made at the first use, ended with the runtime.
+    See `Apart`.
     """
+
+    keeps_all = False
 
     def __init__(self, run: str, *, logs: Path | None = None, packages: Sequence[str] = (PACKAGE,)) -> None:
         """`run` names the run, as its folder does. `logs`: a folder; what `rollout/0` prints is in rollout-0.log there,

@@ -1,0 +1,102 @@
+"""The Ray of a run that joins none: on this machine, on loopback alone, under a guardian that ends all of it with the
+run, however that ends: what Ray itself starts survives a kill of whoever started it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time  # noqa: TID251 (on a lane, before there is anything to wait for in the loop)
+from contextlib import suppress
+from pathlib import Path
+
+from headrace.errors import HeadraceError
+from headrace.sandbox.guardian import guarded
+
+_START_S = 120.0
+_LOOK_S = 0.1
+_END_S = 10.0
+_WORDS = 2000
+"""Bytes of the log's end that are looked at."""
+
+
+class RayHeadError(HeadraceError, RuntimeError):
+    """Ray could not be started."""
+
+
+class RayHead:
+    def __init__(self, processors: int, log: Path | None) -> None:
+        """`processors`: that Ray counts with. `log` takes what it prints."""
+        self._processors = processors
+        self._log = log
+        self._line: socket.socket | None = None
+        self._guardian: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> str:
+        """Its address, once it is up. Blocking. Raises RayHeadError."""
+        port = _free_port()
+        folder = tempfile.mkdtemp(prefix="headrace-ray-")  # short: sockets lie in it
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+            *("--node-ip-address=127.0.0.1", f"--port={port}", f"--num-cpus={self._processors}"),
+            f"--ray-client-server-port={_free_port()}",  # nobody's; of its own there can be one on a machine
+            *("--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"),
+        ]
+        ours, held = socket.socketpair()
+        try:
+            if self._log is not None:
+                self._log.parent.mkdir(parents=True, exist_ok=True)
+            with held, Path(self._log or os.devnull).open("ab") as output:
+                self._guardian = subprocess.Popen(
+                    guarded(command, line=held.fileno(), folder=folder, passes=()),
+                    pass_fds=[held.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            ours.close()
+            raise RayHeadError(f"Ray cannot be started: {error}") from error
+        self._line = ours
+        self._wait_for(port)
+        return f"127.0.0.1:{port}"
+
+    def close(self) -> None:
+        """End it, with all that it started. Blocking."""
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
+        guardian, self._guardian = self._guardian, None
+        if guardian is not None:
+            with suppress(subprocess.TimeoutExpired):
+                guardian.wait(_END_S)
+
+    def _wait_for(self, port: int) -> None:
+        assert self._guardian is not None
+        end = time.monotonic() + _START_S
+        while time.monotonic() < end:
+            if self._guardian.poll() is not None:
+                raise RayHeadError(f"Ray ended as it was started: {self._last_words()}")
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+                return
+            time.sleep(_LOOK_S)
+        self.close()
+        raise RayHeadError(f"Ray was not up within {_START_S:.0f} s: {self._last_words()}")
+
+    def _last_words(self) -> str:
+        if self._log is None:
+            return "it has no log"
+        with suppress(OSError):
+            lines = self._log.read_bytes()[-_WORDS:].decode(errors="replace").splitlines()
+            return next((line.strip() for line in reversed(lines) if line.strip()), f"see {self._log}")
+        return f"see {self._log}"
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port

@@ -1,0 +1,49 @@
+"""Workers of a run that are not in the controller's process: whether it has any, and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from headrace.config import ConfigError, TrainConfig
+from headrace.controller.building.processors import process_count
+from headrace.controller.building.ray_head import RayHead
+from headrace.controller.building.threads import available_threads
+from headrace.runtime.apart import Apart
+from headrace.runtime.process.processes import Processes
+
+
+class WorkersApart(Apart, Protocol):
+    """Of a run."""
+
+    def make_folder(self, name: str) -> Path:
+        """One in memory that all workers of this machine see, and that goes with the run."""
+
+
+def workers_apart(config: TrainConfig, folder: Path | None, rollouts: int = 0) -> WorkersApart | None:
+    """Where a run has its workers that are apart; None if it has none. `rollouts`: workers that play them. What they
+    print is in `logs/` of `folder`, the run's, or on stderr if it has none. Raises ConfigError where Ray is wanted and
+    not installed."""
+    if not (process_count(config) or rollouts or config.functions_process):
+        return None
+    logs = None if folder is None else folder / "logs"
+    if config.runtime.kind == "ray":
+        return _cluster(config, folder, logs)
+    return Processes(str(folder or ""), logs=logs)
+
+
+def _cluster(config: TrainConfig, folder: Path | None, logs: Path | None) -> WorkersApart:
+    from headrace.runtime.ray.environment import prepare
+
+    prepare(config.runtime.address)
+    try:
+        from headrace.runtime.ray.cluster import RayCluster
+    except ImportError as error:
+        raise ConfigError(f"runtime.kind is ray: pip install 'headrace[cluster]' ({error})") from error
+    address = config.runtime.address
+    head = None if address is not None else RayHead(available_threads(config.runtime.threads), _log(logs))
+    return RayCluster(str(folder or ""), address=address, head=head, logs=logs)
+
+
+def _log(logs: Path | None) -> Path | None:
+    return None if logs is None else logs / "ray.log"

@@ -1,0 +1,223 @@
+"""One worker in an actor's process: the answering side.
+
+Ray makes it from a class of this module by name, so that nothing of a class crosses. What is asked and answered are
+boxes (`boxes.py`); errors are answers, and Ray's own ways for them are not used. The actor's calls share one event
+loop, as those of any worker process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import sys
+from collections import deque
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+from headrace import __version__
+from headrace.errors import HeadraceError
+from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.local.awaited import WINDOW
+from headrace.runtime.local.host import WorkerHost
+from headrace.runtime.local.local_refs import GENERATION
+from headrace.runtime.local.service import Service, as_worker_error
+from headrace.runtime.process.boot import class_at
+from headrace.runtime.process.identity import name_process, open_many_files
+from headrace.runtime.ray.asked_actor import ANSWER, ERROR
+from headrace.runtime.ray.boot import ActorBoot
+from headrace.runtime.ray.boxes import Box, boxed, opened
+from headrace.runtime.ray.reached import ReachedActor
+from headrace.runtime.ray.refs import ActorRefs
+from headrace.runtime.workers import BASE_TYPES, Handle, Peer, WorkerError, WorkerLost
+
+_TEAMS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+Told = tuple[str, Box]
+"""ANSWER or ERROR, and what it is."""
+
+
+class Actor:
+    """Its methods are the controller's and other actors' to call."""
+
+    def __init__(self, boot: str) -> None:
+        """`boot`: see `ActorBoot`."""
+        self._boot = told = ActorBoot.parse(boot)
+        if told.log is not None:
+            _print_to(Path(told.log))
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        if told.devices is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = told.devices
+        if told.threads is not None:
+            os.environ.update(dict.fromkeys(_TEAMS, str(told.threads)))
+        sys.path += [path for path in told.paths if path not in sys.path]
+        open_many_files()
+        kind: Any = class_at(told.kind, told.packages)
+        self._kind = kind
+        self._types = BASE_TYPES.with_types(kind.types)
+        self._service: Service | None = None
+        self._calls: dict[str, asyncio.Task[Any]] = {}
+        self._streams: dict[str, _Items] = {}
+        self._left = asyncio.Event()
+        self._begun = False
+
+    async def build(self, number: str, box: Box) -> Told:
+        """The worker, from its spec."""
+        self._begin()
+
+        async def made() -> None:
+            boot = self._boot
+            _require_same(boot)
+            spec = opened(box, self._types, f"the spec of {boot.name}")
+            self._service = await Service.make(self._kind, spec, self._host, boot.name, boot.rank, self._runtime)
+
+        return await self._told(number, made(), f"the spec of {self._boot.name}")
+
+    async def call(self, number: str, method: str, box: Box) -> Told:
+        """What the worker's method returns."""
+
+        async def called() -> Any:
+            return await self._made().call(method, opened(box, self._types, f"the arguments of {method}"))
+
+        return await self._told(number, called(), f"the answer of {self._boot.name}.{method}")
+
+    async def stream(self, number: str, method: str, box: Box) -> Told:
+        """Have the method's items fetched by `items`; answers once there are no more."""
+        items = self._items_of(number)
+
+        async def streamed() -> None:
+            args = opened(box, self._types, f"the arguments of {method}")
+            await self._made().stream(method, args, items.put)
+
+        try:
+            return await self._told(number, streamed(), f"an item of {self._boot.name}.{method}")
+        finally:
+            items.end()
+
+    async def items(self, number: str) -> list[Box]:
+        """Those that came since they were asked for last; none once there are no more."""
+        items = self._items_of(number)
+        found = await items.taken()
+        if not found:
+            self._streams.pop(number, None)
+        return [boxed(item, self._types, f"an item of {self._boot.name}") for item in found]
+
+    async def stop(self, number: str) -> None:
+        """It answers all the same."""
+        if (task := self._calls.get(number)) is not None:
+            task.cancel()
+        if (items := self._streams.pop(number, None)) is not None:
+            items.end()
+
+    async def beat(self) -> dict[str, Any]:
+        """That the event loop turns."""
+        return {}
+
+    async def life(self) -> None:
+        """Until it leaves."""
+        await self._left.wait()
+
+    async def leave(self) -> None:
+        """End, once what was asked before is answered."""
+        self._left.set()
+        if self._begun:
+            await self._runtime.close()
+        import ray
+
+        ray.actor.exit_actor()
+
+    def _begin(self) -> None:
+        """In its event loop."""
+        boot = self._boot
+        self._runtime = InlineRuntime(copying=False)
+        self._refs = ActorRefs(boot.name, boot.generation * GENERATION, self._types, boot.namespace)
+        self._host = WorkerHost(
+            boot.name, boot.rank, self._runtime, self._refs, self._refs.get_soon, self._reach, threads=boot.threads
+        )
+        name_process(boot.name)
+        self._begun = True
+
+    def _reach(self, handle: Handle) -> Peer:
+        return ReachedActor(handle, self._types, self._runtime, f"{self._boot.name}.{self._boot.generation}")
+
+    def _made(self) -> Service:
+        if self._service is None:
+            raise WorkerLost(self._boot.rank, "it is not made yet", worker=self._boot.name)
+        return self._service
+
+    def _items_of(self, number: str) -> _Items:
+        return self._streams.setdefault(number, _Items())
+
+    async def _told(self, number: str, work: Awaitable[Any], what: str) -> Told:
+        task = self._calls[number] = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait([task])
+            if task.cancelled():
+                raise WorkerError(self._boot.rank, "CancelledError", "it was stopped", worker=self._boot.name)
+            return ANSWER, boxed(task.result(), self._types, what)
+        except Exception as error:
+            raised = error if isinstance(error, WorkerError) else as_worker_error(error, self._boot.name, 0)
+            return ERROR, boxed([raised.type, raised.text, raised.trace], self._types, "an error")
+        finally:
+            self._calls.pop(number, None)
+
+
+_AHEAD = WINDOW // 2
+"""Items that wait; whoever reads them may have as many at hand."""
+
+
+class _Items:
+    """Of one stream."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Any] = deque()
+        self._changed = asyncio.Condition()
+        self._ended = False
+
+    async def put(self, item: Any) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self._waiting) < _AHEAD or self._ended)
+            self._waiting.append(item)
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        self._ended = True
+        asyncio.ensure_future(self._notify())  # noqa: RUF006 (it waits for nothing but the condition)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def taken(self) -> list[Any]:
+        """All that wait, once there is one; none once there will be none."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: bool(self._waiting) or self._ended)
+            items = [*self._waiting]
+            self._waiting.clear()
+            self._changed.notify_all()
+            return items
+
+
+def _require_same(boot: ActorBoot) -> None:
+    """Raises HeadraceError for a node on which what is told might mean something else."""
+    for name, here, there in (
+        ("Headrace", __version__, boot.version),
+        ("Python", platform.python_version().rpartition(".")[0], boot.python.rpartition(".")[0]),
+    ):
+        if here != there:
+            raise HeadraceError(
+                f"the node {platform.node()} has {name} {here}, and the controller {there}; install the same there"
+            )
+
+
+def _print_to(log: Path) -> None:
+    """Where the folder of the run is here as well."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError:
+        return
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)

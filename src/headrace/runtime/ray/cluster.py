@@ -1,0 +1,158 @@
+"""A Ray cluster as the place of a run's workers: one of its own on this machine, or one that is joined."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import RayError
+
+from headrace.errors import HeadraceError
+from headrace.runtime.event_loop import on_own_thread
+from headrace.runtime.local.local_refs import Keepers
+from headrace.runtime.local.service import Service
+from headrace.runtime.process.boot import PACKAGE, path_of
+from headrace.runtime.process.site import Site
+from headrace.runtime.protocol import Services
+from headrace.runtime.ray.member import ActorOrigin, RayWorker
+from headrace.runtime.ray.refs import SHELF, ActorRefs, Shelf
+from headrace.runtime.refs import Ref, Refs
+from headrace.runtime.wire.wire_types import WireTypes
+from headrace.runtime.workers import Placement
+
+LANE = "ray"
+_NO_NAME = r"[^A-Za-z0-9_.-]+"
+_START_S, _REACH_S = 120.0, 20.0
+_WORDS = 300
+"""Characters of Ray's own error."""
+
+
+class ClusterError(HeadraceError, ConnectionError):
+    """No cluster is there, or it does not let this process in."""
+
+
+class Head(Protocol):
+    """A cluster of the run's own. Both block."""
+
+    def start(self) -> str:
+        """Its address."""
+
+    def close(self) -> None: ...
+
+
+class RayCluster:
+    """See `Apart`."""
+
+    keeps_all = True
+
+    def __init__(
+        self,
+        run: str,
+        *,
+        address: str | None = None,
+        head: Head | None = None,
+        logs: Path | None = None,
+        packages: Sequence[str] = (PACKAGE,),
+    ) -> None:
+        """`run` names the run, as its folder does. `address`: of a cluster; unless given, `head` starts one
+        here; with neither, this process has to be in one already. `logs`: a folder; what `rollout/0` prints
+        is in rollout-0.log there, where a node sees it."""
+        self._run = run
+        self._address = address
+        self._head = head
+        self._logs = logs
+        self._packages = tuple(packages)
+        self._namespace = f"headrace-{re.sub(_NO_NAME, '-', Path(run).name)}-{secrets.token_hex(4)}"
+        self._services: Services
+        self._types: Callable[[], WireTypes]
+        self._refs: ActorRefs | None = None
+        self._shelf: Any = None
+        self._joins = False
+        self._site: Site | None = None
+
+    async def open(
+        self, services: Services, types: Callable[[], WireTypes], keepers: Keepers, find: Callable[[str], Service]
+    ) -> Refs:
+        """See `Apart.open`. Raises ClusterError, and what `head` raises."""
+        if self._refs is None:
+            self._services, self._types = services, types
+            await services.compute(LANE, self._connect)
+            self._refs = ActorRefs("", 0, types(), self._namespace)
+        return self._refs
+
+    def member(
+        self, kind: type[Any], spec: object, name: str, rank: int, types: WireTypes, where: Placement
+    ) -> RayWorker:
+        """See `Apart.member`."""
+        log = None if self._logs is None else self._logs / f"{name.replace('/', '-')}.log"
+        closes = callable(getattr(kind, "close", None))
+        origin = ActorOrigin(path_of(kind, self._packages), self._packages, types, spec, closes, log, self._namespace)
+        return RayWorker(name, rank, origin, where, self._services)
+
+    def make_folder(self, name: str) -> Path:
+        """See `Processes.make_folder`: of this machine."""
+        if self._site is None:
+            self._site = Site(self._run)
+        made = self._site.folder / name
+        made.mkdir(mode=0o700)
+        return made
+
+    def address(self, worker: str) -> str:
+        """See `Apart.address`."""
+        return f"{self._namespace} {worker}"
+
+    async def get(self, ref: Ref, names: Collection[str] | None = None) -> Mapping[str, Any]:
+        """See `Apart.get`."""
+        assert self._refs is not None
+        return await self._refs.get_soon(ref, names)
+
+    async def close(self) -> None:
+        """See `Apart.close`. The cluster ends where it was started here."""
+        if self._refs is not None:
+            self._refs = None
+            await on_own_thread(self._leave)
+        if self._site is not None:
+            self._site.close()
+            self._site = None
+
+    def _connect(self) -> None:
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of a handler for signals, which are ours to handle
+        self._joins = not ray.is_initialized()  # else this process is in a cluster already, as a notebook's may be
+        if self._joins:
+            address = self._head.start() if self._address is None and self._head is not None else self._address
+            if address is None:
+                raise ClusterError("this process is in no Ray cluster, and is given the address of none")
+            try:
+                _require_somebody(address)
+                ray.init(address=address, log_to_driver=False, configure_logging=False, namespace=self._namespace)
+            except (RayError, OSError, RuntimeError, ValueError) as error:
+                words = " ".join(str(error).split())
+                raise ClusterError(
+                    f"no Ray cluster lets this run in at {address}: {words[:_WORDS]}; correct runtime.address, and "
+                    "give its token by RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+                ) from error
+        shelf: Any = ray.remote(Shelf).options(
+            name=SHELF, namespace=self._namespace, num_cpus=0, max_restarts=0, max_concurrency=1000
+        )
+        self._shelf = shelf.remote()
+        ray.get(self._shelf.count.remote(), timeout=_START_S)
+
+    def _leave(self) -> None:
+        ray.kill(self._shelf, no_restart=True)
+        if self._joins:
+            ray.shutdown()
+        if self._head is not None:
+            self._head.close()
+
+
+def _require_somebody(address: str) -> None:
+    """Ray itself waits for minutes where nobody listens. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()

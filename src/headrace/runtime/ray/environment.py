@@ -1,0 +1,23 @@
+"""What Ray reads from the environment when it is imported; so this is called before, and imports none of it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+_MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
+_TOKENS = (_TOKEN, "RAY_AUTH_TOKEN_PATH")
+_MANY_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Where it is 0, Ray's own processes listen on loopback alone, on any system."""
+
+
+def prepare(address: str | None) -> None:
+    """`address`: of a cluster, whose token the environment or Ray's own file has; None for one that is started here,
+    with a token that is made up, unless the environment has one."""
+    os.environ.setdefault(_MODE, "token")
+    if address is None:
+        os.environ.setdefault(_MANY_NODES, "0")
+        if not any(name in os.environ for name in _TOKENS):
+            os.environ[_TOKEN] = secrets.token_hex(32)
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"):
+        os.environ.setdefault(name, "0")

@@ -1,0 +1,100 @@
+"""Runs with Ray: all workers are actors, one of which dies, or the whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+from ray_run import actor, begun, below, command
+from served_run import until_batch
+
+from headrace.store import RunReader
+
+pytest.importorskip("ray", reason="pip install 'headrace[cluster]'")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+_WAIT_S = 200.0
+
+
+def require_whole(run: Path, batches: int) -> Counter[str]:
+    """All batches, none staler than it may be, nothing lost or counted twice. The kinds of events."""
+    with RunReader(run) as reader:
+        reader.counts().check()
+        records = [row.record for row in reader.metrics.read("batch")]
+        kinds = Counter(event.kind for event in reader.events.read())
+    assert [record["batch"] for record in records] == [*range(batches)]
+    assert max(int(stale) for record in records for stale in record["staleness"]) <= 2
+    assert not any(record["failed_samples"] for record in records)
+    return kinds
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def gone(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Those that are there still after so long."""
+    end = time.monotonic() + seconds
+    while left := [each for each in processes if lives(each)]:
+        if time.monotonic() > end:
+            break
+        time.sleep(0.1)
+    return left
+
+
+def test_a_run_whose_workers_are_all_actors(tmp_path: Path) -> None:
+    """PPO: policy, critic, reference, functions, two engines and two that play."""
+    line, run = command(tmp_path, batches=8, algorithm__recipe="ppo", engine__replicas=2)
+    made = subprocess.run(line, capture_output=True, text=True, timeout=_WAIT_S)
+    assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
+    require_whole(run, 8)
+    named = {path.name for path in (run / "logs").iterdir()}
+    workers = ("trainer", "critic", "reference", "functions", "engine", "rollout")
+    assert {*(f"{name}-0.log" for name in workers), "engine-1.log", "rollout-1.log", "ray.log"} <= named
+
+
+@pytest.mark.parametrize(
+    ("victim", "told"), [("engine-0", ("engine_died", "engine_back")), ("rollout-0", ("worker_lost",))]
+)
+def test_an_actor_that_dies_costs_the_run_nothing(tmp_path: Path, victim: str, told: tuple[str, ...]) -> None:
+    process, run = begun(tmp_path, batches=40, engine__replicas=2)
+    try:
+        until_batch(run, 3, process)
+        os.kill(actor(process, run, victim).pid, signal.SIGKILL)
+        out, _ = process.communicate(timeout=_WAIT_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, out[-3000:]
+    kinds = require_whole(run, 40)
+    assert [kinds[each] for each in told] == [1] * len(told), kinds
+
+
+def test_a_run_that_is_killed_leaves_no_process_and_goes_on(tmp_path: Path) -> None:
+    process, run = begun(tmp_path, batches=24, checkpoint__every=4)
+    try:
+        until_batch(run, 6, process)
+        before = below(process)
+    finally:
+        process.kill()
+    process.wait()
+    assert not gone(before, 10.0)
+    made = subprocess.run([*process.args, "--resume"], capture_output=True, text=True, timeout=_WAIT_S)
+    assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
+    require_whole(run, 24)
+
+
+def test_a_cluster_that_is_not_there_is_told(tmp_path: Path) -> None:
+    line, _ = command(tmp_path, "runtime.address=127.0.0.1:1")
+    environment = {**os.environ, "RAY_AUTH_TOKEN": "0" * 32}
+    made = subprocess.run(line, capture_output=True, text=True, timeout=60, env=environment)
+    assert made.returncode == 1
+    assert "headrace: no Ray cluster lets this run in at 127.0.0.1:1: " in made.stderr
+    assert "correct runtime.address, and give its token by RAY_AUTH_TOKEN" in made.stderr
