@@ -266,8 +266,8 @@ def test_what_a_worker_prints_is_in_its_log_and_never_holds_it_up(tmp_path: Path
 def test_big_arrays_cross_and_leave_nothing() -> None:
     async def main() -> None:
         async with probes(2) as (runtime, workers):
-            processes = runtime._place._processes
-            assert processes is not None
+            processes = runtime._place._apart
+            assert isinstance(processes, Processes)
             folder = processes.folder
             big = np.random.default_rng(0).standard_normal(1_500_000)
             for value in (big, big[:20_000], [big[:100], {"a": big.reshape(1000, -1)}]):
@@ -452,7 +452,7 @@ def test_only_classes_of_our_packages_run_in_a_process() -> None:
         with pytest.raises(ValueError, match="runtime_worker_kinds:Probe is not under headrace"):
             await runtime.start(Probe, [Spec("a")], APART)
         await runtime.close()
-        with pytest.raises(ValueError, match="this runtime was given no `processes`"):
+        with pytest.raises(ValueError, match="this runtime was given no place for it"):
             await InlineRuntime().start(Probe, [Spec("a")], APART)
 
     asyncio.run(main())

@@ -363,6 +363,18 @@ class TrainConfig(Section):
             raise ValueError("engine.process is false, and with runtime.kind ray all workers are actors; leave it out")
         return self
 
+    @model_validator(mode="after")
+    def _ranks_have_processes(self) -> Self:
+        ranks = self.trainer.layout.dp
+        if ranks > 1 and self.trainer.placement != "process":
+            raise ValueError(f"trainer.layout.dp is {ranks}, and ranks have processes; set trainer.placement: process")
+        if ranks > 1 and self.algorithm.loss == "m2po":
+            raise ValueError(
+                f"trainer.layout.dp is {ranks}, and m2po decides on tokens of the whole batch, which no rank has; "
+                "use dp: 1"
+            )
+        return self
+
     @property
     def trainer_processes(self) -> tuple[str, ...]:
         """Sections of models that are trained in processes of their own."""

@@ -31,6 +31,13 @@ class LRScheduleConfig(Section):
     """`linear`, `cosine`: the last learning rate, as a share of `lr`."""
 
 
+class LayoutConfig(Section):
+    """Of the ranks that train one model."""
+
+    dp: int = Field(default=1, ge=1, le=64)
+    """Data-parallel: each has all weights, and its share of the rows; their gradients are added up before a step."""
+
+
 class TrainerConfig(Section):
     batches: int | None = Field(default=None, ge=1, le=1_000_000_000)
     """Batches to train: weight versions to make. Unless given, as many as `epochs` holds."""
@@ -39,6 +46,8 @@ class TrainerConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     lr_schedule: LRScheduleConfig = LRScheduleConfig()
     max_grad_norm: float = Field(default=1.0, gt=0)
+    layout: LayoutConfig = LayoutConfig()
+    """Of ranks that train it together, each in a process of its own (`placement: process`), on this machine."""
     placement: Literal["own", "process"] = "own"
     """`own`: a lane of the run's own process. `process`: a process of its own, on this machine; its weights reach
     others by `weights.transport`, `shm` unless given. Your own loss functions run there."""
@@ -48,3 +57,8 @@ class TrainerConfig(Section):
     3.4 % at 151,936."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
     """Token budget of one forward and backward pass; a longer sample is a micro-batch of its own."""
+
+    @property
+    def tokens_at_once(self) -> int:
+        """Token budget of one pass of all ranks together."""
+        return self.max_tokens_per_microbatch * self.layout.dp

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 from headrace.algorithms.pieces import PieceError
-from headrace.models.packing import PackRow
-from headrace.runtime.protocol import Services
+from headrace.models.packing import PackRow, plan_microbatches
+from headrace.runtime.protocol import Clock, Services, WaitTimeout
 from headrace.runtime.refs import Ref, RefLost
-from headrace.runtime.workers import WorkerError, Workers
+from headrace.runtime.together import together
+from headrace.runtime.workers import WorkerError, WorkerLost, Workers
 from headrace.training.gap import Gap
 from headrace.training.protocol import CheckpointError, StepReport
 from headrace.training.rank import TrainerRank
 from headrace.training.rows.packed_rows import RowToTrain
 from headrace.training.rows.spans import StalenessError
+from headrace.training.shares import shares
 from headrace.weights.plane import Manifest, Received, WeightError, WeightOffer, WeightReceiver
 from headrace.weights.receiving import receiver_at
 from headrace.weights.version import Version
 
 T = TypeVar("T")
+
+_LOST_S = 5.0
+"""In which it is known which rank it was that others do not hear of any more."""
 
 _ERRORS: dict[str, type[Exception]] = {
     each.__name__: each for each in (CheckpointError, OSError, PieceError, StalenessError, WeightError)
@@ -32,14 +38,23 @@ _ERRORS: dict[str, type[Exception]] = {
 
 
 class Ranks(Protocol):
-    """The ranks of a group, as they are called: all of them, in one order."""
+    """The ranks of a group, each with all weights."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
 
     async def call(self, method: str, *args: Any, what: str) -> Any:
-        """What `method` of `TrainerRank` answers."""
+        """What `method` of the first one's `TrainerRank` answers."""
+
+    async def each(self, method: str, args: Mapping[int, Sequence[Any]], *, what: str) -> dict[int, Any]:
+        """What those answer that have arguments, by rank; they compute at the same time."""
 
 
 class RankHere:
     """The only rank, an object of this process."""
+
+    size = 1
 
     def __init__(self, rank: TrainerRank, services: Services, lane: str) -> None:
         """Its blocking methods run on `lane`."""
@@ -54,21 +69,58 @@ class RankHere:
             return await function(*args)
         return await self._services.compute(self._lane, function, *args)
 
+    async def each(self, method: str, args: Mapping[int, Sequence[Any]], *, what: str) -> dict[int, Any]:
+        """See `Ranks.each`."""
+        return {rank: await self.call(method, *given, what=what) for rank, given in args.items()}
+
 
 class RankWorkers:
-    """Ranks that are workers; one today. What it raises in this process is raised as it is."""
+    """Ranks that are workers. What one raises in this process is raised as it is."""
 
-    def __init__(self, workers: Workers[Any]) -> None:
+    def __init__(self, workers: Workers[Any], clock: Clock, seconds: float) -> None:
+        """`seconds`: that one of several may be later than another."""
         self._workers = workers
+        self._clock = clock
+        self._seconds = seconds
+
+    @property
+    def size(self) -> int:
+        return len(self._workers.handles)
+
+    async def come_together(self) -> None:
+        """Several ranks train one model from now on; all are new. Raises WorkerLost."""
+        if self.size > 1:
+            port = await self.call("meet", self._seconds, what="a place to meet")
+            told = {rank: (rank, self.size, port, self._seconds) for rank in range(self.size)}
+            await self.each("come_together", told, what="the ranks to come together")
 
     async def restart(self) -> None:
-        """Make it anew from its spec. Raises WorkerLost."""
-        await self._workers.restart(0)
+        """Make all anew from their specs. Raises WorkerLost."""
+        await together(self._workers.restart(rank) for rank in range(self.size))
+        await self.come_together()
 
     async def call(self, method: str, *args: Any, what: str) -> Any:
         """See `Ranks.call`. Raises WorkerLost."""
+        return await self._asked(0, method, args, what)
+
+    async def each(self, method: str, args: Mapping[int, Sequence[Any]], *, what: str) -> dict[int, Any]:
+        """See `Ranks.each`. Raises WorkerLost: also where others only say that one does not answer them."""
         try:
-            return (await self._workers.call(method, *args, rank=0, what=what))[0]
+            found = await together(self._asked(rank, method, given, what) for rank, given in args.items())
+        except WorkerError as error:
+            with suppress(WaitTimeout):
+                await self._workers.changed.wait_until(
+                    lambda: bool(self._workers.lost), self._clock, _LOST_S, lambda: "a rank's end"
+                )
+            if lost := self._workers.lost:
+                rank, reason = next(iter(lost.items()))
+                raise WorkerLost(rank, reason, worker=self._workers.handles[rank].worker) from error
+            raise
+        return dict(zip(args, found, strict=True))
+
+    async def _asked(self, rank: int, method: str, args: Sequence[Any], what: str) -> Any:
+        try:
+            return (await self._workers.call(method, *args, rank=rank, what=what))[0]
         except WorkerError as error:
             own = error.__cause__
             if not isinstance(own, Exception):
@@ -81,17 +133,25 @@ class RankWorkers:
 class TrainerGroup:
     """A model in training. Until `step`, what was accumulated can be discarded."""
 
-    def __init__(self, name: str, ranks: Ranks, receiver: tuple[str, str] | None = None) -> None:
-        """`name`: of its kind of worker, and their lane. `receiver`: transport and address of its weights."""
+    def __init__(
+        self, name: str, ranks: Ranks, receiver: tuple[str, str] | None = None, *, max_tokens: int = 1
+    ) -> None:
+        """`name`: of its kind of worker, and their lane. `receiver`: transport and address of its weights.
+        `max_tokens`: of a micro-batch of one of several ranks."""
         self.name = name
         self._ranks = ranks
         self._receiver = receiver
+        self._max_tokens = max_tokens
+        self._held: list[tuple[int, int]] = []
+        """Of each row of the batch that is held the rank that has it, and its place there."""
+        self._lengths: list[int] = []
+        """Of the same rows."""
 
     @classmethod
-    async def of(cls, name: str, ranks: Ranks) -> TrainerGroup:
+    async def of(cls, name: str, ranks: Ranks, max_tokens: int = 1) -> TrainerGroup:
         """With ranks that are there."""
         transport, address = await ranks.call("plane", what="where its weights are")
-        return cls(name, ranks, (transport, address))
+        return cls(name, ranks, (transport, address), max_tokens=max_tokens)
 
     async def restart(self) -> None:
         """Make its rank anew from its spec, whether or not it was lost. Its receivers follow. Raises WorkerLost."""
@@ -100,46 +160,80 @@ class TrainerGroup:
         self._receiver = await self._call("plane", what="where its weights are")
 
     async def accumulate(self, rows: Sequence[RowToTrain], coefficient: float | None = None) -> Sequence[Ref]:
-        """See `TrainerRank.accumulate`."""
-        found: Sequence[Ref] = await self._of_rows(rows, "accumulate", list(rows), coefficient, what="a micro-batch")
-        return found
+        """See `TrainerRank.accumulate`. Several ranks share the rows; nothing is accumulated where one cannot read
+        its own."""
+        if self._ranks.size == 1:
+            found: Sequence[Ref] = await self._of_rows(
+                rows, self._call("accumulate", list(rows), coefficient, what="a micro-batch")
+            )
+            return found
+        parts = {rank: part for rank, part in enumerate(self._shares(rows)) if part}
+        taken = {
+            rank: ([[rows[place] for place in places] for places in part], coefficient) for rank, part in parts.items()
+        }
+        await self._of_rows(rows, self._ranks.each("take", taken, what="rows of a micro-batch"))
+        answers = await self._ranks.each("accumulate_taken", dict.fromkeys(parts, ()), what="a micro-batch")
+        return _in_order(parts, answers, len(rows))
 
     async def hold(self, batch: int, rows: Sequence[RowToTrain], coefficient: float | None = None) -> None:
-        """See `TrainerRank.hold`."""
-        await self._of_rows(rows, "hold", batch, list(rows), coefficient, what="a batch's rows")
+        """See `TrainerRank.hold`. Each row is one rank's until `let_go`."""
+        own = [[place for places in part for place in places] for part in self._shares(rows)]
+        self._lengths, self._held = [len(row) for row in rows], [(0, 0)] * len(rows)
+        for rank, places in enumerate(own):
+            for number, place in enumerate(places):
+                self._held[place] = rank, number
+        given = {rank: (batch, [rows[place] for place in places], coefficient) for rank, places in enumerate(own)}
+        await self._of_rows(rows, self._ranks.each("hold", given, what="a batch's rows"))
 
     async def score_held(self, places: Sequence[int]) -> None:
         """See `TrainerRank.score_held`."""
-        await self._call("score_held", list(places), what="log-probs of a micro-batch")
+        await self._over_held("score_held", places, "log-probs of a micro-batch")
 
     async def prepare_held(self) -> None:
         """See `TrainerRank.prepare_held`."""
+        assert self._ranks.size == 1, "no rank has the whole batch"
         await self._call("prepare_held", what="what the whole batch decides on")
 
     async def accumulate_held(self, places: Sequence[int]) -> None:
         """See `TrainerRank.accumulate_held`."""
-        await self._call("accumulate_held", list(places), what="a micro-batch")
+        await self._over_held("accumulate_held", places, "a micro-batch")
 
     async def let_go(self) -> Sequence[Ref | None]:
         """See `TrainerRank.let_go`."""
-        found: Sequence[Ref | None] = await self._call("let_go", what="what a batch began with")
-        return found
+        held, self._held = self._held, []
+        found = await self._all("let_go", what="what a batch began with")
+        if not any(found.values()):
+            return []
+        return [found[rank][number] for rank, number in held]
 
     async def step(self) -> StepReport:
         """See `Trainer.step`."""
-        report: StepReport = await self._call("step", what="an optimiser step")
+        report: StepReport = (await self._all("step", what="an optimiser step"))[0]
         return report
 
     async def discard(self) -> None:
         """See `TrainerRank.discard`."""
-        await self._call("discard", what="gradients to be forgotten")
+        await self._all("discard", what="gradients to be forgotten")
 
     async def scores(self, column: str, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
-        """Of each row what writes the column, from one forward pass. Raises RefLost."""
-        found: Sequence[Sequence[Any]] = await self._of_rows(
-            rows, "scores", column, list(rows), what=f"scores of {column}"
-        )
-        return found
+        """Of each row what writes the column, from one forward pass of each rank's micro-batches. Raises RefLost."""
+        what = f"scores of {column}"
+        if self._ranks.size == 1:
+            found: Sequence[Sequence[Any]] = await self._of_rows(
+                rows, self._call("scores", column, list(rows), what=what)
+            )
+            return found
+        parts = {rank: part for rank, part in enumerate(self._shares(rows)) if part}
+
+        async def of_rank(rank: int) -> list[Sequence[Any]]:
+            made = []
+            for places in parts[rank]:
+                given = {rank: (column, [rows[place] for place in places])}
+                made.append((await self._ranks.each("scores", given, what=what))[rank])
+            return made
+
+        answers = await self._of_rows(rows, together(of_rank(rank) for rank in parts))
+        return _in_order(parts, dict(zip(parts, answers, strict=True)), len(rows))
 
     async def gap(self, rows: Sequence[PackRow], max_tokens: int) -> Gap | None:
         """See `measure`."""
@@ -178,7 +272,7 @@ class TrainerGroup:
 
     async def keep_reference(self) -> None:
         """See `PolicyTrainer.keep_reference`."""
-        await self._call("keep_reference", what="a copy of the weights")
+        await self._all("keep_reference", what="a copy of the weights")
 
     async def save(self, path: Path) -> None:
         """See `Trainer.save`. Raises OSError."""
@@ -186,25 +280,50 @@ class TrainerGroup:
 
     async def load(self, path: Path) -> None:
         """See `Trainer.load`. Raises CheckpointError."""
-        await self._call("load", str(path), what="its part of a checkpoint")
+        await self._all("load", str(path), what="its part of a checkpoint")
 
     async def begin_from(self, path: Path, *, masters: bool, optimizer: bool) -> None:
         """See `Trainer.begin_from`. Raises CheckpointError."""
-        await self._call("begin_from", str(path), masters, optimizer, what="another run's state")
+        await self._all("begin_from", str(path), masters, optimizer, what="another run's state")
 
     @property
     def kept_reference(self) -> KeptReference:
         """The copy that it keeps of its own weights, as part of a checkpoint."""
         return KeptReference(self._ranks)
 
-    async def _of_rows(self, rows: Sequence[RowToTrain], method: str, *args: Any, what: str) -> Any:
+    def _shares(self, rows: Sequence[RowToTrain]) -> list[list[list[int]]]:
+        if self._ranks.size == 1:
+            return [[[*range(len(rows))]]]
+        return shares([len(row) for row in rows], self._ranks.size, self._max_tokens)
+
+    async def _over_held(self, method: str, places: Sequence[int], what: str) -> None:
+        """A pass over rows that are held: each rank over its own."""
+        if self._ranks.size == 1:
+            await self._call(method, list(places), what=what)
+            return
+        own: dict[int, list[int]] = {}
+        for place in places:
+            own.setdefault(self._held[place][0], []).append(place)
+
+        async def of_rank(rank: int) -> None:
+            lengths = [self._lengths[place] for place in own[rank]]
+            for part in plan_microbatches(lengths, self._max_tokens):
+                given = {rank: ([self._held[own[rank][number]][1] for number in part],)}
+                await self._ranks.each(method, given, what=what)
+
+        await together(of_rank(rank) for rank in own)
+
+    async def _of_rows(self, rows: Sequence[RowToTrain], asking: Awaitable[Any]) -> Any:
         try:
-            return await self._call(method, *args, what=what)
+            return await asking
         except WorkerError as error:
             if error.type != RefLost.__name__:
                 raise
             lost = next(ref for row in rows for ref in row.columns.values() if isinstance(ref, Ref))
             raise RefLost(lost) from error
+
+    async def _all(self, method: str, *args: Any, what: str) -> dict[int, Any]:
+        return await self._ranks.each(method, dict.fromkeys(range(self._ranks.size), args), what=what)
 
     async def _call(self, method: str, *args: Any, what: str) -> Any:
         return await self._ranks.call(method, *args, what=what)
@@ -259,4 +378,19 @@ class KeptReference:
 
     async def load(self, path: Path) -> None:
         """What `save` wrote. Raises CheckpointError."""
-        await self._ranks.call("load_reference", str(path), what="its part of a checkpoint")
+        every = dict.fromkeys(range(self._ranks.size), (str(path),))
+        await self._ranks.each("load_reference", every, what="its part of a checkpoint")
+
+
+def _in_order(
+    parts: Mapping[int, Sequence[Sequence[int]]], answers: Mapping[int, Sequence[Sequence[Any]]], rows: int
+) -> list[Any]:
+    """What came of each row, from each rank's micro-batches; nothing where the ranks tell nothing."""
+    found: list[Any] = [None] * rows
+    for rank, part in parts.items():
+        for places, made in zip(part, answers[rank], strict=True):
+            if not made:
+                return []
+            for place, one in zip(places, made, strict=True):
+                found[place] = one
+    return found

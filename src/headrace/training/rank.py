@@ -16,6 +16,7 @@ from headrace.models.values import values_and_last
 from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.wire.wire_types import WireTypes
+from headrace.training.data_parallel import DataParallel, Meeting
 from headrace.training.gap import Gap, measure
 from headrace.training.objective import policy_columns, prepare_batch
 from headrace.training.protocol import PolicyTrainer, StepReport, Trainer
@@ -112,13 +113,39 @@ class TrainerRank:
         self._check = check
         self._held: HeldRows | None = None
         self._snapshot: Snapshot | None = None
+        self._meeting: Meeting | None = None
+        self._taken: list[tuple[list[RowToTrain], list[PackRow]]] = []
+
+    def meet(self, seconds: float) -> int:
+        """Of the first rank: the port at which the others find it."""
+        self._meeting = Meeting(seconds)
+        return self._meeting.port
+
+    def come_together(self, rank: int, size: int, port: int, seconds: float) -> None:
+        """Be one of `size` ranks that train together. Raises RuntimeError."""
+        trainer: Any = self._trainer
+        trainer.join(DataParallel(rank, size, self._meeting or port, seconds))
+        self._meeting = None
+
+    def take(self, parts: Sequence[Sequence[RowToTrain]], coefficient: float | None = None) -> None:
+        """Read these rows, of one micro-batch each, for `accumulate_taken`. Raises StalenessError, RefLost."""
+        self._penalise(coefficient)
+        self._taken = [(list(rows), self._packed(rows)) for rows in parts]
+
+    def accumulate_taken(self) -> list[list[Ref]]:
+        """See `accumulate`: of each micro-batch that was taken."""
+        taken, self._taken = self._taken, []
+        return [self._accumulated(rows, packed) for rows, packed in taken]
 
     def accumulate(self, rows: Sequence[RowToTrain], coefficient: float | None = None) -> list[Ref]:
         """Accumulate one micro-batch. A ref for each row to the log-probs that the batch began with; none if the
         trainer does not tell. `coefficient`: of a KL in the loss, if that moves. Raises StalenessError; RefLost, with
         nothing accumulated."""
         self._penalise(coefficient)
-        found = self._trainer.accumulate(pack(self._packed(rows)))
+        return self._accumulated(rows, self._packed(rows))
+
+    def _accumulated(self, rows: Sequence[RowToTrain], packed: list[PackRow]) -> list[Ref]:
+        found = self._trainer.accumulate(pack(packed))
         return put_each(self._services.refs, BEGAN, split(found[BEGAN].numpy(), rows)) if BEGAN in found else []
 
     def hold(self, batch: int, rows: Sequence[RowToTrain], coefficient: float | None = None) -> None:
@@ -155,7 +182,7 @@ class TrainerRank:
 
     def discard(self) -> None:
         """Forget what was accumulated, and the rows."""
-        self._held = None
+        self._held, self._taken = None, []
         self._trainer.discard()
 
     def scores(self, column: str, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:

@@ -19,6 +19,7 @@ from headrace.models.logprobs import token_logprobs
 from headrace.models.norms import use_written_out_norms
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch, PackRow, pack
+from headrace.training.data_parallel import DataParallel
 from headrace.training.deterministic import deterministic, lacks_kernel
 from headrace.training.dropout import remove_dropout
 from headrace.training.layer_hooks import call_between_layers
@@ -105,6 +106,7 @@ class HFTrainer:
         self._flat = FlatParameters(model, dtype)
         self._optimizer = FlatAdamW(self._flat, config.optimizer)
         self._sums = BatchSums()
+        self._parallel: DataParallel | None = None
         self._step_count = 0
         self._reference: Tensor | None = None
         self._in_order = in_order and model.device.type == "cuda" and self._can_sum_in_order()
@@ -129,8 +131,13 @@ class HFTrainer:
 
     def step(self) -> StepReport:
         sums, self._sums = self._sums, BatchSums()
+        if self._parallel is not None:
+            sums = self._parallel.merged(sums)
+            self._parallel.add_up(self._flat.grads)
         denominator = float(sums.denominator)
         norm = float(torch.linalg.vector_norm(self._flat.grads))
+        if self._parallel is not None:
+            norm = self._parallel.of_first(norm)
         grad_norm = norm / denominator if denominator else 0.0
         lr = learning_rate(self._step_count, self._total_steps, self._config.optimizer.lr, self._config.lr_schedule)
         skipped = denominator == 0 or not math.isfinite(grad_norm)
@@ -153,6 +160,10 @@ class HFTrainer:
             trained_tokens=int(sums.trained_tokens),
             padding_tokens=sums.padding_tokens,
         )
+
+    def join(self, parallel: DataParallel) -> None:
+        """Train together with others from now on, who have the same weights."""
+        self._parallel = parallel
 
     def discard(self) -> None:
         self._sums = BatchSums()

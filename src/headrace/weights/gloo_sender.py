@@ -12,22 +12,20 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import warnings
 import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, Store, TCPStore
-from torch.distributed.distributed_c10d import ProcessGroupGloo
+from torch.distributed import PrefixStore, Store
 
 from headrace.errors import HeadraceError
 from headrace.runtime.process.identity import end_with_parent, name_process
+from headrace.weights.gloo import gloo_group, listening_store
 from headrace.weights.plane import WeightError
 from headrace.weights.slot_format import NONE, numbers_of, slot_of
 from headrace.weights.version import Version
@@ -52,19 +50,7 @@ class GlooSender:
     def listen(self, host: str, seconds: float) -> int:
         """The port of the store by which the group finds together, at an address of this machine. `seconds`: that any
         wait for somebody else may take. Raises OSError."""
-        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as listening:
-            listening.bind(address)
-            listening.listen()
-            port = int(listening.getsockname()[1])
-            self._store = TCPStore(  # which by itself would listen at every address of this machine
-                host,
-                port,
-                is_master=True,
-                timeout=timedelta(seconds=seconds),
-                wait_for_workers=False,
-                master_listen_fd=listening.detach(),
-            )
+        self._store, port = listening_store(host, seconds)
         self._host = host
         return port
 
@@ -75,11 +61,7 @@ class GlooSender:
         assert store is not None
         for prefix in prefixes:
             store = PrefixStore(prefix, store)
-        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [ProcessGroupGloo.create_device(hostname=self._host)]
-        options._threads = 1
-        options._timeout = timedelta(seconds=seconds)
-        self._group = ProcessGroupGloo(store, 0, size, options)
+        self._group = gloo_group(store, 0, size, self._host, seconds)
 
     def take(self, folder: str, version: Sequence[int], tensors: Sequence[Place]) -> None:
         """From now on, what is sent is of this version. Raises OSError, and WeightError where it is not there."""

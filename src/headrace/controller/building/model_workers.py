@@ -12,9 +12,9 @@ from headrace.runtime.workers import Placement, Worker, WorkerError, Workers
 W = TypeVar("W", bound=Worker)
 
 
-async def started(kind: type[W], spec: object, runtime: Runtime, config: TrainConfig) -> Workers[Any]:
-    """One worker of this kind, where the config has it. It loads its model itself. Raises ConfigError, WorkerLost,
-    WaitTimeout; in this process whatever loading raises."""
+async def started(kind: type[W], spec: object, runtime: Runtime, config: TrainConfig, count: int = 1) -> Workers[Any]:
+    """So many workers of this kind, where the config has them. Each loads its model itself. Raises ConfigError,
+    WorkerLost, WaitTimeout; in this process whatever loading raises."""
     process = kind.kind in (*config.trainer_processes, *config.scorer_processes)
     where = Placement(
         process=process,
@@ -23,7 +23,7 @@ async def started(kind: type[W], spec: object, runtime: Runtime, config: TrainCo
         silence_s=silence_s(config),
     )
     try:
-        return await runtime.start(kind, [spec], where)
+        return await runtime.start(kind, [spec] * count, where)
     except WorkerError as error:
         own = error.__cause__
         if not isinstance(own, Exception):

@@ -12,7 +12,8 @@ _SILENCE_S = 60.0
 def process_count(config: TrainConfig) -> int:
     """Worker processes that compute with models."""
     engines = (config.engine.total + len(own_judges(config.rewards))) * config.engine.apart
-    return engines + len(config.scorer_processes) + len(config.trainer_processes)
+    more_ranks = config.trainer.layout.dp - 1
+    return engines + len(config.scorer_processes) + len(config.trainer_processes) + more_ranks
 
 
 def threads_of_worker(config: TrainConfig) -> int:

@@ -33,7 +33,7 @@ async def policy_group(
         str(in_memory("weights") if transport == "shm" and in_memory is not None else folder / "weights"),
         aside=str(in_memory("reference")) if needs_aside and in_memory is not None else None,
     )
-    return await _group(TrainerWorker, spec, plan, runtime)
+    return await _group(TrainerWorker, spec, plan, runtime, config.trainer.layout.dp)
 
 
 async def value_group(plan: Plan, runtime: Runtime, weights: str, folder: Path) -> TrainerGroup:
@@ -52,6 +52,11 @@ async def value_group(plan: Plan, runtime: Runtime, weights: str, folder: Path) 
 
 
 async def _group(
-    kind: type[TrainerWorker] | type[CriticWorker], spec: TrainerSpec, plan: Plan, runtime: Runtime
+    kind: type[TrainerWorker] | type[CriticWorker], spec: TrainerSpec, plan: Plan, runtime: Runtime, count: int = 1
 ) -> TrainerGroup:
-    return await TrainerGroup.of(kind.kind, RankWorkers(await started(kind, spec, runtime, plan.config)))
+    config = plan.config
+    ranks = RankWorkers(
+        await started(kind, spec, runtime, config, count), runtime.clock, config.runtime.stall_timeout_s
+    )
+    await ranks.come_together()
+    return await TrainerGroup.of(kind.kind, ranks, config.trainer.max_tokens_per_microbatch)

@@ -257,14 +257,14 @@ def connect(
         critic=critic,
         actor=ActorRole(
             context,
-            loader(actor.NAME, config.trainer.max_tokens_per_microbatch, over),
+            loader(actor.NAME, config.trainer.tokens_at_once, over),
             models.trainer,
             published,
             lineage,
             rule,
             fresh,
             columns=policy_columns(algorithm, own_proximal=config.own_proximal),
-            max_tokens_per_microbatch=config.trainer.max_tokens_per_microbatch,
+            max_tokens_per_microbatch=config.trainer.tokens_at_once,
             whole=WholeBatches(
                 over,
                 recompute=algorithm.needs_proximal and not config.own_proximal,

@@ -299,7 +299,9 @@ def _roles(plan: Plan) -> list[str]:
         placements = {"reference": plan.config.reference.placement, "proximal": plan.config.proximal.placement}
         trained = plan.config.trainer_processes
         if name in plan.config.scorer_processes or _TRAINED_AS.get(name) in trained:
-            place = f"a process of its own: {threads_of_worker(plan.config)} CPU thread(s)"
+            ranks = plan.config.trainer.layout.dp if name == "actor" else 1
+            own = "a process of its own" if ranks == 1 else f"{ranks} ranks, each in a process of its own"
+            place = f"{own}: {threads_of_worker(plan.config)} CPU thread(s)"
         elif name == "rollout" and engines:
             place = f"event loop; engines in {engines}"
         elif placements.get(name) == "hybrid":

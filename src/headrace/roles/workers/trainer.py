@@ -81,12 +81,13 @@ class TrainerWorker(TrainerRank):
         )
         if algorithm.needs_reference and config.reference.placement == "hybrid":
             trainer.keep_reference()
+        leaves = host.rank == 0  # all ranks have the same weights: those of one leave
         super().__init__(
             trainer,
             host,
             policy_task(trainer, host.refs, algorithm, own_proximal=config.own_proximal),
-            plane=open_transport(spec.transport, of_this_life(spec.transport, Path(spec.folder))),
-            aside=_aside(spec),
+            plane=open_transport(spec.transport, of_this_life(spec.transport, Path(spec.folder))) if leaves else None,
+            aside=_aside(spec) if leaves else MemoryPublisher,
             coefficient=coefficient,
             reference=HybridReference(trainer),
             check=_check(spec, trainer),
