@@ -145,6 +145,22 @@ def test_an_engine_that_cannot_say_what_it_kept_is_refused(job: Path) -> None:
     policy_settings(plain, engine, InlineRuntime())
 
 
+def test_each_rank_has_weights_gradients_and_moments(job: Path) -> None:
+    model = CONFIGS["qwen3"]()
+    numbers = count_parameters(model)
+    ranks = ["trainer.placement=process", "trainer.layout.dp=3", "model.dtype=bfloat16"]
+    uses = estimate_memory(load_config(TrainConfig, job, ranks), model, CPU).uses
+    assert uses["trainer: float32 weights"] == uses["trainer: gradients (float32)"] == 3 * 4 * numbers
+    assert uses["trainer: AdamW moments (float32)"] == 3 * 8 * numbers
+    assert uses["trainer: bfloat16 weights"] == 3 * 2 * numbers
+    for given, words in (
+        (["trainer.layout.dp=2"], "trainer.layout.dp is 2, and ranks have processes; set trainer.placement: process"),
+        ([*ranks, "algorithm.loss=m2po", "algorithm.objective=naive"], "m2po decides on tokens of the whole batch"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load_config(TrainConfig, job, given)
+
+
 def test_memory_in_bfloat16_and_weights_by_disk(job: Path) -> None:
     model = CONFIGS["qwen3"]()
     numbers = count_parameters(model)

@@ -133,22 +133,24 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     # The engine lays its output layer out anew, also where the model's is its embedding.
     tied = text.vocab_size * text.hidden_size if model_config.tie_word_embeddings else 0
     engine_weights = config.engine.total * engine_itemsize * (parameters + tied)
+    ranks = config.trainer.layout.dp
     uses = {
-        "trainer: float32 weights": masters,
-        "trainer: gradients (float32)": masters,
-        "trainer: AdamW moments (float32)": 2 * masters,
+        "trainer: float32 weights": ranks * masters,
+        "trainer: gradients (float32)": ranks * masters,
+        "trainer: AdamW moments (float32)": 2 * ranks * masters,
         "engine: weights": engine_weights,
         "engine: next version while it is received": engine_weights,
     }
     if config.model.dtype == "bfloat16":
-        uses["trainer: bfloat16 weights"] = trainer_bytes * parameters
+        uses["trainer: bfloat16 weights"] = ranks * trainer_bytes * parameters
     if config.transport == "memory" or (config.transport == "shm" and device.type == "cpu"):
         uses[_PLANE] = 2 * trainer_bytes * parameters
     else:
         uses[_LEAVING] = trainer_bytes * parameters
     algorithm = config.algorithm
     if algorithm.needs_reference:
-        uses["reference: weights"] = trainer_bytes * parameters
+        copies = ranks if config.reference.placement == "hybrid" else 1
+        uses["reference: weights"] = copies * trainer_bytes * parameters
     if config.copies_proximal:
         uses["proximal: weights"] = trainer_bytes * parameters
     if algorithm.needs_teacher:

@@ -168,6 +168,11 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     from headrace.training.own_functions import load_pieces, load_stage_functions
 
     device = resolve_device(config.model.device)
+    if device.type != "cpu" and config.trainer.layout.dp > 1:
+        raise ConfigError(
+            f"trainer.layout.dp is {config.trainer.layout.dp}, and ranks train on the CPU alone, not on {device}; use "
+            "dp: 1, or model.device: cpu"
+        )
     check_model(config.model.path)
     model_config = read_model_config(config.model.path)
     vocab_size = int(model_config.get_text_config().vocab_size)
