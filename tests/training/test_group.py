@@ -32,7 +32,7 @@ def test_an_error_of_a_rank_in_this_process_is_raised_as_it_was() -> None:
     async def main() -> None:
         runtime = InlineRuntime()
         try:
-            ranks = RankWorkers(await runtime.start(Raising, [None], Placement()))
+            ranks = RankWorkers(await runtime.start(Raising, [None], Placement()), runtime.clock, 1.0)
             with pytest.raises(PieceError, match=r"algorithm\.loss raised") as raised:
                 await ranks.call("step", what="a step")
         finally:
