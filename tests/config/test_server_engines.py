@@ -33,6 +33,10 @@ from headrace.config.values.hosts import is_loopback
         ({"kind": "vllm", "url": "http://127.0.0.1:1", "args": {"x": 1}}, "args and python are of servers"),
         ({"kind": "vllm", "token_env": "T"}, "token_env is of url, which is not given"),
         ({"kind": "vllm", "prefill_tokens_per_step": 8}, "prefill_tokens_per_step is of the embedded engine"),
+        (
+            {"kind": "vllm", "url": ["http://127.0.0.1:1", "http://127.0.0.1:1/"]},
+            "url names 'http://127.0.0.1:1/' twice",
+        ),
         ({"kind": "tgi"}, "Input should be 'embedded', 'vllm' or 'sglang'"),
         ({"kind": "sglang", "url": "http://10.0.0.7:8000"}, "is beyond this machine"),
     ],

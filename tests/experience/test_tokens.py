@@ -70,6 +70,14 @@ def test_an_observation_in_a_chat_brings_the_closing_token_only_if_the_policy_di
     turn = ids("[user]ok[assistant]").tolist()
     assert codec.encode_observation("ok", chat=True, last_token=EOS).tolist() == turn
     assert codec.encode_observation("ok", chat=True, last_token=int(ids("x")[0])).tolist() == [EOS, *turn]
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "bx"},
+        {"role": "user", "content": "ok"},
+    ]
+    closing = {EOS, int(ids("x")[0])}
+    assert codec.encode_after(messages, 1, EOS, closing).tolist() == turn
+    assert codec.encode_after(messages, 1, int(ids("x")[0]), closing).tolist() == [EOS, *turn], "a stop of the user's"
 
 
 def test_turns_appended_equal_the_whole_chat_rendered_at_once() -> None:

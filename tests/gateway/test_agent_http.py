@@ -107,6 +107,7 @@ def test_keys_tell_episodes_apart_and_end_with_them() -> None:
         ({"messages": []}, 400, "at least one message"),
         ({"tools": [{"nonsense": 1}]}, 400, "tool 1 is"),
         ({"tool_choice": "required"}, 400, "tool_choice is 'required'"),
+        ({"tool_choice": {"type": "function", "function": "look"}}, 400, "give auto, none, required"),
         ({"surprise": 1}, 400, "unknown field 'surprise'"),
         ({"n": 1000}, 400, "between 1 and 64"),
         (
@@ -124,6 +125,15 @@ def test_what_cannot_be_answered_is_said(change: dict[str, Any], status: int, wo
     assert got == status
     assert words in body["error"]["message"]
     assert not engine.requests
+
+
+def test_a_body_that_is_not_packed_as_it_says_is_refused() -> None:
+    async def test(session: AgentSession, _: ScriptedEngine) -> tuple[int, Any]:
+        return await post(session, CHAT, **{"Content-Encoding": "gzip"})
+
+    (status, body), _ = run(test)
+    assert status == 400
+    assert "the body cannot be" in body["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -300,6 +300,19 @@ def test_an_evaluation_that_nobody_takes_ends() -> None:
     assert "an agent to ask for a task" in str(sample.failure)
 
 
+def test_an_evaluation_ends_as_soon_as_its_agent_says_so() -> None:
+    """Also where that asks for no other task."""
+
+    async def test(agents: Agents) -> Sample:
+        group = agents.group()
+        task = await agents.take(wait_s=1)
+        await agents.ask(task)
+        await agents.say(task, "end", {"reward": 1})
+        return await asyncio.wait_for(only(group), 2.0)
+
+    assert outside(test, timeout_s=30.0, trained=False).reward == 1
+
+
 def test_an_agent_that_goes_away_while_it_waits_takes_nothing_with_it() -> None:
     async def test(agents: Agents) -> Sample:
         asking = asyncio.ensure_future(agents.take())

@@ -295,6 +295,7 @@ def test_a_filter_chooses_among_groups_that_are_added_together() -> None:
     seen: list[list[int]] = []
 
     def every_other(groups: Any) -> Any:
+        groups.sort(key=lambda group: group.key.position)
         seen.append([group.key.position for group in groups])
         return [group for group in groups if group.key.position % 2]
 
@@ -347,6 +348,29 @@ def test_a_function_that_raises_fails_the_groups_that_it_has(function: Any, fail
     (group,) = play(function, ScriptedEngine(says("7")))
     assert all(words.startswith(failure) for words in failures(group))
     assert not group.trainable
+
+
+def leaves(sample: Any) -> None:
+    sample.metadata["x"] = float("nan")
+
+
+def gives_no_number(sample: Any) -> None:
+    sample.reward = "good"
+
+
+@pytest.mark.parametrize(("spoil", "words"), [(leaves, "metadata.own.x is nan"), (gives_no_number, "'good'")])
+def test_what_it_leaves_in_a_group_and_cannot_be_kept_fails_that_group(tmp_path: Path, spoil: Any, words: str) -> None:
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        first, *others = await buffer.get(2)
+        await asyncio.gather(*(sample.generate(max_new_tokens=1) for group in (first, *others) for sample in group))
+        for sample in first:
+            sample.status = None
+            spoil(sample)
+        return others
+
+    spoilt, whole = play(function, ScriptedEngine(says("7")), 2, folder=tmp_path / "partial")
+    assert all(words in failure for failure in failures(spoilt))
+    assert not any(failures(whole))
 
 
 def calling(call: Callable[[Any], Any]) -> Callable[..., Any]:

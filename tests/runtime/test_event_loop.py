@@ -34,3 +34,13 @@ def test_errors_pass_through() -> None:
 
     with pytest.raises(ValueError, match="of the run"):
         run_to_end(main, "a test")
+
+
+def test_a_call_that_raises_stop_iteration_ends_all_the_same() -> None:
+    """Which no future of an event loop can hold."""
+
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match="raised StopIteration"):
+            await asyncio.wait_for(on_own_thread(lambda: next(iter(()))), 5.0)
+
+    asyncio.run(main())

@@ -147,6 +147,17 @@ class PolicyEngineConfig(EngineConfig, EngineSection):
         """How many engines there are."""
         return sum(section.count for section in self.sections)
 
+    @model_validator(mode="after")
+    def _each_server_once(self) -> Self:
+        seen: set[tuple[str | None, int | None, str]] = set()
+        for url in (url for section in self.sections for url in section.urls):
+            found = urlsplit(url)
+            place = found.hostname, found.port, found.path.rstrip("/")
+            if place in seen:
+                raise ValueError(f"url names {url!r} twice; each server is asked by one engine")
+            seen.add(place)
+        return self
+
     @property
     def has_server(self) -> bool:
         return any(section.is_server for section in self.sections)

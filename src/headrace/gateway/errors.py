@@ -47,6 +47,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(str(error), status=503, kind=_SERVER, code="engine_error")
         case WaitTimeout():
             return ApiError(str(error), status=504, kind=_SERVER, code="timeout")
+        case web.RequestPayloadError():
+            return ApiError(f"the body cannot be read: {error}")
         case RecursionError():
             return ApiError("the body is nested too deeply; send it flatter")
         case web.HTTPRequestEntityTooLarge():

@@ -8,7 +8,6 @@ from headrace.experience.records.codec import CodecError
 from headrace.rollout.held_group import HeldGroup
 from headrace.rollout.partial_groups import encode_partial, restore_partial
 from headrace.runtime.protocol import Services
-from headrace.store.errors import StoreError
 from headrace.store.partials import Partials
 
 _LANE = "partial rollouts"
@@ -32,7 +31,7 @@ class KeptPartials:
         """The same, in the event loop: for who was cancelled. What cannot be written begins again."""
         try:
             self._files.write(held.key, encode_partial(held))
-        except (StoreError, CodecError) as error:
+        except Exception as error:  # also what a function left in its samples
             logger.warning("group %s begins again: %s", held.key, error)
 
     async def write_notes(self, data: bytes) -> None:

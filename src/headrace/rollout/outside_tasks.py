@@ -98,7 +98,7 @@ class OutsideTasks:
 
     def __init__(self) -> None:
         self.changed = Signal()
-        """When a task is offered, taken or over, and when somebody asks."""
+        """When a task is offered, taken, ended or over, and when somebody asks."""
         self.address = ""
         """Where they are to be had, as `http://127.0.0.1:8100`, once somebody listens."""
         self._waiting: deque[OutsideTask] = deque()
@@ -130,6 +130,7 @@ class OutsideTasks:
             if not self._offered or now - self._offered[-1] > _AT_ONCE_S:
                 self._offered.append(now)
         task.wait()
+        task.ended.add_done_callback(lambda _: self._has_changed())
         self._waiting.append(task)
         self._hand_out()
 

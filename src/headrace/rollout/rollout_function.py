@@ -236,7 +236,15 @@ class FunctionRunner:
     async def _put_away(self, taken: Sequence[HeldGroup]) -> None:
         """The call ended with these: those that are finished it did not want, the others wait."""
         await self._give_up([held for held in taken if held.is_finished], reason=NOT_ADDED)
-        await self.buffer.put_back([held for held in taken if held.where is Whereabouts.TAKEN])
+        left = [held for held in taken if held.where is Whereabouts.TAKEN]
+        await end_all((sample for held in left for sample in held.samples), self._policy.clock)
+        for held in left:
+            try:
+                await self.buffer.put_back([held])
+            except StoreError:
+                raise
+            except Exception as error:  # what the function left in its samples cannot be written
+                held.end(self._failed(held, failure_of(error)))
 
     async def _give_up(self, groups: Sequence[HeldGroup], *, reason: str = GIVEN_UP) -> None:
         for held in groups:
@@ -252,7 +260,7 @@ class FunctionRunner:
         made = await together((self._group(held) for held in groups), (f"group {held.key}" for held in groups))
         chosen = list(made)
         if self._buffer_filter is not None:
-            chosen = _checked(self._buffer_filter(tuple(made)), made)
+            chosen = _checked(self._buffer_filter(list(made)), made)
         for held, group in zip(groups, made, strict=True):
             is_taken = any(group is each for each in chosen)
             self._hand_over(held, group if is_taken else _dropped(group, BUFFER_FILTER))

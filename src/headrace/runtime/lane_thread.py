@@ -35,6 +35,10 @@ class LaneThread:
                 return
             try:
                 future.set_result(call())
+            except StopIteration as error:  # as in a coroutine (PEP 479): no event loop could carry it
+                raised = RuntimeError("what was called raised StopIteration")
+                raised.__cause__ = error
+                future.set_exception(raised)
             except BaseException as error:  # whoever awaits it sees it
                 future.set_exception(error)
 

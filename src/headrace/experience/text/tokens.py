@@ -122,7 +122,8 @@ class TextCodec:
         template = self.template.given(variables or {})
         ids = self._plain(_after(template, messages, place, tools))
         if ids and last_token in closing and ids[0] in closing:
-            ids = ids[1:]
+            # A text of the user's may end a turn too, and that closes none.
+            ids = ids[1:] if last_token == ids[0] or last_token in self.special_tokens else ids
         return np.asarray(ids, dtype=np.int32)
 
     def truncated_left(self, ids: NDArray[np.int32], longest: int) -> NDArray[np.int32]:

@@ -204,7 +204,8 @@ def checked_choice(value: Any, tools: list[Tool] | None) -> str:
     """As `ChatRequest.tool_choice`. Raises ApiError."""
     if value is None or value in ("auto", "none") or (value == "required" and tools):
         return value or "auto"
-    name = value.get("function", {}).get("name") if isinstance(value, Mapping) else None
+    function = value.get("function") if isinstance(value, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
     known = [tool.get("function", tool)["name"] for tool in tools or ()]
     if name in known:
         return f"={name}"

@@ -57,8 +57,9 @@ def parse_response(body: Any, model: str, conversation_of: Callable[[str], list[
     messages += [] if previous is None else conversation_of(str(previous))
     messages += _messages_of(fields.get("input"))
     tools, more = as_checked_tools(_tools(fields.get("tools")))
-    form = fields.get("text")
-    if isinstance(form, Mapping) and (form.get("format") or {"type": "text"}).get("type") != "text":
+    text = fields.get("text")
+    form = text.get("format") if isinstance(text, Mapping) else None
+    if form is not None and (not isinstance(form, Mapping) or form.get("type") != "text"):
         raise ApiError("text.format would sample from another distribution than the one that is trained", param="text")
     asked = ResponseRequest(
         n=1,
