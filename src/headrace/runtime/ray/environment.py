@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
+
+from headrace.errors import HeadraceError
 
 _MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 _TOKENS = (_TOKEN, "RAY_AUTH_TOKEN_PATH")
@@ -11,9 +14,19 @@ _MANY_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Where it is 0, Ray's own processes listen on loopback alone, on any system."""
 
 
+class RayImported(HeadraceError, RuntimeError):
+    """It reads no token any more."""
+
+
 def prepare(address: str | None) -> None:
     """`address`: of a cluster, whose token the environment or Ray's own file has; None for one that is started here,
-    with a token that is made up, unless the environment has one."""
+    with a token that is made up, unless the environment has one. Raises RayImported."""
+    imported = sys.modules.get("ray")
+    if imported is not None and not (_MODE in os.environ or imported.is_initialized()):
+        raise RayImported(
+            f"ray was imported before the run could give it a token; set {_MODE}=token and {_TOKEN} in the environment "
+            "of this process, import ray later, or call ray.init first"
+        )
     os.environ.setdefault(_MODE, "token")
     if address is None:
         os.environ.setdefault(_MANY_NODES, "0")
