@@ -8,7 +8,7 @@ Nothing sampled under new weights is handed out before the swap check has passed
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -63,13 +63,22 @@ class ServerEngine:
     quiet = None
 
     def __init__(
-        self, dialect: Dialect, limits: Limits, services: Services, *, version: Version = INITIAL, holds: bool = True
+        self,
+        dialect: Dialect,
+        limits: Limits,
+        services: Services,
+        *,
+        version: Version = INITIAL,
+        holds: bool = True,
+        died: Callable[[], None] = lambda: None,
     ) -> None:
-        """`version`: of the weights that the server has; if it does not hold it, requests wait until it is updated."""
+        """`version`: of the weights that the server has; if it does not hold it, requests wait until it is updated.
+        `died`: called once it is known to be dead, before anybody is told: who is told may end this process."""
         self.dialect = dialect
         self._limits = limits
         self._services = services
         self._version = version
+        self._died = died
         self._failure: Exception | None = None
         self._started = False
         self._stopping = False
@@ -230,6 +239,7 @@ class ServerEngine:
         """It is dead: nobody may wait for it, and who does is told so. What came before is handed out."""
         if self._failure is None and not self._stopping:
             self._note_load()
+            self._died()
             self._failure = error
             if self._at_work is not None:
                 self._at_work.cancel()

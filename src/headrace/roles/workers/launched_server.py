@@ -79,14 +79,13 @@ class LaunchedServer:
         try:
             await asyncio.wait((whole, part), return_when=asyncio.FIRST_COMPLETED)
             if not whole.done():
-                self._end_noted()  # the others would linger, and leave the memory that they share
                 return f"lost its process {part.result().pid}"
         finally:
             whole.cancel()
             part.cancel()
             await asyncio.gather(whole, part, return_exceptions=True)
         code = whole.result()
-        self._end_noted()
+        self.end_noted()
         if code < 0:
             return f"was ended by {signal.Signals(-code).name}"
         return f"ended with exit status {code}"
@@ -121,7 +120,8 @@ class LaunchedServer:
         self._needed = [each for each in self._noted if _title(each).startswith(self._title)]
         self._segments = sorted({path for process in self._noted for path in _shared(process)})
 
-    def _end_noted(self) -> None:
+    def end_noted(self) -> None:
+        """End those that linger, and remove the memory that they share."""
         for process in self._noted:
             with contextlib.suppress(psutil.Error):  # a number that is another's by now is none of these
                 process.kill()
@@ -157,7 +157,7 @@ class LaunchedServer:
             self._line = None
         with contextlib.suppress(WaitTimeout):
             await self._clock.wait_for(guardian.wait(), _KILL_S, "the server to be ended")
-        self._end_noted()
+        self.end_noted()
 
 
 def _title(process: psutil.Process) -> str:

@@ -87,7 +87,13 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
             self._server.note()
             self._require_loopback(self._server)
         await dialect.meet(self._spec.expected)
-        self._engine = ServerEngine(dialect, self._spec.limits, self._services, holds=launch is not None)
+        self._engine = ServerEngine(
+            dialect,
+            self._spec.limits,
+            self._services,
+            holds=launch is not None,
+            died=lambda: None if self._server is None else self._server.end_noted(),
+        )
         await super().start()
         if self._server is not None:
             self._watching = self._services.spawn(self._watch(self._server), "the server's end")
