@@ -93,7 +93,7 @@ class RayCluster:
         log = None if self._logs is None else self._logs / f"{name.replace('/', '-')}.log"
         closes = callable(getattr(kind, "close", None))
         origin = ActorOrigin(path_of(kind, self._packages), self._packages, types, spec, closes, log, self._namespace)
-        return RayWorker(name, rank, origin, where, self._services)
+        return RayWorker(name, rank, origin, where, self._services, self._forget)
 
     def make_folder(self, name: str) -> Path:
         """See `Processes.make_folder`: of this machine."""
@@ -102,6 +102,10 @@ class RayCluster:
         made = self._site.folder / name
         made.mkdir(mode=0o700)
         return made
+
+    def _forget(self, keeper: str, below: int) -> None:
+        if self._refs is not None:
+            self._shelf.forget.remote(keeper, below)
 
     def address(self, worker: str) -> str:
         """See `Apart.address`."""

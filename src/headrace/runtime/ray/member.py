@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from headrace import __version__
 from headrace.runtime.local.awaited import END_S
+from headrace.runtime.local.local_refs import GENERATION
 from headrace.runtime.protocol import Services
 from headrace.runtime.ray.actor import Actor
 from headrace.runtime.ray.asked_actor import AskedActor
@@ -55,7 +56,17 @@ class RayWorker:
 
     here = None
 
-    def __init__(self, name: str, rank: int, origin: ActorOrigin, where: Placement, services: Services) -> None:
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        origin: ActorOrigin,
+        where: Placement,
+        services: Services,
+        forget: Callable[[str, int], None],
+    ) -> None:
+        """`forget`: the refs of a keeper, below a number."""
+        self._forget = forget
         self.name = name
         self.rank = rank
         self._is_made = False
@@ -121,6 +132,7 @@ class RayWorker:
         if self._asked is not None:
             self._asked.kill()
             self._asked.end(reason)
+            self._forget(self.name, (self._generation + 1) * GENERATION)
         for listener in self._listeners:
             listener()
 

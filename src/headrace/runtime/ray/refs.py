@@ -56,6 +56,14 @@ class Shelf:
     async def free(self, keeper: str, number: int) -> None:
         self._objects.pop((keeper, number), None)
 
+    async def forget(self, keeper: str, below: int) -> None:
+        """It has ended: what it put under numbers below this is lost, also where Ray has it for a while."""
+        for key in [key for key in self._objects if key[0] == keeper and key[1] < below]:
+            del self._objects[key]
+        async with self._came:
+            self._last[keeper] = max(below - 1, self._last.get(keeper, -1))
+            self._came.notify_all()
+
     async def count(self) -> int:
         """Refs that were put and not freed."""
         return len(self._objects)
