@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from headrace.errors import HeadraceError
+from headrace.roles.workers.launched_server import free_port
 from headrace.sandbox.guardian import guarded
 
 _START_S = 120.0
@@ -36,12 +37,12 @@ class RayHead:
 
     def start(self) -> str:
         """Its address, once it is up. Blocking. Raises RayHeadError."""
-        port = _free_port()
+        port = free_port()
         folder = tempfile.mkdtemp(prefix="headrace-ray-")  # short: sockets lie in it
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
             *("--node-ip-address=127.0.0.1", f"--port={port}", f"--num-cpus={self._processors}"),
-            f"--ray-client-server-port={_free_port()}",  # nobody's; of its own there can be one on a machine
+            f"--ray-client-server-port={free_port()}",  # nobody's; of its own there can be one on a machine
             *("--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"),
         ]
         ours, held = socket.socketpair()
@@ -59,6 +60,7 @@ class RayHead:
                 )
         except OSError as error:
             ours.close()
+            os.rmdir(folder)
             raise RayHeadError(f"Ray cannot be started: {error}") from error
         self._line = ours
         self._wait_for(port)
@@ -79,6 +81,7 @@ class RayHead:
         end = time.monotonic() + _START_S
         while time.monotonic() < end:
             if self._guardian.poll() is not None:
+                self.close()
                 raise RayHeadError(f"Ray ended as it was started: {self._last_words()}")
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
                 return
@@ -93,10 +96,3 @@ class RayHead:
             lines = self._log.read_bytes()[-_WORDS:].decode(errors="replace").splitlines()
             return next((line.strip() for line in reversed(lines) if line.strip()), f"see {self._log}")
         return f"see {self._log}"
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

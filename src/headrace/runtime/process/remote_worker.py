@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.runtime.local.awaited import END_S
+from headrace.runtime.local.member_apart import MemberApart
 from headrace.runtime.process.launch import ChildProcess
 from headrace.runtime.process.link import Link
 from headrace.runtime.process.shared_memory import Segments
 from headrace.runtime.process.site import socket_path
 from headrace.runtime.protocol import Services
 from headrace.runtime.wire.wire_types import WireTypes
-from headrace.runtime.workers import Placement, WorkerLost
+from headrace.runtime.workers import Placement
 
 _LOOK_S = 0.5
-_LEAVE_S = 5.0
-"""In which a worker process that is told to end has to have ended."""
 _REASON_S = 5.0
 """In which a process has ended, once its connection has: it may end others first, as those that score."""
 
@@ -40,10 +36,8 @@ class Origin:
     log: Path | None
 
 
-class RemoteWorker:
-    """A `Peer`, and a member of a `WorkerGroup`."""
-
-    here = None
+class RemoteWorker(MemberApart):
+    """See `MemberApart`."""
 
     def __init__(
         self,
@@ -55,99 +49,50 @@ class RemoteWorker:
         segments: Segments,
         services: Services,
     ) -> None:
-        self.name = name
-        self.rank = rank
-        self._is_made = False
-        self._ended: str | None = None
-        """Why, if it has."""
+        super().__init__(name, rank, origin.spec, where, closes=origin.closes)
         self._origin = origin
-        self._where = where
         self._folder = folder
         self._segments = segments
         self._services = services
-        self._generation = -1
         self._process: ChildProcess | None = None
         self._link: Link | None = None
         self._watching: asyncio.Task[Any] | None = None
-        self._listeners: list[Callable[[], None]] = []
 
-    @property
-    def lost(self) -> str | None:
-        """See `Member.lost`."""
-        return None if self._is_made and self._ended is None else self._ended or "it is not made yet"
+    async def _begin(self) -> Link:
+        origin = self._origin
+        self._process = await ChildProcess.begin(
+            origin.path,
+            origin.packages,
+            self.name,
+            self.rank,
+            self._generation,
+            self._where.threads,
+            self._folder,
+            origin.log,
+        )
+        path = socket_path(self._folder, self.name)
+        link = await Link.open(path, origin.types, self._segments, self._services, self.name, self.rank)
+        link.give_up = self.lose
+        link.when_cut = lambda reason: self._unlinked(link, reason)
+        self._link = link
+        self._watching = self._services.spawn(self._watch(self._process, link), f"watch over {self.name}")
+        return link
 
-    def when_lost(self, listener: Callable[[], None]) -> None:
-        self._listeners.append(listener)
-
-    async def start(self) -> None:
-        """Raises WorkerError, WorkerLost, WaitTimeout, WireError; OSError if no process can be begun."""
-        await self._cleared()
-        self._generation += 1
-        origin, where = self._origin, self._where
-        self._is_made, self._ended = False, None
-        try:
-            self._process = await ChildProcess.begin(
-                origin.path,
-                origin.packages,
-                self.name,
-                self.rank,
-                self._generation,
-                where.threads,
-                self._folder,
-                origin.log,
-            )
-            path = socket_path(self._folder, self.name)
-            link = await Link.open(path, origin.types, self._segments, self._services, self.name, self.rank)
-            link.give_up = self.lose
-            link.when_cut = lambda reason: self._unlinked(link, reason)
-            self._link = link
-            self._watching = self._services.spawn(self._watch(self._process, link), f"watch over {self.name}")
-            await link.build(origin.spec, where.start_s)
-            self._is_made = True
-        except BaseException as error:
-            self.lose(f"it could not be made: {error}")
-            await self._cleared()
-            raise
-
-    async def call(self, method: str, *args: Any, what: str, seconds: float | None = None) -> Any:
-        """See `Workers.call`; the one answer."""
-        return await self._present().call(method, args, what, self._seconds(seconds))
-
-    async def stream(
-        self, method: str, *args: Any, what: str, seconds: float | None = None
-    ) -> AsyncGenerator[Any, None]:
-        """See `Workers.stream`."""
-        link = self._present()
-        async with aclosing(link.stream(method, args, what, self._seconds(seconds))) as items:
-            async for item in items:
-                yield item
-
-    def lose(self, reason: str) -> None:
-        """It is no more: its process is killed."""
-        if self._ended is not None:
-            return
-        self._ended = reason
+    def _kill(self) -> None:
         if self._process is not None:
             self._process.kill()
-        if self._link is not None:
-            self._link.end(reason)
         socket_path(self._folder, self.name).unlink(missing_ok=True)
-        for listener in self._listeners:
-            listener()
 
-    async def close(self) -> None:
-        """Its own `close`, then the end of its process. Raises WorkerError, WorkerLost, WaitTimeout."""
-        try:
-            if self.lost is None and self._origin.closes:
-                await self.call("close", what="its end", seconds=END_S)
-            if self.lost is None and self._link is not None and self._process is not None:
-                self._link.leave()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_LEAVE_S):
-                        await self._process.ended()
-        finally:
-            self.lose("it was closed")
-            await self._cleared()
+    async def _has_left(self, seconds: float) -> None:
+        if self._process is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._process.ended()
+
+    async def _cleared(self) -> None:
+        process, self._process, self._link = self._process, None, None
+        if process is not None:
+            await process.clear()
 
     async def _watch(self, process: ChildProcess, link: Link) -> None:
         """Until its process has ended, or its event loop has not turned for too long."""
@@ -179,17 +124,3 @@ class RemoteWorker:
             await asyncio.wait([self._watching], timeout=_REASON_S)
         if link is self._link:
             self.lose(f"{reason}; its process had not ended {_REASON_S:g} s later")
-
-    async def _cleared(self) -> None:
-        """Once nothing of the process is left."""
-        process, self._process, self._link = self._process, None, None
-        if process is not None:
-            await process.clear()
-
-    def _present(self) -> Link:
-        if self.lost is not None or self._link is None:
-            raise WorkerLost(self.rank, self.lost or "it is not made yet", worker=self.name)
-        return self._link
-
-    def _seconds(self, seconds: float | None) -> float:
-        return self._where.deadline_s if seconds is None else seconds

@@ -110,9 +110,8 @@ class Actor:
         if (items := self._streams.pop(number, None)) is not None:
             items.end()
 
-    async def beat(self) -> dict[str, Any]:
+    async def beat(self) -> None:
         """That the event loop turns."""
-        return {}
 
     async def life(self) -> None:
         """Until it leaves."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -11,13 +11,13 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from headrace.runtime.local.awaited import Asked, answered, stopped
+from headrace.runtime.local.awaited import STOP_S, Asked, answered, stopped
 from headrace.runtime.protocol import Services, WaitTimeout
 from headrace.runtime.ray.boxes import Box, boxed, opened
 from headrace.runtime.wire.wire_types import WireError, WireTypes
 from headrace.runtime.workers import WorkerError, WorkerLost
 
-ANSWER, ERROR, END = "answer", "error", "end"
+ANSWER, ERROR = "answer", "error"
 
 
 class AskedActor:
@@ -42,10 +42,9 @@ class AskedActor:
     async def build(self, spec: object, seconds: float) -> None:
         """Have the worker made. Raises WorkerError, WorkerLost, WaitTimeout, WireError."""
         box = boxed(spec, self._types(), f"the spec of {self._name}")
-        number, asked = self._ask(lambda number: self._actor.build.remote(number, box))
+        _, asked = self._ask(lambda number: self._actor.build.remote(number, box))
         asked.stop = lambda: asked.give_up(f"it was not made within {seconds:.1f} s")
         await answered(asked, self._services.clock, seconds, f"{self._name} to be made")
-        self._asked.pop(number, None)
 
     async def call(self, method: str, args: tuple[Any, ...], what: str, seconds: float) -> Any:
         """See `Workers.call`."""
@@ -72,12 +71,12 @@ class AskedActor:
                     break
             await clock.wait_for(asyncio.shield(asked.answer), seconds, what)
         except WaitTimeout as late:
-            await stopped(asked, seconds=5.0, what=what)
+            await stopped(asked, STOP_S, what)
             if asked.answer.done() and isinstance(asked.answer.exception(), WorkerLost):
                 raise asked.answer.exception() from late  # type: ignore[misc]
             raise
         finally:
-            await stopped(asked, seconds=5.0, what=what)
+            await stopped(asked, STOP_S, what)
 
     async def _items(self, number: str) -> list[Any]:
         """Those that came since; none once there are no more. Raises WorkerLost."""
@@ -87,13 +86,12 @@ class AskedActor:
             raise self._loss(_reason(error)) from error
         return [opened(box, self._types(), f"an item of {self._name}") for box in boxes]
 
-    async def keeps(self) -> Mapping[str, Any]:
-        """Whether its event loop turns. Raises WorkerLost."""
+    async def turns(self) -> None:
+        """Once its event loop has turned. Raises WorkerLost."""
         try:
-            told: Mapping[str, Any] = await self._actor.beat.remote()
+            await self._actor.beat.remote()
         except RayError as error:
             raise self._loss(_reason(error)) from error
-        return told
 
     async def life(self) -> str:
         """Once it has ended: why."""

@@ -7,8 +7,7 @@ import contextlib
 import os
 import platform
 import sys
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from headrace import __version__
-from headrace.runtime.local.awaited import END_S
 from headrace.runtime.local.local_refs import GENERATION
+from headrace.runtime.local.member_apart import MemberApart
 from headrace.runtime.protocol import Services
 from headrace.runtime.ray.actor import Actor
 from headrace.runtime.ray.asked_actor import AskedActor
@@ -28,8 +27,6 @@ from headrace.runtime.workers import Placement, WorkerLost
 
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 _BEAT_S = 0.5
-_LEAVE_S = 5.0
-"""In which an actor that is told to end has to have ended."""
 _CALLS = 4096
 """That one actor may have in flight: most of them wait."""
 _GONE_S = 30.0
@@ -51,10 +48,8 @@ class ActorOrigin:
     namespace: str
 
 
-class RayWorker:
-    """A `Peer`, and a member of a `WorkerGroup`."""
-
-    here = None
+class RayWorker(MemberApart):
+    """See `MemberApart`."""
 
     def __init__(
         self,
@@ -66,87 +61,36 @@ class RayWorker:
         forget: Callable[[str, int], None],
     ) -> None:
         """`forget`: the refs of a keeper, below a number."""
-        self._forget = forget
-        self.name = name
-        self.rank = rank
-        self._is_made = False
-        self._ended: str | None = None
-        """Why, if it has."""
+        super().__init__(name, rank, origin.spec, where, closes=origin.closes)
         self._origin = origin
-        self._where = where
         self._services = services
-        self._generation = -1
+        self._forget = forget
         self._asked: AskedActor | None = None
         self._living: asyncio.Task[str] | None = None
-        self._watching: asyncio.Task[Any] | None = None
-        self._listeners: list[Callable[[], None]] = []
 
-    @property
-    def lost(self) -> str | None:
-        """See `Member.lost`."""
-        return None if self._is_made and self._ended is None else self._ended or "it is not made yet"
+    async def _begin(self) -> AskedActor:
+        actor = await self._services.compute("ray", self._actor)
+        types = self._origin.types
+        asked = AskedActor(actor, lambda: types, self._services, self.name, self.rank, f"controller>{self._generation}")
+        asked.give_up = self.lose
+        self._asked = asked
+        self._living = self._services.spawn(asked.life(), f"life of {self.name}")
+        self._services.spawn(self._watch(asked, self._living), f"watch over {self.name}")
+        return asked
 
-    def when_lost(self, listener: Callable[[], None]) -> None:
-        self._listeners.append(listener)
-
-    async def start(self) -> None:
-        """Raises WorkerError, WorkerLost, WaitTimeout, WireError."""
-        await self._cleared()
-        self._generation += 1
-        origin, where = self._origin, self._where
-        self._is_made, self._ended = False, None
-        try:
-            actor = await self._services.compute("ray", self._actor)
-            asked = AskedActor(
-                actor, lambda: origin.types, self._services, self.name, self.rank, f"controller>{self._generation}"
-            )
-            asked.give_up = self.lose
-            self._asked = asked
-            self._living = self._services.spawn(asked.life(), f"life of {self.name}")
-            self._watching = self._services.spawn(self._watch(asked, self._living), f"watch over {self.name}")
-            await asked.build(origin.spec, where.start_s)
-            self._is_made = True
-        except BaseException as error:
-            self.lose(f"it could not be made: {error}")
-            await self._cleared()
-            raise
-
-    async def call(self, method: str, *args: Any, what: str, seconds: float | None = None) -> Any:
-        """See `Workers.call`; the one answer."""
-        return await self._present().call(method, args, what, self._seconds(seconds))
-
-    async def stream(
-        self, method: str, *args: Any, what: str, seconds: float | None = None
-    ) -> AsyncGenerator[Any, None]:
-        """See `Workers.stream`."""
-        asked = self._present()
-        async with aclosing(asked.stream(method, args, what, self._seconds(seconds))) as items:
-            async for item in items:
-                yield item
-
-    def lose(self, reason: str) -> None:
-        """It is no more: its actor is killed."""
-        if self._ended is not None:
-            return
-        self._ended = reason
+    def _kill(self) -> None:
         if self._asked is not None:
             self._asked.kill()
-            self._asked.end(reason)
             self._forget(self.name, (self._generation + 1) * GENERATION)
-        for listener in self._listeners:
-            listener()
 
-    async def close(self) -> None:
-        """Its own `close`, then the end of its actor. Raises WorkerError, WorkerLost, WaitTimeout."""
-        try:
-            if self.lost is None and self._origin.closes:
-                await self.call("close", what="its end", seconds=END_S)
-            if self.lost is None and self._asked is not None and self._living is not None:
-                self._asked.leave()
-                await asyncio.wait([self._living], timeout=_LEAVE_S)
-        finally:
-            self.lose("it was closed")
-            await self._cleared()
+    async def _has_left(self, seconds: float) -> None:
+        if self._living is not None:
+            await asyncio.wait([self._living], timeout=seconds)
+
+    async def _cleared(self) -> None:
+        living, self._living, self._asked = self._living, None, None
+        if living is not None:
+            await asyncio.wait([living], timeout=_GONE_S)
 
     def _actor(self) -> Any:
         """Ray's handle of a new one. Blocking."""
@@ -181,36 +125,22 @@ class RayWorker:
 
     async def _watch(self, asked: AskedActor, living: asyncio.Task[str]) -> None:
         """Until it has ended, or its event loop has not turned for too long."""
-        clock, silent_s = self._services.clock, 0.0
+        clock = self._services.clock
         while not living.done():
             await asyncio.wait([living], timeout=_BEAT_S)
             if living.done() or not self._is_made:
                 continue
-            began = clock.now()
-            beat = asyncio.ensure_future(asked.keeps())
+            beat, silent_s, now = asyncio.ensure_future(asked.turns()), 0.0, clock.now()
             while not beat.done() and not living.done():
                 await asyncio.wait([beat, living], timeout=_BEAT_S, return_when=asyncio.FIRST_COMPLETED)
-                silent_s = clock.now() - began
-                if silent_s > self._where.silence_s:
-                    beat.cancel()
+                # Time in which the loop here did not turn says nothing about the other.
+                before, now = now, clock.now()
+                silent_s += min(now - before, 2 * _BEAT_S)
+                if silent_s > self._where.silence_s and not beat.done():
                     self.lose(f"its event loop has not turned for {silent_s:.0f} s")
-                    return
+                    break
             beat.cancel()
             with contextlib.suppress(WorkerLost, asyncio.CancelledError):
                 await beat
         if asked is self._asked:
             self.lose(living.result())
-
-    async def _cleared(self) -> None:
-        """Once nothing of the actor is left."""
-        living, self._living, self._asked = self._living, None, None
-        if living is not None:
-            await asyncio.wait([living], timeout=_GONE_S)
-
-    def _present(self) -> AskedActor:
-        if self.lost is not None or self._asked is None:
-            raise WorkerLost(self.rank, self.lost or "it is not made yet", worker=self.name)
-        return self._asked
-
-    def _seconds(self, seconds: float | None) -> float:
-        return self._where.deadline_s if seconds is None else seconds
