@@ -126,6 +126,30 @@ def test_one_that_lost_its_core_is_dead_at_once(tmp_path: Path, monkeypatch: pyt
     asyncio.run(main())
 
 
+def test_what_a_dead_one_left_is_ended_before_anybody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a broken stream tells of its death before its process has ended: who is told kills the worker."""
+    monkeypatch.setattr(server_engine, "KINDS", {**KINDS, "small": KIND})
+
+    async def main() -> None:
+        runtime = InlineRuntime()
+        worker = ServerEngineWorker(spec(tmp_path), runtime)  # type: ignore[arg-type]
+        try:
+            await worker.start()
+            assert worker._server is not None
+            (core,) = [each for each in worker._server._below() if each.cmdline()[0] == "core::sleeper"]
+            left = tmp_path / "shared"
+            left.write_text("memory")
+            worker._server._segments = [str(left)]
+            worker._engine.fail(EngineError("its stream broke"))
+            assert not left.exists(), "without a turn of the loop"
+            core.wait(5.0)
+        finally:
+            await worker.close()
+            await runtime.close()
+
+    asyncio.run(main())
+
+
 def test_a_token_that_is_refused_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_engine, "KINDS", {**KINDS, "small": KIND})
     monkeypatch.setenv("TOKEN", "right")

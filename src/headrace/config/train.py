@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -16,6 +15,7 @@ from headrace.config.filters import FilterConfig
 from headrace.config.gateway import GatewayConfig
 from headrace.config.model import EngineConfig, ModelConfig, PolicyEngineConfig, is_here
 from headrace.config.origin import FromConfig
+from headrace.config.places import apart_with_ray, check_places
 from headrace.config.reward import RewardConfig
 from headrace.config.rollout import TOP_K_OF_TOP_P, AsyncConfig, OnDeadline, RolloutConfig
 from headrace.config.track import TrackerConfig, TrackerSection, each_once, sections
@@ -167,10 +167,6 @@ class RuntimeConfig(Section):
     stall_timeout_s: float = Field(default=900.0, gt=0)
     """A wait of the run that lasts longer ends it with an error that says what it waited for, and so does code of yours
     that blocks the event loop for longer; never less than `rollout.episode_timeout_s`."""
-
-
-_APART = ("trainer", "critic", "reference", "teacher", "functions")
-"""Sections whose `placement` is `process` with Ray, unless given."""
 
 
 class TrainConfig(Section):
@@ -331,48 +327,11 @@ class TrainConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _apart_with_ray(cls, given: Any) -> Any:
-        """Every worker is an actor."""
-        runtime = given.get("runtime") if isinstance(given, Mapping) else None
-        if not isinstance(runtime, Mapping) or runtime.get("kind") != "ray":
-            return given
-        made = dict(given)
-        for name in _APART:
-            if isinstance(section := made.get(name, {}), Mapping):
-                made[name] = {"placement": "process", **section}
-        reward = made.get("reward")
-        if isinstance(reward, Mapping) and isinstance(model := reward.get("model"), Mapping):
-            made["reward"] = {**reward, "model": {"placement": "process", **model}}
-        engine = made.get("engine", {})
-        if isinstance(engine, list) and engine and isinstance(engine[0], Mapping):
-            made["engine"] = [{"process": True, **engine[0]}, *engine[1:]]
-        elif isinstance(engine, Mapping):
-            made["engine"] = {"process": True, **engine}
-        return made
+        return apart_with_ray(given)
 
     @model_validator(mode="after")
-    def _none_here_with_ray(self) -> Self:
-        if self.runtime.kind != "ray":
-            if self.runtime.address is not None:
-                raise ValueError(f"runtime.address is {self.runtime.address!r}, and runtime.kind inline; set kind: ray")
-            return self
-        places = {f"{name}.placement": getattr(self, name).placement for name in (*_APART, "proximal")}
-        places["reward.model.placement"] = "process" if self.reward.model.path is None else self.reward.model.placement
-        if here := next((key for key, place in places.items() if place == "own"), None):
-            raise ValueError(f"{here} is own, and with runtime.kind ray all workers are actors; leave it out")
-        if not self.engine.apart:
-            raise ValueError("engine.process is false, and with runtime.kind ray all workers are actors; leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _ranks_have_processes(self) -> Self:
-        ranks = self.trainer.layout.dp
-        if ranks > 1 and self.trainer.placement != "process":
-            raise ValueError(f"trainer.layout.dp is {ranks}, and ranks have processes; set trainer.placement: process")
-        if ranks > 1 and self.algorithm.loss == "m2po":
-            raise ValueError(
-                f"trainer.layout.dp is {ranks}, and m2po decides on tokens of the whole batch, which no rank has; "
-                "use dp: 1"
-            )
+    def _places_go_together(self) -> Self:
+        check_places(self)
         return self
 
     @property

@@ -1,0 +1,57 @@
+"""Where a run's workers are: what Ray makes of a config, and what does not go together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.config.train import TrainConfig
+
+_APART = ("trainer", "critic", "reference", "teacher", "functions")
+"""Sections whose `placement` is `process` with Ray, unless given."""
+
+
+def apart_with_ray(given: Any) -> Any:
+    """A config as it is given, with every worker an actor where it has Ray."""
+    runtime = given.get("runtime") if isinstance(given, Mapping) else None
+    if not isinstance(runtime, Mapping) or runtime.get("kind") != "ray":
+        return given
+    made = dict(given)
+    for name in _APART:
+        if isinstance(section := made.get(name, {}), Mapping):
+            made[name] = {"placement": "process", **section}
+    reward = made.get("reward")
+    if isinstance(reward, Mapping) and isinstance(model := reward.get("model"), Mapping):
+        made["reward"] = {**reward, "model": {"placement": "process", **model}}
+    engine = made.get("engine", {})
+    if isinstance(engine, list) and engine and isinstance(engine[0], Mapping):
+        made["engine"] = [{"process": True, **engine[0]}, *engine[1:]]
+    elif isinstance(engine, Mapping):
+        made["engine"] = {"process": True, **engine}
+    return made
+
+
+def check_places(config: TrainConfig) -> None:
+    """Raises ValueError with the mend."""
+    if config.runtime.kind == "ray":
+        _check_none_here(config)
+    elif config.runtime.address is not None:
+        raise ValueError(f"runtime.address is {config.runtime.address!r}, and runtime.kind inline; set kind: ray")
+    ranks = config.trainer.layout.dp
+    if ranks > 1 and config.trainer.placement != "process":
+        raise ValueError(f"trainer.layout.dp is {ranks}, and ranks have processes; set trainer.placement: process")
+    if ranks > 1 and config.algorithm.loss == "m2po":
+        raise ValueError(
+            f"trainer.layout.dp is {ranks}, and m2po decides on tokens of the whole batch, which no rank has; use dp: 1"
+        )
+
+
+def _check_none_here(config: TrainConfig) -> None:
+    places = {f"{name}.placement": getattr(config, name).placement for name in (*_APART, "proximal")}
+    if config.reward.model.path is not None:
+        places["reward.model.placement"] = config.reward.model.placement
+    if here := next((key for key, place in places.items() if place == "own"), None):
+        raise ValueError(f"{here} is own, and with runtime.kind ray all workers are actors; leave it out")
+    if not config.engine.apart:
+        raise ValueError("engine.process is false, and with runtime.kind ray all workers are actors; leave it out")
