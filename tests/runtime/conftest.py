@@ -1,4 +1,4 @@
-"""One Ray for all tests that have their workers in it."""
+"""One Ray for the tests of a module that have their workers in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.controller.building.ray_head import RayHead
 from headrace.runtime.ray.environment import prepare
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def one_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     before = dict(os.environ)
     prepare(None)
