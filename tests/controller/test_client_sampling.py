@@ -8,37 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from agent_code import SOURCE
-from controller_jobs import make_job, run, start
-from safetensors.torch import load_file, save_file
+from agent_runs import make_sampling_job, samples_of
+from controller_jobs import run, start
+from safetensors.torch import load_file
 
 from headrace.cli.main import main
-from headrace.experience.records.codec import decode_group
 from headrace.experience.records.rollout_codec import decode_detail
-from headrace.experience.sample import Sample
 from headrace.observe.record import BatchRecord
 from headrace.observe.run_record import RunWatcher
 from headrace.store import RunReader
-from headrace.store.journal import Journal
 from headrace.store.rollouts import Query, RolloutsReader
-
-TEMPLATE = (
-    "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}"
-    "{% if m['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
-)
-
-
-def make(folder: Path, agent: str, **changes: object) -> Path:
-    """With a model that has preferences, so that it matters at which temperature it is asked."""
-    settings = {"record__journal": "all", "data__eval": None, "trainer__batches": 3, "gateway__sampling": "client"}
-    settings |= {"rollout__sampling": {"max_new_tokens": 16}, "data__template": {"file": f"{folder}/chat.jinja"}}
-    job = make_job(folder, **{**settings, **changes}, rollout__agent=f"{folder}/agent.py:{agent}", rollout__workers=0)
-    (folder / "agent.py").write_text(SOURCE)
-    (folder / "chat.jinja").write_text(TEMPLATE)
-    model = folder / "model" / "model.safetensors"
-    scaled = {name: 4 * tensor if "embed" in name else tensor for name, tensor in load_file(model).items()}
-    save_file(scaled, model, metadata={"format": "pt"})
-    return job
 
 
 def train(job: Path, folder: Path, *more: str) -> tuple[BatchRecord, ...]:
@@ -50,13 +29,6 @@ def batches(folder: Path) -> tuple[BatchRecord, ...]:
     with RunReader(folder) as reader:
         reader.counts().check()
         return tuple(RunWatcher(reader).read().batches)
-
-
-def samples(folder: Path) -> list[Sample]:
-    journal = Journal(folder / "journal")
-    writers = sorted({segment.writer for segment in journal.segments()})
-    groups = [decode_group(journal.read(each.place)) for writer in writers for each in journal.written(writer)]
-    return [sample for group in groups for sample in group.samples]
 
 
 def weights(folder: Path, number: int) -> dict[str, torch.Tensor]:
@@ -74,13 +46,15 @@ def weights(folder: Path, number: int) -> dict[str, torch.Tensor]:
     ids=["plain", "reference and proximal", "critic, and a trainer in a process"],
 )
 def test_in_sync_the_trainers_logprobs_are_the_engines(tmp_path: Path, changes: dict[str, object]) -> None:
-    job = make(tmp_path / "job", "samples_in_three_ways", async__mode="sync", record__rollouts="all", **changes)
+    job = make_sampling_job(
+        tmp_path / "job", "samples_in_three_ways", async__mode="sync", record__rollouts="all", **changes
+    )
     for batch in train(job, tmp_path / "run"):
         assert batch.mismatch_max_abs is not None
         assert batch.mismatch_max_abs < 1e-5
         assert batch.kept_mass is not None
         assert 0 < batch.kept_mass < 1
-    found = samples(tmp_path / "run")
+    found = samples_of(tmp_path / "run")
     for sample in found:
         assert sample.temperatures is not None
         at = sample.temperatures[sample.loss_mask]
@@ -109,7 +83,7 @@ def test_whoever_is_the_policy_agrees_with_it_at_each_temperature(tmp_path: Path
     changes = {"teacher__model": str(tmp_path / "job" / "model")} if distils else {}
     changes |= {} if distils else {"algorithm__kl": {"coefficient": 0.1, "estimator": "k1"}}
     settings = {"algorithm__recipe": recipe, "async__mode": "sync", "trainer__batches": 1, **changes}
-    job = make(tmp_path / "job", "samples_in_three_ways", **settings)
+    job = make_sampling_job(tmp_path / "job", "samples_in_three_ways", **settings)
     (batch,) = train(job, tmp_path / "run")
     if distils:
         assert abs(batch.loss) < 1e-5
@@ -121,7 +95,9 @@ def test_whoever_is_the_policy_agrees_with_it_at_each_temperature(tmp_path: Path
 @pytest.mark.slow
 def test_an_episode_that_is_greedy_throughout_is_compared_with_and_not_trained(tmp_path: Path) -> None:
     """Its reward is 1 and that of the others 0, so they are below the mean of their group."""
-    job = make(tmp_path / "job", "all_greedy", async__mode="sync", record__rollouts="all", trainer__batches=2)
+    job = make_sampling_job(
+        tmp_path / "job", "all_greedy", async__mode="sync", record__rollouts="all", trainer__batches=2
+    )
     for batch in train(job, tmp_path / "run"):
         assert batch.reward_mean == pytest.approx(1 / 3)
         assert batch.samples == 6
@@ -137,7 +113,7 @@ def test_an_episode_that_is_greedy_throughout_is_compared_with_and_not_trained(t
 @pytest.mark.slow
 def test_a_record_is_trained_on_again_bit_for_bit(tmp_path: Path) -> None:
     """Each group is read from the journal: without temperatures its log-probs would be others."""
-    job = make(tmp_path / "job", "samples_in_three_ways", async__mode="sync", checkpoint__every=1)
+    job = make_sampling_job(tmp_path / "job", "samples_in_three_ways", async__mode="sync", checkpoint__every=1)
     train(job, tmp_path / "run")
     again = train(tmp_path / "run" / "config.yaml", tmp_path / "again", f"data.rollouts={tmp_path / 'run'}")
     assert all(batch.drift_max_abs < 1e-5 for batch in again[:1])
@@ -151,7 +127,7 @@ def test_a_record_is_trained_on_again_bit_for_bit(tmp_path: Path) -> None:
 def test_temperatures_survive_a_kill(tmp_path: Path) -> None:
     """At 1.5 a log-prob that is taken for one at temperature 1 is some 0.1 away and more."""
     changes = {"trainer__optimizer__lr": 1e-6, "trainer__batches": 40, "checkpoint__every": 5}
-    job = make(tmp_path / "job", "samples_in_three_ways", **changes)
+    job = make_sampling_job(tmp_path / "job", "samples_in_three_ways", **changes)
     process = start("train", job, "--dir", tmp_path / "run")
     end = time.monotonic() + 200
     while not list((tmp_path / "run" / "checkpoints").glob("step_5")):

@@ -140,15 +140,17 @@ def _piece(count: int) -> Piece:
 
 
 class Offers(WeightReceiver):
-    def __init__(self, number: int) -> None:
-        check = SwapCheck(TOKENS, np.full((1, 2), -1.0, np.float32), 1.0, "float32")
-        self._offer = WeightOffer(Version(0, number), "shm", "nowhere", None, check)
+    def __init__(self, *numbers: int) -> None:
+        """One after another, each time that it is asked; the last one stays."""
+        self._numbers = list(numbers)
 
     def latest(self) -> Version:
-        return self._offer.version
+        return Version(0, self._numbers[0])
 
     def offer(self) -> WeightOffer:
-        return self._offer
+        number = self._numbers.pop(0) if len(self._numbers) > 1 else self._numbers[0]
+        check = SwapCheck(TOKENS, np.full((1, 2), -1.0, np.float32), 1.0, "float32")
+        return WeightOffer(Version(0, number), "shm", "nowhere", None, check)
 
     def receive(self) -> Any:
         raise NotImplementedError
@@ -325,6 +327,22 @@ def test_weights_that_cannot_be_loaded_leave_it_paused_until_some_can() -> None:
         assert (engine.version, engine.rests, server.paused) == (Version(0, 2), False, None)
 
     on(test, faults=[WeightError("damaged")])
+
+
+def test_a_version_that_was_overtaken_gives_way_to_the_newest_at_once() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        server.faults = [WeightError("v1 is not whole any more"), WeightError("v2 is not whole any more")]
+        report = await engine.update(Offers(1, 2, 3), SwapMode.RECOMPUTE)
+        assert report is not None
+        assert report.version == engine.version == Version(0, 3)
+        assert [call for call in server.calls if "load" in call] == ["load 0.1", "load 0.2", "load 0.3"]
+        server.faults = [WeightError("no"), WeightError("no"), WeightError("still not"), WeightError("no")]
+        with pytest.raises(WeightError, match="still not"):
+            await engine.update(Offers(4, 5, 6, 7), SwapMode.RECOMPUTE)
+        assert engine.version == Version(0, 3)
+        assert engine.rests
+
+    on(test)
 
 
 def test_a_server_that_says_something_else_of_the_versions_fails_the_request() -> None:

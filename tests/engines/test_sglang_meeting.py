@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from aiohttp import web
+from transformers import Qwen3Config
 
 from headrace.config.errors import ConfigError
+from headrace.controller.building.server_specs import told_apart
 from headrace.engines.servers.dialect import Expected
 from headrace.engines.servers.http import ServerHttp
 from headrace.engines.servers.sglang import SglangDialect
@@ -95,10 +98,24 @@ def test_what_a_server_lacks_is_refused_with_the_mend(told: dict[str, Any], word
         met(told, EXPECTED)
 
 
-def test_another_model_is_seen_where_its_folder_can_be_read(tmp_path: Any) -> None:
-    (tmp_path / "config.json").write_text('{"hidden_size": 16}')
-    with pytest.raises(ConfigError, match=r"has another model: its hidden_size is 16, and that of model\.path 8"):
-        met(answers({"model_path": str(tmp_path)}), EXPECTED)
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ('{"hidden_size": 16}', r"its hidden_size is 16, and that of model\.path 8"),
+        ('{"rope_theta": 10000}', r"its rope_theta is 10000, and that of model\.path 1000000\.0"),
+        (
+            '{"rope_parameters": {"rope_theta": 5e5}}',
+            r"its rope_theta is 500000\.0, and that of model\.path 1000000\.0",
+        ),
+        ('{"text_config": {"model_type": "llama"}}', r"its model_type is 'llama', and that of model\.path 'qwen3'"),
+    ],
+)
+def test_another_model_is_seen_where_its_folder_can_be_read(tmp_path: Any, config: str, words: str) -> None:
+    text = Qwen3Config(hidden_size=8, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    expected = replace(EXPECTED, model=told_apart(text))
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ConfigError, match=f"has another model: {words}"):
+        met(answers({"model_path": str(tmp_path)}), expected)
 
 
 def test_weights_by_gloo_go_to_each_process_with_a_part_of_the_one_copy() -> None:

@@ -23,13 +23,19 @@ _TOLD = (
 )
 
 
+def _rope_theta(text: Any) -> Any:
+    """Transformers 5 has it among others, and where layers differ in it, not at all."""
+    parameters = getattr(text, "rope_parameters", None) or {}
+    return parameters.get("rope_theta", getattr(text, "rope_theta", None))
+
+
 class Extension:
     def headrace(self) -> dict[str, Any]:
         """The wire's number, which model it is and in how many processes, and what the last comparison of loaded weights
         could see."""
         config = self.model_config  # type: ignore[attr-defined]
         text = config.hf_text_config
-        model = {name: getattr(text, name, None) for name in _TOLD}
+        model = {**{name: getattr(text, name, None) for name in _TOLD}, "rope_theta": _rope_theta(text)}
         parallel = self.parallel_config  # type: ignore[attr-defined]
         told = {
             "wire": WIRE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from headrace.config import TrainConfig
 from headrace.config.model import EngineSection, is_here
@@ -15,7 +16,11 @@ from headrace.engines.servers.engine import Limits
 from headrace.models.loading import read_model_config
 from headrace.roles.workers.server_engine import ServerSpec
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 _TOLD_APART = (
+    "model_type",
     "vocab_size",
     "hidden_size",
     "intermediate_size",
@@ -43,7 +48,7 @@ def server_spec(
         kind=section.kind,
         limits=Limits(cache.slots, cache.max_context, plan.vocab_size, dtype),
         expected=Expected(
-            {name: getattr(text, name) for name in _TOLD_APART if hasattr(text, name)},
+            told_apart(text),
             cache.max_context,
             dtype,
             config.truncates,
@@ -56,6 +61,13 @@ def server_spec(
         returns=returns,
         weights_from=_weights_from(config, section.urls[place] if section.urls else None),
     )
+
+
+def told_apart(text: PreTrainedConfig) -> dict[str, Any]:
+    """What a server's model is compared by. `text`: a config of transformers."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    theta = {"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}  # not where layers differ in it
+    return {name: getattr(text, name) for name in _TOLD_APART if hasattr(text, name)} | theta
 
 
 def _weights_from(config: TrainConfig, url: str | None) -> str:

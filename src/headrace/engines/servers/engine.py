@@ -41,6 +41,8 @@ _PIN_S = _DRAIN_S = 3600.0
 _READ_S = 10.0
 """In which what a paused server has sampled must have come."""
 _LOOK_S = 0.01
+_TRIES = 3
+"""Versions that are tried one after another, each of which overtook the one before."""
 _HELD_S = 0.03
 """After which requests that are still open are taken to be held."""
 
@@ -212,19 +214,18 @@ class ServerEngine:
                 interrupted = await self._unless_dead(self._rest(mode, offer.version))
                 began = clock.now()
                 try:
-                    await self._unless_dead(self._exchange(offer))
+                    version = await self._exchange_newest(offer, receiver)
                 except BaseException:
                     self._rests = True
                     raise
                 finally:
-                    self._checking = None
                     self._stall_s += clock.now() - began
-                self._version, self._rests = offer.version, False
+                self._version, self._rests = version, False
             finally:
                 self._swapping = False
                 self._changed.notify()
             self._release()
-            return SwapReport(offer.version, clock.now() - began, 0.0, 0, interrupted)
+            return SwapReport(version, clock.now() - began, 0.0, 0, interrupted)
 
     def pin(self) -> Pin:
         self._serving()
@@ -360,6 +361,23 @@ class ServerEngine:
         """All that the server has sampled has come."""
         told = await self.dialect.sampled()
         self._read_before = None if told is None else told - self._read
+
+    async def _exchange_newest(self, offer: WeightOffer, receiver: WeightReceiver) -> Version:
+        """One that fails and was overtaken meanwhile, whose bytes are perhaps gone, gives way to the newest at once.
+        Raises as `_exchange`."""
+        left = _TRIES
+        while True:
+            left -= 1
+            try:
+                await self._unless_dead(self._exchange(offer))
+                return offer.version
+            except (WeightError, EngineError):
+                newest = receiver.offer()
+                if left == 0 or self._failure is not None or newest is None or newest.version == offer.version:
+                    raise
+                offer = newest
+            finally:
+                self._checking = None
 
     async def _exchange(self, offer: WeightOffer) -> None:
         """Raises WeightError, EngineError: the server rests, and what it has loaded is of no version."""

@@ -92,4 +92,6 @@ def _config_of(path: str) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         return {}
     text = config.get("text_config")
-    return {**config, **text} if isinstance(text, dict) else config
+    config = {**config, **text} if isinstance(text, dict) else config
+    rope = config.get("rope_parameters")
+    return {**config, "rope_theta": rope["rope_theta"]} if isinstance(rope, dict) and "rope_theta" in rope else config

@@ -21,7 +21,7 @@ from headrace.engines.servers.window import ServerLoad
 from headrace.runtime.together import together
 from headrace.weights.plane import BUCKET_BYTES, WeightError, WeightOffer
 
-WIRE = 4
+WIRE = 5
 """The number of what is said to the plugin `headrace-vllm`."""
 PLUGIN = "headrace-vllm"
 _HEALTH_S, _CALL_S, _LOAD_S, _PAUSE_S = 20.0, 60.0, 1800.0, 600.0
