@@ -154,7 +154,7 @@ def test_each_rank_has_weights_gradients_and_moments(job: Path) -> None:
     assert uses["trainer: AdamW moments (float32)"] == 3 * 8 * numbers
     assert uses["trainer: bfloat16 weights"] == 3 * 2 * numbers
     for given, words in (
-        (["trainer.layout.dp=2"], "trainer.layout.dp is 2, and ranks have processes; set trainer.placement: process"),
+        (["trainer.layout.dp=2"], "trainer.layout is d2, and ranks have processes; set trainer.placement: process"),
         ([*ranks, "algorithm.loss=m2po", "algorithm.objective=naive"], "m2po decides on tokens of the whole batch"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from headrace.cli.main import main
 from headrace.store import RunReader
 from headrace.training.group import TrainerGroup
 
+Weights = dict[str, torch.Tensor]
 pytestmark = [pytest.mark.slow, pytest.mark.cpu]
 AS_SGD = {
     "trainer__optimizer__betas": [0.0, 0.0],
@@ -27,47 +29,90 @@ AS_SGD = {
 """AdamW divides by |g| + eps: with eps far above all gradients a step is lr / eps times the gradient."""
 
 
-def trained(folder: Path, ranks: int, **changes: Any) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+def trained(folder: Path, layout: object, *more: str, **changes: Any) -> tuple[list[dict[str, Any]], Weights]:
     """The records of batches of a finished run in `sync`, and the weights that it ends with."""
-    apart = {"trainer__placement": "process", "trainer__layout__dp": ranks}
+    apart = {"trainer__placement": "process", "trainer__layout": layout}
     job = make_job(folder / "job", async__mode="sync", runtime__threads=1, **{**AS_SGD, **apart, **changes})
-    assert main(["train", str(job), "data.shuffle=false", "--dir", str(folder / "run"), "--plain"]) == 0
+    assert main(["train", str(job), "data.shuffle=false", "--dir", str(folder / "run"), "--plain", *more]) == 0
     with RunReader(folder / "run") as reader:
         assert reader.status().name == "finished"
         reader.counts().check()
         records = [row.record for row in reader.metrics.read("batch")]
-    (last,) = (folder / "run" / "checkpoints").glob("step_*")
+    last = max((folder / "run" / "checkpoints").glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
     return records, load_file(last / "model" / "model.safetensors")
 
 
+REFERENCE = {"algorithm__kl__coefficient": 0.1, "reference__placement": "hybrid"}
+SMALL = {"trainer__max_tokens_per_microbatch": 24}
+EPOCHS = {"algorithm__epochs_per_batch": 2, "algorithm__objective": "decoupled"}
+CUT = {"rollout__sampling": {"max_new_tokens": 8, "top_p": 0.9}}
+M2PO = {"algorithm__recipe": "m2po"}
+CRITIC = {
+    "algorithm__recipe": "ppo",
+    "critic__placement": "process",
+    "critic__optimizer": {"betas": [0, 0], "eps": 1e4},
+}
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("layouts", "changes"),
     [
-        {},
-        {"trainer__max_tokens_per_microbatch": 24},
-        {"algorithm__kl__coefficient": 0.1, "reference__placement": "hybrid"},
-        {"algorithm__epochs_per_batch": 2, "algorithm__objective": "decoupled"},
+        (["d2"], {}),
+        (["d2", "d3"], SMALL),
+        (["d2", {"dp": 2, "zero": 3}], REFERENCE),
+        (["d2", "t2"], EPOCHS),
+        ([{"dp": 2, "zero": 2}, "d2t2"], CUT),
+        (["c2"], SMALL | EPOCHS),
+        (["t2"], M2PO),
+        ([{"zero": 3}], CRITIC | {"critic__layout": "d2c2"}),
     ],
-    ids=["plain", "small micro-batches", "reference", "epochs"],
+    ids=["plain", "small micro-batches", "reference", "epochs", "top-p", "context", "whole batch", "critic"],
 )
-def test_ranks_step_as_one_does(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_ranks_step_as_one_does(tmp_path: Path, layouts: list[object], changes: dict[str, Any]) -> None:
     """Loss, norm and weights of the first batch, whose rollouts are the same: to float32's rounding of sums."""
-    (one, *_), weights = trained(tmp_path / "1", 1, trainer__batches=1, **changes)
+    alone = {key: value for key, value in changes.items() if key != "critic__layout"}
+    (one, *_), weights = trained(tmp_path / "1", "d1", trainer__batches=1, **alone)
     begun = load_file(tmp_path / "1" / "job" / "model" / "model.safetensors")
     moved = max(float((weights[name] - begun[name]).abs().max()) for name in begun)
     assert moved > 1e-4
-    for ranks in (2, 3) if "trainer__max_tokens_per_microbatch" in changes else (2,):
-        (other, *_), found = trained(tmp_path / str(ranks), ranks, trainer__batches=1, **changes)
+    for number, layout in enumerate(layouts):
+        (other, *_), found = trained(tmp_path / f"ranks{number}", layout, trainer__batches=1, **changes)
         assert other["trained_tokens"] == one["trained_tokens"]
-        assert other["loss"] == pytest.approx(one["loss"], rel=1e-5, abs=1e-7)
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-5, abs=1e-6)
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-6)
         assert other["entropy"] == pytest.approx(one["entropy"], rel=1e-6)
+        assert other["mismatch_max_abs"] < 1e-5
+        if "critic__layout" in changes:
+            assert other["critic_loss"] == pytest.approx(one["critic_loss"], rel=1e-5)
         assert found.keys() == weights.keys()
         apart = max(float((weights[name] - found[name]).abs().max()) for name in weights)
         assert apart <= 1e-6 * moved + 1e-7
 
 
-def test_a_rank_that_is_killed_has_all_go_back_to_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_of_ranks_is_the_run_bit_for_bit(tmp_path: Path) -> None:
+    """And one that goes on in another layout is it to rounding."""
+    layout, lasting = {"dp": 2, "tp": 2, "zero": 2}, {"trainer__batches": 3, "trainer__optimizer": {"lr": 1e-3}}
+    _, whole = trained(tmp_path / "whole", layout, **lasting)
+    trained(tmp_path / "run", layout, "trainer.batches=2", **lasting)
+    saved = tmp_path / "run" / "run" / "checkpoints" / "step_2"
+    assert len([*saved.glob("trainer-*-of-4.safetensors")]) == 4
+    shutil.copytree(tmp_path / "run" / "run", tmp_path / "other")
+    _, again = trained(tmp_path / "run", layout, "--resume", **lasting)
+    assert all(torch.equal(whole[name], tensor) for name, tensor in again.items())
+    (tmp_path / "run" / "run").rename(tmp_path / "run" / "first")
+    (tmp_path / "other").rename(tmp_path / "run" / "run")
+    _, other = trained(tmp_path / "run", "c2", "--resume", **lasting)
+    assert all(float((whole[name] - tensor).abs().max()) < 1e-4 for name, tensor in other.items())
+    _, begun = trained(
+        tmp_path / "from", "d1", "--from", str(tmp_path / "whole" / "run"), **{**lasting, "trainer__batches": 1}
+    )
+    assert begun.keys() == whole.keys()
+
+
+@pytest.mark.parametrize("layout", [{"dp": 2}, {"tp": 2}], ids=["each has all", "each has a part"])
+def test_a_rank_that_is_killed_has_all_go_back_to_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, int]
+) -> None:
     """In the midst of its third step, in which the other waits for it."""
     step, steps = TrainerGroup.step, []
 
@@ -79,7 +124,7 @@ def test_a_rank_that_is_killed_has_all_go_back_to_the_commit(tmp_path: Path, mon
         return await step(group)
 
     monkeypatch.setattr(TrainerGroup, "step", watched)
-    apart = {"trainer__placement": "process", "trainer__layout__dp": 2, "checkpoint__every": 2}
+    apart = {"trainer__placement": "process", "trainer__layout": layout, "checkpoint__every": 2}
     job = make_job(tmp_path / "job", trainer__batches=4, **apart)
     assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 0
     with RunReader(tmp_path / "run") as reader:

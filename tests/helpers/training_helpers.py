@@ -85,6 +85,19 @@ def weights(trainer: HFTrainer) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in trainer.tensors()}
 
 
+def gradients(trainer: HFTrainer) -> dict[str, Tensor]:
+    """Their sums so far, in float32, as views."""
+    assert trainer._whole is not None
+    flat = trainer._whole._flat
+    return dict(flat.named(flat.grads))
+
+
+def state(trainer: HFTrainer, part: str) -> dict[str, Tensor]:
+    """`master`, `exp_avg` or `exp_avg_sq` of each parameter, as views."""
+    pieces = trainer._weights.state()
+    return {name.partition(".")[2]: piece.tensor for name, piece in pieces.items() if name.startswith(f"{part}.")}
+
+
 def load_plainly(path: Path) -> PreTrainedModel:
     """The folder by transformers alone."""
     return AutoModelForCausalLM.from_pretrained(path, use_safetensors=True).to(DEVICE).eval()

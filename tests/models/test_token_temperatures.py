@@ -26,6 +26,7 @@ class SameLogits:
 
     logits: Tensor
     has_plain_head = False
+    shared = vocabulary = None
 
     def all_logits(self, tokens: Tensor, *row: Any) -> Tensor:
         return self.logits.expand(len(tokens), -1)

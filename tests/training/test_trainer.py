@@ -8,7 +8,17 @@ import torch
 from devices import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_helpers import CONFIGS, SETTINGS, make_rows, make_trainer, tiny_model, weighted_loss, weights
+from training_helpers import (
+    CONFIGS,
+    SETTINGS,
+    gradients,
+    make_rows,
+    make_trainer,
+    state,
+    tiny_model,
+    weighted_loss,
+    weights,
+)
 
 from headrace.config import ConfigError
 from headrace.config.trainer import OptimizerConfig, TrainerConfig
@@ -30,7 +40,7 @@ def train(trainer: HFTrainer, batches: Iterable[Iterable[list[PackRow]]]) -> lis
 
 
 def master_gradients(trainer: HFTrainer) -> dict[str, torch.Tensor]:
-    return {name: view.clone() for name, view in trainer._flat.named(trainer._flat.grads)}
+    return {name: view.clone() for name, view in gradients(trainer).items()}
 
 
 @settings(max_examples=15, deadline=None)
@@ -64,7 +74,7 @@ def test_the_gradient_does_not_depend_on_the_order_of_arrival(order: list[int], 
         trainer = make_trainer()
         for places in plan_microbatches([LENGTHS[i] for i in order], budget):
             trainer.accumulate(pack([ROWS[order[place]] for place in places]))
-        return trainer._flat.grads.clone()
+        return torch.cat([view.flatten() for view in gradients(trainer).values()])
 
     expected, actual = gradient(list(range(len(LENGTHS))), 1000), gradient(order, budget)
     assert float((actual - expected).norm()) <= 1e-5 * float(expected.norm())
@@ -235,7 +245,7 @@ def test_small_bfloat16_updates_are_not_lost() -> None:
     assert before.eq(1).all()
     train(trainer, [[ROWS]] * 10)
     assert torch.equal(weights(trainer)["model.norm.weight"], before), "1e-4 is less than bfloat16 can add to 1"
-    masters = dict(trainer._flat.named(trainer._flat.master))["model.norm.weight"]
+    masters = state(trainer, "master")["model.norm.weight"]
     assert (masters - 1).abs().mean() > 3e-5
     train(trainer, [[ROWS]] * 500)
     assert not torch.equal(weights(trainer)["model.norm.weight"], before)
@@ -255,5 +265,6 @@ def test_clipping_leaves_the_norm_reported() -> None:
     (a,), (b,) = train(trainer, [[ROWS]]), train(quiet, [[ROWS]])
     assert a.grad_norm == b.grad_norm > 1e-3
     # Adam's first moment is (1 - beta1) times the gradient that was clipped
-    ratio = trainer._optimizer.exp_avg.norm() / quiet._optimizer.exp_avg.norm()
+    loudly, quietly = (torch.cat([*map(torch.flatten, state(each, "exp_avg").values())]) for each in (trainer, quiet))
+    ratio = loudly.norm() / quietly.norm()
     assert float(ratio) == pytest.approx(a.grad_norm / 1e-3, rel=2e-3)

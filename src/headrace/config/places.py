@@ -38,10 +38,15 @@ def check_places(config: TrainConfig) -> None:
         _check_none_here(config)
     elif config.runtime.address is not None:
         raise ValueError(f"runtime.address is {config.runtime.address!r}, and runtime.kind inline; set kind: ray")
-    ranks = config.trainer.layout.dp
-    if ranks > 1 and config.trainer.placement != "process":
-        raise ValueError(f"trainer.layout.dp is {ranks}, and ranks have processes; set trainer.placement: process")
-    if ranks > 1 and config.algorithm.loss == "m2po":
+    for name, section in (("trainer", config.trainer), ("critic", config.critic)):
+        layout = section.layout
+        if (layout.ranks > 1 or layout.stage) and section.placement != "process":
+            raise ValueError(f"{name}.layout is {layout.text}, and ranks have processes; set {name}.placement: process")
+    if config.critic.layout.tp > 1:
+        raise ValueError(
+            f"critic.layout has tp {config.critic.layout.tp}, and a critic's head cannot be split; use dp, cp or zero"
+        )
+    if (ranks := config.trainer.layout.dp) > 1 and config.algorithm.loss == "m2po":
         raise ValueError(
             f"trainer.layout.dp is {ranks}, and m2po decides on tokens of the whole batch, which no rank has; use dp: 1"
         )

@@ -13,6 +13,7 @@ from headrace.config.data import DataConfig, sources_of
 from headrace.config.evaluation import PLAIN, BestBy, EvaluationConfig, EvaluationSetConfig, HeldOut, best_by
 from headrace.config.filters import FilterConfig
 from headrace.config.gateway import GatewayConfig
+from headrace.config.layout import LayoutConfig
 from headrace.config.model import EngineConfig, ModelConfig, PolicyEngineConfig, is_here
 from headrace.config.origin import FromConfig
 from headrace.config.places import apart_with_ray, check_places
@@ -147,7 +148,14 @@ class CriticConfig(Section):
     """First batches in which only the critic learns."""
     placement: Literal["own", "process"] = "own"
     """`own`: a lane of its own. `process`: a process of its own, on this machine."""
+    layout: LayoutConfig = LayoutConfig()
+    """Of ranks that train it together, as `trainer.layout`; no tp."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
+
+    @property
+    def tokens_at_once(self) -> int:
+        """Token budget of one pass of all ranks together."""
+        return self.max_tokens_per_microbatch * self.layout.dp * self.layout.cp
 
 
 class RuntimeConfig(Section):

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from headrace.config.base import Section
+from headrace.config.layout import LayoutConfig
 
 ENTROPY_VOCABULARY = 2**16
 """Largest vocabulary whose entropy is recorded unless the config says."""
@@ -29,13 +30,6 @@ class LRScheduleConfig(Section):
     """Optimiser steps over which the learning rate rises linearly from 0."""
     min_ratio: float = Field(default=0.0, ge=0, le=1)
     """`linear`, `cosine`: the last learning rate, as a share of `lr`."""
-
-
-class LayoutConfig(Section):
-    """Of the ranks that train one model."""
-
-    dp: int = Field(default=1, ge=1, le=64)
-    """Data-parallel: each has all weights, and its share of the rows; their gradients are added up before a step."""
 
 
 class TrainerConfig(Section):
@@ -61,4 +55,4 @@ class TrainerConfig(Section):
     @property
     def tokens_at_once(self) -> int:
         """Token budget of one pass of all ranks together."""
-        return self.max_tokens_per_microbatch * self.layout.dp
+        return self.max_tokens_per_microbatch * self.layout.dp * self.layout.cp

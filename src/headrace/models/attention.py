@@ -57,6 +57,8 @@ def packed_attention(
     if asked:
         raise UnsupportedAttention(f"{type(module).__name__} asks for {', '.join(asked)}")
 
+    if (shared := segments.shared) is not None:
+        query, key, value = (shared.by_heads(states, segments.tokens) for states in (query, key, value))
     by_token = (segments.regroup(states[0].transpose(0, 1)) for states in (query, key, value))
     outputs = []
     counts = [samples * length for samples, length in segments.shapes]
@@ -68,7 +70,8 @@ def packed_attention(
         else:
             out = _capped(q, k, v, scaling, sliding_window, softcap)
         outputs.append(out.transpose(1, 2).flatten(0, 1))
-    return segments.restore(torch.cat(outputs) if len(outputs) > 1 else outputs[0])[None], None
+    restored = segments.restore(torch.cat(outputs) if len(outputs) > 1 else outputs[0])[None]
+    return (restored if shared is None else shared.by_tokens(restored)), None
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, scaling: float | None, window: int | None) -> Tensor:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.models.parallel.shared_pass import SharedPass
 from headrace.models.prefixes import SharedPrefixes
 
 _MIN_SHARE = 0.75
@@ -34,6 +35,13 @@ class SegmentPlan:
     """[U] int64: the regrouped place of each token, in the first sample that has it."""
     repeats: tuple[Tensor, Tensor] | None
     """Places where a token that samples share stands again, and which token: int64 both. None if none is shared."""
+    shared: SharedPass | None = None
+    """With whom the pass is shared: then attention is given other tokens, or other heads, than it works on."""
+
+    @property
+    def tokens(self) -> int:
+        """U"""
+        return len(self.place)
 
     @staticmethod
     def of(lengths: Sequence[int], device: torch.device, prefixes: SharedPrefixes | None = None) -> SegmentPlan:

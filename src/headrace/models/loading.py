@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -203,6 +203,27 @@ def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenize
         model.save_pretrained(str(path))
         if tokenizer is not None:
             tokenizer.save_pretrained(str(path))
+
+
+def save_tensors_as(
+    model: PreTrainedModel,
+    tensors: Mapping[str, torch.Tensor],
+    dtype: torch.dtype,
+    tokenizer: PreTrainedTokenizerBase | None,
+    path: str | Path,
+) -> None:
+    """As `save_pretrained_folder`, of a model like this one with other weights: all of them, by name, in `dtype`."""
+    import torch
+
+    # FSDP2 makes a class of its own of the model's.
+    kind: Any = next(each for each in type(model).__mro__ if each.__module__.startswith("transformers."))
+    with _LOADING, quiet_transformers(), torch.device("meta"):
+        other = kind._from_config(copy.deepcopy(model.config), dtype=dtype)
+    other.load_state_dict(dict(tensors), assign=True, strict=False)
+    other.tie_weights()
+    if hasattr(model, "generation_config"):
+        other.generation_config = model.generation_config
+    save_pretrained_folder(other, tokenizer, path)
 
 
 def save_reward_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, path: str | Path) -> None:

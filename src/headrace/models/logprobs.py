@@ -72,6 +72,9 @@ def token_columns(
             logits = logits.float() / micro.temperatures[at, None]
         else:
             logits = logits.float() if temperature == 1.0 else logits.float() / temperature
+        if (share := lm.vocabulary) is not None:
+            kept = None if micro.kept is None else micro.kept.padded(at)
+            return share.columns(logits, micro.tokens[at], kept, columns)
         if micro.kept is None:
             return _uncut(logits, micro.tokens[at], columns)
         return _cut(logits, micro.tokens[at], *micro.kept.padded(at), columns)
@@ -79,17 +82,21 @@ def token_columns(
     if not lm.has_plain_head:
         logits = lm.all_logits(*row).index_select(0, trained - 1)
         return result.index_put((trained,), of_logits(logits, trained))
-    hidden = lm.hidden_states(*row, trained - 1)
+    own = trained if lm.shared is None else lm.shared.own(trained)
+    hidden = lm.hidden_states(*row, own - 1)
     piece = max(1, max_logits // lm.model.config.get_text_config().vocab_size)
 
     def of_hidden(hidden: Tensor, at: Tensor) -> Tensor:
         return of_logits(lm.head(hidden), at)
 
     if hidden.shape[0] <= piece:
-        return result.index_put((trained,), of_hidden(hidden, trained))
-    pieces = zip(hidden.split(piece), trained.split(piece), strict=True)
-    chosen = [checkpoint(of_hidden, *part, use_reentrant=False, preserve_rng_state=False) for part in pieces]
-    return result.index_put((trained,), torch.cat(chosen))
+        chosen = of_hidden(hidden, own)
+    else:
+        pieces = zip(hidden.split(piece), own.split(piece), strict=True)
+        chosen = torch.cat(
+            [checkpoint(of_hidden, *part, use_reentrant=False, preserve_rng_state=False) for part in pieces]
+        )
+    return result.index_put((trained,), chosen if lm.shared is None else lm.shared.all(chosen, len(trained)))
 
 
 def _uncut(logits: Tensor, targets: Tensor, columns: Sequence[Column]) -> Tensor:

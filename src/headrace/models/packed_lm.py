@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 
 from headrace.models.attention import PACKED_ATTENTION, UnsupportedAttention, register_packed_attention
 from headrace.models.length_batches import SegmentPlan
+from headrace.models.parallel.shared_pass import SharedPass
+from headrace.models.parallel.vocabulary import VocabularyShare
 from headrace.models.prefixes import SharedPrefixes
 
 if TYPE_CHECKING:
@@ -46,7 +49,16 @@ class PackedLM(nn.Module):
         self.model = model
         self._own_attention = model.config._attn_implementation
         self._softcap: float | None = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+        self.shared: SharedPass | None = None
+        """With whom a pass is shared; only where samples are kept apart by segments, and the output layer is plain."""
         self.forward_kind, self.has_plain_head = self._probe()
+
+    @property
+    def vocabulary(self) -> VocabularyShare | None:
+        """Of the logits of `head`, where it has a part of them."""
+        if self.shared is None or self.shared.tensor is None:
+            return None
+        return VocabularyShare(self.shared.tensor, int(self.model.config.get_text_config().vocab_size))
 
     @property
     def device(self) -> torch.device:
@@ -63,10 +75,12 @@ class PackedLM(nn.Module):
         prefixes = SharedPrefixes.of(tokens.cpu().numpy(), lengths)
         kept, source = (torch.from_numpy(places).to(tokens.device) for places in (prefixes.kept, prefixes.source))
         segments = SegmentPlan.of(lengths, tokens.device, prefixes)
-        computed = module(
-            input_ids=tokens[kept][None], position_ids=positions[kept][None], use_cache=False, segments=segments
-        )
-        return computed[0][0].index_select(0, source[at])
+        ids, places = tokens[kept], positions[kept]
+        if (shared := self.shared) is not None:
+            segments = replace(segments, shared=shared)
+            ids, places = shared.tokens(ids), shared.tokens(places)
+        computed = module(input_ids=ids[None], position_ids=places[None], use_cache=False, segments=segments)[0][0]
+        return (computed if shared is None else shared.hidden(computed)).index_select(0, source[at])
 
     def all_logits(self, tokens: Tensor, positions: Tensor, lengths: list[int]) -> Tensor:
         """The model's own logits, [N, vocabulary]; for models whose output layer is not a plain one."""

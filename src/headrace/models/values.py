@@ -42,8 +42,11 @@ def _values(lm: PackedLM, micro: MicroBatch, at: Tensor) -> Tensor:
     if at.numel() == 0:
         return torch.zeros(0, dtype=torch.float32, device=micro.tokens.device)
     row = (micro.tokens, micro.positions, micro.lengths)
-    logits = lm.head(lm.hidden_states(*row, at)) if lm.has_plain_head else lm.all_logits(*row).index_select(0, at)
-    return logits[:, 0].float()
+    if not lm.has_plain_head:
+        return lm.all_logits(*row).index_select(0, at)[:, 0].float()
+    own = at if lm.shared is None else lm.shared.own(at)
+    found = lm.head(lm.hidden_states(*row, own))[:, 0].float()
+    return found if lm.shared is None else lm.shared.all(found, len(at))
 
 
 def _placed(micro: MicroBatch, values: Tensor, to: Tensor) -> Tensor:

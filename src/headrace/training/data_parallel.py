@@ -7,15 +7,14 @@ decides on a step is computed by the first rank for all: the weights stay equal 
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed import TCPStore
 
+from headrace.training.merging import gathered, merged, plain
 from headrace.training.sums import BatchSums
 from headrace.weights.gloo import gloo_group, listening_store
 
@@ -60,40 +59,4 @@ class DataParallel:
 
     def merged(self, sums: BatchSums) -> BatchSums:
         """Those of all ranks."""
-        found = BatchSums()
-        for told in self._gathered(_plain(sums)):
-            found.numerator += told["numerator"]
-            found.denominator += told["denominator"]
-            found.forwarded_tokens += told["forwarded_tokens"]
-            found.trained_tokens += told["trained_tokens"]
-            found.padding_tokens += told["padding_tokens"]
-            for name, value in told["stats"].items():
-                found.stats[name] = found.stats.get(name, 0.0) + value
-            for name, value in told["maxima"].items():
-                best = found.maxima.get(name)
-                found.maxima[name] = value if best is None else float(np.maximum(best, value))
-        return found
-
-    def _gathered(self, told: dict[str, Any]) -> list[dict[str, Any]]:
-        """Of each rank, in their order."""
-        data = torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        self._group.allgather([sizes], [torch.tensor([len(data)])]).wait()
-        longest = max(int(size) for size in sizes)
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(data)] = data
-        parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
-        self._group.allgather([parts], [padded]).wait()
-        return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
-
-
-def _plain(sums: BatchSums) -> dict[str, Any]:
-    return {
-        "numerator": float(sums.numerator),
-        "denominator": float(sums.denominator),
-        "stats": {name: float(value) for name, value in sums.stats.items()},
-        "maxima": {name: float(value) for name, value in sums.maxima.items()},
-        "forwarded_tokens": sums.forwarded_tokens,
-        "trained_tokens": int(sums.trained_tokens),
-        "padding_tokens": sums.padding_tokens,
-    }
+        return merged(gathered(self._group, self.size, plain(sums)))

@@ -14,16 +14,13 @@ from headrace.models.norms import use_written_out_norms
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
 from headrace.models.values import sample_scores
-from headrace.training.state import read_tensors, write_tensors
+from headrace.training.state import read_weights, write_weights
 from headrace.training.trainer import HFTrainer
 from headrace.weights.expected import WeightSchema
 from headrace.weights.plane import Manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-_WEIGHTS = "weights.safetensors"
 
 
 class FrozenScorer:
@@ -56,11 +53,11 @@ class FrozenScorer:
 
     def save(self, path: Path) -> None:
         """Into the folder `path`, which is made."""
-        _save(path, dict(self._model.named_parameters()))
+        write_weights(path, dict(self._model.named_parameters()))
 
     def load(self, path: Path) -> None:
         """What `save` wrote. Raises CheckpointError."""
-        _load(path, dict(self._model.named_parameters()))
+        self.take(dict(read_weights(path, dict(self._model.named_parameters()))))
 
 
 class HybridReference:
@@ -70,10 +67,10 @@ class HybridReference:
         self._trainer = trainer
 
     def save(self, path: Path) -> None:
-        _save(path, self._trainer.reference_tensors())
+        self._trainer.save_reference(path)
 
     def load(self, path: Path) -> None:
-        _load(path, self._trainer.reference_tensors())
+        self._trainer.load_reference(path)
 
 
 class FrozenRewardModel:
@@ -87,14 +84,3 @@ class FrozenRewardModel:
     def scores(self, micro: MicroBatch) -> Tensor:
         """[S] float32 on the CPU: the class's logit at each sample's last token."""
         return sample_scores(self._lm, micro.to(self._lm.device)).cpu()[micro.sequence_starts[1:] - 1]
-
-
-def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    path.mkdir(parents=True, exist_ok=True)
-    write_tensors(path / _WEIGHTS, tensors)
-
-
-@torch.no_grad()
-def _load(path: Path, into: Mapping[str, Tensor]) -> None:
-    for name, tensor in read_tensors(path / _WEIGHTS, into):
-        into[name].copy_(tensor)

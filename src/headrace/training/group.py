@@ -17,6 +17,7 @@ from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.together import together
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
 from headrace.training.gap import Gap
+from headrace.training.layouts.ranks import WHOLE, Layout
 from headrace.training.protocol import CheckpointError, StepReport
 from headrace.training.rank import TrainerRank
 from headrace.training.rows.packed_rows import RowToTrain
@@ -38,11 +39,11 @@ _ERRORS: dict[str, type[Exception]] = {
 
 
 class Ranks(Protocol):
-    """The ranks of a group, each with all weights."""
+    """The ranks of a group."""
 
     @property
-    def size(self) -> int:
-        """How many there are."""
+    def layout(self) -> Layout:
+        """How many there are, and what each has."""
 
     async def call(self, method: str, *args: Any, what: str) -> Any:
         """What `method` of the first one's `TrainerRank` answers."""
@@ -54,7 +55,7 @@ class Ranks(Protocol):
 class RankHere:
     """The only rank, an object of this process."""
 
-    size = 1
+    layout = WHOLE
 
     def __init__(self, rank: TrainerRank, services: Services, lane: str) -> None:
         """Its blocking methods run on `lane`."""
@@ -77,26 +78,24 @@ class RankHere:
 class RankWorkers:
     """Ranks that are workers. What one raises in this process is raised as it is."""
 
-    def __init__(self, workers: Workers[Any], clock: Clock, seconds: float) -> None:
-        """`seconds`: that one of several may be later than another."""
+    def __init__(self, workers: Workers[Any], clock: Clock, seconds: float, layout: Layout = WHOLE) -> None:
+        """`seconds`: that one of several may be later than another. `layout`: of all the workers."""
+        self.layout = layout
         self._workers = workers
         self._clock = clock
         self._seconds = seconds
 
-    @property
-    def size(self) -> int:
-        return len(self._workers.handles)
-
     async def come_together(self) -> None:
         """Several ranks train one model from now on; all are new. Raises WorkerLost."""
-        if self.size > 1:
+        if self.layout.size > 1 or self.layout.joint:
             port = await self.call("meet", self._seconds, what="a place to meet")
-            told = {rank: (rank, self.size, port, self._seconds) for rank in range(self.size)}
+            heads = self.layout.heads
+            told = {rank: (rank, port, self._seconds, rank in heads) for rank in range(self.layout.size)}
             await self.each("come_together", told, what="the ranks to come together")
 
     async def restart(self) -> None:
         """Make all anew from their specs. Raises WorkerLost."""
-        await together(self._workers.restart(rank) for rank in range(self.size))
+        await together(self._workers.restart(rank) for rank in range(self.layout.size))
         await self.come_together()
 
     async def call(self, method: str, *args: Any, what: str) -> Any:
@@ -162,27 +161,30 @@ class TrainerGroup:
     async def accumulate(self, rows: Sequence[RowToTrain], coefficient: float | None = None) -> Sequence[Ref]:
         """See `TrainerRank.accumulate`. Several ranks share the rows; nothing is accumulated where one cannot read
         its own."""
-        if self._ranks.size == 1:
+        if self._is_alone:
             found: Sequence[Ref] = await self._of_rows(
                 rows, self._call("accumulate", list(rows), coefficient, what="a micro-batch")
             )
             return found
-        parts = {rank: part for rank, part in enumerate(self._shares(rows)) if part}
+        parts = self._shares(rows)
         taken = {
-            rank: ([[rows[place] for place in places] for places in part], coefficient) for rank, part in parts.items()
+            rank: ([[rows[place] for place in places] for places in part], coefficient)
+            for rank, part in self._by_rank(parts).items()
         }
         await self._of_rows(rows, self._ranks.each("take", taken, what="rows of a micro-batch"))
-        answers = await self._ranks.each("accumulate_taken", dict.fromkeys(parts, ()), what="a micro-batch")
-        return _in_order(parts, answers, len(rows))
+        answers = await self._ranks.each("accumulate_taken", dict.fromkeys(taken, ()), what="a micro-batch")
+        return self._in_order(parts, answers, len(rows))
 
     async def hold(self, batch: int, rows: Sequence[RowToTrain], coefficient: float | None = None) -> None:
         """See `TrainerRank.hold`. Each row is one rank's until `let_go`."""
         own = [[place for places in part for place in places] for part in self._shares(rows)]
         self._lengths, self._held = [len(row) for row in rows], [(0, 0)] * len(rows)
-        for rank, places in enumerate(own):
+        for part, places in enumerate(own):
             for number, place in enumerate(places):
-                self._held[place] = rank, number
-        given = {rank: (batch, [rows[place] for place in places], coefficient) for rank, places in enumerate(own)}
+                self._held[place] = part, number
+        given = {
+            rank: (batch, [rows[place] for place in own[at.dp]], coefficient) for rank, at in self._layout.places()
+        }
         await self._of_rows(rows, self._ranks.each("hold", given, what="a batch's rows"))
 
     async def score_held(self, places: Sequence[int]) -> None:
@@ -191,8 +193,8 @@ class TrainerGroup:
 
     async def prepare_held(self) -> None:
         """See `TrainerRank.prepare_held`."""
-        assert self._ranks.size == 1, "no rank has the whole batch"
-        await self._call("prepare_held", what="what the whole batch decides on")
+        assert self._layout.dp == 1, "no rank has the whole batch"
+        await self._all("prepare_held", what="what the whole batch decides on")
 
     async def accumulate_held(self, places: Sequence[int]) -> None:
         """See `TrainerRank.accumulate_held`."""
@@ -204,7 +206,7 @@ class TrainerGroup:
         found = await self._all("let_go", what="what a batch began with")
         if not any(found.values()):
             return []
-        return [found[rank][number] for rank, number in held]
+        return [found[self._layout.head(part)][number] for part, number in held]
 
     async def step(self) -> StepReport:
         """See `Trainer.step`."""
@@ -218,31 +220,24 @@ class TrainerGroup:
     async def scores(self, column: str, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
         """Of each row what writes the column, from one forward pass of each rank's micro-batches. Raises RefLost."""
         what = f"scores of {column}"
-        if self._ranks.size == 1:
+        if self._is_alone:
             found: Sequence[Sequence[Any]] = await self._of_rows(
                 rows, self._call("scores", column, list(rows), what=what)
             )
             return found
-        parts = {rank: part for rank, part in enumerate(self._shares(rows)) if part}
-
-        async def of_rank(rank: int) -> list[Sequence[Any]]:
-            made = []
-            for places in parts[rank]:
-                given = {rank: (column, [rows[place] for place in places])}
-                made.append((await self._ranks.each("scores", given, what=what))[rank])
-            return made
-
-        answers = await self._of_rows(rows, together(of_rank(rank) for rank in parts))
-        return _in_order(parts, dict(zip(parts, answers, strict=True)), len(rows))
+        parts = self._shares(rows)
+        passes = [[(column, [rows[place] for place in places]) for places in part] for part in parts]
+        answers = await self._of_rows(rows, self._passes("scores", passes, (column, []), what))
+        return self._in_order(parts, answers, len(rows))
 
     async def gap(self, rows: Sequence[PackRow], max_tokens: int) -> Gap | None:
         """See `measure`."""
-        gap: Gap | None = await self._call("gap", list(rows), max_tokens, what="the gap sample")
+        gap: Gap | None = await self._jointly("gap", list(rows), max_tokens, what="the gap sample")
         return gap
 
     async def snapshot(self, version: Version) -> None:
         """Copy the weights as they are. Raises WeightError."""
-        await self._call("snapshot", version, what="a copy of the weights")
+        await self._jointly("snapshot", version, what="a copy of the weights")
 
     async def send(self) -> None:
         """Have the copy received from now on. The trainer may go on meanwhile. Raises WeightError."""
@@ -264,11 +259,11 @@ class TrainerGroup:
 
     async def show_aside(self, version: Version) -> WeightReceiver:
         """The weights as they are, for one receiver alone, until `end_aside`."""
-        return receiver_at(*await self._call("show_aside", version, what="weights for one receiver"))
+        return receiver_at(*await self._jointly("show_aside", version, what="weights for one receiver"))
 
     async def end_aside(self) -> None:
         """See `show_aside`."""
-        await self._call("end_aside", what="the end of a publication")
+        await self._jointly("end_aside", what="the end of a publication")
 
     async def keep_reference(self) -> None:
         """See `PolicyTrainer.keep_reference`."""
@@ -276,7 +271,7 @@ class TrainerGroup:
 
     async def save(self, path: Path) -> None:
         """See `Trainer.save`. Raises OSError."""
-        await self._call("save", str(path), what="its part of a checkpoint")
+        await self._jointly("save", str(path), what="its part of a checkpoint")
 
     async def load(self, path: Path) -> None:
         """See `Trainer.load`. Raises CheckpointError."""
@@ -291,27 +286,78 @@ class TrainerGroup:
         """The copy that it keeps of its own weights, as part of a checkpoint."""
         return KeptReference(self._ranks)
 
+    @property
+    def _layout(self) -> Layout:
+        return self._ranks.layout
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._layout.size == 1
+
     def _shares(self, rows: Sequence[RowToTrain]) -> list[list[list[int]]]:
-        if self._ranks.size == 1:
+        """Of each part of the data its micro-batches."""
+        if self._is_alone:
             return [[[*range(len(rows))]]]
-        return shares([len(row) for row in rows], self._ranks.size, self._max_tokens)
+        return shares([len(row) for row in rows], self._layout.dp, self._max_tokens)
+
+    def _by_rank(self, parts: Sequence[Sequence[Sequence[int]]]) -> dict[int, Sequence[Sequence[int]]]:
+        """What each rank passes over. Where passes are joint all make as many, the last ones perhaps over nothing."""
+        if not self._layout.joint:
+            return {rank: part for rank, part in enumerate(parts) if part}
+        most = max(map(len, parts))
+        filled = [[*part, *([[]] * (most - len(part)))] for part in parts]
+        return {rank: filled[at.dp] for rank, at in self._layout.places()}
 
     async def _over_held(self, method: str, places: Sequence[int], what: str) -> None:
         """A pass over rows that are held: each rank over its own."""
-        if self._ranks.size == 1:
+        if self._is_alone:
             await self._call(method, list(places), what=what)
             return
-        own: dict[int, list[int]] = {}
+        own: list[list[int]] = [[] for _ in range(self._layout.dp)]
         for place in places:
-            own.setdefault(self._held[place][0], []).append(place)
+            own[self._held[place][0]].append(place)
+        passes = []
+        for mine in own:
+            plan = plan_microbatches([self._lengths[place] for place in mine], self._max_tokens)
+            passes.append([([self._held[mine[number]][1] for number in part],) for part in plan])
+        await self._passes(method, passes, ([],), what)
 
-        async def of_rank(rank: int) -> None:
-            lengths = [self._lengths[place] for place in own[rank]]
-            for part in plan_microbatches(lengths, self._max_tokens):
-                given = {rank: ([self._held[own[rank][number]][1] for number in part],)}
-                await self._ranks.each(method, given, what=what)
+    async def _passes(
+        self, method: str, parts: Sequence[Sequence[tuple[Any, ...]]], nothing: tuple[Any, ...], what: str
+    ) -> dict[int, list[Any]]:
+        """What each rank answers to the calls of its part of the data, one after another. Where passes are joint, all
+        ranks make as many: a rank that has no more is given `nothing`."""
+        if not self._layout.joint:
 
-        await together(of_rank(rank) for rank in own)
+            async def of_rank(rank: int) -> list[Any]:
+                return [(await self._ranks.each(method, {rank: given}, what=what))[rank] for given in parts[rank]]
+
+            asked = [rank for rank, part in enumerate(parts) if part]
+            return dict(zip(asked, await together(of_rank(rank) for rank in asked), strict=True))
+        found: dict[int, list[Any]] = {rank: [] for rank, _ in self._layout.places()}
+        for number in range(max(map(len, parts))):
+            given = {
+                rank: parts[at.dp][number] if number < len(parts[at.dp]) else nothing
+                for rank, at in self._layout.places()
+            }
+            for rank, answer in (await self._ranks.each(method, given, what=what)).items():
+                found[rank].append(answer)
+        return found
+
+    def _in_order(
+        self, parts: Sequence[Sequence[Sequence[int]]], answers: Mapping[int, Sequence[Sequence[Any]]], rows: int
+    ) -> list[Any]:
+        """What came of each row, from the micro-batches of each part's head; nothing where the ranks tell nothing."""
+        found: list[Any] = [None] * rows
+        for dp, part in enumerate(parts):
+            if not part:
+                continue
+            for places, made in zip(part, answers[self._layout.head(dp)][: len(part)], strict=True):
+                if not made:
+                    return []
+                for place, one in zip(places, made, strict=True):
+                    found[place] = one
+        return found
 
     async def _of_rows(self, rows: Sequence[RowToTrain], asking: Awaitable[Any]) -> Any:
         try:
@@ -323,7 +369,13 @@ class TrainerGroup:
             raise RefLost(lost) from error
 
     async def _all(self, method: str, *args: Any, what: str) -> dict[int, Any]:
-        return await self._ranks.each(method, dict.fromkeys(range(self._ranks.size), args), what=what)
+        return await self._ranks.each(method, dict.fromkeys(range(self._layout.size), args), what=what)
+
+    async def _jointly(self, method: str, *args: Any, what: str) -> Any:
+        """What the first rank answers; asked of the others too where each has a part of what it is about."""
+        if not self._layout.joint:
+            return await self._call(method, *args, what=what)
+        return (await self._all(method, *args, what=what))[0]
 
     async def _call(self, method: str, *args: Any, what: str) -> Any:
         return await self._ranks.call(method, *args, what=what)
@@ -374,23 +426,10 @@ class KeptReference:
 
     async def save(self, path: Path) -> None:
         """Into the folder `path`. Raises OSError."""
-        await self._ranks.call("save_reference", str(path), what="its part of a checkpoint")
+        asked = range(self._ranks.layout.size if self._ranks.layout.joint else 1)
+        await self._ranks.each("save_reference", dict.fromkeys(asked, (str(path),)), what="its part of a checkpoint")
 
     async def load(self, path: Path) -> None:
         """What `save` wrote. Raises CheckpointError."""
-        every = dict.fromkeys(range(self._ranks.size), (str(path),))
+        every = dict.fromkeys(range(self._ranks.layout.size), (str(path),))
         await self._ranks.each("load_reference", every, what="its part of a checkpoint")
-
-
-def _in_order(
-    parts: Mapping[int, Sequence[Sequence[int]]], answers: Mapping[int, Sequence[Sequence[Any]]], rows: int
-) -> list[Any]:
-    """What came of each row, from each rank's micro-batches; nothing where the ranks tell nothing."""
-    found: list[Any] = [None] * rows
-    for rank, part in parts.items():
-        for places, made in zip(part, answers[rank], strict=True):
-            if not made:
-                return []
-            for place, one in zip(places, made, strict=True):
-                found[place] = one
-    return found

@@ -16,7 +16,7 @@ from headrace.models.values import values_and_last
 from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.wire.wire_types import WireTypes
-from headrace.training.data_parallel import DataParallel, Meeting
+from headrace.training.data_parallel import Meeting
 from headrace.training.gap import Gap, measure
 from headrace.training.objective import policy_columns, prepare_batch
 from headrace.training.protocol import PolicyTrainer, StepReport, Trainer
@@ -114,6 +114,7 @@ class TrainerRank:
         self._held: HeldRows | None = None
         self._snapshot: Snapshot | None = None
         self._meeting: Meeting | None = None
+        self._tells = True
         self._taken: list[tuple[list[RowToTrain], list[PackRow]]] = []
 
     def meet(self, seconds: float) -> int:
@@ -121,14 +122,17 @@ class TrainerRank:
         self._meeting = Meeting(seconds)
         return self._meeting.port
 
-    def come_together(self, rank: int, size: int, port: int, seconds: float) -> None:
-        """Be one of `size` ranks that train together. Raises RuntimeError."""
+    def come_together(self, rank: int, port: int, seconds: float, tells: bool) -> None:
+        """Be one of the ranks of the layout. `tells`: whether it is who answers for its part of the data. Raises
+        RuntimeError, ConfigError."""
         trainer: Any = self._trainer
-        trainer.join(DataParallel(rank, size, self._meeting or port, seconds))
+        self._tells = tells
+        trainer.join(rank, self._meeting or port, seconds)
         self._meeting = None
 
     def take(self, parts: Sequence[Sequence[RowToTrain]], coefficient: float | None = None) -> None:
-        """Read these rows, of one micro-batch each, for `accumulate_taken`. Raises StalenessError, RefLost."""
+        """Read these rows, of one micro-batch each, for `accumulate_taken`; without rows it is a pass for the sake of
+        other ranks. Raises StalenessError, RefLost."""
         self._penalise(coefficient)
         self._taken = [(list(rows), self._packed(rows)) for rows in parts]
 
@@ -145,8 +149,13 @@ class TrainerRank:
         return self._accumulated(rows, self._packed(rows))
 
     def _accumulated(self, rows: Sequence[RowToTrain], packed: list[PackRow]) -> list[Ref]:
+        if not rows:
+            self._idle(trains=True)
+            return []
         found = self._trainer.accumulate(pack(packed))
-        return put_each(self._services.refs, BEGAN, split(found[BEGAN].numpy(), rows)) if BEGAN in found else []
+        if not self._tells or BEGAN not in found:
+            return []
+        return put_each(self._services.refs, BEGAN, split(found[BEGAN].numpy(), rows))
 
     def hold(self, batch: int, rows: Sequence[RowToTrain], coefficient: float | None = None) -> None:
         """Keep the rows of a whole batch until `let_go`, for passes that name their places. Raises StalenessError,
@@ -156,7 +165,10 @@ class TrainerRank:
 
     def score_held(self, places: Sequence[int]) -> None:
         """Give the rows at these places the column `proximal`: log-probs under the present weights."""
-        self._rows.score(places, PROXIMAL, self._trainer.logprobs)
+        if places:
+            self._rows.score(places, PROXIMAL, self._trainer.logprobs)
+        else:
+            self._idle(trains=False)
 
     def prepare_held(self) -> None:
         """Give the rows the columns that need all of them."""
@@ -165,12 +177,15 @@ class TrainerRank:
 
     def accumulate_held(self, places: Sequence[int]) -> None:
         """Accumulate the rows at these places, as one micro-batch."""
-        self._rows.accumulate(self._trainer, places)
+        if places:
+            self._rows.accumulate(self._trainer, places)
+        else:
+            self._idle(trains=True)
 
     def let_go(self) -> list[Ref | None]:
         """Forget the rows. Of each a ref to the log-probs that the batch began with, where they are known."""
         held, self._held = self._held, None
-        if held is None:
+        if held is None or not self._tells:
             return []
         known = zip(held.column(BEGAN), held.column(PROXIMAL), strict=True)
         found = [proximal if began is None else began for began, proximal in known]
@@ -187,7 +202,10 @@ class TrainerRank:
 
     def scores(self, column: str, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
         """See `Scoring`: of what writes this column, under the present weights."""
-        return self._task.scores[column](rows)
+        if not rows:
+            self._idle(trains=False)
+            return []
+        return self._task.scores[column](rows, tells=self._tells)
 
     def gap(self, rows: Sequence[PackRow], max_tokens: int) -> Gap | None:
         """See `measure`: under the present weights."""
@@ -256,6 +274,10 @@ class TrainerRank:
     def _policy(self) -> PolicyTrainer:
         trainer: Any = self._trainer
         return trainer
+
+    def _idle(self, *, trains: bool) -> None:
+        trainer: Any = self._trainer
+        trainer.idle(trains=trains)
 
     def _penalise(self, coefficient: float | None) -> None:
         if coefficient is not None and self._coefficient is not None:

@@ -25,12 +25,14 @@ class Scoring:
         self._column = column
         self._reads = tuple(reads)
 
-    def __call__(self, rows: Sequence[RowToTrain]) -> list[tuple[Ref] | tuple[Ref, float]]:
+    def __call__(self, rows: Sequence[RowToTrain], *, tells: bool = True) -> list[tuple[Ref] | tuple[Ref, float]]:
         """Of each row a ref to its scores, and what is of the whole sample, if the model gives that; from one forward
-        pass. Raises RefLost."""
+        pass. `tells`: False for a rank that computes what another tells. Raises RefLost."""
         refs = self._refs
         micro = pack([pack_row(refs, row, self._reads) for row in rows])
         parts = split(self._score(micro).numpy(), rows)
+        if not tells:
+            return []
         of_tokens = put_each(refs, self._column, [part if part.ndim == 1 else part[:, 0].copy() for part in parts])
         return [
             (ref,) if part.ndim == 1 else (ref, float(part[-1, 1])) for ref, part in zip(of_tokens, parts, strict=True)

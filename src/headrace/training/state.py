@@ -6,17 +6,26 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from headrace.training.pieces import Piece
 from headrace.training.protocol import CheckpointError
 
-_FORMAT = 1
+_WHOLE, _PARTED = 1, 2
+"""Formats: of a state in one file, and of one in a file of each rank."""
 _TENSORS = "trainer.safetensors"
 _RECORD = "trainer.json"
+_WEIGHTS = "weights.safetensors"
+_BOXES = "boxes"
+"""Key of a part's metadata: of each of its tensors the shape of the whole, and where it begins, as JSON."""
+_RNG = "rng."
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Of safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,26 +36,47 @@ class TrainerRecord:
     """Optimiser steps, also those whose gradient was not finite: the place in the learning-rate schedule."""
     updates: int
     """Updates of the optimiser, skipped steps left out: the t of its bias corrections."""
+    parts: int = 1
+    """Ranks that wrote a file each."""
 
 
-def write_state(path: Path, record: TrainerRecord, tensors: Mapping[str, Tensor]) -> None:
-    """Write both files into the folder `path`, which is made if need be."""
+def write_state(path: Path, record: TrainerRecord, state: Mapping[str, Piece], rng: Mapping[str, Tensor]) -> None:
+    """All of one rank, which has no others: both files into the folder `path`, which is made if need be."""
     path.mkdir(parents=True, exist_ok=True)
-    write_tensors(path / _TENSORS, tensors)
-    text = json.dumps({"format": _FORMAT, **asdict(record)}, indent=2) + "\n"
+    write_tensors(path / _TENSORS, {**{name: piece.tensor for name, piece in state.items()}, **rng})
+    write_record(path, record)
+
+
+def write_part(path: Path, rank: int, ranks: int, state: Mapping[str, Piece], rng: Mapping[str, Tensor]) -> None:
+    """What one of several has, as `write_state`; the record is the first one's."""
+    path.mkdir(parents=True, exist_ok=True)
+    own = {name: piece for name, piece in state.items() if piece.is_first and piece.tensor.numel()}
+    boxes = json.dumps({name: [piece.whole, piece.begin] for name, piece in own.items()})
+    tensors = {**{name: piece.tensor for name, piece in own.items()}, **rng}
+    write_tensors(path / _part(rank, ranks), tensors, {_BOXES: boxes})
+
+
+def write_record(path: Path, record: TrainerRecord) -> None:
+    """Into the folder `path`, which is there."""
+    values = asdict(record)
+    if record.parts == 1:
+        del values["parts"]
+    text = json.dumps({"format": _WHOLE if record.parts == 1 else _PARTED, **values}, indent=2) + "\n"
     (path / _RECORD).write_text(text, encoding="utf-8")
 
 
-def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file)
+def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(plain, file, metadata=None if metadata is None else dict(metadata))
 
 
 def read_record(path: Path) -> TrainerRecord:
     """Raises CheckpointError."""
     try:
         values = json.loads((path / _RECORD).read_text(encoding="utf-8"))
-        if values.pop("format") != _FORMAT:
-            raise ValueError(f"its format is not {_FORMAT}")
+        known = {_WHOLE: {"step_count", "updates"}, _PARTED: {"step_count", "updates", "parts"}}
+        if values.keys() - {"format"} != known.get(values.pop("format")):
+            raise ValueError(f"its format is neither {_WHOLE} nor {_PARTED}")
         record = TrainerRecord(**values)
         if not all(type(count) is int and count >= 0 for count in asdict(record).values()):
             raise ValueError("its counts are not whole numbers")
@@ -55,14 +85,70 @@ def read_record(path: Path) -> TrainerRecord:
     return record
 
 
-def read_state(path: Path, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of the folder `path`, as `read_tensors`."""
-    yield from read_tensors(path / _TENSORS, wanted)
+def read_state(path: Path, record: TrainerRecord, into: Mapping[str, Piece], *, exactly: bool = True) -> None:
+    """Fill the pieces with what ranks saved into the folder `path`, however it was cut up among them.
+
+    Raises CheckpointError if a file is damaged, or they do not hold these names (if `exactly`, no others) in these
+    shapes and dtypes, whole; what was filled then is of no use.
+    """
+    missing = {name: piece.tensor.numel() for name, piece in into.items()}
+    others: set[str] = set()
+    for file in _files(path, record.parts):
+        try:
+            with safe_open(file, framework="pt") as saved:
+                boxes = json.loads((saved.metadata() or {}).get(_BOXES, "{}"))
+                for name in saved.keys():  # noqa: SIM118 - no mapping
+                    if name.startswith(_RNG):
+                        continue
+                    if name not in into:
+                        others.add(name)
+                        continue
+                    missing[name] -= _fill(into[name], saved.get_slice(name), boxes.get(name), f"{file}: {name}")
+        except (OSError, SafetensorError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{file} is damaged ({error}); resume from another checkpoint") from error
+    odd = sorted([name for name, left in missing.items() if left] + (sorted(others) if exactly else []))
+    if odd:
+        raise CheckpointError(
+            f"{path} is of another model: {len(odd)} tensors are in only one of the two ({odd[0]}, ...); "
+            "resume with the model that the run began with"
+        )
 
 
-def read_some_state(path: Path, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """As `read_state`, of a folder that may hold more."""
-    yield from read_tensors(path / _TENSORS, wanted, exactly=False)
+def _fill(piece: Piece, saved: Any, box: Any, what: str) -> int:
+    """How many numbers of the piece came. `saved`: a tensor's slice. `box`: the shape of the whole, and where it begins
+    there; None: it is the whole."""
+    shape = tuple(saved.get_shape())
+    whole, begin = (shape, (0,) * len(shape)) if box is None else (tuple(box[0]), tuple(box[1]))
+    dtype = _DTYPES.get(saved.get_dtype())
+    if whole != piece.whole or dtype != piece.tensor.dtype:
+        raise CheckpointError(
+            f"{what} is {dtype} {whole}, the model's is {piece.tensor.dtype} {piece.whole}; "
+            "resume with the model that the run began with"
+        )
+    if not shape:
+        piece.tensor.copy_(saved[...])
+        return 1
+    common = piece.common(begin, shape)
+    if common is None:
+        return 0
+    came = saved[tuple(slice(each.start - b, each.stop - b) for each, b in zip(common, begin, strict=True))]
+    piece.tensor[piece.within(common)].copy_(came)
+    return came.numel()
+
+
+def _files(path: Path, parts: int) -> list[Path]:
+    return [path / _TENSORS] if parts == 1 else [path / _part(rank, parts) for rank in range(parts)]
+
+
+def _part(rank: int, ranks: int) -> str:
+    return f"trainer-{rank}-of-{ranks}.safetensors"
+
+
+def read_rng(path: Path, record: TrainerRecord, rank: int, into: Mapping[str, Tensor]) -> None:
+    """Fill in the generators' states of this rank, or of the last that saved one. Raises CheckpointError."""
+    file = _files(path, record.parts)[min(rank, record.parts - 1)]
+    for name, saved in read_tensors(file, into, exactly=False):
+        into[name].copy_(saved)
 
 
 def read_tensors(file: Path, wanted: Mapping[str, Tensor], *, exactly: bool = True) -> Iterator[tuple[str, Tensor]]:
@@ -90,6 +176,17 @@ def read_tensors(file: Path, wanted: Mapping[str, Tensor], *, exactly: bool = Tr
                 yield name, tensor
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{file} is damaged ({error}); resume from another checkpoint") from error
+
+
+def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Weights alone, into the folder `path`, which is made if need be."""
+    path.mkdir(parents=True, exist_ok=True)
+    write_tensors(path / _WEIGHTS, tensors)
+
+
+def read_weights(path: Path, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """What `write_weights` wrote, as `read_tensors`."""
+    yield from read_tensors(path / _WEIGHTS, wanted)
 
 
 def rng_tensors(device: torch.device) -> dict[str, Tensor]:

@@ -6,6 +6,8 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,27 +16,36 @@ import torch
 from torch import Tensor
 
 from headrace.config import ConfigError
-from headrace.models.loading import save_pretrained_folder
+from headrace.models.loading import save_pretrained_folder, save_tensors_as
 from headrace.models.logprobs import token_logprobs
 from headrace.models.norms import use_written_out_norms
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch, PackRow, pack
-from headrace.training.data_parallel import DataParallel
+from headrace.training.data_parallel import DataParallel, Meeting
 from headrace.training.deterministic import deterministic, lacks_kernel
 from headrace.training.dropout import remove_dropout
 from headrace.training.layer_hooks import call_between_layers
-from headrace.training.optimizer.adamw import FlatAdamW, OptimizerSettings
-from headrace.training.optimizer.flat_buffers import FlatParameters
+from headrace.training.layouts.group import RankGroup
+from headrace.training.layouts.ranks import WHOLE, Layout
+from headrace.training.layouts.sharded_model import ShardedModel, idle
+from headrace.training.optimizer.adamw import OptimizerSettings
 from headrace.training.optimizer.lr_schedule import ScheduleSettings, learning_rate
+from headrace.training.optimizer.sharded_weights import ShardedWeights
+from headrace.training.optimizer.trained_weights import TrainedWeights
+from headrace.training.optimizer.whole_weights import WholeWeights
 from headrace.training.protocol import Loss, Outputs, StepReport
 from headrace.training.state import (
     TrainerRecord,
     read_record,
-    read_some_state,
+    read_rng,
     read_state,
+    read_weights,
     restore_rng,
     rng_tensors,
+    write_part,
+    write_record,
     write_state,
+    write_weights,
 )
 from headrace.training.sums import BatchSums
 
@@ -77,6 +88,7 @@ class HFTrainer:
         between_layers: Callable[[], None] | None = None,
         outputs: Outputs | None = None,
         in_order: bool = False,
+        layout: Layout = WHOLE,
     ) -> None:
         """Takes over `model`, which should be loaded in float32: the master weights come from it.
 
@@ -85,7 +97,8 @@ class HFTrainer:
         draw from it when they train. `between_layers`: called often during a pass on a CPU, by the thread that
         computes. `tokenizer`: makes the one that `export` writes. `outputs`: what `loss` sees of the model; the
         log-probs of the tokens unless given. `in_order`: equal inputs give equal weights on a CUDA device too, bit for
-        bit, which costs time, and for which nobody else may compute on it meanwhile.
+        bit, which costs time, and for which nobody else may compute on it meanwhile. `layout`: of ranks that train it
+        together; of one that is `joint` nothing is to be asked before `join`.
         Raises ConfigError if the model cannot checkpoint gradients.
         """
         torch.manual_seed(seed)
@@ -98,17 +111,22 @@ class HFTrainer:
         self._model = model.eval()
         self._lm = PackedLM(model)
         remove_dropout(model)
-        use_written_out_norms(model)
+        if layout.tp == 1:
+            use_written_out_norms(model)
         if between_layers is not None and model.device.type == "cpu":
             call_between_layers(model, between_layers)
         if gradient_checkpointing:
             _checkpoint_gradients(model)
-        self._flat = FlatParameters(model, dtype)
-        self._optimizer = FlatAdamW(self._flat, config.optimizer)
+        self._dtype = dtype
+        self._layout = layout
+        self._ranks: RankGroup | None = None
+        self._sharded: ShardedModel | None = None
+        self._whole = None if layout.joint else WholeWeights(model, dtype, config.optimizer)
+        self._trained: TrainedWeights | None = self._whole
         self._sums = BatchSums()
-        self._parallel: DataParallel | None = None
         self._step_count = 0
-        self._reference: Tensor | None = None
+        self._keeps_reference = False
+        self._reference: list[Tensor] | None = None
         self._in_order = in_order and model.device.type == "cuda" and self._can_sum_in_order()
 
     @property
@@ -123,30 +141,34 @@ class HFTrainer:
     def accumulate(self, micro: MicroBatch) -> Mapping[str, Tensor]:
         given, micro = micro, micro.to(self._lm.device)
         with deterministic() if self._in_order else nullcontext():
-            terms = self._loss(self._outputs(self._lm, micro), micro)
+            outputs = self._pass(self._outputs, micro)
+            terms = self._loss(outputs, micro)
             if terms.numerator.requires_grad:
                 terms.numerator.backward()
+            elif self._sharded is not None:  # all ranks make it
+                (0.0 * outputs.sum()).backward()
         self._sums.add(terms, micro)
         return {name: column.to(given.tokens.device) for name, column in terms.columns.items()}
 
+    def idle(self, *, trains: bool) -> None:
+        """Take part in a pass over other ranks' rows; `trains`: there and back."""
+        assert self._sharded is not None, "its passes are its own"
+        with torch.set_grad_enabled(trains):
+            found = self._sharded(self._outputs, idle(self._lm.device))
+        if trains:
+            (0.0 * found.sum()).backward()
+
     def step(self) -> StepReport:
         sums, self._sums = self._sums, BatchSums()
-        if self._parallel is not None:
-            sums = self._parallel.merged(sums)
-            self._parallel.add_up(self._flat.grads)
+        sums, norm = self._weights.sum_up(sums)
         denominator = float(sums.denominator)
-        norm = float(torch.linalg.vector_norm(self._flat.grads))
-        if self._parallel is not None:
-            norm = self._parallel.of_first(norm)
         grad_norm = norm / denominator if denominator else 0.0
         lr = learning_rate(self._step_count, self._total_steps, self._config.optimizer.lr, self._config.lr_schedule)
         skipped = denominator == 0 or not math.isfinite(grad_norm)
         if not skipped:
             clip = min(1.0, self._config.max_grad_norm / (grad_norm + 1e-6))
-            self._flat.grads.mul_(clip / denominator)
-            self._optimizer.update(lr)
-            self._flat.publish()
-        self._flat.grads.zero_()
+            self._weights.update(clip / denominator, lr)
+        self._weights.forget_gradients()
         self._step_count += denominator != 0
         return StepReport(
             loss=float(sums.numerator) / denominator if denominator else 0.0,
@@ -161,57 +183,80 @@ class HFTrainer:
             padding_tokens=sums.padding_tokens,
         )
 
-    def join(self, parallel: DataParallel) -> None:
-        """Train together with others from now on, who have the same weights."""
-        self._parallel = parallel
+    def join(self, rank: int, meeting: Meeting | int, seconds: float) -> None:
+        """Train together with others from now on, who have the same weights. `meeting`: the first rank's own, or its
+        port. `seconds`: that a rank may be later than another. Raises RuntimeError, ConfigError."""
+        if self._whole is not None:
+            self._whole.join(DataParallel(rank, self._layout.size, meeting, seconds))
+            return
+        ranks = self._ranks = RankGroup(self._layout, rank, meeting, seconds, self._lm.device.type)
+        self._sharded = ShardedModel(self._lm, ranks, self._dtype)
+        self._trained = ShardedWeights(self._model, self._dtype, self._config.optimizer, ranks)
+        if self._keeps_reference:
+            self.keep_reference()
 
     def discard(self) -> None:
         self._sums = BatchSums()
-        self._flat.grads.zero_()
+        self._weights.forget_gradients()
 
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch, *, temperature: float | None = None) -> Tensor:
         """`temperature`: that of sampling unless given."""
         at = self._temperature if temperature is None else temperature
-        return token_logprobs(self._lm, micro.to(self._lm.device), at).to(micro.tokens.device)
+        return self._pass(partial(_logprobs_at, at), micro.to(self._lm.device)).to(micro.tokens.device)
 
     @torch.no_grad()
     def outputs(self, micro: MicroBatch, of: Outputs | None = None) -> Tensor:
-        return (of or self._outputs)(self._lm, micro.to(self._lm.device)).to(micro.tokens.device)
+        return self._pass(of or self._outputs, micro.to(self._lm.device)).to(micro.tokens.device)
 
     def keep_reference(self) -> None:
-        """Keep a copy of the weights as they are now, for `reference_logprobs`."""
-        self._reference = self._flat.compute.clone()
+        """Keep a copy of the weights as they are now, for `reference_logprobs`; before `join`, of those then."""
+        self._keeps_reference = True
+        if self._trained is not None:
+            self._reference = self._trained.copy()
 
     @torch.no_grad()
     def reference_logprobs(self, micro: MicroBatch) -> Tensor:
         """As `logprobs`, under the weights of `keep_reference`."""
         assert self._reference is not None, "keep_reference was not called"
-        with self._flat.holding(self._reference):
+        with self._weights.holding(self._reference):
             return self.logprobs(micro)
 
-    def reference_tensors(self) -> dict[str, Tensor]:
-        """The weights of `keep_reference`, as views."""
+    def save_reference(self, path: Path) -> None:
+        """The weights of `keep_reference`, into the folder `path`."""
         assert self._reference is not None, "keep_reference was not called"
-        return dict(self._flat.named(self._reference))
+        tensors = self._gathered(self._reference)
+        if self._is_first:
+            write_weights(path, tensors)
+
+    @torch.no_grad()
+    def load_reference(self, path: Path) -> None:
+        """What `save_reference` wrote. Raises CheckpointError."""
+        assert self._reference is not None, "keep_reference was not called"
+        self._weights.fill(self._reference, read_weights(path, self._weights.outlines()))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        return self._flat.named(self._flat.compute)
+        return self._weights.named()
 
     def save(self, path: Path) -> None:
         self.export(path / "model")
-        record = TrainerRecord(step_count=self._step_count, updates=self._optimizer.updates)
-        write_state(path, record, {**self._state(), **rng_tensors(self._lm.device)})
+        state, rng = self._weights.state(), rng_tensors(self._lm.device)
+        record = TrainerRecord(step_count=self._step_count, updates=self._weights.updates)
+        if self._ranks is None:
+            write_state(path, record, state, rng)
+            return
+        write_part(path, self._ranks.rank, self._layout.size, state, rng)
+        if self._is_first:
+            write_record(path, replace(record, parts=self._layout.size))
 
     def load(self, path: Path) -> None:
         record = read_record(path)
-        state = self._state()
         rng = rng_tensors(self._lm.device)
-        for name, saved in read_state(path, {**state, **rng}):
-            (rng if name in rng else state)[name].copy_(saved)
+        read_state(path, record, self._weights.state())
+        read_rng(path, record, 0 if self._ranks is None else self._ranks.rank, rng)
         restore_rng(rng, self._lm.device)
-        self._flat.publish()
-        self._optimizer.updates = record.updates
+        self._weights.publish()
+        self._weights.updates = record.updates
         self._step_count = record.step_count
         self.discard()
 
@@ -219,15 +264,41 @@ class HFTrainer:
         """Take what another trainer of this model saved into `path`: its master weights, the moments of its optimiser.
         The learning rate's schedule is at its beginning. Raises CheckpointError."""
         parts = [*(["master"] if masters else []), *(["exp_avg", "exp_avg_sq"] if optimizer else [])]
-        state = {name: view for name, view in self._state().items() if name.partition(".")[0] in parts}
+        state = {name: piece for name, piece in self._weights.state().items() if name.partition(".")[0] in parts}
+        record = read_record(path)
         if optimizer:
-            self._optimizer.updates = read_record(path).updates
-        for name, saved in read_some_state(path, state):
-            state[name].copy_(saved)
-        self._flat.publish()
+            self._weights.updates = record.updates
+        read_state(path, record, state, exactly=False)
+        self._weights.publish()
 
     def export(self, path: Path) -> None:
-        save_pretrained_folder(self._model, None if self._tokenizer is None else self._tokenizer(), path)
+        tokenizer = self._tokenizer if self._is_first else None
+        if self._sharded is None:
+            save_pretrained_folder(self._model, None if tokenizer is None else tokenizer(), path)
+            return
+        tensors = self._gathered()
+        if self._is_first:
+            save_tensors_as(self._model, tensors, self._dtype, None if tokenizer is None else tokenizer(), path)
+
+    @property
+    def _weights(self) -> TrainedWeights:
+        assert self._trained is not None, "the ranks did not come together"
+        return self._trained
+
+    @property
+    def _is_first(self) -> bool:
+        return self._ranks is None or self._ranks.rank == 0
+
+    def _pass(self, outputs: Outputs, micro: MicroBatch) -> Tensor:
+        return outputs(self._lm, micro) if self._sharded is None else self._sharded(outputs, micro)
+
+    def _gathered(self, copy: list[Tensor] | None = None) -> dict[str, Tensor]:
+        """All weights, on the host: of the first rank; the others have none."""
+        found = {}
+        for name, tensor in self._weights.named(copy):
+            if self._is_first:
+                found[name] = tensor.cpu()
+        return found
 
     def _logprobs(self, lm: PackedLM, micro: MicroBatch) -> Tensor:
         return token_logprobs(lm, micro, self._temperature)
@@ -250,14 +321,9 @@ class HFTrainer:
             self.discard()
         return True
 
-    def _state(self) -> dict[str, Tensor]:
-        """The tensors that a continuation needs, as views."""
-        parts = {
-            "master": self._flat.master,
-            "exp_avg": self._optimizer.exp_avg,
-            "exp_avg_sq": self._optimizer.exp_avg_sq,
-        }
-        return {f"{part}.{name}": view for part, flat in parts.items() for name, view in self._flat.named(flat)}
+
+def _logprobs_at(temperature: float, lm: PackedLM, micro: MicroBatch) -> Tensor:
+    return token_logprobs(lm, micro, temperature)
 
 
 def _checkpoint_gradients(model: PreTrainedModel) -> None:

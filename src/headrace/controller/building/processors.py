@@ -12,7 +12,7 @@ _SILENCE_S = 60.0
 def process_count(config: TrainConfig) -> int:
     """Worker processes that compute with models."""
     engines = (config.engine.total + len(own_judges(config.rewards))) * config.engine.apart
-    more_ranks = config.trainer.layout.dp - 1
+    more_ranks = sum(getattr(config, name).layout.ranks - 1 for name in config.trainer_processes)
     return engines + len(config.scorer_processes) + len(config.trainer_processes) + more_ranks
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from headrace.config import TrainConfig
+from headrace.config.train import CriticConfig
+from headrace.config.trainer import TrainerConfig
 from headrace.controller.building.model_workers import started
 from headrace.controller.planning.plan import Plan
 from headrace.models.loading import resolve_device
 from headrace.roles.workers.trainer import CriticWorker, TrainerSpec, TrainerWorker
 from headrace.runtime.protocol import Runtime
 from headrace.training.group import RankWorkers, TrainerGroup
+from headrace.training.layouts.ranks import layout_of
 from headrace.weights.transport import Transport
 
 
@@ -33,7 +37,7 @@ async def policy_group(
         str(in_memory("weights") if transport == "shm" and in_memory is not None else folder / "weights"),
         aside=str(in_memory("reference")) if needs_aside and in_memory is not None else None,
     )
-    return await _group(TrainerWorker, spec, plan, runtime, config.trainer.layout.dp)
+    return await _group(TrainerWorker, spec, runtime, config, config.trainer)
 
 
 async def value_group(plan: Plan, runtime: Runtime, weights: str, folder: Path) -> TrainerGroup:
@@ -48,15 +52,19 @@ async def value_group(plan: Plan, runtime: Runtime, weights: str, folder: Path) 
         transport="memory",
         folder=str(folder),
     )
-    return await _group(CriticWorker, spec, plan, runtime)
+    return await _group(CriticWorker, spec, runtime, config, config.critic)
 
 
 async def _group(
-    kind: type[TrainerWorker] | type[CriticWorker], spec: TrainerSpec, plan: Plan, runtime: Runtime, count: int = 1
+    kind: type[TrainerWorker] | type[CriticWorker],
+    spec: TrainerSpec,
+    runtime: Runtime,
+    config: TrainConfig,
+    own: TrainerConfig | CriticConfig,
 ) -> TrainerGroup:
-    config = plan.config
-    ranks = RankWorkers(
-        await started(kind, spec, runtime, config, count), runtime.clock, config.runtime.stall_timeout_s
-    )
+    """`own`: the section of the model that is trained."""
+    layout = layout_of(own.layout)
+    workers = await started(kind, spec, runtime, config, layout.size)
+    ranks = RankWorkers(workers, runtime.clock, config.runtime.stall_timeout_s, layout)
     await ranks.come_together()
-    return await TrainerGroup.of(kind.kind, ranks, config.trainer.max_tokens_per_microbatch)
+    return await TrainerGroup.of(kind.kind, ranks, own.max_tokens_per_microbatch * layout.cp)

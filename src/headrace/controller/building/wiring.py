@@ -208,7 +208,7 @@ def connect(
 
     critic = None
     if models.critic is not None:
-        of_critic, budget = config.critic, config.critic.max_tokens_per_microbatch
+        of_critic, budget = config.critic, config.critic.tokens_at_once
         over = epochs(of_critic.updates_per_batch, config.seals_critic)
         rows = loader("critic.update", budget, over)
         critic = CriticRole(context, rows, models.critic, rule, max_tokens=budget, epochs=over)

@@ -6,6 +6,7 @@ from headrace.algorithms.kept_sets import most_bytes
 from headrace.algorithms.recipes import check_dataflow
 from headrace.config import TrainConfig
 from headrace.config.evaluation import PLAIN
+from headrace.config.layout import LayoutConfig
 from headrace.config.model import EngineSection
 from headrace.controller.building.processors import threads_of_worker
 from headrace.controller.building.threads import available_threads, takes_turns
@@ -299,8 +300,11 @@ def _roles(plan: Plan) -> list[str]:
         placements = {"reference": plan.config.reference.placement, "proximal": plan.config.proximal.placement}
         trained = plan.config.trainer_processes
         if name in plan.config.scorer_processes or _TRAINED_AS.get(name) in trained:
-            ranks = plan.config.trainer.layout.dp if name == "actor" else 1
-            own = "a process of its own" if ranks == 1 else f"{ranks} ranks, each in a process of its own"
+            layouts = {"actor": plan.config.trainer.layout, "critic": plan.config.critic.layout}
+            layout = layouts.get(name, LayoutConfig())
+            own = "a process of its own"
+            if layout.ranks > 1 or layout.stage:
+                own = f"{layout.ranks} rank(s) ({layout.text}), each in a process of its own"
             place = f"{own}: {threads_of_worker(plan.config)} CPU thread(s)"
         elif name == "rollout" and engines:
             place = f"event loop; engines in {engines}"

@@ -11,6 +11,7 @@ import torch
 
 from headrace.algorithms.kept_sets import most_bytes
 from headrace.config import ConfigError, EngineConfig, TrainConfig
+from headrace.config.layout import LayoutConfig
 from headrace.config.model import EngineSection
 from headrace.controller.planning.activations import DecoderShape, engine_bytes, scored_bytes, trained_bytes
 from headrace.controller.planning.judges import own_judges
@@ -133,7 +134,8 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     # The engine lays its output layer out anew, also where the model's is its embedding.
     tied = text.vocab_size * text.hidden_size if model_config.tie_word_embeddings else 0
     engine_weights = config.engine.total * engine_itemsize * (parameters + tied)
-    ranks = config.trainer.layout.dp
+    layout = config.trainer.layout
+    ranks = 1 if layout.stage else layout.dp
     uses = {
         "trainer: float32 weights": ranks * masters,
         "trainer: gradients (float32)": ranks * masters,
@@ -141,7 +143,9 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
         "engine: weights": engine_weights,
         "engine: next version while it is received": engine_weights,
     }
-    if config.model.dtype == "bfloat16":
+    if layout.stage:
+        uses["trainer: weights gathered for a pass"] = trainer_bytes * _gathered(layout, text, parameters)
+    elif config.model.dtype == "bfloat16":
         uses["trainer: bfloat16 weights"] = ranks * trainer_bytes * parameters
     if config.transport == "memory" or (config.transport == "shm" and device.type == "cpu"):
         uses[_PLANE] = 2 * trainer_bytes * parameters
@@ -156,7 +160,8 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     if algorithm.needs_teacher:
         uses["teacher: weights, if it is as large as the policy"] = trainer_bytes * parameters
     if algorithm.needs_critic:
-        uses["critic: weights, gradients and moments (float32)"] = 4 * masters
+        copies = 1 if config.critic.layout.stage else config.critic.layout.dp
+        uses["critic: weights, gradients and moments (float32)"] = 4 * copies * masters
     if config.reward.model.path is not None:
         scored = count_parameters(read_model_config(config.reward.model.path))
         uses["reward model: weights"] = trainer_bytes * scored
@@ -165,6 +170,16 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
         uses[f"judge {judge.path}: weights"] = _BYTES[dtype] * count_parameters(asked)
         uses[f"judge {judge.path}: KV cache"] = plan_kv_cache(asked, judge.engine, dtype, device).bytes_wanted
     return uses
+
+
+def _gathered(layout: LayoutConfig, text: Any, parameters: int) -> int:
+    """Weights that all ranks have beside their own parts at the height of a pass: all (ZeRO-2), or those of a layer and
+    of what is outside of layers."""
+    whole = parameters
+    if layout.stage == 3:
+        outside = min(text.vocab_size * text.hidden_size * (1 if text.tie_word_embeddings else 2), parameters)
+        whole = outside + (parameters - outside) // max(1, int(text.num_hidden_layers))
+    return layout.dp * layout.cp * whole
 
 
 def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:

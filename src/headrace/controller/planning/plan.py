@@ -162,19 +162,16 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
 
     # From here on torch is needed, which takes seconds to import: faults in the data are told before.
     from headrace.controller.planning.judges import check_judges
+    from headrace.controller.planning.layouts import check_layouts
     from headrace.controller.planning.memory_estimate import estimate_memory
     from headrace.controller.planning.server_launch import server_launch
     from headrace.engines.embedded.cache_plan import context_limit
     from headrace.training.own_functions import load_pieces, load_stage_functions
 
     device = resolve_device(config.model.device)
-    if device.type != "cpu" and config.trainer.layout.dp > 1:
-        raise ConfigError(
-            f"trainer.layout.dp is {config.trainer.layout.dp}, and ranks train on the CPU alone, not on {device}; use "
-            "dp: 1, or model.device: cpu"
-        )
     check_model(config.model.path)
     model_config = read_model_config(config.model.path)
+    check_layouts(config, model_config, device)
     vocab_size = int(model_config.get_text_config().vocab_size)
     _check_others(config, vocab_size)
     if origin is not None:

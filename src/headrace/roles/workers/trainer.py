@@ -20,6 +20,7 @@ from headrace.models.values import token_values
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.training.frozen import HybridReference
+from headrace.training.layouts.ranks import layout_of
 from headrace.training.objective import PolicyObjective, PolicyOutputs, ValueObjective, output_columns
 from headrace.training.own_functions import load_pieces
 from headrace.training.rank import TRAINER_TYPES, TrainerRank, policy_task, value_task
@@ -78,6 +79,7 @@ class TrainerWorker(TrainerRank):
             between_layers=host.rebalance,
             outputs=PolicyOutputs(columns, sampling.temperature),
             in_order=config.async_.in_order,
+            layout=layout_of(config.trainer.layout),
         )
         if algorithm.needs_reference and config.reference.placement == "hybrid":
             trainer.keep_reference()
@@ -115,6 +117,7 @@ class CriticWorker(TrainerRank):
             seed=config.seed,
             outputs=token_values,
             in_order=config.async_.in_order,
+            layout=layout_of(config.critic.layout),
         )
         super().__init__(trainer, host, value_task(trainer, host.refs, algorithm))
 

@@ -1,0 +1,56 @@
+"""Whether models can be cut up among ranks as a config wants it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from headrace.config import ConfigError, TrainConfig
+from headrace.config.layout import LayoutConfig
+
+
+def check_layouts(config: TrainConfig, policy: Any, device: torch.device) -> None:
+    """`policy`: its Hugging Face config. Raises ConfigError with what would fit."""
+    for name, layout in (("trainer", config.trainer.layout), ("critic", config.critic.layout)):
+        if layout.ranks == 1 and not layout.stage:
+            continue
+        if device.type != "cpu":
+            raise ConfigError(
+                f"{name}.layout is {layout.text}, and ranks train on the CPU alone, not on {device}; leave it out, or "
+                "set model.device: cpu"
+            )
+        if name == "trainer":
+            _check_divides(name, layout, policy.get_text_config())
+
+
+def _check_divides(name: str, layout: LayoutConfig, text: Any) -> None:
+    heads = int(text.num_attention_heads)
+    key_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+    tp, cp = layout.tp, layout.cp
+    counts = {
+        "attention heads": heads,
+        "key and value heads": key_heads,
+        "numbers between the two matrices of its feed-forward layers": int(getattr(text, "intermediate_size", tp)),
+    }
+    for what, count in counts.items():
+        if count % tp:
+            raise ConfigError(
+                f"{name}.layout has tp {tp}, and the model has {count} {what}; use a tp that divides "
+                f"{_divisors(list(counts.values()))}"
+            )
+    if (heads // tp) % cp or ((key_heads // tp) % cp and cp % (key_heads // tp)):
+        fits = [
+            each
+            for each in range(1, heads // tp + 1)
+            if not (heads // tp) % each and (not (key_heads // tp) % each or not each % (key_heads // tp))
+        ]
+        raise ConfigError(
+            f"{name}.layout has cp {cp}, and each rank of tp {tp} has {heads // tp} attention heads and "
+            f"{key_heads // tp} of keys and values; use a cp of {', '.join(map(str, fits))}"
+        )
+
+
+def _divisors(counts: list[int]) -> str:
+    found = [each for each in range(1, min(counts) + 1) if not any(count % each for count in counts)]
+    return f"all of these ({', '.join(map(str, found))})"

@@ -1,0 +1,1 @@
+"""One pass over a micro-batch, made by several processes together."""

@@ -1,0 +1,78 @@
+"""The process group of ranks that share a layout, within one rank: its meshes, and what all of them tell each other."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from headrace.models.parallel.shared_pass import Ranks, SharedPass
+from headrace.training.data_parallel import Meeting
+from headrace.training.layouts.ranks import Layout
+from headrace.training.merging import gathered, merged, plain
+from headrace.training.sums import BatchSums
+
+_HOST = "127.0.0.1"
+_TENSOR, _SHARDS = "tensor", "shards"
+
+
+class RankGroup:
+    """Everything here is done by all ranks, in one order."""
+
+    def __init__(self, layout: Layout, rank: int, meeting: Meeting | int, seconds: float, device: str = "cpu") -> None:
+        """Once all are there. `meeting`, `seconds`: see `DataParallel`. torch's default group of this process is
+        theirs. Raises RuntimeError."""
+        assert layout.pp == 1, "stages are no part of this"
+        wait = timedelta(seconds=seconds)
+        store = (
+            meeting.store if isinstance(meeting, Meeting) else TCPStore(_HOST, meeting, is_master=False, timeout=wait)
+        )
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=layout.size, timeout=wait)
+        self.layout = layout
+        self.rank = rank
+        shape, names = (layout.dp * layout.cp, layout.tp), (_SHARDS, _TENSOR)
+        mesh = init_device_mesh(device, shape, mesh_dim_names=names)
+        self.shards: DeviceMesh = mesh[_SHARDS]
+        """Of data and context: among which parameters are cut up."""
+        self.tensor: DeviceMesh | None = mesh[_TENSOR] if layout.tp > 1 else None
+        self._context = self._context_group()
+
+    def shared_pass(self) -> SharedPass | None:
+        """With whom this rank shares its passes."""
+        place = self.layout.place(self.rank)
+        tensor = None if self.tensor is None else Ranks(self.tensor.get_group(), place.tp, self.layout.tp)
+        context = None if self._context is None else Ranks(self._context, place.cp, self.layout.cp)
+        return SharedPass(tensor, context) if tensor or context else None
+
+    def merged(self, sums: BatchSums) -> BatchSums:
+        """Those of all parts of the data."""
+        told = gathered(dist.group.WORLD, self.layout.size, plain(sums))
+        return merged([told[rank] for rank in self.layout.heads])
+
+    def total(self, value: float) -> float:
+        """The sum of all ranks' values: the same bits in all."""
+        found = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(found)
+        dist.broadcast(found, 0)
+        return float(found)
+
+    def close(self) -> None:
+        """torch's default group is nobody's again."""
+        dist.destroy_process_group()
+
+    def _context_group(self) -> dist.ProcessGroup | None:
+        layout, own = self.layout, None
+        if layout.cp == 1:
+            return None
+        for dp in range(layout.dp):
+            for tp in range(layout.tp):
+                ranks = [rank for rank, place in layout.places() if (place.dp, place.tp) == (dp, tp)]
+                group = dist.new_group(ranks)
+                own = group if self.rank in ranks else own
+        return own

@@ -1,0 +1,89 @@
+"""Who is who among the ranks of a layout, and who sends to whom: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.config.layout import LayoutConfig
+
+Order = Literal["training", "inference"]
+"""`training`: pipeline, data, context, tensor, from the outermost. `inference`: data comes before pipeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rank's coordinates."""
+
+    dp: int = 0
+    pp: int = 0
+    cp: int = 0
+    tp: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many ranks there are along each axis."""
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    zero: Literal[0, 2, 3] = 0
+    """0: each rank has all that it computes with. 2: gradients and the optimiser's state are cut up among the ranks of
+    data and context. 3: weights too."""
+
+    @property
+    def size(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def joint(self) -> bool:
+        """Whether a pass is made by all ranks at once, or by none."""
+        return self.zero > 0 or self.size > self.dp
+
+    def rank(self, place: Place, order: Order = "training") -> int:
+        outer = place.pp * self.dp + place.dp if order == "training" else place.dp * self.pp + place.pp
+        return (outer * self.cp + place.cp) * self.tp + place.tp
+
+    def place(self, rank: int, order: Order = "training") -> Place:
+        """The inverse of `rank`."""
+        outer, tp = divmod(rank, self.tp)
+        outer, cp = divmod(outer, self.cp)
+        if order == "training":
+            pp, dp = divmod(outer, self.dp)
+        else:
+            dp, pp = divmod(outer, self.pp)
+        return Place(dp, pp, cp, tp)
+
+    def head(self, dp: int) -> int:
+        """The rank that answers for this part of the data: of the last stage, the first of its tensor and context
+        ranks."""
+        return self.rank(Place(dp, pp=self.pp - 1))
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        return tuple(self.head(dp) for dp in range(self.dp))
+
+    def places(self) -> Iterator[tuple[int, Place]]:
+        """Every rank with its coordinates."""
+        return ((rank, self.place(rank)) for rank in range(self.size))
+
+
+WHOLE = Layout()
+"""One rank."""
+
+
+def layout_of(config: LayoutConfig) -> Layout:
+    return Layout(config.dp, config.tp, cp=config.cp, zero=config.stage)
+
+
+def grouping(senders: int, receivers: int) -> list[list[int]]:
+    """Which senders each receiver hears. Each sender has one receiver; receivers have as many as each other, or one
+    more; with fewer senders than receivers, the last ones hear nobody."""
+    share, more = divmod(senders, receivers)
+    return [
+        [*range(one * share, (one + 1) * share), *([share * receivers + one] if one < more else [])]
+        for one in range(receivers)
+    ]

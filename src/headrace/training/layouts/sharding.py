@@ -1,0 +1,96 @@
+"""A Hugging Face model cut up among ranks: FSDP2 over its parameters, tensor parallel within its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from headrace.config import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_COLUMNS, _ROWS = "colwise", "rowwise"
+_KNOWN = {_COLUMNS, _ROWS, "replicated_with_grad_allreduce"}
+"""What transformers' plan of an architecture may say of a module within its layers."""
+_HEAD_NORMS = ("q_norm", "k_norm")
+"""Over the width of a head; they see some of the heads."""
+
+
+def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Tensor parallel over `mesh` (one dimension), sequence parallel where norms work. Every parameter becomes a
+    DTensor. Raises ConfigError for an architecture that transformers has no plan for, or one with other parts."""
+    plan = _plan_of(model)
+    base = model.base_model
+    styles: dict[str, ParallelStyle] = {}
+    for name, module in base.named_modules():
+        if "Norm" in type(module).__name__:
+            by_head = name.rpartition(".")[2] in _HEAD_NORMS
+            styles[name] = SequenceParallel(sequence_dim=2 if by_head else 1, use_local_output=True)
+        elif name.endswith(".self_attn"):
+            styles[name] = PrepareModuleInput(
+                input_kwarg_layouts={"hidden_states": Shard(1)},
+                desired_input_kwarg_layouts={"hidden_states": Replicate()},
+            )
+        elif name.endswith(".mlp"):
+            styles[name] = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+        elif style := next((style for pattern, style in plan.items() if fnmatchcase(name, pattern)), None):
+            styles[name] = ColwiseParallel() if style == _COLUMNS else RowwiseParallel(output_layouts=Shard(1))
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    inside = {id(module): name for name, module in base.named_modules()}
+    styles[inside[id(embedding)]] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
+    tied = head.weight is embedding.weight
+    parallelize_module(base, mesh, styles)
+    parallelize_module(head, mesh, ColwiseParallel())
+    if tied:  # each was cut by itself
+        head.weight = embedding.weight
+    if left := [name for name, parameter in model.named_parameters() if not hasattr(parameter, "placements")]:
+        raise ConfigError(
+            f"layout has tp {mesh.size()}, and transformers' plan of {type(model).__name__} leaves {left[0]} out; "
+            "use tp: 1"
+        )
+
+
+def shard(model: PreTrainedModel, mesh: DeviceMesh, dtype: torch.dtype, *, keeps_weights: bool) -> None:
+    """FSDP2 over `mesh` (one dimension): forward and backward in `dtype`, gradients summed in float32, as sums.
+    `keeps_weights`: whether a layer's weights stay gathered between its forward and its backward pass (ZeRO-2, else
+    ZeRO-3)."""
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    names = set(model._no_split_modules or ())
+    for module in model.modules():
+        if type(module).__name__ in names:
+            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=not keeps_weights)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=not keeps_weights)
+    for part in parts(model):
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)
+
+
+def parts(model: nn.Module) -> Iterator[FSDPModule]:
+    """What is gathered and let go of as a whole."""
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def _plan_of(model: Any) -> dict[str, str]:
+    plan: dict[str, str] = model.base_model.config.get_text_config().base_model_tp_plan or {}
+    name = type(model).__name__
+    if not plan:
+        raise ConfigError(f"layout has tp, and transformers has no plan to split {name}; use tp: 1")
+    if odd := sorted(set(plan.values()) - _KNOWN):
+        raise ConfigError(f"layout has tp, and transformers' plan to split {name} has {odd[0]!r}; use tp: 1")
+    return {pattern: style for pattern, style in plan.items() if style in (_COLUMNS, _ROWS)}

@@ -1,0 +1,168 @@
+"""Weights of which each rank has a part: of every parameter, gradient and moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from headrace.training.layouts.group import RankGroup
+from headrace.training.optimizer.adamw import OptimizerSettings
+from headrace.training.pieces import Piece
+from headrace.training.sums import BatchSums
+
+
+class ShardedWeights:
+    """Implements `TrainedWeights` over the DTensors that FSDP2 leaves: masters in float32, of which it makes the
+    weights that it computes with, and gradients that it has summed over ranks of data and context."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype, settings: OptimizerSettings, ranks: RankGroup) -> None:
+        """`dtype`: of the weights that are handed out."""
+        self._dtype = dtype
+        self._ranks = ranks
+        self._parameters: dict[str, DTensor] = {}
+        self._masters: dict[str, nn.Parameter] = {}
+        """This rank's parts: the memory that FSDP2 gathers from."""
+        decayed: list[nn.Parameter] = []
+        plain: list[nn.Parameter] = []
+        for name, parameter in model.named_parameters():
+            assert isinstance(parameter, DTensor), name
+            self._parameters[name] = parameter
+            master = self._masters[name] = nn.Parameter(_local(parameter.detach()))
+            if master.numel():
+                (decayed if parameter.dim() >= 2 else plain).append(master)
+        self._steps: list[Tensor] = []
+        groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        self._optimizer = torch.optim.AdamW(
+            [group for group in groups if group["params"]] or [nn.Parameter(torch.zeros(0))],
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            fused=True,
+        )
+        self._moments: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, master in self._masters.items():
+            moments = self._moments[name] = (torch.zeros_like(master), torch.zeros_like(master))
+            step = torch.zeros((), dtype=torch.float32, device=master.device)
+            self._steps.append(step)
+            self._optimizer.state[master] = {"step": step, "exp_avg": moments[0], "exp_avg_sq": moments[1]}
+
+    @property
+    def updates(self) -> int:
+        return int(self._steps[0].item())
+
+    @updates.setter
+    def updates(self, count: int) -> None:
+        for step in self._steps:
+            step.fill_(count)
+
+    def sum_up(self, sums: BatchSums) -> tuple[BatchSums, float]:
+        """See `TrainedWeights.sum_up`."""
+        squares = torch.zeros((), dtype=torch.float64)
+        for parameter in self._parameters.values():
+            if isinstance(grad := parameter.grad, DTensor):
+                own = torch.linalg.vector_norm(grad.to_local(), dtype=torch.float64)
+                squares += own.cpu() ** 2 / _copies(parameter)
+        return self._ranks.merged(sums), self._ranks.total(float(squares)) ** 0.5
+
+    def update(self, scale: float, lr: float) -> None:
+        """See `TrainedWeights.update`."""
+        for name, parameter in self._parameters.items():
+            grad = parameter.grad
+            own = torch.zeros_like(self._masters[name]) if grad is None else _local(grad)
+            self._masters[name].grad = own.mul_(scale)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        for master in self._masters.values():
+            master.grad = None
+
+    def forget_gradients(self) -> None:
+        """See `TrainedWeights.forget_gradients`."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    @torch.no_grad()
+    def copy(self) -> list[Tensor]:
+        """See `TrainedWeights.copy`."""
+        return [master.detach().clone() for master in self._masters.values()]
+
+    @contextmanager
+    def holding(self, copy: list[Tensor]) -> Iterator[None]:
+        """See `TrainedWeights.holding`."""
+        own = self.copy()
+        self._set(copy)
+        try:
+            yield
+        finally:
+            self._set(own)
+
+    @torch.no_grad()
+    def named(self, copy: list[Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """See `TrainedWeights.named`. Gathered one by one."""
+        values = copy or [*self._masters.values()]
+        for (name, parameter), own in zip(self._parameters.items(), values, strict=True):
+            part = DTensor.from_local(
+                own.detach().to(self._dtype),
+                parameter.device_mesh,
+                parameter.placements,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
+            # In two steps: torch warns of one over two meshes, and takes these two.
+            yield name, part.redistribute(placements=[Replicate(), *part.placements[1:]]).full_tensor()
+
+    def outlines(self) -> dict[str, Tensor]:
+        """See `TrainedWeights.outlines`."""
+        return {
+            name: torch.empty(parameter.shape, dtype=self._dtype, device="meta")
+            for name, parameter in self._parameters.items()
+        }
+
+    @torch.no_grad()
+    def fill(self, copy: list[Tensor], tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """See `TrainedWeights.fill`."""
+        pieces = self.state()
+        into = dict(zip(self._parameters, copy, strict=True))
+        for name, tensor in tensors:
+            begin, own = pieces[f"master.{name}"].begin, into[name]
+            into[name].copy_(tensor[tuple(slice(b, b + n) for b, n in zip(begin, own.shape, strict=True))])
+
+    def state(self) -> Mapping[str, Piece]:
+        """See `TrainedWeights.state`."""
+        found = {}
+        for name, parameter in self._parameters.items():
+            mesh, placements = parameter.device_mesh, parameter.placements
+            _, begin = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+            here = zip(mesh.get_coordinate() or (), placements, strict=True)
+            is_first = all(place == 0 for place, placed in here if isinstance(placed, Replicate))
+            parts = {"master": self._masters[name].detach()}
+            parts["exp_avg"], parts["exp_avg_sq"] = self._moments[name]
+            for part, own in parts.items():
+                found[f"{part}.{name}"] = Piece(own, tuple(parameter.shape), tuple(begin), is_first)
+        return found
+
+    def publish(self) -> None:
+        """See `TrainedWeights.publish`: FSDP2 gathers from the masters."""
+
+    @torch.no_grad()
+    def _set(self, values: list[Tensor]) -> None:
+        for master, value in zip(self._masters.values(), values, strict=True):
+            master.copy_(value)
+
+
+def _copies(parameter: DTensor) -> int:
+    """How many ranks have the same part of it."""
+    sizes = zip(parameter.device_mesh.shape, parameter.placements, strict=True)
+    return prod(size for size, placed in sizes if isinstance(placed, Replicate))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part."""
+    assert isinstance(tensor, DTensor)
+    return tensor.to_local()

@@ -1,0 +1,50 @@
+"""The weights of a model in training, with their gradients and the optimiser's state: what a trainer asks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from torch import Tensor
+
+from headrace.training.pieces import Piece
+from headrace.training.sums import BatchSums
+
+
+class TrainedWeights(Protocol):
+    """Of one rank, perhaps of several; what says so is done by all of them, in one order."""
+
+    updates: int
+    """Updates made so far: the t of the bias corrections."""
+
+    def sum_up(self, sums: BatchSums) -> tuple[BatchSums, float]:
+        """Of all ranks: what their micro-batches of the batch add up to, and the L2 norm of the sum of their gradients.
+        By all."""
+
+    def update(self, scale: float, lr: float) -> None:
+        """One step, from the gradients times `scale`, which was summed up."""
+
+    def forget_gradients(self) -> None: ...
+
+    def copy(self) -> list[Tensor]:
+        """This rank's weights as they are now, in the form that only this class knows."""
+
+    def holding(self, copy: list[Tensor]) -> AbstractContextManager[None]:
+        """Compute with a `copy` for a while."""
+
+    def named(self, copy: list[Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """All weights, or those of a `copy`, by Hugging Face name, whole, in compute dtype, tied ones once. The next
+        one may take the place of the last. By all."""
+
+    def outlines(self) -> dict[str, Tensor]:
+        """Names, shapes and dtypes of `named`: tensors without memory."""
+
+    def fill(self, copy: list[Tensor], tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Set a `copy` to these weights, by the names of `named`, whole."""
+
+    def state(self) -> Mapping[str, Piece]:
+        """What a continuation needs of this rank's: `master.NAME`, `exp_avg.NAME` and `exp_avg_sq.NAME`, as views."""
+
+    def publish(self) -> None:
+        """Compute with the master weights as they are in `state` now."""

@@ -1,0 +1,94 @@
+"""All weights of a model, in one rank; other ranks may have them too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from headrace.training.data_parallel import DataParallel
+from headrace.training.optimizer.adamw import FlatAdamW, OptimizerSettings
+from headrace.training.optimizer.flat_buffers import FlatParameters
+from headrace.training.pieces import Piece
+from headrace.training.sums import BatchSums
+
+
+class WholeWeights:
+    """Implements `TrainedWeights`."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype, settings: OptimizerSettings) -> None:
+        """`dtype`: of the compute weights."""
+        self._flat = FlatParameters(model, dtype)
+        self._optimizer = FlatAdamW(self._flat, settings)
+        self._ranks: DataParallel | None = None
+
+    def join(self, ranks: DataParallel) -> None:
+        """Train together with others from now on, who have the same weights."""
+        self._ranks = ranks
+
+    @property
+    def updates(self) -> int:
+        return self._optimizer.updates
+
+    @updates.setter
+    def updates(self, count: int) -> None:
+        self._optimizer.updates = count
+
+    def sum_up(self, sums: BatchSums) -> tuple[BatchSums, float]:
+        """See `TrainedWeights.sum_up`."""
+        if self._ranks is not None:
+            sums = self._ranks.merged(sums)
+            self._ranks.add_up(self._flat.grads)
+        norm = float(torch.linalg.vector_norm(self._flat.grads))
+        return sums, norm if self._ranks is None else self._ranks.of_first(norm)
+
+    def update(self, scale: float, lr: float) -> None:
+        """See `TrainedWeights.update`."""
+        self._flat.grads.mul_(scale)
+        self._optimizer.update(lr)
+        self._flat.publish()
+
+    def forget_gradients(self) -> None:
+        """See `TrainedWeights.forget_gradients`."""
+        self._flat.grads.zero_()
+
+    def copy(self) -> list[Tensor]:
+        """See `TrainedWeights.copy`."""
+        return [self._flat.compute.clone()]
+
+    @contextmanager
+    def holding(self, copy: list[Tensor]) -> Iterator[None]:
+        """See `TrainedWeights.holding`."""
+        with self._flat.holding(copy[0]):
+            yield
+
+    def named(self, copy: list[Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """See `TrainedWeights.named`. Views: the next step changes them."""
+        return self._flat.named(self._flat.compute if copy is None else copy[0])
+
+    def outlines(self) -> dict[str, Tensor]:
+        """See `TrainedWeights.outlines`."""
+        return {name: tensor.to("meta") for name, tensor in self.named()}
+
+    @torch.no_grad()
+    def fill(self, copy: list[Tensor], tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """See `TrainedWeights.fill`."""
+        into = dict(self.named(copy))
+        for name, tensor in tensors:
+            into[name].copy_(tensor)
+
+    def state(self) -> Mapping[str, Piece]:
+        """See `TrainedWeights.state`."""
+        optimizer = self._optimizer
+        parts = {"master": self._flat.master, "exp_avg": optimizer.exp_avg, "exp_avg_sq": optimizer.exp_avg_sq}
+        return {
+            f"{part}.{name}": Piece.of_whole(view)
+            for part, flat in parts.items()
+            for name, view in self._flat.named(flat)
+        }
+
+    def publish(self) -> None:
+        """See `TrainedWeights.publish`."""
+        self._flat.publish()

@@ -1,0 +1,122 @@
+"""Layouts of ranks, as a config writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from controller_jobs import CONFIGS, make_job
+
+from headrace.config import ConfigError, TrainConfig
+from headrace.config.layout import LayoutConfig
+from headrace.config.reading.load import load_config
+from headrace.controller.planning.layouts import check_layouts
+from headrace.controller.planning.memory_estimate import estimate_memory
+from headrace.models.loading import count_parameters
+
+CPU = torch.device("cpu")
+
+
+def read(given: object) -> LayoutConfig:
+    return LayoutConfig.model_validate(given)
+
+
+@pytest.mark.parametrize(
+    ("short", "axes"),
+    [
+        ("d2t2p1", (2, 2, 1, 3)),
+        ("d2p1m1", (2, 1, 1, 0)),
+        ("d4", (4, 1, 1, 0)),
+        ("t2d3", (3, 2, 1, 3)),
+        ("d2c4", (2, 1, 4, 3)),
+    ],
+)
+def test_short_forms_are_read(short: str, axes: tuple[int, ...]) -> None:
+    layout = read(short)
+    assert (layout.dp, layout.tp, layout.cp, layout.stage) == axes
+    assert layout.ranks == axes[0] * axes[1] * axes[2]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("d2x2", "'d2x2' is no layout; write it as d2t2"),
+        ("2", "'2' is no layout"),
+        ("d2d2", "'d2d2' is no layout"),
+        ("t2m2", "'t2m2' is no layout"),
+        ("d0", "'d0' is no layout"),
+        ("d2p2m1", "'d2p2m1' has 2 pipeline stages, and each rank has all layers; use p1"),
+        ({"tp": 2, "zero": 0}, "zero is 0, and tp x cp is 2; use zero: 2 or 3"),
+    ],
+)
+def test_what_is_no_layout_is_refused(given: object, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        read(given)
+
+
+def test_a_layout_is_named_as_it_is_written() -> None:
+    assert read("d2t2").text == "d2t2, ZeRO-3"
+    assert read({"dp": 3}).text == "d3"
+    assert read({"zero": 2}).text == "d1, ZeRO-2"
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_job(tmp_path_factory.mktemp("job"))
+
+
+def given(job: Path, *overrides: str) -> TrainConfig:
+    return load_config(TrainConfig, job, ["trainer.placement=process", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["trainer.layout=t2", "trainer.placement=own"], "trainer.layout is t2, ZeRO-3, and ranks have processes"),
+        (
+            ["algorithm.recipe=ppo", "critic.layout=d2"],
+            "critic.layout is d2, and ranks have .*critic.placement: process",
+        ),
+        (
+            ["algorithm.recipe=ppo", "critic.layout=t2", "critic.placement=process"],
+            "critic.layout has tp 2, and a critic's head cannot be split; use dp, cp or zero",
+        ),
+    ],
+)
+def test_places_and_layouts_go_together(job: Path, overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        given(job, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        ("t3", r"tp 3, and the model has 4 attention heads; use a tp that divides all of these \(1, 2\)"),
+        ("t4", r"tp 4, and the model has 2 key and value heads; use a tp that divides all of these \(1, 2\)"),
+        ("c3", r"cp 3, and each rank of tp 1 has 4 attention heads and 2 of keys and values; use a cp of 1, 2, 4"),
+        ("t2c4", r"cp 4, and each rank of tp 2 has 2 attention heads and 1 of keys and values; use a cp of 1, 2"),
+    ],
+)
+def test_what_heads_do_not_divide_into_is_refused_with_what_fits(job: Path, layout: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_layouts(given(job, f"trainer.layout={layout}"), CONFIGS["qwen3"](), CPU)
+
+
+def test_ranks_are_the_cpus(job: Path) -> None:
+    check_layouts(given(job, "trainer.layout=d2t2"), CONFIGS["qwen3"](), CPU)
+    with pytest.raises(ConfigError, match="ranks train on the CPU alone, not on cuda"):
+        check_layouts(given(job, "trainer.layout=d2"), CONFIGS["qwen3"](), torch.device("cuda"))
+
+
+def test_memory_that_ranks_cut_up_counts_once(job: Path) -> None:
+    model: Any = CONFIGS["qwen3"]()
+    numbers = count_parameters(model)
+    outside = model.vocab_size * model.hidden_size
+    for zero, gathered in ((2, numbers), (3, outside + (numbers - outside) // model.num_hidden_layers)):
+        config = given(job, f"trainer.layout={{dp: 2, tp: 2, zero: {zero}}}", "model.dtype=bfloat16")
+        uses = estimate_memory(config, model, CPU).uses
+        assert uses["trainer: float32 weights"] == uses["trainer: gradients (float32)"] == 4 * numbers
+        assert uses["trainer: AdamW moments (float32)"] == 8 * numbers
+        assert uses["trainer: weights gathered for a pass"] == 2 * 2 * gathered

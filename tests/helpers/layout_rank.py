@@ -1,0 +1,159 @@
+"""One rank of several: trains a step under each of some layouts, and writes what came of it.
+
+`python layout_rank.py FOLDER RANK`: FOLDER has `cases.json`, a list of cases. A rank without a place in one skips it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from training_helpers import CONFIGS
+from transformers import AutoModelForCausalLM
+
+from headrace.algorithms.kept_sets import KeptSets
+from headrace.config.trainer import OptimizerConfig, TrainerConfig
+from headrace.models.packing import MicroBatch, PackRow, pack
+from headrace.training.data_parallel import Meeting
+from headrace.training.layouts.ranks import Layout
+from headrace.training.objective import PolicyOutputs
+from headrace.training.protocol import LossTerms
+from headrace.training.shares import shares
+from headrace.training.trainer import HFTrainer
+
+VOCAB = 61
+LENGTHS = [9, 5, 17, 3, 12, 7, 1, 2]
+AS_SGD = OptimizerConfig(lr=1e4, betas=(0.5, 0.9), eps=1e4, weight_decay=1e-6)
+"""AdamW divides by sqrt(v) + eps: with eps far above all gradients a step is lr / eps times their momentum."""
+COLUMNS = ("logprob", "entropy", "whole_entropy", "kept_mass", "first_choice")
+SECONDS = 60.0
+
+
+def rows(*, kept: bool, begin_alike: bool = True) -> list[PackRow]:
+    """Some begin alike, and share the computation of that; one has no token to train, and one no more than one."""
+    rng = np.random.default_rng(0)
+    found = []
+    for place, length in enumerate(LENGTHS):
+        tokens = rng.integers(0, VOCAB, length)
+        if begin_alike and place % 2 and length > 4:
+            tokens[:4] = found[-1].tokens[:4]
+        mask = rng.random(length) < (0.0 if length == 3 else 0.7)
+        sets = _sets(rng, tokens, mask) if kept else None
+        temperatures = np.where(mask, rng.uniform(0.7, 1.4, length), 1.0).astype(np.float32)
+        found.append(PackRow(tokens, mask, {"weights": rng.normal(size=length)}, sets, temperatures))
+    return found
+
+
+def _sets(rng: np.random.Generator, tokens: np.ndarray, mask: np.ndarray) -> KeptSets:
+    """Of most tokens of the mask: the token, and up to 9 others."""
+    ids = []
+    for token, trained in zip(tokens, mask, strict=True):
+        others = rng.choice(VOCAB, rng.integers(1, 10), replace=False) if trained and rng.random() < 0.8 else []
+        ids.append(sorted({int(token), *map(int, others)}) if len(others) else [])
+    counts = np.array([len(each) for each in ids], np.int32)
+    return KeptSets.of(np.array([one for each in ids for one in each], np.int32), counts, VOCAB)
+
+
+def loss(outputs: Tensor, micro: MicroBatch) -> LossTerms:
+    """Of log-probs and entropies; the rest has no gradient, and is told."""
+    weights = micro.columns["weights"] * micro.mask
+    numerator = -(weights * (outputs[:, 0] + 0.3 * outputs[:, 1])).sum()
+    stats = {name: (outputs[:, place].detach() * micro.mask).sum() for place, name in enumerate(COLUMNS)}
+    maxima = {"length": float(max(micro.lengths))}
+    return LossTerms(numerator, micro.mask.sum(), stats, maxima)
+
+
+def trainer(case: dict[str, Any], layout: Layout) -> HFTrainer:
+    torch.manual_seed(0)
+    config = copy.deepcopy(CONFIGS[case["model"]])
+    config.vocab_size = VOCAB
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return HFTrainer(
+        model,
+        config=TrainerConfig(optimizer=AS_SGD, max_grad_norm=1e6),
+        loss=loss,
+        total_steps=10,
+        dtype=getattr(torch, case.get("dtype", "float32")),
+        gradient_checkpointing=case.get("checkpointing", False),
+        outputs=PolicyOutputs(COLUMNS, 1.0),
+        layout=layout,
+    )
+
+
+def step(trained: HFTrainer, given: list[PackRow], layout: Layout, rank: int) -> dict[str, Any]:
+    """One over all rows, in micro-batches of at most 20 tokens."""
+    parts = shares([len(row) for row in given], layout.dp, 20)
+    own = parts[layout.place(rank).dp]
+    for place in range(max(map(len, parts))):
+        if place < len(own):
+            trained.accumulate(pack([given[each] for each in own[place]]))
+        elif layout.joint:
+            trained.idle(trains=True)
+    return asdict(trained.step())
+
+
+def run(folder: Path, case: dict[str, Any], rank: int) -> None:
+    """A step, from another case's checkpoint if it says so; where it saves one, that and another step."""
+    layout = Layout(**case["layout"])
+    into = folder / case["name"]
+    into.mkdir(exist_ok=True)
+    trained, given = trainer(case, layout), rows(kept=case.get("kept", False))
+    if layout.size > 1 or layout.joint:
+        trained.join(rank, _meeting(into, rank), SECONDS)
+    trained.keep_reference()
+    if "loads" in case:
+        trained.load(folder / case["loads"] / "saved")
+    report = step(trained, given, layout, rank)
+    scored = _scores(trained, given)
+    if case.get("saves"):
+        if layout.joint or rank == 0:
+            trained.save(into / "saved")
+        step(trained, given, layout, rank)
+    tensors = {name: tensor.clone() for name, tensor in trained.tensors()}
+    if rank == 0:
+        (into / "report.json").write_text(json.dumps({**report, **scored}))
+        save_file(tensors, into / "weights.safetensors")
+    if trained._ranks is not None:
+        trained._ranks.close()
+
+
+def _scores(trained: HFTrainer, given: list[PackRow]) -> dict[str, Any]:
+    """Of all rows by all ranks: log-probs now, and under the weights of the beginning."""
+    whole = pack(given)
+    now, begun = trained.logprobs(whole), trained.reference_logprobs(whole)
+    return {"now": now.tolist(), "begun": begun.tolist()}
+
+
+def _meeting(into: Path, rank: int) -> Meeting | int:
+    port = into / "port"
+    if rank == 0:
+        meeting = Meeting(SECONDS)
+        making = into / "port.new"
+        making.write_text(str(meeting.port))
+        making.rename(port)
+        return meeting
+    end = time.monotonic() + SECONDS
+    while not port.exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return int(port.read_text())
+
+
+def main(folder: Path, rank: int) -> None:
+    torch.set_num_threads(1)
+    for case in json.loads((folder / "cases.json").read_text()):
+        if rank < Layout(**case["layout"]).size:
+            run(folder, case, rank)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,71 @@
+"""Who is who among ranks: the tables that AReaL publishes, and what holds of all layouts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.training.layouts.ranks import Layout, Order, Place, grouping
+
+COUNTS = st.integers(1, 4)
+LAYOUTS = st.builds(Layout, dp=COUNTS, tp=COUNTS, pp=COUNTS, cp=COUNTS)
+
+
+def test_in_training_the_order_is_pipeline_data_tensor() -> None:
+    """8 ranks, d2t2p2: rank = pp (dp tp) + dp tp + tp."""
+    layout = Layout(dp=2, tp=2, pp=2)
+    found = [(at.pp, at.dp, at.tp) for _, at in layout.places()]
+    assert found == [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1)]
+
+
+def test_in_inference_data_comes_first() -> None:
+    layout = Layout(dp=2, tp=2, pp=2)
+    found = [layout.place(rank, "inference") for rank in range(8)]
+    assert [(at.dp, at.pp, at.tp) for at in found] == [
+        (0, 0, 0),
+        (0, 0, 1),
+        (0, 1, 0),
+        (0, 1, 1),
+        (1, 0, 0),
+        (1, 0, 1),
+        (1, 1, 0),
+        (1, 1, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layout", "heads"),
+    [
+        (Layout(dp=2), (0, 1)),
+        (Layout(dp=2, tp=2), (0, 2)),
+        (Layout(dp=2, tp=2, pp=2), (4, 6)),
+        (Layout(dp=2, cp=2), (0, 2)),
+    ],
+    ids=["d2", "d2t2", "d2t2p2", "d2c2"],
+)
+def test_each_part_of_the_data_goes_to_its_head(layout: Layout, heads: tuple[int, ...]) -> None:
+    """Of the last stage the first tensor rank. A critic with the actor's layout, on the same workers, has the same."""
+    assert layout.heads == heads
+
+
+@given(layout=LAYOUTS, order=st.sampled_from(["training", "inference"]))
+def test_ranks_and_places_are_one_to_one(layout: Layout, order: Order) -> None:
+    places = [layout.place(rank, order) for rank in range(layout.size)]
+    assert [layout.rank(place, order) for place in places] == [*range(layout.size)]
+    assert len(set(places)) == layout.size
+    assert Place(layout.dp - 1, layout.pp - 1, layout.cp - 1, layout.tp - 1) == places[-1]
+
+
+def test_six_senders_have_three_receivers() -> None:
+    assert grouping(6, 3) == [[0, 1], [2, 3], [4, 5]]
+    assert grouping(7, 3) == [[0, 1, 6], [2, 3], [4, 5]]
+    assert grouping(2, 3) == [[0], [1], []]
+
+
+@given(senders=st.integers(0, 40), receivers=st.integers(1, 12))
+def test_each_sender_has_one_receiver(senders: int, receivers: int) -> None:
+    found = grouping(senders, receivers)
+    assert sorted(one for each in found for one in each) == [*range(senders)]
+    counts = [len(each) for each in found]
+    assert max(counts) - min(counts) <= 1

@@ -1,0 +1,146 @@
+"""Ranks of every layout make the step that one makes: loss, gradients, what else is told, and checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytestmark = [pytest.mark.slow, pytest.mark.cpu, pytest.mark.timeout(300)]
+HELPERS = Path(__file__).parents[1] / "helpers"
+RANKS = 4
+LAYOUTS: dict[str, dict[str, int]] = {
+    "d2": {"dp": 2},
+    "d3": {"dp": 3},
+    "d1z3": {"zero": 3},
+    "d2z2": {"dp": 2, "zero": 2},
+    "d4z3": {"dp": 4, "zero": 3},
+    "t2": {"tp": 2, "zero": 3},
+    "d2t2": {"dp": 2, "tp": 2, "zero": 3},
+    "d2t2z2": {"dp": 2, "tp": 2, "zero": 2},
+    "c2": {"cp": 2, "zero": 3},
+    "c4": {"cp": 4, "zero": 2},
+    "d2c2": {"dp": 2, "cp": 2, "zero": 3},
+    "c2t2": {"cp": 2, "tp": 2, "zero": 3},
+}
+ONE = "one"
+
+
+def case(model: str, layout: str, **more: Any) -> dict[str, Any]:
+    name = "-".join([model, layout, *(f"{key}={value}" for key, value in more.items())])
+    return {"name": name, "model": model, "layout": LAYOUTS.get(layout, {}), **more}
+
+
+def cases() -> list[dict[str, Any]]:
+    found = [case("qwen3", layout) for layout in (ONE, *LAYOUTS)]
+    found += [case("qwen3", layout, kept=True) for layout in (ONE, "d2t2", "c2t2", "d2c2")]
+    found += [case("qwen3", "d2t2", checkpointing=True), case("qwen3", "c2t2", checkpointing=True)]
+    found += [case("llama", layout) for layout in (ONE, "d2t2", "c2t2")]
+    found += [case("gemma2", layout) for layout in (ONE, "d2t2", "d2c2")]
+    found += [case("gpt2", layout) for layout in (ONE, "d2z2", "c2")]
+    found += [case("qwen3", layout, dtype="bfloat16") for layout in (ONE, "d2z2", "d2t2", "d2c2")]
+    saved = [case("qwen3", layout, saves=True) for layout in (ONE, "d2t2", "d4z3")]
+    return [*found, *saved, *LOADS]
+
+
+LOADS = [
+    case("qwen3", "c2t2", loads="qwen3-one-saves=True"),
+    case("qwen3", "d2z2", loads="qwen3-one-saves=True"),
+    case("qwen3", ONE, loads="qwen3-d2t2-saves=True"),
+    case("qwen3", "d4z3", loads="qwen3-d2t2-saves=True"),
+    case("qwen3", "d2t2", loads="qwen3-d4z3-saves=True"),
+]
+
+
+class Found(NamedTuple):
+    report: dict[str, Any]
+    weights: dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("layouts")
+    (folder / "cases.json").write_text(json.dumps(cases()))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HELPERS), *sys.path])}
+    command = [sys.executable, str(HELPERS / "layout_rank.py"), str(folder)]
+    started = [
+        subprocess.Popen(
+            [*command, str(rank)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        said = [process.communicate(timeout=250)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0] * RANKS, said[0][-3000:]
+    return folder
+
+
+def read(ran: Path, name: str) -> Found:
+    report = json.loads((ran / name / "report.json").read_text())
+    return Found(report, load_file(ran / name / "weights.safetensors"))
+
+
+def begun(ran: Path, name: str) -> Found:
+    """What one rank makes of the same."""
+    model, _, *more = name.split("-")
+    kept = [each for each in more if each.startswith(("kept", "dtype"))]
+    return read(ran, "-".join([model, ONE, *kept]))
+
+
+@pytest.mark.parametrize("name", [each["name"] for each in cases() if "dtype" not in each and each not in LOADS])
+def test_ranks_step_as_one_does(ran: Path, name: str) -> None:
+    one, found = begun(ran, name), read(ran, name)
+    assert found.report["trained_tokens"] == one.report["trained_tokens"]
+    assert found.report["loss"] == pytest.approx(one.report["loss"], rel=1e-6, abs=1e-6)
+    assert found.report["grad_norm"] == pytest.approx(one.report["grad_norm"], rel=1e-6)
+    for stat, value in one.report["stats"].items():
+        assert found.report["stats"][stat] == pytest.approx(value, rel=1e-6, abs=2e-5), stat
+    assert found.report["maxima"] == one.report["maxima"]
+    assert np.allclose(found.report["begun"], one.report["begun"], rtol=0, atol=5e-6)
+    assert np.allclose(found.report["now"], one.report["now"], rtol=0, atol=2e-5)
+    assert found.weights.keys() == one.weights.keys()
+    if "saves" not in name:
+        moved = max(float((one.weights[key] - 0).abs().max()) for key in one.weights)
+        for key, tensor in one.weights.items():
+            assert float((found.weights[key] - tensor).abs().max()) <= 1e-6 * moved, key
+
+
+@pytest.mark.parametrize("name", [each["name"] for each in cases() if each.get("dtype") == "bfloat16"])
+def test_in_bfloat16_they_do_to_its_rounding(ran: Path, name: str) -> None:
+    one, found = begun(ran, name), read(ran, name)
+    assert found.report["loss"] == pytest.approx(one.report["loss"], abs=3e-3)
+    assert found.report["grad_norm"] == pytest.approx(one.report["grad_norm"], rel=0.02)
+    assert all(tensor.dtype == torch.bfloat16 for tensor in found.weights.values())
+
+
+@pytest.mark.parametrize("given", LOADS, ids=[each["name"] for each in LOADS])
+def test_a_checkpoint_goes_on_in_another_layout(ran: Path, given: dict[str, Any]) -> None:
+    """The step behind it, with the moments that it holds, is the one that whoever saved it makes."""
+    saved, found = read(ran, given["loads"]), read(ran, given["name"])
+    for key, tensor in saved.weights.items():
+        assert float((found.weights[key] - tensor).abs().max()) <= 3e-6, key
+
+
+def test_a_checkpoint_has_a_model_that_transformers_loads(ran: Path) -> None:
+    """And each rank's file no more than its share of masters and moments."""
+    whole, saved = ran / "qwen3-one-saves=True" / "saved", ran / "qwen3-d2t2-saves=True" / "saved"
+    one, other = (load_file(each / "model" / "model.safetensors") for each in (whole, saved))
+    assert one.keys() == other.keys()
+    assert all(float((other[key] - tensor).abs().max()) <= 3e-6 for key, tensor in one.items())
+    kept = json.loads((whole / "model" / "config.json").read_text())
+    assert json.loads((saved / "model" / "config.json").read_text()) == kept
+    most = (whole / "trainer.safetensors").stat().st_size
+    sizes = [file.stat().st_size for file in saved.glob("trainer-*-of-4.safetensors")]
+    assert len(sizes) == 4
+    assert max(sizes) < 0.35 * most
