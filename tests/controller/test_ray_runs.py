@@ -70,7 +70,7 @@ def test_a_run_whose_workers_are_all_actors(tmp_path: Path) -> None:
     ("victim", "told"), [("engine-0", ("engine_died", "engine_back")), ("rollout-0", ("worker_lost",))]
 )
 def test_an_actor_that_dies_costs_the_run_nothing(tmp_path: Path, victim: str, told: tuple[str, ...]) -> None:
-    process, run = begun(tmp_path, batches=40, engine__replicas=2)
+    process, run = begun(tmp_path, batches=120, engine__replicas=2)
     try:
         until_batch(run, 3, process)
         os.kill(actor(process, run, victim).pid, signal.SIGKILL)
@@ -78,7 +78,7 @@ def test_an_actor_that_dies_costs_the_run_nothing(tmp_path: Path, victim: str, t
     finally:
         process.kill()
     assert process.returncode == 0, out[-3000:]
-    kinds = require_whole(run, 40)
+    kinds = require_whole(run, 120)
     assert [kinds[each] for each in told] == [1] * len(told), kinds
 
 

@@ -323,8 +323,12 @@ def test_refs_are_read_by_all_and_lost_with_their_keeper(run: Run) -> None:
             with pytest.raises(KeyError):
                 await runtime.get(mine, ["letters"])
             runtime.free(mine)
+            with pytest.raises(RefLost):
+                await runtime.get(mine)
+            unread = runtime.put({"numbers": np.ones(size, np.float32)})
+            runtime.free(unread)
             with pytest.raises(WorkerError, match=r"RefLost: .* does not keep the columns numbers"):
-                await probes.call("read", mine, rank=0, what="the sum")
+                await probes.call("read", unread, rank=0, what="the sum")
             await probes.call("drop", ref, rank=1, what="an end")
             await gone(runtime, ref)
 

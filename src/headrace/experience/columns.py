@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -98,6 +98,11 @@ class Columned(Protocol):
 
     @property
     def columns(self) -> Mapping[str, Any]: ...
+
+
+def refs_of(rows: Iterable[Columned]) -> set[Ref]:
+    """All that stand for their columns."""
+    return {value for row in rows for value in row.columns.values() if isinstance(value, Ref)}
 
 
 def read(refs: Refs, row: Columned, names: Collection[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from headrace.errors import HeadraceError
 
@@ -48,6 +48,39 @@ class Refs(Protocol):
 
     def free(self, ref: Ref) -> None:
         """Nobody will ask for it any more. Of one that is gone, nothing happens."""
+
+
+@runtime_checkable
+class FarRefs(Protocol):
+    """Refs of which some are kept elsewhere, and asked for one by one with a wait for each."""
+
+    def fetched(self, refs: Collection[Ref]) -> Mapping[Ref, Mapping[str, Any]]:
+        """The columns of those that are elsewhere, asked for together. Raises RefLost. May block, as `Refs.get`."""
+
+
+def near(refs: Refs, wanted: Collection[Ref]) -> Refs:
+    """`refs`, with those that are `wanted` at hand. Raises RefLost. May block, as `Refs.get`."""
+    return _Near(refs, refs.fetched(wanted)) if isinstance(refs, FarRefs) else refs
+
+
+class _Near:
+    """See `near`."""
+
+    def __init__(self, refs: Refs, at_hand: Mapping[Ref, Mapping[str, Any]]) -> None:
+        self._refs = refs
+        self._at_hand = at_hand
+
+    def put(self, columns: Mapping[str, Any]) -> Ref:
+        return self._refs.put(columns)
+
+    def get(self, ref: Ref, names: Collection[str] | None = None) -> Mapping[str, Any]:
+        found = self._at_hand.get(ref)
+        if found is None:
+            return self._refs.get(ref, names)
+        return found if names is None else {name: found[name] for name in names}
+
+    def free(self, ref: Ref) -> None:
+        self._refs.free(ref)
 
 
 class InlineRefs:

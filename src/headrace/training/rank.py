@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from headrace.algorithms.kl_controllers import TakenCoefficient
 from headrace.config.algorithm import AlgorithmConfig
-from headrace.experience.columns import read
+from headrace.experience.columns import read, refs_of
 from headrace.models.packing import MicroBatch, PackRow, pack
 from headrace.models.values import values_and_last
 from headrace.runtime.protocol import Services
-from headrace.runtime.refs import Ref, Refs
+from headrace.runtime.refs import Ref, Refs, near
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.training.data_parallel import Meeting
 from headrace.training.gap import Gap, measure
@@ -284,7 +284,7 @@ class TrainerRank:
             self._coefficient.value = coefficient
 
     def _packed(self, rows: Sequence[RowToTrain]) -> list[PackRow]:
-        refs = self._services.refs
+        refs = near(self._services.refs, refs_of(rows))
         for row in rows:
             check_spans(row.header, read(refs, row, SPANNED))
         return [pack_row(refs, row, self._task.columns) for row in rows]

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from headrace.experience.columns import refs_of
 from headrace.models.packing import MicroBatch, pack
-from headrace.runtime.refs import Ref, Refs
+from headrace.runtime.refs import Ref, Refs, near
 from headrace.training.rows.packed_rows import RowToTrain, pack_row, put_each, split
 
 Score = Callable[[MicroBatch], Tensor]
@@ -28,7 +29,7 @@ class Scoring:
     def __call__(self, rows: Sequence[RowToTrain], *, tells: bool = True) -> list[tuple[Ref] | tuple[Ref, float]]:
         """Of each row a ref to its scores, and what is of the whole sample, if the model gives that; from one forward
         pass. `tells`: False for a rank that computes what another tells. Raises RefLost."""
-        refs = self._refs
+        refs = near(self._refs, refs_of(rows))
         micro = pack([pack_row(refs, row, self._reads) for row in rows])
         parts = split(self._score(micro).numpy(), rows)
         if not tells:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.algorithms.pieces import PieceError, raised
-from headrace.experience.columns import Columned, FinishedGroup, group_of, read
-from headrace.runtime.refs import Ref, Refs
+from headrace.experience.columns import Columned, FinishedGroup, group_of, read, refs_of
+from headrace.runtime.refs import Ref, Refs, near
 
 
 class OwnStage:
@@ -39,7 +39,7 @@ class OwnStage:
     def __call__(self, rows: Sequence[Columned], groups: Sequence[FinishedGroup]) -> dict[str, list[Ref]]:
         """Of each column that it writes a ref for each row. `groups`: of the rows, if it reads them. Raises PieceError,
         RefLost."""
-        refs, by_row = self._refs, self._by_row
+        refs, by_row = near(self._refs, refs_of(rows)), self._by_row
         wholes = {one.header.key: group_of(refs, one.header, one.refs) for one in groups}
         given: dict[str, list[Any]] = {name: [] for name in self._reads}
         columns = [name for name in self._reads if name != "group"]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from headrace.algorithms.estimate import Compared
-from headrace.experience.columns import Columned, read
-from headrace.runtime.refs import Ref, Refs
+from headrace.experience.columns import Columned, read, refs_of
+from headrace.runtime.refs import Ref, Refs, near
 
 _COMPARED = ("tokens", "loss_mask", "logprobs", "reference", "values", "proximal")
 
@@ -38,7 +38,8 @@ class TokenAdvantages:
         """Of each column that the losses read a ref for each row; and the KL that their rewards paid for. Raises
         RefLost, PieceError."""
         names = [name for name in dict.fromkeys((*_COMPARED, *self._extra)) if name in self._reads]
-        data = compared(rows, [read(self._refs, row, names) for row in rows], self._reads, self._extra)
+        kept = near(self._refs, refs_of(rows))
+        data = compared(rows, [read(kept, row, names) for row in rows], self._reads, self._extra)
         ends = np.cumsum([row.header.length for row in rows])[:-1]
         columns, paid = self._estimator.at(data, beta)
         refs = {

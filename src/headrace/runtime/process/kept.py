@@ -161,6 +161,21 @@ class RefsElsewhere:
             raise RuntimeError(f"this blocks on {ref.keeper or 'the controller'}; in a coroutine: await host.get(ref)")
         return asyncio.run_coroutine_threadsafe(self._links.get(ref, names), self._loop).result(2 * FETCH_S)
 
+    def fetched(self, refs: Collection[Ref]) -> Mapping[Ref, Mapping[str, Any]]:
+        """See `FarRefs.fetched`. Raises RuntimeError in the event loop."""
+        if not refs:
+            return {}
+        if asyncio._get_running_loop() is self._loop:
+            raise RuntimeError("this blocks; in a coroutine: await host.get(ref)")
+
+        async def all_of_them() -> list[Any]:
+            return await asyncio.gather(*(self._links.get(ref) for ref in refs), return_exceptions=True)
+
+        found = asyncio.run_coroutine_threadsafe(all_of_them(), self._loop).result(2 * FETCH_S)
+        if error := next((each for each in found if isinstance(each, BaseException)), None):
+            raise error
+        return dict(zip(refs, found, strict=True))
+
     def free(self, ref: Ref) -> None:
         """See `Refs.free`. Soon."""
         self._loop.call_soon_threadsafe(self._links.free, ref)
@@ -182,6 +197,10 @@ class WorkerRefs:
     def get(self, ref: Ref, names: Collection[str] | None = None) -> Mapping[str, Any]:
         """See `Refs.get`. Raises RuntimeError in the event loop for what another keeps."""
         return self._of(ref).get(ref, names)
+
+    def fetched(self, refs: Collection[Ref]) -> Mapping[Ref, Mapping[str, Any]]:
+        """See `FarRefs.fetched`. Raises RuntimeError in the event loop."""
+        return self._elsewhere.fetched([ref for ref in refs if ref.keeper != self._keeper])
 
     async def get_soon(self, ref: Ref, names: Collection[str] | None = None) -> Mapping[str, Any]:
         """See `Services.get`."""

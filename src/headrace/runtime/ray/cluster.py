@@ -21,7 +21,8 @@ from headrace.runtime.process.boot import PACKAGE, path_of
 from headrace.runtime.process.site import Site
 from headrace.runtime.protocol import Services
 from headrace.runtime.ray.member import ActorOrigin, RayWorker
-from headrace.runtime.ray.refs import SHELF, ActorRefs, Shelf
+from headrace.runtime.ray.refs import ActorRefs
+from headrace.runtime.ray.shelf import SHELF, Shelf
 from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Placement
@@ -119,6 +120,7 @@ class RayCluster:
     async def close(self) -> None:
         """See `Apart.close`. The cluster ends where it was started here."""
         if self._refs is not None:
+            self._refs.close()
             self._refs = None
             await on_own_thread(self._leave)
         if self._site is not None:

@@ -13,6 +13,9 @@ _TOKENS = (_TOKEN, "RAY_AUTH_TOKEN_PATH")
 _MANY_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Where it is 0, Ray's own processes listen on loopback alone, on any system."""
 
+_NICENESS = "RAY_worker_niceness"
+"""Of actors, 15 unless given: whatever else computes on the machine would come first."""
+
 
 class RayImported(HeadraceError, RuntimeError):
     """It reads no token any more."""
@@ -30,6 +33,7 @@ def prepare(address: str | None) -> None:
     os.environ.setdefault(_MODE, "token")
     if address is None:
         os.environ.setdefault(_MANY_NODES, "0")
+        os.environ.setdefault(_NICENESS, "0")
         if not any(name in os.environ for name in _TOKENS):
             os.environ[_TOKEN] = secrets.token_hex(32)
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"):

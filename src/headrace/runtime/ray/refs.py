@@ -1,13 +1,18 @@
 """Refs in Ray's object store: columns lie there once for all processes of a node, and are read without a copy.
 
-Each object is owned by the process that put it, and lost with it. Which object a ref is, one actor of the run knows,
-the `Shelf`: the controller, where most are asked for, is none that could be asked.
+A message to Ray costs about a millisecond, and a batch has thousands of columns: what a process puts within a moment
+goes as one object, a bundle, and who asks for one of its refs has all of them at hand for a second, also those that
+others free meanwhile. An object is owned by the process that put it, and lost with it. Which one a ref is in, the
+`Shelf` knows.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+import time
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from itertools import count
 from typing import Any
@@ -15,58 +20,21 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from headrace.runtime.ray.boxes import boxed, opened
+from headrace.runtime.ray.boxes import Box, boxed, opened
+from headrace.runtime.ray.shelf import SHELF, Key
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.wire.wire_types import WireTypes
 
-SHELF = "shelf"
+logger = logging.getLogger(__name__)
+
 _FETCH_S = 60.0
-_ON_ITS_WAY_S = 5.0
-"""In which what a process has put is known here: a message of its own goes another way than the ref."""
-
-
-class Shelf:
-    """An actor. Of each keeper the numbers come in their order: what is below the last one, and is not here, was
-    freed."""
-
-    def __init__(self) -> None:
-        self._objects: dict[tuple[str, int], Any] = {}
-        self._last: dict[str, int] = {}
-        self._came = asyncio.Condition()
-
-    async def keep(self, keeper: str, number: int, held: list[Any]) -> None:
-        """`held`: the object, in a list, or Ray would hand over what it is."""
-        async with self._came:
-            self._objects[keeper, number] = held[0]
-            self._last[keeper] = max(number, self._last.get(keeper, number))
-            self._came.notify_all()
-
-    async def find(self, keeper: str, number: int) -> list[Any]:
-        """The object, in a list; an empty one if there is none."""
-        async with self._came:
-            if self._last.get(keeper, -1) < number:
-                try:
-                    async with asyncio.timeout(_ON_ITS_WAY_S):
-                        await self._came.wait_for(lambda: self._last.get(keeper, -1) >= number)
-                except TimeoutError:
-                    return []
-        found = self._objects.get((keeper, number))
-        return [] if found is None else [found]
-
-    async def free(self, keeper: str, number: int) -> None:
-        self._objects.pop((keeper, number), None)
-
-    async def forget(self, keeper: str, below: int) -> None:
-        """It has ended: what it put under numbers below this is lost, also where Ray has it for a while."""
-        for key in [key for key in self._objects if key[0] == keeper and key[1] < below]:
-            del self._objects[key]
-        async with self._came:
-            self._last[keeper] = max(below - 1, self._last.get(keeper, -1))
-            self._came.notify_all()
-
-    async def count(self) -> int:
-        """Refs that were put and not freed."""
-        return len(self._objects)
+_MOMENT_S = 0.001
+_BUNDLE = 8 * 2**20
+"""Bytes at which one goes without waiting."""
+_AT_HAND = 64 * 2**20
+"""Bytes of bundles that a process keeps at hand, beside the last one."""
+_FRESH_S = 1.0
+"""For which what one holds is taken for what there is."""
 
 
 class ActorRefs:
@@ -77,62 +45,170 @@ class ActorRefs:
         self._numbers = count(first)
         self._types = types
         self._shelf = ray.get_actor(SHELF, namespace=namespace)
-        self._own: dict[int, Any] = {}
-        """Objects that this process put."""
-        self._putting = threading.Lock()  # on any lane
+        self._at_hand = _AtHand()
+        self._changed = threading.Condition()
+        self._waiting: dict[int, Box | None] = {}
+        """Put, and not sent yet; None for what was freed before."""
+        self._bytes = 0
+        self._freed: dict[Key, None] = {}
+        """And the shelf was not told yet."""
+        self._closed = False
+        self._sending = threading.Thread(target=self._send, name="refs", daemon=True)
+        self._sending.start()
 
     def put(self, columns: Mapping[str, Any]) -> Ref:
         """See `Refs.put`. Raises WireError."""
-        held = ray.put(boxed(dict(columns), self._types, "the columns"))
-        with self._putting:
+        box = boxed(dict(columns), self._types, "the columns")
+        with self._changed:
             number = next(self._numbers)
-            self._own[number] = held
-            self._shelf.keep.remote(self._keeper, number, [held])
+            self._waiting[number] = box
+            self._bytes += _size(box)
+            self._changed.notify()
         return Ref(self._keeper, number, tuple(columns))
 
     def get(self, ref: Ref, names: Collection[str] | None = None) -> Mapping[str, Any]:
         """See `Refs.get`. Blocks; not for the event loop unless the ref is this process's own."""
-        held: Any = self._mine(ref)
-        try:
-            if held is None:
+        box = self._here(ref)
+        if box is None:
+            try:
                 found: list[Any] = ray.get(self._shelf.find.remote(ref.keeper, ref.number), timeout=_FETCH_S)
-                if not found:
-                    raise RefLost(ref)
-                held = found[0]
-            box = ray.get(held, timeout=_FETCH_S)
-        except RayError as error:
-            raise RefLost(ref) from error
-        return _chosen(opened(box, self._types, "the columns"), names)
+                boxes = ray.get(found[0], timeout=_FETCH_S) if found else None
+            except RayError as error:
+                raise RefLost(ref) from error
+            box = self._came(ref, boxes, found)
+        return self._chosen(box, names)
+
+    def fetched(self, refs: Collection[Ref]) -> Mapping[Ref, Mapping[str, Any]]:
+        """See `FarRefs.fetched`."""
+        return {ref: self.get(ref) for ref in refs}
 
     async def get_soon(self, ref: Ref, names: Collection[str] | None = None) -> Mapping[str, Any]:
         """See `Services.get`."""
-        held: Any = self._mine(ref)
-        try:
-            async with asyncio.timeout(_FETCH_S):
-                if held is None:
+        box = self._here(ref)
+        if box is None:
+            try:
+                async with asyncio.timeout(_FETCH_S):
                     found = await self._shelf.find.remote(ref.keeper, ref.number)
-                    if not found:
-                        raise RefLost(ref)
-                    held = found[0]
-                box = await held
-        except (RayError, TimeoutError) as error:
-            raise RefLost(ref) from error
-        return _chosen(opened(box, self._types, "the columns"), names)
-
-    def _mine(self, ref: Ref) -> Any | None:
-        """The object, if this process put it; None for another's. Raises RefLost for one that was freed."""
-        if ref.keeper != self._keeper:
-            return None
-        if ref.number not in self._own:
-            raise RefLost(ref)
-        return self._own[ref.number]
+                    boxes = await found[0] if found else None
+            except (RayError, TimeoutError) as error:
+                raise RefLost(ref) from error
+            box = self._came(ref, boxes, found)
+        return self._chosen(box, names)
 
     def free(self, ref: Ref) -> None:
         """See `Refs.free`."""
-        if ref.keeper == self._keeper:
-            self._own.pop(ref.number, None)
-        self._shelf.free.remote(ref.keeper, ref.number)
+        key = ref.keeper, ref.number
+        self._at_hand.drop(key)
+        with self._changed:
+            if ref.keeper == self._keeper and ref.number in self._waiting:
+                self._bytes -= _size(self._waiting[ref.number])
+                self._waiting[ref.number] = None
+            self._freed[key] = None
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Send nothing more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._sending.join()
+
+    def _here(self, ref: Ref) -> Box | None:
+        with self._changed:
+            if (ref.keeper, ref.number) in self._freed:
+                raise RefLost(ref)
+            if ref.keeper == self._keeper and ref.number in self._waiting:
+                if (box := self._waiting[ref.number]) is None:
+                    raise RefLost(ref)
+                return box
+        return self._at_hand.find((ref.keeper, ref.number))
+
+    def _came(self, ref: Ref, boxes: list[Box | None] | None, found: list[Any]) -> Box:
+        if boxes is None:
+            raise RefLost(ref)
+        bundle: dict[int, Box | None] = dict(zip(found[1], boxes, strict=True))
+        self._at_hand.add(ref.keeper, bundle)
+        if (box := bundle[ref.number]) is None:
+            raise RefLost(ref)
+        return box
+
+    def _chosen(self, box: Box, names: Collection[str] | None) -> Mapping[str, Any]:
+        columns: Mapping[str, Any] = opened(box, self._types, "the columns")
+        return columns if names is None else {name: columns[name] for name in names}
+
+    def _send(self) -> None:
+        """What was put and freed, a moment's at a time, until `close`."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._waiting or self._freed or self._closed))
+                if self._closed:
+                    return
+                self._changed.wait_for(lambda: self._bytes >= _BUNDLE or self._closed, _MOMENT_S)
+                bundle, freed = dict(self._waiting), [*self._freed]
+            try:
+                if bundle:
+                    held = ray.put([*bundle.values()])
+                    self._shelf.keep.remote(self._keeper, [*bundle], [held])
+                if freed:
+                    self._shelf.free.remote(freed)
+            except Exception as error:  # of any kind, as Ray ends: who asks for them is told that they are lost
+                logger.error("columns of %s are lost: %s", self._keeper or "the controller", error)
+            self._at_hand.add(self._keeper, bundle)
+            with self._changed:
+                for key in freed:
+                    del self._freed[key]
+                for number in bundle:
+                    self._bytes -= _size(self._waiting.pop(number))
 
 
-def _chosen(columns: Mapping[str, Any], names: Collection[str] | None) -> Mapping[str, Any]:
-    return columns if names is None else {name: columns[name] for name in names}
+class _AtHand:
+    """The bundles that were looked at last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bundles: OrderedDict[Key, tuple[float, dict[int, Box | None]]] = OrderedDict()
+        """With the time at which each came; the oldest first."""
+        self._first: dict[Key, int] = {}
+        self._bytes = 0
+
+    def add(self, keeper: str, boxes: Mapping[int, Box | None]) -> None:
+        """By their numbers."""
+        if not boxes:
+            return
+        with self._lock:
+            now, first = time.monotonic(), next(iter(boxes))
+            if (keeper, first) in self._bundles:
+                self._remove((keeper, first))
+            self._bundles[keeper, first] = now, dict(boxes)
+            self._first.update({(keeper, number): first for number in boxes})
+            self._bytes += sum(map(_size, boxes.values()))
+            while len(self._bundles) > 1:
+                key, (came, _) = next(iter(self._bundles.items()))
+                if self._bytes <= _AT_HAND and now - came < _FRESH_S:
+                    break
+                self._remove(key)
+
+    def find(self, key: Key) -> Box | None:
+        with self._lock:
+            first = self._first.get(key)
+            if first is None:
+                return None
+            came, boxes = self._bundles[key[0], first]
+            return boxes[key[1]] if time.monotonic() - came < _FRESH_S else None
+
+    def _remove(self, bundle: Key) -> None:
+        for number, box in self._bundles.pop(bundle)[1].items():
+            self._first.pop((bundle[0], number), None)
+            self._bytes -= _size(box)
+
+    def drop(self, key: Key) -> None:
+        """It was freed here."""
+        with self._lock:
+            self._first.pop(key, None)
+
+
+def _size(box: Box | None) -> int:
+    if box is None:
+        return 0
+    envelope, buffers = box
+    return len(envelope) + sum(buffer.nbytes for buffer in buffers)

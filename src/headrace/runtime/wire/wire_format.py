@@ -30,6 +30,11 @@ _INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64
 _FLOATS = ("float16", "float32", "float64")
 _DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("bool", *_INTS, *_FLOATS)}
 _SCALARS = frozenset({type(None), bool, float, str})
+_READ = _SCALARS | {int, bytes}
+"""What msgpack gives as it was."""
+
+Where = str | tuple[Any, str, Any]
+"""A place in a value: that of what it is in, and how to say which place there. Put into words for messages alone."""
 
 _TUPLE, _INT, _BYTES, _ARRAY, _TYPE = "tuple", "int", "bytes", "array", "type"
 
@@ -94,7 +99,7 @@ class _Writer:
         self.buffers: list[memoryview] = []
         self._types = types
 
-    def write(self, value: Any, where: str, depth: int) -> None:
+    def write(self, value: Any, where: Where, depth: int) -> None:
         if depth > MOST_DEPTH:
             raise WireError(f"{_short(where)} is nested deeper than {MOST_DEPTH}, or holds itself")
         kind = type(value)
@@ -123,14 +128,14 @@ class _Writer:
         self.packer.pack_array_header(1 + parts)
         self.packer.pack(tag)
 
-    def _items(self, items: Sequence[Any], where: str, depth: int) -> None:
+    def _items(self, items: Sequence[Any], where: Where, depth: int) -> None:
         for place, item in enumerate(items):
             if type(item) in _SCALARS or (type(item) is int and -(2**63) <= item < 2**64):
                 self.packer.pack(item)
             else:
-                self.write(item, f"{where}[{place}]", depth + 1)
+                self.write(item, (where, "[%d]", place), depth + 1)
 
-    def _int(self, value: int, where: str) -> None:
+    def _int(self, value: int, where: Where) -> None:
         if -(2**63) <= value < 2**64:
             self.packer.pack(value)
             return
@@ -151,7 +156,7 @@ class _Writer:
         self.packer.pack(len(self.buffers))
         self.buffers.append(buffer)
 
-    def _dict(self, value: dict[Any, Any], where: str, depth: int) -> None:
+    def _dict(self, value: dict[Any, Any], where: Where, depth: int) -> None:
         self.packer.pack_map_header(len(value))
         for key, item in value.items():
             if type(key) is not str and not (type(key) is int and -(2**63) <= key < 2**64):
@@ -159,9 +164,12 @@ class _Writer:
                     f"{_short(where)} has the key {key!r}, a {type(key).__qualname__}; keys are text or ints of 64 bits"
                 )
             self.packer.pack(key)
-            self.write(item, f"{where}[{key!r}]", depth + 1)
+            if type(item) in _SCALARS:
+                self.packer.pack(item)
+            else:
+                self.write(item, (where, "[%r]", key), depth + 1)
 
-    def _array(self, array: NDArray[Any], where: str) -> None:
+    def _array(self, array: NDArray[Any], where: Where) -> None:
         little = array.dtype.newbyteorder("<") if array.dtype.kind in "biuf" else array.dtype
         if str(little) not in _DTYPES:
             raise WireError(
@@ -177,7 +185,7 @@ class _Writer:
         else:
             self._beside(data)
 
-    def _registered(self, value: Any, where: str, depth: int) -> None:
+    def _registered(self, value: Any, where: Where, depth: int) -> None:
         form = self._types.of(type(value))
         if form is None:
             raise WireError(f"{_short(where)} is {_described(value)}, which is no plain data{_mend(value)}")
@@ -185,7 +193,10 @@ class _Writer:
         self._tagged(_TYPE, 1 + len(parts))
         self.packer.pack(form.name)
         for field, part in zip(form.fields, parts, strict=True):
-            self.write(part, f"{where}.{field}", depth + 1)
+            if type(part) in _SCALARS:
+                self.packer.pack(part)
+            else:
+                self.write(part, (where, ".%s", field), depth + 1)
 
 
 class _Reader:
@@ -194,24 +205,24 @@ class _Reader:
         self._types = types
         self._buffers = buffers
 
-    def read(self, value: Any, where: str, depth: int) -> Any:
+    def read(self, value: Any, where: Where, depth: int) -> Any:
         if depth > MOST_DEPTH:
             raise WireError(f"{_short(where)} is nested deeper than {MOST_DEPTH}")
         if type(value) is list:
             return self._items(value, where, depth)
         if type(value) is _Map:
             return self._map(value, where, depth)
-        if type(value) in _SCALARS or type(value) in (int, bytes):
+        if type(value) in _READ:
             return value
         raise WireError(f"{_short(where)} is a {type(value).__qualname__} of msgpack, which this codec has no use for")
 
-    def _items(self, items: list[Any], where: str, depth: int) -> list[Any]:
+    def _items(self, items: list[Any], where: Where, depth: int) -> list[Any]:
         return [
-            item if type(item) in _SCALARS or type(item) is int else self.read(item, f"{where}[{place}]", depth + 1)
+            item if type(item) in _READ else self.read(item, (where, "[%d]", place), depth + 1)
             for place, item in enumerate(items)
         ]
 
-    def _map(self, pairs: _Map, where: str, depth: int) -> Any:
+    def _map(self, pairs: _Map, where: Where, depth: int) -> Any:
         if len(pairs) == 1 and pairs[0][0] is None:
             return self._tagged(pairs[0][1], where, depth)
         read: dict[Any, Any] = {}
@@ -220,10 +231,10 @@ class _Reader:
                 raise WireError(f"{_short(where)} has the key {str(key)[:60]!r}; keys are text or ints")
             if key in read:
                 raise WireError(f"{_short(where)} has the key {str(key)[:60]!r} twice")
-            read[key] = self.read(item, f"{where}[{key!r}]", depth + 1)
+            read[key] = item if type(item) in _READ else self.read(item, (where, "[%r]", key), depth + 1)
         return read
 
-    def _tagged(self, tagged: Any, where: str, depth: int) -> Any:
+    def _tagged(self, tagged: Any, where: Where, depth: int) -> Any:
         if type(tagged) is not list or not tagged:
             raise WireError(f"{_short(where)} has a mark without anything marked")
         tag, *parts = tagged
@@ -242,13 +253,13 @@ class _Reader:
             case _:
                 raise WireError(f"{_short(where)} has the mark {str(tag)[:60]!r}, which this codec does not have")
 
-    def _int(self, parts: list[Any], where: str) -> int:
+    def _int(self, parts: list[Any], where: Where) -> int:
         (data,) = _parts(parts, 1, where)
         if type(data) is not bytes or len(data) > _MOST_INT_BYTES:
             raise WireError(f"{_short(where)} is an int of other than at most {_MOST_INT_BYTES} bytes")
         return int.from_bytes(data, "little", signed=True)
 
-    def _beside(self, place: Any, where: str) -> memoryview:
+    def _beside(self, place: Any, where: Where) -> memoryview:
         if type(place) is not int or place != self.taken or place >= len(self._buffers):
             raise WireError(
                 f"{_short(where)} lies in buffer {str(place)[:20]}, where {self.taken} of {len(self._buffers)} is next"
@@ -256,7 +267,7 @@ class _Reader:
         self.taken += 1
         return self._buffers[place]
 
-    def _array(self, parts: list[Any], where: str) -> NDArray[Any]:
+    def _array(self, parts: list[Any], where: Where) -> NDArray[Any]:
         name, shape, data = _parts(parts, 3, where)
         dtype = _DTYPES.get(name) if type(name) is str else None
         if dtype is None:
@@ -273,21 +284,24 @@ class _Reader:
             raise WireError(f"{_short(where)} is an array of bools with a byte that is neither 0 nor 1")
         return cast(NDArray[Any], np.frombuffer(buffer, dtype).reshape(shape))
 
-    def _registered(self, parts: list[Any], where: str, depth: int) -> Any:
+    def _registered(self, parts: list[Any], where: Where, depth: int) -> Any:
         if not parts:
             raise WireError(f"{_short(where)} is of a type without a name")
         name, *packed = parts
-        form = self._types.named(name, _short(where))
+        form = self._types.named(name, lambda: _short(where))
         if len(packed) != len(form.fields):
             raise WireError(f"{_short(where)} is a {form.name!r} with {len(packed)} fields, not {len(form.fields)}")
-        read = [self.read(part, f"{where}.{field}", depth + 1) for field, part in zip(form.fields, packed, strict=True)]
+        read = [
+            part if type(part) in _READ else self.read(part, (where, ".%s", field), depth + 1)
+            for field, part in zip(form.fields, packed, strict=True)
+        ]
         try:
             return form.make(read)
         except Exception as error:  # whatever the type's own checks raise of parts that they did not expect
             raise WireError(f"{_short(where)} is no {form.name!r}: {error}") from error
 
 
-def _parts(parts: list[Any], count: int, where: str) -> list[Any]:
+def _parts(parts: list[Any], count: int, where: Where) -> list[Any]:
     if len(parts) != count:
         raise WireError(f"{_short(where)} has {len(parts)} parts, not {count}")
     return parts
@@ -307,5 +321,10 @@ def _mend(value: Any) -> str:
     return "; give numbers, text, lists, dicts or arrays, or register the type"
 
 
-def _short(where: str) -> str:
-    return where if len(where) <= 160 else f"{where[:60]} … {where[-90:]}"
+def _short(where: Where) -> str:
+    parts: list[str] = []
+    while not isinstance(where, str):
+        where, words, which = where
+        parts.append(words % (which,))
+    said = "".join([where, *reversed(parts)])
+    return said if len(said) <= 160 else f"{said[:60]} … {said[-90:]}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class _Form:
     kind: type
     fields: tuple[str, ...]
     """Of its parts, in order."""
-    parts: Callable[[Any], list[Any]]
+    parts: Callable[[Any], Sequence[Any]]
     make: Callable[[list[Any]], Any]
     """Raises what the type raises of parts that it refuses."""
 
@@ -64,12 +65,14 @@ class WireTypes:
         """How values of exactly this type travel."""
         return self._by_kind.get(kind)
 
-    def named(self, name: object, where: str) -> _Form:
-        """Raises WireError for a name that is not here."""
+    def named(self, name: object, where: Callable[[], str]) -> _Form:
+        """Raises WireError for a name that is not here; `where` tells in what."""
         form = self._by_name.get(name) if isinstance(name, str) else None
         if form is None:
-            known = ", ".join(sorted(self._by_name)) or "none"
-            raise WireError(f"{where} is of the type {str(name)[:60]!r}, which is not registered; registered: {known}")
+            raise WireError(
+                f"{where()} is of the type {str(name)[:60]!r}, which is not registered; registered: "
+                f"{', '.join(sorted(self._by_name)) or 'none'}"
+            )
         return form
 
 
@@ -97,13 +100,14 @@ def _dataclass(name: str, kind: type) -> _Form:
     fields = tuple(each.name for each in dataclasses.fields(kind) if each.init)
     if len(fields) < len(dataclasses.fields(kind)):
         raise TypeError(f"{kind.__qualname__} cannot be registered as {name!r}: it has fields that nobody can give it")
-    return _Form(
-        name,
-        kind,
-        fields,
-        lambda value: [getattr(value, field) for field in fields],
-        lambda parts: kind(**dict(zip(fields, parts, strict=True))),
-    )
+    parts = attrgetter(*fields) if len(fields) > 1 else _gets(fields)  # of one attrgetter gives no sequence
+    if any(each.kw_only for each in dataclasses.fields(kind)):
+        return _Form(name, kind, fields, parts, lambda parts: kind(**dict(zip(fields, parts, strict=True))))
+    return _Form(name, kind, fields, parts, lambda parts: kind(*parts))
+
+
+def _gets(fields: Sequence[str]) -> Callable[[Any], Sequence[Any]]:
+    return lambda value: [getattr(value, field) for field in fields]
 
 
 def _dump(section: Section) -> list[Any]:

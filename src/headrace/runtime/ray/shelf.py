@@ -1,0 +1,89 @@
+"""Which object of Ray's a ref is in: one actor of a run knows. The controller, where most are asked for, is no actor
+that could be asked."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+SHELF = "shelf"
+_ON_ITS_WAY_S = 5.0
+"""In which what a process has put is known here: a message of its own goes another way than the ref."""
+
+Key = tuple[str, int]
+"""A keeper, and which of its refs."""
+
+
+class Shelf:
+    """An actor. A keeper's refs come in bundles, with numbers in their order: what is below the last one, and is not
+    here, was freed."""
+
+    def __init__(self) -> None:
+        self._bundles: dict[Key, tuple[Any, list[int], set[int]]] = {}
+        """By keeper and first number: the object, all numbers in it, and those that are not freed."""
+        self._first: dict[Key, int] = {}
+        """Of each ref that is not freed the first number of its bundle."""
+        self._last: dict[str, int] = {}
+        self._gone: dict[str, int] = {}
+        """Numbers below this are of a keeper that ended."""
+        self._freed_early: set[Key] = set()
+        self._came = asyncio.Condition()
+
+    async def keep(self, keeper: str, numbers: list[int], held: list[Any]) -> None:
+        """`numbers`: of the refs in the object, in order. `held`: the object, in a list, or Ray would hand over what it
+        is."""
+        async with self._came:
+            self._last[keeper] = max(numbers[-1], self._last.get(keeper, -1))
+            early = {number for number in numbers if (keeper, number) in self._freed_early}
+            self._freed_early -= {(keeper, number) for number in early}
+            left = {number for number in numbers if number >= self._gone.get(keeper, 0)} - early
+            if left:
+                self._bundles[keeper, numbers[0]] = held[0], numbers, left
+                self._first.update({(keeper, number): numbers[0] for number in left})
+            self._came.notify_all()
+
+    async def find(self, keeper: str, number: int) -> list[Any]:
+        """The object, and the numbers of all refs in it; nothing if there is none."""
+        async with self._came:
+            if self._last.get(keeper, -1) < number:
+                try:
+                    async with asyncio.timeout(_ON_ITS_WAY_S):
+                        await self._came.wait_for(lambda: self._last.get(keeper, -1) >= number)
+                except TimeoutError:
+                    return []
+        first = self._first.get((keeper, number))
+        if first is None:
+            return []
+        held, numbers, _ = self._bundles[keeper, first]
+        return [held, numbers]
+
+    async def free(self, keys: list[Key]) -> None:
+        for keeper, number in keys:
+            if self._last.get(keeper, -1) < number:
+                self._freed_early.add((keeper, number))
+            else:
+                self._drop(keeper, number)
+
+    async def forget(self, keeper: str, below: int) -> None:
+        """It has ended: what it put under numbers below this is lost, also where Ray has it for a while."""
+        for name, number in [key for key in self._first if key[0] == keeper and key[1] < below]:
+            self._drop(name, number)
+        self._freed_early = {key for key in self._freed_early if key[0] != keeper or key[1] >= below}
+        async with self._came:
+            self._gone[keeper] = max(below, self._gone.get(keeper, 0))
+            self._last[keeper] = max(below - 1, self._last.get(keeper, -1))
+            self._came.notify_all()
+
+    async def count(self) -> int:
+        """Refs that were put and not freed."""
+        return len(self._first)
+
+    def _drop(self, keeper: str, number: int) -> None:
+        """The object goes with its last ref."""
+        first = self._first.pop((keeper, number), None)
+        if first is None:
+            return
+        left = self._bundles[keeper, first][2]
+        left.discard(number)
+        if not left:
+            del self._bundles[keeper, first]
