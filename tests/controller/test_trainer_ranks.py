@@ -103,9 +103,8 @@ def test_a_resumed_run_of_ranks_is_the_run_bit_for_bit(tmp_path: Path) -> None:
     (tmp_path / "other").rename(tmp_path / "run" / "run")
     _, other = trained(tmp_path / "run", "c2", "--resume", **lasting)
     assert all(float((whole[name] - tensor).abs().max()) < 1e-4 for name, tensor in other.items())
-    _, begun = trained(
-        tmp_path / "from", "d1", "--from", str(tmp_path / "whole" / "run"), **{**lasting, "trainer__batches": 1}
-    )
+    origin = ["--from", str(tmp_path / "whole" / "run"), "--from-optimizer"]
+    _, begun = trained(tmp_path / "from", "d1", *origin, **{**lasting, "trainer__batches": 1})
     assert begun.keys() == whole.keys()
 
 

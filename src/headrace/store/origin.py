@@ -22,7 +22,9 @@ ORIGIN_NAME = "origin"
 """A run's folder of what it began from."""
 _LEFT_OUT = "reference"
 """Of a checkpoint: a run has a reference of its own."""
-_TRAINER_STATE = ("trainer.json", "trainer.safetensors")
+_TRAINER_RECORD = "trainer.json"
+_TRAINER_TENSORS = "trainer*.safetensors"
+"""In one file, or in one of each rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Origin:
     @property
     def has_trainer_state(self) -> bool:
         """Whether master weights and the optimiser's moments are there."""
-        return all((self.path / name).is_file() for name in _TRAINER_STATE)
+        return (self.path / _TRAINER_RECORD).is_file() and any(self.path.glob(_TRAINER_TENSORS))
 
 
 def find_origin(given: str) -> Origin:

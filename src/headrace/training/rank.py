@@ -114,7 +114,7 @@ class TrainerRank:
         self._held: HeldRows | None = None
         self._snapshot: Snapshot | None = None
         self._meeting: Meeting | None = None
-        self._tells = True
+        self._tells = self._leads = True
         self._taken: list[tuple[list[RowToTrain], list[PackRow]]] = []
 
     def meet(self, seconds: float) -> int:
@@ -127,6 +127,7 @@ class TrainerRank:
         RuntimeError, ConfigError."""
         trainer: Any = self._trainer
         self._tells = tells
+        self._leads = rank == 0
         trainer.join(rank, self._meeting or port, seconds)
         self._meeting = None
 
@@ -218,6 +219,9 @@ class TrainerRank:
     def snapshot(self, version: Version) -> None:
         """Copy the weights as they are. Raises WeightError."""
         check = None if self._check is None else self._check()
+        if not self._leads:
+            self._take_part()
+            return
         self._snapshot = self._plane.snapshot(version, self._trainer.tensors(), check)
 
     async def send(self) -> None:
@@ -228,6 +232,9 @@ class TrainerRank:
 
     def show_aside(self, version: Version) -> tuple[str, str]:
         """Publish the weights as they are for one receiver alone, until `end_aside`. As `plane`."""
+        if not self._leads:
+            self._take_part()
+            return "", ""
         self._aside = self._make_aside()
         self._aside.publish(version, self._trainer.tensors())
         return self._aside.transport, self._aside.address
@@ -274,6 +281,11 @@ class TrainerRank:
     def _policy(self) -> PolicyTrainer:
         trainer: Any = self._trainer
         return trainer
+
+    def _take_part(self) -> None:
+        """In what gathers the weights for the first rank."""
+        for _ in self._trainer.tensors():
+            pass
 
     def _idle(self, *, trains: bool) -> None:
         trainer: Any = self._trainer
