@@ -25,12 +25,9 @@ from headrace.training.data_parallel import DataParallel, Meeting
 from headrace.training.deterministic import deterministic, lacks_kernel
 from headrace.training.dropout import remove_dropout
 from headrace.training.layer_hooks import call_between_layers
-from headrace.training.layouts.group import RankGroup
 from headrace.training.layouts.ranks import WHOLE, Layout
-from headrace.training.layouts.sharded_model import ShardedModel, idle
 from headrace.training.optimizer.adamw import OptimizerSettings
 from headrace.training.optimizer.lr_schedule import ScheduleSettings, learning_rate
-from headrace.training.optimizer.sharded_weights import ShardedWeights
 from headrace.training.optimizer.trained_weights import TrainedWeights
 from headrace.training.optimizer.whole_weights import WholeWeights
 from headrace.training.protocol import Loss, Outputs, StepReport
@@ -51,6 +48,9 @@ from headrace.training.sums import BatchSums
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from headrace.training.layouts.group import RankGroup
+    from headrace.training.layouts.sharded_model import ShardedModel
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class HFTrainer:
         """Take part in a pass over other ranks' rows; `trains`: there and back."""
         assert self._sharded is not None, "its passes are its own"
         with torch.set_grad_enabled(trains):
-            found = self._sharded(self._outputs, idle(self._lm.device))
+            found = self._sharded.idle(self._outputs)
         if trains:
             (0.0 * found.sum()).backward()
 
@@ -189,6 +189,11 @@ class HFTrainer:
         if self._whole is not None:
             self._whole.join(DataParallel(rank, self._layout.size, meeting, seconds))
             return
+        # Most runs need none of this, and torch takes its time to import it.
+        from headrace.training.layouts.group import RankGroup
+        from headrace.training.layouts.sharded_model import ShardedModel
+        from headrace.training.optimizer.sharded_weights import ShardedWeights
+
         ranks = self._ranks = RankGroup(self._layout, rank, meeting, seconds, self._lm.device.type)
         self._sharded = ShardedModel(self._lm, ranks, self._dtype)
         self._trained = ShardedWeights(self._model, self._dtype, self._config.optimizer, ranks)

@@ -15,6 +15,9 @@ from torch import Tensor
 Group = Any
 """torch's ProcessGroup."""
 Gradient = Literal["same", "parts"]
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""By their new names where torch has them."""
 
 
 def summed(values: Tensor, group: Group) -> Tensor:
@@ -79,7 +82,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, group: Group, gradient: Gradient) -> Tensor:
         ctx.group, ctx.gradient, ctx.count = group, gradient, len(rows)
         found = rows.new_empty((dist.get_world_size(group) * len(rows), *rows.shape[1:]))
-        dist.all_gather_single(found, rows.contiguous(), group=group)
+        _all_gather(found, rows.contiguous(), group=group)
         return found
 
     @staticmethod
@@ -87,7 +90,7 @@ class _Gather(torch.autograd.Function):
         grad = grads[0].contiguous()
         if ctx.gradient == "parts":
             own = grad.new_empty((ctx.count, *grad.shape[1:]))
-            dist.reduce_scatter_single(own, grad, group=ctx.group)
+            _reduce_scatter(own, grad, group=ctx.group)
         else:
             begin = dist.get_rank(ctx.group) * ctx.count
             own = grad[begin : begin + ctx.count]

@@ -45,21 +45,36 @@ class ShardedModel:
     def __call__(self, outputs: Outputs, micro: MicroBatch) -> Tensor:
         """What `outputs` makes of it, by all ranks. Where no token is in the mask the pass is over others: ranks differ
         in what they have."""
-        model: Any = self._lm.model
         try:
             if micro.mask.any():
-                found: Tensor = getattr(model, _PASS)(outputs, self._lm, micro)
-                return found
-            other = getattr(model, _PASS)(outputs, self._lm, idle(self._lm.device))
+                return self._pass(outputs, micro)
+            other = self._pass_over_two(outputs)
             return other.new_zeros((micro.num_tokens, *other.shape[1:])) + 0.0 * other.sum()
         finally:
-            if self._keeps and not torch.is_grad_enabled():  # no backward pass lets go of them
-                for part in parts(model):
-                    part.reshard()
+            self._let_go()
+
+    def idle(self, outputs: Outputs) -> Tensor:
+        """The pass of a rank that has no rows: over two tokens."""
+        try:
+            return self._pass_over_two(outputs)
+        finally:
+            self._let_go()
+
+    def _pass_over_two(self, outputs: Outputs) -> Tensor:
+        return self._pass(outputs, _two_tokens(self._lm.device))
+
+    def _pass(self, outputs: Outputs, micro: MicroBatch) -> Tensor:
+        found: Tensor = getattr(self._lm.model, _PASS)(outputs, self._lm, micro)
+        return found
+
+    def _let_go(self) -> None:
+        """Of gathered weights that no backward pass lets go of."""
+        if self._keeps and not torch.is_grad_enabled():
+            for part in parts(self._lm.model):
+                part.reshard()
 
 
-def idle(device: torch.device) -> MicroBatch:
-    """A pass for a rank that has no rows: of two tokens."""
+def _two_tokens(device: torch.device) -> MicroBatch:
     return MicroBatch(
         tokens=torch.zeros(2, dtype=torch.int64, device=device),
         positions=torch.arange(2, device=device),

@@ -69,7 +69,12 @@ def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
 def shard(model: PreTrainedModel, mesh: DeviceMesh, dtype: torch.dtype, *, keeps_weights: bool) -> None:
     """FSDP2 over `mesh` (one dimension): forward and backward in `dtype`, gradients summed in float32, as sums.
     `keeps_weights`: whether a layer's weights stay gathered between its forward and its backward pass (ZeRO-2, else
-    ZeRO-3)."""
+    ZeRO-3). Raises ConfigError for a torch that adds up no sums."""
+    if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+        raise ConfigError(
+            f"layout cuts the model up among ranks, for which torch {torch.__version__} is too old; install a newer "
+            "one (2.13 is tried), or use dp alone"
+        )
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     names = set(model._no_split_modules or ())
     for module in model.modules():
