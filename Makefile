@@ -72,8 +72,8 @@ $(SGLANG_READY): requirements-sglang.txt plugins/headrace-sglang-cpu/pyproject.t
 
 sglang-env: $(SGLANG_READY)
 
-# What takes more than a second and a half or so: 28 minutes, of which 5 for 10^5 random sequences of events, 3 for the
-# wheel and the sdist in an empty environment. Then 11 for vLLM, 8 for SGLang, 4 for the trackers and 4 for verifiers, their
+# What takes more than a second and a half or so: 30 minutes, of which 5 for 10^5 random sequences of events, 3 for the
+# wheel and the sdist in an empty environment. Then 9 for vLLM, 7 for SGLang, 4 for the trackers and 4 for verifiers, their
 # environments included, and 11 for whole runs in which all that would cross between processes is copied through the wire
 # codec: the quick ones, and of the slow those that start no worker process (mark `copied`). 65 together, on two quiet
 # cores.
