@@ -35,7 +35,7 @@ LENGTHS = [9, 5, 17, 3, 12, 7, 1, 2]
 AS_SGD = OptimizerConfig(lr=1e4, betas=(0.5, 0.9), eps=1e4, weight_decay=1e-6)
 """AdamW divides by sqrt(v) + eps: with eps far above all gradients a step is lr / eps times their momentum."""
 COLUMNS = ("logprob", "entropy", "whole_entropy", "kept_mass", "first_choice")
-SECONDS = 60.0
+SECONDS = 120.0
 
 
 def rows(*, kept: bool, begin_alike: bool = True) -> list[PackRow]:

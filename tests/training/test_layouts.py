@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.cpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.cpu, pytest.mark.timeout(500)]
 HELPERS = Path(__file__).parents[1] / "helpers"
 RANKS = 4
 LAYOUTS: dict[str, dict[str, int]] = {
@@ -78,7 +78,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rank in range(RANKS)
     ]
     try:
-        said = [process.communicate(timeout=250)[0] for process in started]
+        said = [process.communicate(timeout=450)[0] for process in started]
     finally:
         for process in started:
             process.kill()
