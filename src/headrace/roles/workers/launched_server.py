@@ -118,7 +118,8 @@ class LaunchedServer:
         shared memory: one that is killed leaves it, some hundred MB of it."""
         self._noted = self._below() or self._noted
         self._needed = [each for each in self._noted if _title(each).startswith(self._title)]
-        self._segments = sorted({path for process in self._noted for path in _shared(process)})
+        found = (path for process in self._noted for path in _shared(process))
+        self._segments = sorted({*self._segments, *found})
 
     def end_noted(self) -> None:
         """End those that linger, and remove the memory that they share."""
@@ -143,6 +144,8 @@ class LaunchedServer:
 
     async def stop(self, *, kindly: bool = True) -> None:
         """End it, with all that it started; `kindly`: ask it to end first."""
+        if self._noted:  # what it shares by now
+            self.note()
         guardian, self._guardian = self._guardian, None
         if guardian is None:
             return
