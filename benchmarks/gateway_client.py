@@ -57,6 +57,10 @@ class Connection(asyncio.Protocol):
         self._transport.write(request)
         return self._answer
 
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
         self._data += data
@@ -196,6 +200,7 @@ class Player:
         if conversation.left:
             self._idle.append(conversation)
         else:
+            conversation.connection.close()  # a gateway leaves it open for a while
             print(json.dumps({"ended": conversation.key}), flush=True)
 
     async def closed_loop(self) -> None:
