@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from unittest import mock
 
 import pytest
 
@@ -11,17 +12,22 @@ from headrace.controller.building.ray_head import RayHead
 from headrace.runtime.ray.environment import prepare
 
 
+@pytest.fixture(scope="session")
+def ray_environment() -> Mapping[str, str]:
+    """What Ray has read once it is imported: the same for every module's."""
+    with mock.patch.dict(os.environ):
+        prepare(None)
+        return dict(os.environ)
+
+
 @pytest.fixture(scope="module")
-def one_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    before = dict(os.environ)
-    prepare(None)
-    ray = pytest.importorskip("ray", reason="pip install 'headrace[cluster]'")
-    head = RayHead(2, tmp_path_factory.mktemp("ray") / "ray.log")
-    try:
-        ray.init(address=head.start(), log_to_driver=False, configure_logging=False)
-        yield
-    finally:
-        ray.shutdown()
-        head.close()
-        os.environ.clear()
-        os.environ.update(before)
+def one_ray(ray_environment: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with mock.patch.dict(os.environ, ray_environment):
+        ray = pytest.importorskip("ray", reason="pip install 'headrace[cluster]'")
+        head = RayHead(2, tmp_path_factory.mktemp("ray") / "ray.log")
+        try:
+            ray.init(address=head.start(), log_to_driver=False, configure_logging=False)
+            yield
+        finally:
+            ray.shutdown()
+            head.close()
