@@ -33,21 +33,10 @@ _BATCH = re.compile(r"batch ([0-9]+)/")
 def run(job: Path, model: Path, folder: Path, batches: int, overrides: list[str]) -> tuple[float, float]:
     """Batches a second, and seconds until the first one's end."""
     given = [f"model.path={model}", "data.eval=null", f"trainer.batches={batches}", *overrides]
-    command = [
-        sys.executable,
-        "-u",
-        "-m",
-        "headrace.cli.main",
-        "train",
-        str(job),
-        "--dir",
-        str(folder),
-        "--plain",
-        *given,
-    ]
+    command = [*(sys.executable, "-u", "-m", "headrace.cli.main", "train"), str(job), "--dir", str(folder), "--plain"]
     began, ends = time.monotonic(), {}
     lines = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen([*command, *given], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)

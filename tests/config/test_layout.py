@@ -93,8 +93,8 @@ def test_places_and_layouts_go_together(job: Path, overrides: list[str], words: 
 @pytest.mark.parametrize(
     ("layout", "words"),
     [
-        ("t3", r"tp 3, and the model has 4 attention heads; use a tp that divides all of these \(1, 2\)"),
-        ("t4", r"tp 4, and the model has 2 key and value heads; use a tp that divides all of these \(1, 2\)"),
+        ("t3", r"tp 3, and the model has 4 attention heads; use a tp of 1, 2"),
+        ("t4", r"tp 4, and the model has 2 key and value heads; use a tp of 1, 2"),
         ("c3", r"cp 3, and each rank of tp 1 has 4 attention heads and 2 of keys and values; use a cp of 1, 2, 4"),
         ("t2c4", r"cp 4, and each rank of tp 2 has 2 attention heads and 1 of keys and values; use a cp of 1, 2"),
     ],

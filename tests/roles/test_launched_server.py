@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 
 from headrace.config.errors import ConfigError
 from headrace.engines.protocol import EngineError
@@ -25,10 +27,15 @@ from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.workers import Placement, WorkerError
 
 SERVER = """
-import http.server, subprocess, sys
+import http.server, mmap, subprocess, sys
+held = []
 subprocess.Popen(["core::sleeper", "-c", "import time; time.sleep(60)"], executable=sys.executable)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        if self.path.startswith("/share/"):
+            file = open("/dev/shm/" + self.path.removeprefix("/share/"), "w+b")
+            file.truncate(4096)
+            held.append(mmap.mmap(file.fileno(), 4096))
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"{}")
@@ -104,8 +111,12 @@ def test_one_that_other_machines_may_reach_is_refused(tmp_path: Path, monkeypatc
         started(given)
 
 
-def test_one_that_lost_its_core_is_dead_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own process serves on, and says that it is well."""
+def with_server(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    test: Callable[[ServerEngineWorker, psutil.Process], Awaitable[None]],
+) -> None:
+    """`test`: called with the worker of one that is up, and its core; then both end."""
     monkeypatch.setattr(server_engine, "KINDS", {**KINDS, "small": KIND})
 
     async def main() -> None:
@@ -115,39 +126,57 @@ def test_one_that_lost_its_core_is_dead_at_once(tmp_path: Path, monkeypatch: pyt
             await worker.start()
             assert worker._server is not None
             (core,) = [each for each in worker._server._below() if each.cmdline()[0] == "core::sleeper"]
-            assert worker._engine.failure is None
-            core.kill()
-            await asyncio.wait_for(worker._news.wait(), 1.0)
-            assert f"the server lost its process {core.pid}" in str(worker._engine.failure)
+            await test(worker, core)
         finally:
             await worker.close()
             await runtime.close()
 
     asyncio.run(main())
+
+
+def test_one_that_lost_its_core_is_dead_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own process serves on, and says that it is well."""
+
+    async def test(worker: ServerEngineWorker, core: psutil.Process) -> None:
+        assert worker._engine.failure is None
+        core.kill()
+        await asyncio.wait_for(worker._news.wait(), 1.0)
+        assert f"the server lost its process {core.pid}" in str(worker._engine.failure)
+
+    with_server(tmp_path, monkeypatch, test)
 
 
 def test_what_a_dead_one_left_is_ended_before_anybody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a broken stream tells of its death before its process has ended: who is told kills the worker."""
-    monkeypatch.setattr(server_engine, "KINDS", {**KINDS, "small": KIND})
 
-    async def main() -> None:
-        runtime = InlineRuntime()
-        worker = ServerEngineWorker(spec(tmp_path), runtime)  # type: ignore[arg-type]
-        try:
-            await worker.start()
-            assert worker._server is not None
-            (core,) = [each for each in worker._server._below() if each.cmdline()[0] == "core::sleeper"]
-            left = tmp_path / "shared"
-            left.write_text("memory")
-            worker._server._segments = [str(left)]
-            worker._engine.fail(EngineError("its stream broke"))
-            assert not left.exists(), "without a turn of the loop"
-            core.wait(5.0)
-        finally:
-            await worker.close()
-            await runtime.close()
+    async def test(worker: ServerEngineWorker, core: psutil.Process) -> None:
+        left = tmp_path / "shared"
+        left.write_text("memory")
+        assert worker._server is not None
+        worker._server._segments = [str(left)]
+        worker._engine.fail(EngineError("its stream broke"))
+        assert not left.exists(), "without a turn of the loop"
+        core.wait(5.0)
 
-    asyncio.run(main())
+    with_server(tmp_path, monkeypatch, test)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="Linux has it")
+def test_memory_that_it_came_to_share_later_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This server removes nothing itself."""
+    shared = Path("/dev/shm") / f"psm_test-{os.getpid()}-{tmp_path.name}"
+
+    async def test(worker: ServerEngineWorker, core: psutil.Process) -> None:
+        assert worker._http is not None
+        async with ClientSession() as client, client.get(f"{worker._http.url}/share/{shared.name}") as answer:
+            assert answer.status == 200
+        assert shared.exists()
+
+    try:
+        with_server(tmp_path, monkeypatch, test)
+        assert not shared.exists()
+    finally:
+        shared.unlink(missing_ok=True)
 
 
 def test_a_token_that_is_refused_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

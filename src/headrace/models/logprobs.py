@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from headrace.models.entropy import entropy
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
 
@@ -25,8 +26,6 @@ likely, else 0.
 MAX_LOGITS = 2**26
 """Logits held at a time: 256 MiB of float32. Past this the output layer is run in pieces, and again in the backward
 pass."""
-_NO_PROBABILITY = -200.0
-"""A log-prob whose probability is 0 in float32."""
 _CACHED = 2**17
 """Logits looked at at a time where only sums of them are wanted: they stay in a processor's cache."""
 
@@ -106,7 +105,7 @@ def _uncut(logits: Tensor, targets: Tensor, columns: Sequence[Column]) -> Tensor
     everything = torch.log_softmax(logits, dim=-1)
     found = {"logprob": everything.gather(1, targets[:, None])[:, 0]}
     if "entropy" in columns:
-        found["entropy"] = _entropy(everything)
+        found["entropy"] = entropy(everything)
     if "whole_entropy" in columns:
         found["whole_entropy"] = _entropy_of_rows(everything)
     if "kept_mass" in columns:
@@ -131,7 +130,7 @@ def _cut(logits: Tensor, targets: Tensor, ids: Tensor, possible: Tensor, columns
     mass = kept.logsumexp(dim=1)
     found = {"logprob": logits.gather(1, targets[:, None])[:, 0] - mass}
     if "entropy" in columns:
-        found["entropy"] = _entropy(kept - mass[:, None])
+        found["entropy"] = entropy(kept - mass[:, None])
     with torch.no_grad():
         if "whole_entropy" in columns:
             found["whole_entropy"], of_all = _entropy_and_mass(logits)
@@ -144,17 +143,10 @@ def _cut(logits: Tensor, targets: Tensor, ids: Tensor, possible: Tensor, columns
     return torch.stack([found[name] for name in columns], dim=1)
 
 
-def _entropy(logprobs: Tensor) -> Tensor:
-    """Of each row of log-probs, in nats; differentiable."""
-    # A log-prob of -inf has probability 0 and adds nothing; the product would be NaN, and so would the gradient below
-    # a bound that overflows when it is multiplied.
-    return -(logprobs.exp() * logprobs.clamp(min=_NO_PROBABILITY)).sum(-1)
-
-
 @torch.no_grad()
 def _entropy_of_rows(logprobs: Tensor) -> Tensor:
-    """`_entropy` without gradient, a few rows at a time."""
-    return torch.cat([_entropy(part) for part in logprobs.split(_rows(logprobs))])
+    """`entropy` without gradient, a few rows at a time."""
+    return torch.cat([entropy(part) for part in logprobs.split(_rows(logprobs))])
 
 
 def _entropy_and_mass(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,7 +154,7 @@ def _entropy_and_mass(logits: Tensor) -> tuple[Tensor, Tensor]:
     entropies, masses = [], []
     for part in logits.split(_rows(logits)):
         masses.append(part.logsumexp(dim=1))
-        entropies.append(_entropy(part - masses[-1][:, None]))
+        entropies.append(entropy(part - masses[-1][:, None]))
     return torch.cat(entropies), torch.cat(masses)
 
 

@@ -36,7 +36,7 @@ def _check_divides(name: str, layout: LayoutConfig, text: Any) -> None:
     for what, count in counts.items():
         if count % tp:
             raise ConfigError(
-                f"{name}.layout has tp {tp}, and the model has {count} {what}; use a tp that divides "
+                f"{name}.layout has tp {tp}, and the model has {count} {what}; use a tp of "
                 f"{_divisors(list(counts.values()))}"
             )
     if (heads // tp) % cp or ((key_heads // tp) % cp and cp % (key_heads // tp)):
@@ -53,4 +53,4 @@ def _check_divides(name: str, layout: LayoutConfig, text: Any) -> None:
 
 def _divisors(counts: list[int]) -> str:
     found = [each for each in range(1, min(counts) + 1) if not any(count % each for count in counts)]
-    return f"all of these ({', '.join(map(str, found))})"
+    return ", ".join(map(str, found))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.models.entropy import entropy
 from headrace.models.parallel.collectives import largest, spread, summed
 from headrace.models.parallel.shared_pass import Ranks
 
@@ -59,8 +60,8 @@ class VocabularyShare:
         if "entropy" in names:
             found["entropy"] = self.entropy(logits, whole_mass)
             if cut is not None and inside is not None:
-                logprobs = (inside - inside.logsumexp(1)[:, None]).clamp(min=_NO_PROBABILITY)
-                found["entropy"] = torch.where(cut, -(logprobs.exp() * logprobs).sum(1), found["entropy"])
+                of_cut = entropy(inside - inside.logsumexp(1)[:, None])
+                found["entropy"] = torch.where(cut, of_cut, found["entropy"])
         with torch.no_grad():
             if "whole_entropy" in names:
                 found["whole_entropy"] = self.entropy(logits, whole_mass)
@@ -69,7 +70,3 @@ class VocabularyShare:
             if "first_choice" in names:
                 found["first_choice"] = (chosen >= largest(logits.amax(1), self.ranks.group)).to(logits.dtype)
         return torch.stack([found[name] for name in names], dim=1)
-
-
-_NO_PROBABILITY = -200.0
-"""A log-prob whose probability is 0 in float32."""

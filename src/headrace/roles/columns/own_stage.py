@@ -39,7 +39,8 @@ class OwnStage:
     def __call__(self, rows: Sequence[Columned], groups: Sequence[FinishedGroup]) -> dict[str, list[Ref]]:
         """Of each column that it writes a ref for each row. `groups`: of the rows, if it reads them. Raises PieceError,
         RefLost."""
-        refs, by_row = near(self._refs, refs_of(rows)), self._by_row
+        of_groups = {ref for one in groups for ref in one.refs}
+        refs, by_row = near(self._refs, refs_of(rows) | of_groups), self._by_row
         wholes = {one.header.key: group_of(refs, one.header, one.refs) for one in groups}
         given: dict[str, list[Any]] = {name: [] for name in self._reads}
         columns = [name for name in self._reads if name != "group"]

@@ -120,9 +120,8 @@ class RayCluster:
     async def close(self) -> None:
         """See `Apart.close`. The cluster ends where it was started here."""
         if self._refs is not None:
-            self._refs.close()
-            self._refs = None
-            await on_own_thread(self._leave)
+            refs, self._refs = self._refs, None
+            await on_own_thread(lambda: self._leave(refs))
         if self._site is not None:
             self._site.close()
             self._site = None
@@ -149,7 +148,8 @@ class RayCluster:
         self._shelf = shelf.remote()
         ray.get(self._shelf.count.remote(), timeout=_START_S)
 
-    def _leave(self) -> None:
+    def _leave(self, refs: ActorRefs) -> None:
+        refs.close()
         ray.kill(self._shelf, no_restart=True)
         if self._joins:
             ray.shutdown()

@@ -28,6 +28,8 @@ from headrace.runtime.wire.wire_types import WireTypes
 logger = logging.getLogger(__name__)
 
 _FETCH_S = 60.0
+_END_S = 5.0
+"""In which what is being sent is, unless Ray has ended."""
 _MOMENT_S = 0.001
 _BUNDLE = 8 * 2**20
 """Bytes at which one goes without waiting."""
@@ -107,11 +109,11 @@ class ActorRefs:
             self._changed.notify()
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Send nothing more. Blocking."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._sending.join()
+        self._sending.join(_END_S)
 
     def _here(self, ref: Ref) -> Box | None:
         with self._changed:

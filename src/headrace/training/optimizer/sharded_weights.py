@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from headrace.training.layouts.group import RankGroup
-from headrace.training.optimizer.adamw import OptimizerSettings
+from headrace.training.optimizer.adamw import FusedAdamW, OptimizerSettings, Trained
 from headrace.training.pieces import Piece
 from headrace.training.sums import BatchSums
 
@@ -28,38 +28,24 @@ class ShardedWeights:
         self._parameters: dict[str, DTensor] = {}
         self._masters: dict[str, nn.Parameter] = {}
         """This rank's parts: the memory that FSDP2 gathers from."""
-        decayed: list[nn.Parameter] = []
-        plain: list[nn.Parameter] = []
+        self._moments: dict[str, tuple[Tensor, Tensor]] = {}
+        trained = []
         for name, parameter in model.named_parameters():
             assert isinstance(parameter, DTensor), name
             self._parameters[name] = parameter
             master = self._masters[name] = nn.Parameter(_local(parameter.detach()))
+            moments = self._moments[name] = torch.zeros_like(master), torch.zeros_like(master)
             if master.numel():
-                (decayed if parameter.dim() >= 2 else plain).append(master)
-        self._steps: list[Tensor] = []
-        groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        self._optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]] or [nn.Parameter(torch.zeros(0))],
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            fused=True,
-        )
-        self._moments: dict[str, tuple[Tensor, Tensor]] = {}
-        for name, master in self._masters.items():
-            moments = self._moments[name] = (torch.zeros_like(master), torch.zeros_like(master))
-            step = torch.zeros((), dtype=torch.float32, device=master.device)
-            self._steps.append(step)
-            self._optimizer.state[master] = {"step": step, "exp_avg": moments[0], "exp_avg_sq": moments[1]}
+                trained.append(Trained(master, *moments, decays=parameter.dim() >= 2))
+        self._optimizer = FusedAdamW(trained, settings)
 
     @property
     def updates(self) -> int:
-        return int(self._steps[0].item())
+        return self._optimizer.updates
 
     @updates.setter
     def updates(self, count: int) -> None:
-        for step in self._steps:
-            step.fill_(count)
+        self._optimizer.updates = count
 
     def sum_up(self, sums: BatchSums) -> tuple[BatchSums, float]:
         """See `TrainedWeights.sum_up`."""
@@ -76,9 +62,7 @@ class ShardedWeights:
             grad = parameter.grad
             own = torch.zeros_like(self._masters[name]) if grad is None else _local(grad)
             self._masters[name].grad = own.mul_(scale)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        self._optimizer.step()
+        self._optimizer.update(lr)
         for master in self._masters.values():
             master.grad = None
 
