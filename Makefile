@@ -106,8 +106,8 @@ bench: $(READY)
 PART ?= 1/1
 ON_DEVICE := $(addprefix tests/,controller engines exact training weights)
 gpu-check:
-	HEADRACE_TEST_DEVICE=cuda PYTHONPATH=src:.:$(PYTHONPATH) $(PYTHON) -m pytest -p no:cacheprovider --part $(PART) $(ON_DEVICE) $(ARGS)
-	PYTHONPATH=src:.:$(PYTHONPATH) $(PYTHON) -m benchmarks.gpu --part $(PART)
+	HEADRACE_TEST_DEVICE=cuda PYTHONPATH=$(CURDIR)/src:$(CURDIR):$(PYTHONPATH) $(PYTHON) -m pytest -p no:cacheprovider --part $(PART) $(ON_DEVICE) $(ARGS)
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR):$(PYTHONPATH) $(PYTHON) -m benchmarks.gpu --part $(PART)
 
 clean:
 	rm -rf $(VENV) $(TRACKERS) $(VLLM) $(SGLANG) $(VERIFIERS) quickstart

@@ -21,6 +21,7 @@ from benchmarks.gpu.ceilings import bandwidth, matrix_rate
 from benchmarks.gpu.engines import decode_row, peers_row, prefill_row, swap_rows
 from benchmarks.gpu.memory import memory_row
 from benchmarks.gpu.training import logprob_row, training_row
+from benchmarks.gpu.weights import weights_rows
 from benchmarks.machine import RESULTS, describe_machine
 
 Measurement = Callable[[int, float, float], Any]
@@ -55,6 +56,10 @@ MEASUREMENTS: dict[str, Measurement] = {
     ],
     "decode": _decode,
     "peers": lambda runs, bytes_per_s, rate: [peers_row(shape, 64, 256, runs) for shape in ("0.5 B", "1.5 B")],
+    # The last: what another process has opened of the device's memory stays taken until this one ends.
+    "weights": lambda runs, bytes_per_s, rate: [
+        row for shape in ("0.5 B", "1.5 B") for row in weights_rows(shape, bytes_per_s, runs)
+    ],
 }
 
 
@@ -71,7 +76,7 @@ def main() -> None:
     for name in args.only.split(",")[place - 1 :: count]:
         figures = MEASUREMENTS[name](args.runs, bytes_per_s, rate)
         for row in figures:
-            print(name, {key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()}, flush=True)
+            print(name, {key: float(f"{v:.4g}") if isinstance(v, float) else v for key, v in row.items()}, flush=True)
         _keep(name, {"machine": _device(bytes_per_s, rate), "runs": args.runs, "rows": figures})
 
 

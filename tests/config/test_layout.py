@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +105,23 @@ def test_what_heads_do_not_divide_into_is_refused_with_what_fits(job: Path, layo
         check_layouts(given(job, f"trainer.layout={layout}"), CONFIGS["qwen3"](), CPU)
 
 
-def test_ranks_are_the_cpus(job: Path) -> None:
-    check_layouts(given(job, "trainer.layout=d2t2"), CONFIGS["qwen3"](), CPU)
-    with pytest.raises(ConfigError, match="ranks train on the CPU alone, not on cuda"):
-        check_layouts(given(job, "trainer.layout=d2"), CONFIGS["qwen3"](), torch.device("cuda"))
+@pytest.mark.parametrize(
+    ("layout", "devices", "said"),
+    [
+        ("{dp: 2, zero: 2}", 2, None),
+        ("{zero: 3}", 1, None),
+        ("d2t2", 3, r"trainer\.layout is d2t2, ZeRO-3, of 4 ranks, .* this machine has 3 from cuda on"),
+        ("d2", 2, r"trainer\.layout is d2, and ranks on CUDA devices cut the model up; add zero: 2, or zero: 3"),
+    ],
+)
+def test_on_cuda_each_rank_has_a_device(
+    job: Path, monkeypatch: pytest.MonkeyPatch, layout: str, devices: int, said: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    config, model = given(job, f"trainer.layout={layout}"), CONFIGS["qwen3"]()
+    check_layouts(config, model, CPU)
+    with nullcontext() if said is None else pytest.raises(ConfigError, match=said):
+        check_layouts(config, model, torch.device("cuda"))
 
 
 def test_memory_that_ranks_cut_up_counts_once(job: Path) -> None:
@@ -120,3 +134,13 @@ def test_memory_that_ranks_cut_up_counts_once(job: Path) -> None:
         assert uses["trainer: float32 weights"] == uses["trainer: gradients (float32)"] == 4 * numbers
         assert uses["trainer: AdamW moments (float32)"] == 8 * numbers
         assert uses["trainer: weights gathered for a pass"] == 2 * 2 * gathered
+
+
+def test_on_cuda_each_device_has_one_ranks_part(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**40, 2**40))
+    model: Any = CONFIGS["qwen3"]()
+    numbers = count_parameters(model)
+    config = given(job, "trainer.layout={dp: 3, zero: 2}")
+    uses = estimate_memory(config, model, torch.device("cuda", 0)).uses
+    assert uses["trainer: float32 weights"] == -(-4 * numbers // 3)
+    assert uses["trainer: weights gathered for a pass"] == 4 * numbers

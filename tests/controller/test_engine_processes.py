@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from controller_jobs import make_job
+from devices import BETWEEN_PROCESSES
 
 from headrace.cli.main import main
 from headrace.engines.protocol import GenerateRequest, TokenChunk
@@ -117,7 +118,7 @@ def test_check_says_where_the_engines_are(tmp_path: Path, capsys: pytest.Capture
     job = make_job(tmp_path / "job", engine__process="true", engine__replicas=2)
     assert main(["check", str(job)]) == 0
     said = capsys.readouterr().out
-    assert "weights by shm" in said
+    assert f"weights by {BETWEEN_PROCESSES}" in said
     assert "event loop; engines in 2 processes of their own, 1 CPU thread(s) each" in said
 
 

@@ -125,6 +125,7 @@ def test_check_says_what_truncation_keeps(job: Path) -> None:
 
 
 def test_check_says_that_requests_may_say_otherwise(job: Path) -> None:
+    pytest.importorskip("renderers")
     config = load_config(TrainConfig, job, ["gateway.sampling=client", "rollout.agent=a.py:f"])
     said = describe_plan(replace(make_plan(load_config(TrainConfig, job)), config=config))
     assert "unless a request has its own temperature, top_p or top_k: what these keep travels with each token" in said

@@ -21,6 +21,7 @@ from headrace.gateway.agents import model_renderer
 from headrace.gateway.agents.model_renderer import ModelRenderer
 from headrace.store.journal import Journal
 
+pytest.importorskip("renderers")
 HUB = "Qwen/Qwen3-0.6B"
 TOKENIZER = qwen3_tokenizer()
 

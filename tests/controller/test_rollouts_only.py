@@ -89,6 +89,7 @@ def test_a_run_that_trains_and_one_that_records_are_not_continued_as_each_other(
     assert "has no checkpoint with weights yet" in capsys.readouterr().err
 
 
+@pytest.mark.cpu
 def test_no_memory_is_counted_for_a_trainer(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", algorithm={"recipe": "ppo"})
     plan = make_plan(load_config(TrainConfig, job, ["rollouts_only=true"]))

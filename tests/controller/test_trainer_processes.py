@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 from controller_jobs import make_job
+from devices import BETWEEN_PROCESSES
 from safetensors.torch import load_file
 
 from headrace.cli.main import main
@@ -179,7 +180,7 @@ def test_check_tells_who_has_a_process(tmp_path: Path, capsys: pytest.CaptureFix
     job = make_job(tmp_path / "job", algorithm__recipe="ppo", **apart)
     assert main(["check", str(job)]) == 0
     out = capsys.readouterr().out
-    assert "weights by shm" in out
+    assert f"weights by {BETWEEN_PROCESSES}" in out
     roles = out.partition("roles ")[2]
     own = {line.split()[0] for line in roles.splitlines() if "process of its own" in line}
     assert own == {"actor", "critic.value", "critic.update"}

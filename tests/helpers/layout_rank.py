@@ -9,21 +9,29 @@ import copy
 import json
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from devices import DEVICE
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from training_helpers import CONFIGS
 from transformers import AutoModelForCausalLM
 
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.config.trainer import OptimizerConfig, TrainerConfig
 from headrace.models.packing import MicroBatch, PackRow, pack
+from headrace.models.parallel.shared_pass import Ranks, SharedPass
+from headrace.training import trainer as whole
 from headrace.training.data_parallel import Meeting
+from headrace.training.layouts import group
 from headrace.training.layouts.ranks import Layout
 from headrace.training.objective import PolicyOutputs
 from headrace.training.protocol import LossTerms
@@ -76,17 +84,19 @@ def trainer(case: dict[str, Any], layout: Layout) -> HFTrainer:
     torch.manual_seed(0)
     config = copy.deepcopy(CONFIGS[case["model"]])
     config.vocab_size = VOCAB
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return HFTrainer(
-        model,
-        config=TrainerConfig(optimizer=AS_SGD, max_grad_norm=1e6),
-        loss=loss,
-        total_steps=10,
-        dtype=getattr(torch, case.get("dtype", "float32")),
-        gradient_checkpointing=case.get("checkpointing", False),
-        outputs=PolicyOutputs(COLUMNS, 1.0),
-        layout=layout,
-    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(DEVICE)
+    # Norms are written out for models that are not split, as that of `shares` is.
+    with mock.patch.object(whole, "use_written_out_norms") if case.get("shares") else nullcontext():
+        return HFTrainer(
+            model,
+            config=TrainerConfig(optimizer=AS_SGD, max_grad_norm=1e6),
+            loss=loss,
+            total_steps=10,
+            dtype=getattr(torch, case.get("dtype", "float32")),
+            gradient_checkpointing=case.get("checkpointing", False),
+            outputs=PolicyOutputs(COLUMNS, 1.0),
+            layout=layout,
+        )
 
 
 def step(trained: HFTrainer, given: list[PackRow], layout: Layout, rank: int) -> dict[str, Any]:
@@ -101,6 +111,18 @@ def step(trained: HFTrainer, given: list[PackRow], layout: Layout, rank: int) ->
     return asdict(trained.step())
 
 
+class SharesWithItself(group.RankGroup):
+    """One rank, whose passes go the way of ranks that share them: where there is one device."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.tensor = init_device_mesh(DEVICE.type, (1, 1), mesh_dim_names=("shards", "tensor"))["tensor"]
+
+    def shared_pass(self) -> SharedPass:
+        one = Ranks(dist.group.WORLD, 0, 1)
+        return SharedPass(one, one)
+
+
 def run(folder: Path, case: dict[str, Any], rank: int) -> None:
     """A step, from another case's checkpoint if it says so; where it saves one, that and another step."""
     layout = Layout(**case["layout"])
@@ -108,7 +130,8 @@ def run(folder: Path, case: dict[str, Any], rank: int) -> None:
     into.mkdir(exist_ok=True)
     trained, given = trainer(case, layout), rows(kept=case.get("kept", False))
     if layout.size > 1 or layout.joint:
-        trained.join(rank, _meeting(into, rank), SECONDS)
+        with mock.patch.object(group, "RankGroup", SharesWithItself if case.get("shares") else group.RankGroup):
+            trained.join(rank, _meeting(into, rank), SECONDS)
     trained.keep_reference()
     if "loads" in case:
         trained.load(folder / case["loads"] / "saved")

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.weights import shm
 from headrace.weights.plane import Received, WeightError
 from headrace.weights.shm import ShmPublisher, ShmReceiver
 from headrace.weights.swap_check import check_tokens, make_check
@@ -144,7 +143,8 @@ def test_what_is_made_of_an_overtaken_version_is_made_again(tmp_path: Path) -> N
 def test_where_writes_may_be_seen_out_of_order_a_checksum_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shm, "IN_ORDER", False)
+    monkeypatch.setattr(ShmPublisher, "checks_arrival", True)
+    monkeypatch.setattr(ShmReceiver, "reads_in_place", False)
     publisher = ShmPublisher(tmp_path)
     publish(publisher, 1)
     receiver = publisher.receiver()

@@ -11,17 +11,18 @@ import torch
 
 from headrace.weights.manifest import build_manifest
 from headrace.weights.plane import Received, WeightError, WeightPublisher
-from headrace.weights.shm import ShmPublisher
-from headrace.weights.transport import open_transport
+from headrace.weights.transport import IN_MEMORY, open_transport
 from headrace.weights.version import INITIAL, Version
 
+ON_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
-@pytest.fixture(params=["memory", "disk", "shm"])
+
+@pytest.fixture(params=["memory", "disk", "shm", pytest.param("cuda_ipc", marks=ON_CUDA)])
 def publisher(request: pytest.FixtureRequest, tmp_path: Path) -> WeightPublisher:
-    if request.param == "shm":
-        (tmp_path / "weights").mkdir()
-        return ShmPublisher(tmp_path / "weights")
-    return open_transport(request.param, tmp_path / "weights")
+    folder = tmp_path / "weights"
+    if request.param in IN_MEMORY:
+        folder.mkdir()
+    return open_transport(request.param, folder, torch.device("cuda", 0))
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:
@@ -51,7 +52,7 @@ def test_receiver_gets_what_was_published(publisher: WeightPublisher) -> None:
     assert received.keys() == sent.keys()
     for name, tensor in sent.items():
         assert received[name].dtype == tensor.dtype
-        assert torch.equal(received[name], tensor)
+        assert torch.equal(received[name].cpu(), tensor)
         assert not received[name].requires_grad
 
 
@@ -165,7 +166,7 @@ def test_what_is_made_of_a_version_is_of_that_version(publisher: WeightPublisher
     for number in (1, 2, 3):
         publisher.publish(Version(0, number), weights(9).items())
     assert version == INITIAL
-    assert all(torch.equal(own[name], tensor) for name, tensor in weights(1).items())
+    assert all(torch.equal(own[name].cpu(), tensor) for name, tensor in weights(1).items())
 
 
 @pytest.mark.parametrize("limit", [1, 100, 2**20])
@@ -180,12 +181,12 @@ def test_buckets_bring_every_tensor_once_and_stay_below_their_limit(publisher: W
     assert [name for bucket in buckets for name in bucket] == list(sent)
     for bucket in buckets:
         assert len(bucket) == 1 or sum(tensor.nbytes for tensor in bucket.values()) <= limit
-        assert all(torch.equal(tensor, sent[name]) for name, tensor in bucket.items())
+        assert all(torch.equal(tensor.cpu(), sent[name]) for name, tensor in bucket.items())
     assert len(buckets) == (1 if limit == 2**20 else len(buckets))
 
 
 def test_a_version_that_is_overtaken_in_the_midst_of_its_buckets_begins_again(tmp_path: Path) -> None:
-    publisher = ShmPublisher(tmp_path)
+    publisher = open_transport("shm", tmp_path)
     publisher.publish(Version(0, 0), weights(0).items())
     receiver, loaded, numbers = publisher.receiver(), dict[str, float](), [1, 2]
 

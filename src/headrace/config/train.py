@@ -26,10 +26,11 @@ from headrace.config.values.name_or_function import one_of
 
 
 class WeightsConfig(Section):
-    transport: Literal["memory", "shm", "disk", "gloo"] | None = None
+    transport: Literal["memory", "shm", "cuda_ipc", "disk", "gloo"] | None = None
     """How weights reach engines: `memory` within one process, `shm` through memory that processes of one machine share,
-    `disk` through the run's folder. `gloo`: inference servers get them over TCP, also on other machines, and whoever
-    else takes them by `shm`. Unless given, `shm` with `engine.process`, else `memory`."""
+    `cuda_ipc` through memory of their CUDA device, `disk` through the run's folder. `gloo`: inference servers get them
+    over TCP, also on other machines, and whoever else takes them by `shm`. Unless given, `memory`, but with models in
+    processes of their own `cuda_ipc` where all of them are Headrace's and on one CUDA device, else `shm`."""
     host: str = Field(default="127.0.0.1", min_length=1)
     """With `gloo`: the address of this machine from which servers beyond it get weights, at ports that are free. They
     are not encrypted, and whoever reaches the ports can take part: let it be on a network of the run's own machines.
@@ -304,9 +305,9 @@ class TrainConfig(Section):
         return self.algorithm.epochs_per_batch * self.critic.updates_per_batch > 1
 
     @property
-    def transport(self) -> Literal["memory", "shm", "disk"]:
-        """How weights are published: `weights.transport`, or what it is unless given. What goes on by gloo is published
-        in shared memory."""
+    def transport(self) -> Literal["memory", "shm", "cuda_ipc", "disk"]:
+        """How weights are published: `weights.transport`, or what it is unless given, which on a CUDA device may be
+        `cuda_ipc` instead of `shm`. What goes on by gloo is published in shared memory."""
         given = self.weights.transport
         if given == "gloo":
             return "shm"
@@ -452,10 +453,15 @@ class TrainConfig(Section):
             )
         if self.sends_weights:
             self._servers_reach_weights()
-        elif self.transport == "shm" and not apart:
+        elif self.transport in ("shm", "cuda_ipc") and not apart:
             raise ValueError(
-                "weights.transport is shm, which is for models in processes of their own; set engine.process: true, "
-                "trainer.placement: process or proximal.placement: process, or use memory"
+                f"weights.transport is {self.transport}, which is for models in processes of their own; set "
+                "engine.process: true, trainer.placement: process or proximal.placement: process, or use memory"
+            )
+        elif self.transport == "cuda_ipc" and self.engine.has_server:
+            raise ValueError(
+                "weights.transport is cuda_ipc, and an engine is a server, which takes weights by shm, disk or gloo; "
+                "use one of these, or leave weights.transport out"
             )
         ahead, batch = self.async_.ahead, self.rollout.prompts_per_batch
         if ahead is not None and ahead < batch:

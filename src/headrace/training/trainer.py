@@ -194,7 +194,7 @@ class HFTrainer:
         from headrace.training.layouts.sharded_model import ShardedModel
         from headrace.training.optimizer.sharded_weights import ShardedWeights
 
-        ranks = self._ranks = RankGroup(self._layout, rank, meeting, seconds, self._lm.device.type)
+        ranks = self._ranks = RankGroup(self._layout, rank, meeting, seconds, self._lm.device)
         self._sharded = ShardedModel(self._lm, ranks, self._dtype)
         self._trained = ShardedWeights(self._model, self._dtype, self._config.optimizer, ranks)
         if self._keeps_reference:

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from headrace.weights.copies import copy_each
 from headrace.weights.manifest import build_manifest, named_once, require_newer
 from headrace.weights.plane import (
     Manifest,
@@ -84,10 +85,13 @@ class MemoryPublisher(WeightPublisher):
     ) -> Snapshot:
         """See `WeightPublisher.snapshot`."""
         require_newer(version, self._newest.version)
-        copies: dict[str, torch.Tensor] = {}
+        found = dict(named_once(version, tensors))
         with torch.inference_mode(False):  # a tensor made in inference mode does not count writes
-            for name, tensor in named_once(version, tensors):
-                copies[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+            copies = {
+                name: torch.empty_like(tensor, requires_grad=False, memory_format=torch.contiguous_format)
+                for name, tensor in found.items()
+            }
+            copy_each((copies[name], tensor) for name, tensor in found.items())
         for device in dict.fromkeys(tensor.device for tensor in copies.values() if tensor.is_cuda):
             torch.cuda.current_stream(device).synchronize()
         return Snapshot(build_manifest(version, copies, checksums=False), MappingProxyType(copies), check)

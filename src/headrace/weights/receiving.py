@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import torch
 
+from headrace.weights.cuda_ipc import CudaIpcReceiver
 from headrace.weights.disk import DiskReceiver
 from headrace.weights.in_process import memory_receiver
 from headrace.weights.plane import Manifest, Received, WeightError, WeightOffer, WeightReceiver
@@ -79,6 +80,8 @@ def receiver_at(transport: str, address: str) -> WeightReceiver:
             return memory_receiver(address)
         case "shm":
             return ShmReceiver(address)
+        case "cuda_ipc":
+            return CudaIpcReceiver(address)
         case "disk":
             return DiskReceiver(address)
     raise WeightError(f"weights are offered by {transport!r}, which is no transport")

@@ -15,7 +15,7 @@ from headrace.roles.workers.trainer import CriticWorker, TrainerSpec, TrainerWor
 from headrace.runtime.protocol import Runtime
 from headrace.training.group import RankWorkers, TrainerGroup
 from headrace.training.layouts.ranks import layout_of
-from headrace.weights.transport import Transport
+from headrace.weights.transport import IN_MEMORY, Transport
 
 
 async def policy_group(
@@ -24,7 +24,7 @@ async def policy_group(
     """The actor's. `folder` of the run; `in_memory` makes one that the run's processes share, of the name that it is
     given. Raises as `started`."""
     config = plan.config
-    transport: Transport = config.transport if plan.needs_engine else "memory"
+    transport: Transport = plan.transport if plan.needs_engine else "memory"
     trained = max(plan.total_batches - plan.warm_up_batches, 1)
     needs_aside = config.reference.refresh_every is not None and "trainer" in config.trainer_processes
     spec = TrainerSpec(
@@ -34,7 +34,7 @@ async def policy_group(
         trained * config.algorithm.steps_per_batch,
         plan.records_entropy,
         transport,
-        str(in_memory("weights") if transport == "shm" and in_memory is not None else folder / "weights"),
+        str(in_memory("weights") if transport in IN_MEMORY and in_memory is not None else folder / "weights"),
         aside=str(in_memory("reference")) if needs_aside and in_memory is not None else None,
     )
     return await _group(TrainerWorker, spec, runtime, config, config.trainer)

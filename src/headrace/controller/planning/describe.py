@@ -293,7 +293,7 @@ def _roles(plan: Plan) -> list[str]:
     if plan.held_out:
         names.append("evaluator")
     sent = ", to servers by gloo" if plan.config.sends_weights else ""
-    lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.config.transport}{sent}"]
+    lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.transport}{sent}"]
     engines, functions = _engine_processes(plan.config), _places_of_functions(plan.config)
     for name in names:
         lane = _LANE_OF.get(name)
@@ -305,6 +305,8 @@ def _roles(plan: Plan) -> list[str]:
             own = "a process of its own"
             if layout.ranks > 1 or layout.stage:
                 own = f"{layout.ranks} rank(s) ({layout.text}), each in a process of its own"
+                if plan.memory.on_device and layout.ranks > 1:
+                    own += " and on a device of its own, by NCCL, which Headrace's tests run with one alone"
             place = f"{own}: {threads_of_worker(plan.config)} CPU thread(s)"
         elif name == "rollout" and engines:
             place = f"event loop; engines in {engines}"

@@ -16,12 +16,23 @@ def check_layouts(config: TrainConfig, policy: Any, device: torch.device) -> Non
         if layout.ranks == 1 and not layout.stage:
             continue
         if device.type != "cpu":
-            raise ConfigError(
-                f"{name}.layout is {layout.text}, and ranks train on the CPU alone, not on {device}; leave it out, or "
-                "set model.device: cpu"
-            )
+            _check_devices(name, layout, device)
         if name == "trainer":
             _check_divides(name, layout, policy.get_text_config())
+
+
+def _check_devices(name: str, layout: LayoutConfig, first: torch.device) -> None:
+    """Each rank has one of its own, from `first` on."""
+    there = torch.cuda.device_count() - (first.index or 0)
+    if layout.ranks > there:
+        raise ConfigError(
+            f"{name}.layout is {layout.text}, of {layout.ranks} ranks, each on a CUDA device of its own, and this "
+            f"machine has {there} from {first} on; use a layout of {there} rank(s) at most, or set model.device: cpu"
+        )
+    if not layout.stage:
+        raise ConfigError(
+            f"{name}.layout is {layout.text}, and ranks on CUDA devices cut the model up; add zero: 2, or zero: 3"
+        )
 
 
 def _check_divides(name: str, layout: LayoutConfig, text: Any) -> None:

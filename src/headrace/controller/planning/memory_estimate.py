@@ -17,6 +17,7 @@ from headrace.controller.planning.activations import DecoderShape, engine_bytes,
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.out_of_memory import what_to_lower
 from headrace.controller.planning.table_size import most_sampled, table_bytes
+from headrace.controller.planning.transports import transport_of
 from headrace.engines.embedded.cache_plan import CachePlan, cache_shape, context_limit, plan_cache
 from headrace.models.loading import count_parameters, read_model_config
 
@@ -99,7 +100,7 @@ def estimate_memory(
     table = _table(config, model_config, cache)
     if device.type == "cpu":
         return MemoryEstimate(parameters, uses | table, _HOST, free, cache, {}, slots)
-    if config.transport == "shm" and _LEAVING in uses:
+    if transport_of(config, device) == "shm" and _LEAVING in uses:
         kept[_PLANE] = 2 * uses[_LEAVING]
     return MemoryEstimate(parameters, uses, str(device), free, cache, table | kept, slots)
 
@@ -136,18 +137,20 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     engine_weights = config.engine.total * engine_itemsize * (parameters + tied)
     layout = config.trainer.layout
     ranks = 1 if layout.stage else layout.dp
+    each = _each(layout, device, masters)
     uses = {
-        "trainer: float32 weights": ranks * masters,
-        "trainer: gradients (float32)": ranks * masters,
-        "trainer: AdamW moments (float32)": 2 * ranks * masters,
+        "trainer: float32 weights": each,
+        "trainer: gradients (float32)": each,
+        "trainer: AdamW moments (float32)": 2 * each,
         "engine: weights": engine_weights,
         "engine: next version while it is received": engine_weights,
     }
     if layout.stage:
-        uses["trainer: weights gathered for a pass"] = trainer_bytes * _gathered(layout, text, parameters)
+        uses["trainer: weights gathered for a pass"] = trainer_bytes * _gathered(layout, text, parameters, device)
     elif config.model.dtype == "bfloat16":
         uses["trainer: bfloat16 weights"] = ranks * trainer_bytes * parameters
-    if config.transport == "memory" or (config.transport == "shm" and device.type == "cpu"):
+    transport = transport_of(config, device)
+    if transport in ("memory", "cuda_ipc") or (transport == "shm" and device.type == "cpu"):
         uses[_PLANE] = 2 * trainer_bytes * parameters
     else:
         uses[_LEAVING] = trainer_bytes * parameters
@@ -160,8 +163,10 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     if algorithm.needs_teacher:
         uses["teacher: weights, if it is as large as the policy"] = trainer_bytes * parameters
     if algorithm.needs_critic:
-        copies = 1 if config.critic.layout.stage else config.critic.layout.dp
-        uses["critic: weights, gradients and moments (float32)"] = 4 * copies * masters
+        of_critic = config.critic.layout
+        uses["critic: weights, gradients and moments (float32)"] = 4 * _each(of_critic, device, masters)
+        if of_critic.stage:
+            uses["critic: weights gathered for a pass"] = trainer_bytes * _gathered(of_critic, text, parameters, device)
     if config.reward.model.path is not None:
         scored = count_parameters(read_model_config(config.reward.model.path))
         uses["reward model: weights"] = trainer_bytes * scored
@@ -172,14 +177,21 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     return uses
 
 
-def _gathered(layout: LayoutConfig, text: Any, parameters: int) -> int:
-    """Weights that all ranks have beside their own parts at the height of a pass: all (ZeRO-2), or those of a layer and
-    of what is outside of layers."""
+def _each(layout: LayoutConfig, device: torch.device, masters: int) -> int:
+    """Bytes of `masters` where they are counted: all ranks' in the host's memory, one's on its device."""
+    if not layout.stage:
+        return layout.dp * masters
+    return masters if device.type == "cpu" else -(-masters // layout.ranks)
+
+
+def _gathered(layout: LayoutConfig, text: Any, parameters: int, device: torch.device) -> int:
+    """Weights that ranks have beside their own parts at the height of a pass: all (ZeRO-2), or those of a layer and of
+    what is outside of layers. All ranks in the host's memory, one on its device."""
     whole = parameters
     if layout.stage == 3:
         outside = min(text.vocab_size * text.hidden_size * (1 if text.tie_word_embeddings else 2), parameters)
         whole = outside + (parameters - outside) // max(1, int(text.num_hidden_layers))
-    return layout.dp * layout.cp * whole
+    return whole * (layout.dp * layout.cp if device.type == "cpu" else 1)
 
 
 def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:

@@ -51,6 +51,7 @@ from headrace.store.origin import Origin
 if TYPE_CHECKING:
     from headrace.algorithms.pieces import Pieces
     from headrace.controller.planning.memory_estimate import MemoryEstimate
+    from headrace.weights.transport import Transport
 
 _TAKE_LONG = (
     "headrace.controller.planning.memory_estimate",
@@ -85,6 +86,8 @@ class Plan:
     """What the user should hear of before the start, a line each."""
     total_batches: int
     memory: MemoryEstimate
+    transport: Transport
+    """How weights are published."""
     workflow: Workflow
     filters: tuple[Filter, ...]
     pieces: Pieces
@@ -165,6 +168,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     from headrace.controller.planning.layouts import check_layouts
     from headrace.controller.planning.memory_estimate import estimate_memory
     from headrace.controller.planning.server_launch import server_launch
+    from headrace.controller.planning.transports import transport_of
     from headrace.engines.embedded.cache_plan import context_limit
     from headrace.training.own_functions import load_pieces, load_stage_functions
 
@@ -231,6 +235,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
         notes=notes,
         total_batches=batches,
         memory=memory,
+        transport=transport_of(config, device),
         workflow=workflow,
         filters=filters,
         pieces=load_pieces(config),

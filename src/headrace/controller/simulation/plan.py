@@ -84,6 +84,7 @@ def simulated_plan(config: TrainConfig, *, prompts: int, slots: int, max_context
         notes=(),
         total_batches=batches,
         memory=MemoryEstimate(0, {}, "no host", 0, CachePlan(slots, max_context, 0), {}),
+        transport="memory",
         workflow=load_workflow(config.rollout),
         filters=load_filters(config.filters, {}),
         pieces=load_pieces(config),

@@ -13,6 +13,7 @@ import torch
 
 from headrace.algorithms.kl_controllers import TakenCoefficient
 from headrace.algorithms.policy_loss import PolicyLoss
+from headrace.config.layout import LayoutConfig
 from headrace.config.train import TrainConfig
 from headrace.engines.embedded.cache_plan import context_limit
 from headrace.models.loading import load_causal_lm, load_tokenizer, load_value_model
@@ -29,7 +30,7 @@ from headrace.training.trainer import HFTrainer
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.plane import WeightPublisher
 from headrace.weights.swap_check import SHORT, SwapCheck, check_tokens, make_check
-from headrace.weights.transport import Transport, open_transport
+from headrace.weights.transport import IN_MEMORY, Transport, open_transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class TrainerWorker(TrainerRank):
         columns = output_columns(algorithm, truncated=config.truncates, record_entropy=spec.records_entropy)
         coefficient = TakenCoefficient(algorithm.kl.coefficient)
         trainer = HFTrainer(
-            load_causal_lm(spec.weights, dtype=torch.float32, device=torch.device(spec.device)),
+            load_causal_lm(spec.weights, dtype=torch.float32, device=_device(spec, host, config.trainer.layout)),
             config=config.trainer,
             loss=PolicyObjective(algorithm, PolicyLoss(algorithm, pieces, coefficient), pieces, columns),
             total_steps=spec.total_steps,
@@ -88,7 +89,7 @@ class TrainerWorker(TrainerRank):
             trainer,
             host,
             policy_task(trainer, host.refs, algorithm, own_proximal=config.own_proximal),
-            plane=open_transport(spec.transport, of_this_life(spec.transport, Path(spec.folder))) if leaves else None,
+            plane=_plane(spec) if leaves else None,
             aside=_aside(spec) if leaves else MemoryPublisher,
             coefficient=coefficient,
             reference=HybridReference(trainer),
@@ -107,7 +108,7 @@ class CriticWorker(TrainerRank):
         _use_threads(host)
         config, algorithm = spec.config, spec.config.algorithm
         trainer = HFTrainer(
-            load_value_model(spec.weights, dtype=torch.float32, device=torch.device(spec.device)),
+            load_value_model(spec.weights, dtype=torch.float32, device=_device(spec, host, config.critic.layout)),
             config=config.critic,
             loss=ValueObjective(config.critic.clip, load_pieces(config).value_loss),
             total_steps=spec.total_steps,
@@ -144,6 +145,19 @@ def _check(spec: TrainerSpec, trainer: HFTrainer) -> Callable[[], SwapCheck] | N
     return lambda: make_check(tokens, score, temperature=temperature, dtype=dtype)
 
 
+def _device(spec: TrainerSpec, host: Host, layout: LayoutConfig) -> torch.device:
+    """Of this rank: its own, where there are several on CUDA devices."""
+    first = torch.device(spec.device)
+    if first.type != "cuda" or layout.ranks == 1:
+        return first
+    return torch.device("cuda", (first.index or 0) + host.rank)
+
+
+def _plane(spec: TrainerSpec) -> WeightPublisher:
+    folder = of_this_life(spec.transport, Path(spec.folder))
+    return open_transport(spec.transport, folder, torch.device(spec.device))
+
+
 def _aside(spec: TrainerSpec) -> Callable[[], WeightPublisher]:
     if spec.aside is None:
         return MemoryPublisher
@@ -154,7 +168,7 @@ def _aside(spec: TrainerSpec) -> Callable[[], WeightPublisher]:
 def of_this_life(transport: Transport, folder: Path) -> Path:
     """Where weights leave from. Where that is memory, an empty folder: what a worker left that was lost is removed, and
     whoever has it mapped keeps it."""
-    if transport != "shm":
+    if transport not in IN_MEMORY:
         return folder
     lives = [path for path in folder.iterdir() if path.name.isdigit()]
     for path in lives:

@@ -24,20 +24,24 @@ _TENSOR, _SHARDS = "tensor", "shards"
 class RankGroup:
     """Everything here is done by all ranks, in one order."""
 
-    def __init__(self, layout: Layout, rank: int, meeting: Meeting | int, seconds: float, device: str = "cpu") -> None:
-        """Once all are there. `meeting`, `seconds`: see `DataParallel`. torch's default group of this process is
-        theirs. Raises RuntimeError."""
+    def __init__(self, layout: Layout, rank: int, meeting: Meeting | int, seconds: float, device: torch.device) -> None:
+        """Once all are there. `meeting`, `seconds`: see `DataParallel`. `device`: of this rank alone, if it is not the
+        CPU. torch's default group of this process is theirs. Raises RuntimeError."""
         assert layout.pp == 1, "stages are no part of this"
         wait = timedelta(seconds=seconds)
         store = (
             meeting.store if isinstance(meeting, Meeting) else TCPStore(_HOST, meeting, is_master=False, timeout=wait)
         )
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=layout.size, timeout=wait)
+        backend = "gloo"
+        if device.type == "cuda":  # what ranks tell each other in plain data goes through the host
+            backend = "cpu:gloo,cuda:nccl"
+            torch.cuda.set_device(device)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=layout.size, timeout=wait)
         self.layout = layout
         self.rank = rank
         shape, names = (layout.dp * layout.cp, layout.tp), (_SHARDS, _TENSOR)
-        mesh = init_device_mesh(device, shape, mesh_dim_names=names)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
         self.shards: DeviceMesh = mesh[_SHARDS]
         """Of data and context: among which parameters are cut up."""
         self.tensor: DeviceMesh | None = mesh[_TENSOR] if layout.tp > 1 else None

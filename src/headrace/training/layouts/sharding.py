@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _COLUMNS, _ROWS = "colwise", "rowwise"
-_KNOWN = {_COLUMNS, _ROWS, "replicated_with_grad_allreduce"}
-"""What transformers' plan of an architecture may say of a module within its layers."""
+_KNOWN = {_COLUMNS, _ROWS, "replicated_with_grad_allreduce", "embedding_rowwise"}
+"""What transformers' plan of an architecture may say of a module; the embedding is split here in any case."""
 _HEAD_NORMS = ("q_norm", "k_norm")
 """Over the width of a head; they see some of the heads."""
 

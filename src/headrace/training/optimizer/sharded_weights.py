@@ -49,12 +49,12 @@ class ShardedWeights:
 
     def sum_up(self, sums: BatchSums) -> tuple[BatchSums, float]:
         """See `TrainedWeights.sum_up`."""
-        squares = torch.zeros((), dtype=torch.float64)
+        squares = [torch.zeros((), dtype=torch.float64)]
         for parameter in self._parameters.values():
             if isinstance(grad := parameter.grad, DTensor):
                 own = torch.linalg.vector_norm(grad.to_local(), dtype=torch.float64)
-                squares += own.cpu() ** 2 / _copies(parameter)
-        return self._ranks.merged(sums), self._ranks.total(float(squares)) ** 0.5
+                squares.append(own**2 / _copies(parameter))
+        return self._ranks.merged(sums), self._ranks.total(float(sum(squares))) ** 0.5
 
     def update(self, scale: float, lr: float) -> None:
         """See `TrainedWeights.update`."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from headrace.weights.copies import copy_each
+
 
 @dataclass(frozen=True, slots=True)
 class FusedShape:
@@ -79,8 +81,7 @@ class FusedWeights:
 
     def overwrite(self, other: FusedWeights) -> None:
         """Take the other's values at this one's addresses."""
-        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
-            mine.copy_(theirs)
+        copy_each(zip(self.tensors(), other.tensors(), strict=True))
 
 
 def fused_names(shape: FusedShape, names: frozenset[str]) -> frozenset[str]:

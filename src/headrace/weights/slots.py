@@ -1,0 +1,363 @@
+"""Weights through memory that processes of one machine share: one copy in, one copy out.
+
+Two slots take turns, so that a reader has the time of a whole publication. Each has a file, in a folder that lies in
+memory, which begins with the slot's generation: odd while it is written, even and larger once it is whole. That is
+written last, and read before and after whatever is taken from the slot: a copy that was overtaken, or whose writer was
+killed, is not taken for a version. Where the tensors are is what kinds of slot differ in: `shm.py`, `cuda_ipc.py`.
+
+The layout, which names lie where, is that of the first version, and written once.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar, TypeVar
+
+import torch
+
+from headrace.weights import swap_check
+from headrace.weights.copies import copy_each
+from headrace.weights.manifest import build_manifest, from_json, named_once, require_newer, to_json
+from headrace.weights.plane import (
+    Manifest,
+    Received,
+    Snapshot,
+    TensorEntry,
+    WeightError,
+    WeightOffer,
+    WeightPublisher,
+    WeightReceiver,
+)
+from headrace.weights.slot_format import LAYOUT, NONE, SLOTS
+from headrace.weights.swap_check import SwapCheck
+from headrace.weights.version import Version
+
+T = TypeVar("T")
+
+_TRIES = 3
+"""Of a reader that was overtaken."""
+
+
+def mapped_file(path: Path, size: int, *, create: bool) -> mmap.mmap:
+    """`size` bytes of a slot's file. Raises OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o600)
+    try:
+        if create:
+            os.posix_fallocate(descriptor, 0, size)  # what is not there later would be a SIGBUS
+        return mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def tensors_in(memory: torch.Tensor, found: Iterable[tuple[TensorEntry, int]]) -> dict[str, torch.Tensor]:
+    """Views of `memory`, bytes [n], by name: of each entry where it begins."""
+    return {
+        entry.name: memory[place : place + entry.size].view(_dtype(entry)).view(entry.shape)
+        if prod(entry.shape)
+        else torch.empty(entry.shape, dtype=_dtype(entry), device=memory.device)
+        for entry, place in found
+    }
+
+
+class Slot:
+    """One slot's file, and its tensors."""
+
+    def __init__(self, file: mmap.mmap, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._numbers = memoryview(file)[:40].cast("q")
+        self.tensors = tensors
+
+    @property
+    def generation(self) -> int:
+        """Even if it is whole; 0 if it never was."""
+        return self._numbers[0]
+
+    @generation.setter
+    def generation(self, value: int) -> None:
+        self._numbers[0] = value
+
+    @property
+    def version(self) -> Version:
+        return Version(self._numbers[1], self._numbers[2])
+
+    @version.setter
+    def version(self, value: Version) -> None:
+        self._numbers[1], self._numbers[2] = value
+
+    @property
+    def checksum(self) -> int:
+        """Of all tensors; `NONE` where there is no need of one."""
+        return self._numbers[3]
+
+    @checksum.setter
+    def checksum(self, value: int) -> None:
+        self._numbers[3] = value
+
+    @property
+    def has_check(self) -> bool:
+        return bool(self._numbers[4])
+
+    @has_check.setter
+    def has_check(self, value: bool) -> None:
+        self._numbers[4] = value
+
+    @property
+    def is_whole(self) -> bool:
+        return self.generation > 0 and self.generation % 2 == 0
+
+
+class SlotPublisher(WeightPublisher, ABC):
+    """Copies each version into the slot that does not have the newest one."""
+
+    checks_arrival: ClassVar[bool]
+    """Whether a version goes with a checksum, by which a reader knows that all of it has arrived."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: empty, of this publisher alone, in memory; whoever made it removes it."""
+        self._folder = folder
+        self._manifest: Manifest | None = None
+        self._slots: list[Slot] = []
+        self._published = 0
+
+    @property
+    def address(self) -> str:
+        """What a receiver in any process of this machine is made of."""
+        return str(self._folder)
+
+    def snapshot(
+        self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]], check: SwapCheck | None = None
+    ) -> Snapshot:
+        """See `WeightPublisher.snapshot`: into the slot at once, or from a device to itself first where the slot is in
+        the host's memory. Raises WeightError also if names, shapes or dtypes are not those of before."""
+        require_newer(version, None if self._manifest is None else self._manifest.version)
+        found = dict(named_once(version, tensors))
+        manifest = build_manifest(version, found, checksums=False)
+        if not self._slots:
+            self._begin(manifest)
+        elif self._manifest is not None and manifest.entries != self._manifest.entries:
+            raise WeightError(f"cannot publish {version}: its tensors are not those of {self._manifest.version}")
+        slot = self._slots[self._published % SLOTS]
+        slot.generation = 2 * self._published + 1
+        copies = dict(slot.tensors)
+        for name, tensor in found.items():
+            if tensor.is_cuda and not copies[name].is_cuda:
+                copies[name] = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        copy_each((copies[name], tensor) for name, tensor in found.items())
+        settle(copies.values())
+        return Snapshot(manifest, MappingProxyType(copies), check)
+
+    def send(self, snapshot: Snapshot) -> Manifest:
+        """See `WeightPublisher.send`."""
+        slot = self._slots[self._published % SLOTS]
+        for name, tensor in snapshot.tensors.items():
+            if tensor is not slot.tensors[name]:
+                slot.tensors[name].copy_(tensor)
+        slot.version = snapshot.version
+        slot.checksum = _checksum(slot.tensors.values()) if self.checks_arrival else NONE
+        slot.has_check = snapshot.check is not None
+        generation = 2 * (self._published + 1)
+        self._write_check(generation, snapshot.check)
+        self._published += 1
+        slot.generation = generation
+        self._manifest = snapshot.manifest
+        return snapshot.manifest
+
+    @abstractmethod
+    def receiver(self) -> SlotReceiver: ...
+
+    @abstractmethod
+    def _made(self, manifest: Manifest) -> Sequence[Slot]:
+        """New ones in the folder. Raises OSError, WeightError."""
+
+    def _write_check(self, generation: int, check: SwapCheck | None) -> None:
+        """In a file of its own, before the slot is said to be whole. That of the slot's last version goes."""
+        try:
+            _check_file(self._folder, generation - 2 * SLOTS).unlink(missing_ok=True)
+            if check is not None:
+                _check_file(self._folder, generation).write_bytes(swap_check.to_json(check))
+        except OSError as error:
+            raise WeightError(f"cannot publish in {self._folder}: {error}; make room there") from error
+
+    def _begin(self, manifest: Manifest) -> None:
+        try:
+            made = list(self._made(manifest))
+            making = self._folder / f"{LAYOUT}.new"
+            making.write_bytes(to_json(manifest))
+            making.rename(self._folder / LAYOUT)
+        except OSError as error:
+            raise WeightError(
+                f"cannot publish {manifest.version} in {self._folder}: {error}; make room there"
+            ) from error
+        self._slots = made
+
+
+@dataclass(slots=True)
+class _Opened:
+    layout: Manifest
+    slots: Sequence[Slot]
+
+
+class SlotReceiver(WeightReceiver, ABC):
+    """Reads what a `SlotPublisher`, perhaps of another process, has published."""
+
+    transport: ClassVar[str]
+    reads_in_place: ClassVar[bool]
+    """Whether what is made of a slot itself is known to be of one version, without a checksum."""
+
+    def __init__(self, address: str) -> None:
+        self._folder = Path(address)
+        self._opened: _Opened | None = None
+
+    @abstractmethod
+    def _found(self, manifest: Manifest) -> Sequence[Slot]:
+        """Those in the folder. Raises OSError, ValueError, WeightError."""
+
+    def latest(self) -> Version | None:
+        slot = self._newest()
+        return None if slot is None else slot.version
+
+    def offer(self) -> WeightOffer | None:
+        for _ in range(_TRIES):
+            slot = self._newest()
+            if slot is None or self._opened is None:
+                return None
+            generation, version = slot.generation, slot.version
+            check = self._check(slot, generation)
+            if slot.generation == generation:
+                manifest = replace(self._opened.layout, version=version)
+                return WeightOffer(version, self.transport, str(self._folder), manifest, check)
+        raise self._overtaken()
+
+    def receive(self) -> tuple[Manifest, Mapping[str, torch.Tensor]]:
+        """See `WeightReceiver.receive`. The tensors are a copy."""
+        received = self.received()
+        return received.manifest, received.tensors
+
+    def received(self) -> Received:
+        """See `WeightReceiver.received`."""
+        if self._newest() is None or self._opened is None:
+            raise self._nothing()
+        into = {name: torch.empty_like(tensor) for name, tensor in self._opened.slots[0].tensors.items()}
+        manifest, check = self._receive_into(into)
+        return Received(manifest, MappingProxyType(into), lasts=True, check=check)
+
+    def receive_as(self, make: Callable[[Received], T]) -> T:
+        """See `WeightReceiver.receive_as`: from the slot itself."""
+        if not self.reads_in_place:
+            return super().receive_as(make)
+        for _ in range(_TRIES):
+            slot = self._newest()
+            if slot is None or self._opened is None:
+                raise self._nothing()
+            generation, manifest = slot.generation, replace(self._opened.layout, version=slot.version)
+            check = self._check(slot, generation)
+            if slot.generation != generation:
+                continue
+            try:
+                made = make(Received(manifest, MappingProxyType(slot.tensors), lasts=False, check=check))
+            except WeightError:
+                if slot.generation == generation:
+                    raise
+                continue  # it was of two versions
+            settle(slot.tensors.values())
+            if slot.generation == generation:
+                return made
+        raise self._overtaken()
+
+    def receive_into(self, tensors: Mapping[str, torch.Tensor]) -> Manifest:
+        """The newest whole version, copied into `tensors`, on whatever device they are. Their contents are those of
+        one version only once this returns. Raises WeightError if one is missing or of another shape or dtype."""
+        return self._receive_into(tensors)[0]
+
+    def _receive_into(self, tensors: Mapping[str, torch.Tensor]) -> tuple[Manifest, SwapCheck | None]:
+        for _ in range(_TRIES):
+            slot = self._newest()
+            if slot is None or self._opened is None:
+                raise self._nothing()
+            generation, version = slot.generation, slot.version
+            for name, view in slot.tensors.items():
+                _check(name, view, tensors)
+            copy_each((tensors[name], view) for name, view in slot.tensors.items())
+            settle((*slot.tensors.values(), *tensors.values()))
+            check = self._check(slot, generation)
+            told = slot.checksum
+            arrived = told == NONE or told == _checksum(tensors[name] for name in slot.tensors)
+            if arrived and slot.generation == generation and slot.is_whole:
+                return replace(self._opened.layout, version=version), check
+        raise self._overtaken()
+
+    def _newest(self) -> Slot | None:
+        if self._opened is None:
+            self._opened = self._open()
+        whole = [] if self._opened is None else [slot for slot in self._opened.slots if slot.is_whole]
+        return max(whole, key=lambda slot: slot.generation, default=None)
+
+    def _open(self) -> _Opened | None:
+        layout = self._folder / LAYOUT
+        try:
+            manifest = from_json(layout.read_bytes(), str(layout))
+            return _Opened(manifest, self._found(manifest))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise WeightError(f"{self._folder} cannot be read: {error}; start the publisher again") from error
+
+    def _check(self, slot: Slot, generation: int) -> SwapCheck | None:
+        """Of the slot as it is of this generation: who asks looks afterwards whether it still is."""
+        if not slot.has_check:
+            return None
+        try:
+            return swap_check.from_json(_check_file(self._folder, generation).read_bytes())
+        except (OSError, ValueError) as error:
+            if slot.generation != generation:
+                return None  # overtaken
+            raise WeightError(f"the swap check of {slot.version} cannot be read: {error}; publish again") from error
+
+    def _overtaken(self) -> WeightError:
+        return WeightError(
+            f"weights in {self._folder} were published {_TRIES} times while they were copied; publish less often"
+        )
+
+    def _nothing(self) -> WeightError:
+        return WeightError(f"no weights were published in {self._folder} yet; publish the initial version first")
+
+
+def settle(tensors: Iterable[torch.Tensor]) -> None:
+    """Wait for what this thread has started on the devices where they are."""
+    for device in dict.fromkeys(tensor.device for tensor in tensors if tensor.is_cuda):
+        torch.cuda.current_stream(device).synchronize()
+
+
+def _check(name: str, view: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
+    own = tensors.get(name)
+    if own is None or own.shape != view.shape or own.dtype != view.dtype:
+        has = "none of that name" if own is None else f"{own.dtype}{list(own.shape)}"
+        raise WeightError(f"{name!r} is published as {view.dtype}{list(view.shape)}, and the receiver has {has}")
+
+
+def _checksum(tensors: Iterable[torch.Tensor]) -> int:
+    """CRC-32 of the bytes of all, one after another."""
+    found = 0
+    for tensor in tensors:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        found = zlib.crc32(flat.view(torch.uint8).numpy().data, found)
+    return found
+
+
+def _check_file(folder: Path, generation: int) -> Path:
+    return folder / f"check-{generation}.json"
+
+
+def _dtype(entry: TensorEntry) -> torch.dtype:
+    """Raises WeightError for a name that is no dtype."""
+    found = getattr(torch, entry.dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise WeightError(f"{entry.name!r} has the dtype {entry.dtype[:40]!r}, which torch does not know")
+    return found
