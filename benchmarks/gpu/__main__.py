@@ -43,12 +43,16 @@ def _training(runs: int, bytes_per_s: float, rate: float) -> list[dict[str, Any]
         training_row("1.5 B", 8192, 8192, rate, runs),
         training_row("1.5 B", 32768, 32768, rate, runs, ck=True),
         training_row("0.5 B", 4096, 512, rate, runs, torch.float32),
+        training_row("1.5 B", 8192, 1024, rate, runs, offload=True),
     ]
 
 
 MEASUREMENTS: dict[str, Measurement] = {
     "training": _training,
-    "memory": lambda runs, bytes_per_s, rate: [memory_row("0.5 B", recipe) for recipe in ("grpo", "ppo")],
+    "memory": lambda runs, bytes_per_s, rate: [
+        *(memory_row("0.5 B", recipe) for recipe in ("grpo", "ppo")),
+        memory_row("0.5 B", "grpo", offload=True),
+    ],
     "prefill": lambda runs, bytes_per_s, rate: [prefill_row(shape, rate, runs) for shape in ("0.5 B", "1.5 B")],
     "swaps": lambda runs, bytes_per_s, rate: swap_rows("0.5 B", 64, bytes_per_s, runs),
     "logprobs": lambda runs, bytes_per_s, rate: [

@@ -18,7 +18,7 @@ from headrace.controller.train import train
 _GIB = 2**30
 
 
-def memory_row(shape: str, recipe: str) -> dict[str, Any]:
+def memory_row(shape: str, recipe: str, *, offload: bool = False) -> dict[str, Any]:
     """Three batches in bfloat16, with answers of 256 tokens at most, and 4,096 tokens a micro-batch."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -35,7 +35,7 @@ def memory_row(shape: str, recipe: str) -> dict[str, Any]:
                     "sampling": {"max_new_tokens": 256},
                     "filters": [],
                 },
-                "trainer": {"batches": 3},
+                "trainer": {"batches": 3, "optimizer": {"offload": offload}},
                 "engine": {"max_concurrent_sequences": 64, "max_context": 1024},
                 "checkpoint": {"every": 100},
             }
@@ -50,6 +50,7 @@ def memory_row(shape: str, recipe: str) -> dict[str, Any]:
     return {
         "shape": shape,
         "recipe": recipe,
+        "offload": offload,
         "status": ended.status,
         "planned_gib": plan.memory.total / _GIB,
         "peak_gib": peak / _GIB,

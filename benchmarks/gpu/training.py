@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.gpu.shapes import Served, free_memory, parameters, random_model, random_tokens
 from headrace.config import EngineConfig, TrainConfig
+from headrace.config.trainer import OptimizerConfig, TrainerConfig
 from headrace.controller.planning.activations import DecoderShape, trained_bytes
 from headrace.models.packing import MicroBatch, PackRow, pack
 from headrace.training.protocol import LossTerms
@@ -25,14 +26,27 @@ def _nll(logprobs: torch.Tensor, micro: MicroBatch) -> LossTerms:
 
 
 def training_row(
-    shape: str, tokens: int, length: int, rate: float, runs: int, dtype: torch.dtype = torch.bfloat16, ck: bool = False
+    shape: str,
+    tokens: int,
+    length: int,
+    rate: float,
+    runs: int,
+    dtype: torch.dtype = torch.bfloat16,
+    ck: bool = False,
+    offload: bool = False,
 ) -> dict[str, Any]:
     """One micro-batch of `tokens` in samples of `length`, and a step. Of its operations, 6 a weight and token are
     counted, and the output layer's."""
     model = random_model(shape, torch.float32)
     count, config = parameters(model), model.config
+    optimizer = OptimizerConfig(offload=offload)
     trainer = HFTrainer(
-        model, config=_CONFIG.trainer, loss=_nll, total_steps=runs + 1, dtype=dtype, gradient_checkpointing=ck
+        model,
+        config=TrainerConfig(optimizer=optimizer),
+        loss=_nll,
+        total_steps=runs + 1,
+        dtype=dtype,
+        gradient_checkpointing=ck,
     )
     del model
     micro = pack([PackRow(row, np.arange(length) > 0) for row in random_tokens(tokens // length, length)])
@@ -57,6 +71,7 @@ def training_row(
         "shape": shape,
         "dtype": str(dtype),
         "checkpointing": ck,
+        "offload": offload,
         "tokens": tokens,
         "sample": length,
         "pass_s": passes,

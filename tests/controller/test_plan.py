@@ -217,13 +217,42 @@ def test_activations_follow_the_micro_batch_and_its_settings(job: Path, device: 
     assert one == eight, "a whole answer, of 8 tokens"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_offloaded_is_the_hosts(job: Path, device: Callable[[int], None], dtype: str) -> None:
+    device(2**40)
+    model = CONFIGS["qwen3"]()
+    numbers = count_parameters(model)
+    overrides = ["trainer.optimizer.offload=true", f"model.dtype={dtype}"]
+    found = estimate_memory(load_config(TrainConfig, job, overrides), model, CUDA)
+    trained = {use: size for use, size in found.uses.items() if use.startswith("trainer: ") and "activ" not in use}
+    weights = "trainer: float32 weights" if dtype == "float32" else "trainer: bfloat16 weights"
+    itemsize = 4 if dtype == "float32" else 2
+    assert trained == {weights: itemsize * numbers, "trainer: gradients (float32)": 4 * numbers}
+    assert found.on_host == {"trainer: float32 weights, moments": 12 * numbers}
+    on_cpu = estimate_memory(load_config(TrainConfig, job, overrides), model, CPU)
+    assert on_cpu.uses["trainer: AdamW moments (float32)"] == 8 * numbers
+
+
+def test_what_the_host_has_no_room_for_is_refused(
+    job: Path, device: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device(2**40)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=2**30, available=1000))
+    config = load_config(TrainConfig, job, ["trainer.optimizer.offload=true"])
+    with pytest.raises(
+        ConfigError, match=r"offload needs 0\.00 GiB of this host's memory, and 0\.00 GiB are free; leave"
+    ):
+        estimate_memory(config, CONFIGS["qwen3"](), CUDA)
+
+
 def test_what_does_not_fit_a_device_is_refused_with_what_to_lower(job: Path, device: Callable[[int], None]) -> None:
     device(2**20)
     with pytest.raises(
         ConfigError,
         match=r"needs .* GiB on cuda:0, .*, and 0\.00 GiB are free there.*: trainer: activations .*; "
         r"lower trainer\.max_tokens_per_microbatch \(4096\), engine\.max_concurrent_sequences \(8\) or "
-        r"engine\.prefill_tokens_per_step \(1024\), set model\.gradient_checkpointing=true, free memory",
+        r"engine\.prefill_tokens_per_step \(1024\), set model\.gradient_checkpointing=true and "
+        r"trainer\.optimizer\.offload=true, free memory",
     ):
         estimate_memory(load_config(TrainConfig, job), CONFIGS["qwen3"](), CUDA)
     device(2**33)

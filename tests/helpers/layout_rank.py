@@ -89,7 +89,9 @@ def trainer(case: dict[str, Any], layout: Layout) -> HFTrainer:
     with mock.patch.object(whole, "use_written_out_norms") if case.get("shares") else nullcontext():
         return HFTrainer(
             model,
-            config=TrainerConfig(optimizer=AS_SGD, max_grad_norm=1e6),
+            config=TrainerConfig(
+                optimizer=AS_SGD.model_copy(update={"offload": case.get("offload", False)}), max_grad_norm=1e6
+            ),
             loss=loss,
             total_steps=10,
             dtype=getattr(torch, case.get("dtype", "float32")),

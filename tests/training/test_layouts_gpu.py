@@ -22,6 +22,7 @@ RANKS: dict[str, dict[str, Any]] = {
     "shared": {"layout": {"zero": 3}, "shares": True},
     "shared-kept": {"layout": {"zero": 2}, "shares": True, "kept": True},
     "zero3-kept": {"layout": {"zero": 3}, "kept": True},
+    "offloaded": {"layout": {"zero": 3}, "offload": True},
     "loaded": {"layout": {"zero": 3}, "loads": "saved"},
 }
 pytestmark = [

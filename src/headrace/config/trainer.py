@@ -19,6 +19,9 @@ class OptimizerConfig(Section):
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
+    offload: bool = False
+    """On a GPU: masters and moments (12 bytes a parameter) are in the host's memory, and its processors compute the
+    steps."""
 
 
 class LRScheduleConfig(Section):

@@ -47,6 +47,8 @@ class PackedLM(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
+        self.device: torch.device = model.device
+        """Where it computes; its weights may be elsewhere between passes."""
         self._own_attention = model.config._attn_implementation
         self._softcap: float | None = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
         self.shared: SharedPass | None = None
@@ -59,10 +61,6 @@ class PackedLM(nn.Module):
         if self.shared is None or self.shared.tensor is None:
             return None
         return VocabularyShare(self.shared.tensor, int(self.model.config.get_text_config().vocab_size))
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
 
     def hidden_states(self, tokens: Tensor, positions: Tensor, lengths: list[int], at: Tensor) -> Tensor:
         """Last hidden states, [P, hidden], at the places `at` [P] of N tokens that make up samples of these lengths.

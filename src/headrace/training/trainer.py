@@ -121,13 +121,20 @@ class HFTrainer:
         self._layout = layout
         self._ranks: RankGroup | None = None
         self._sharded: ShardedModel | None = None
-        self._whole = None if layout.joint else WholeWeights(model, dtype, config.optimizer)
+        self._whole: WholeWeights | None = None
+        if not layout.joint:
+            self._whole = WholeWeights(model, dtype, config.optimizer, offload=self._offloads)
         self._trained: TrainedWeights | None = self._whole
         self._sums = BatchSums()
         self._step_count = 0
         self._keeps_reference = False
         self._reference: list[Tensor] | None = None
         self._in_order = in_order and model.device.type == "cuda" and self._can_sum_in_order()
+
+    @property
+    def _offloads(self) -> bool:
+        """On a CPU there is nowhere to."""
+        return self._config.optimizer.offload and self._lm.device.type != "cpu"
 
     @property
     def step_count(self) -> int:
@@ -195,7 +202,7 @@ class HFTrainer:
         from headrace.training.optimizer.sharded_weights import ShardedWeights
 
         ranks = self._ranks = RankGroup(self._layout, rank, meeting, seconds, self._lm.device)
-        self._sharded = ShardedModel(self._lm, ranks, self._dtype)
+        self._sharded = ShardedModel(self._lm, ranks, self._dtype, offload=self._offloads)
         self._trained = ShardedWeights(self._model, self._dtype, self._config.optimizer, ranks)
         if self._keeps_reference:
             self.keep_reference()

@@ -306,7 +306,7 @@ def _roles(plan: Plan) -> list[str]:
             if layout.ranks > 1 or layout.stage:
                 own = f"{layout.ranks} rank(s) ({layout.text}), each in a process of its own"
                 if plan.memory.on_device and layout.ranks > 1:
-                    own += " and on a device of its own, by NCCL, which Headrace's tests run with one alone"
+                    own += " and on a device of its own, by NCCL (not run: Headrace's tests have one device)"
             place = f"{own}: {threads_of_worker(plan.config)} CPU thread(s)"
         elif name == "rollout" and engines:
             place = f"event loop; engines in {engines}"

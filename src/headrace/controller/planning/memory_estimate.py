@@ -17,6 +17,7 @@ from headrace.controller.planning.activations import DecoderShape, engine_bytes,
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.out_of_memory import what_to_lower
 from headrace.controller.planning.table_size import most_sampled, table_bytes
+from headrace.controller.planning.trained_memory import trained_bytes_of
 from headrace.controller.planning.transports import transport_of
 from headrace.engines.embedded.cache_plan import CachePlan, cache_shape, context_limit, plan_cache
 from headrace.models.loading import count_parameters, read_model_config
@@ -89,9 +90,9 @@ def estimate_memory(
         cache = plan_kv_cache(model_config, config.engine, _engine_dtype(config), device, config.engine.total)
     else:
         cache = _cache_beside(config, model_config, str(device), free, uses)
-    kept: dict[str, int] = {}
+    kept: dict[str, int] = _off_device(config, parameters, device) if trainer else {}
     if engine and not trainer and not config.engine.apart:
-        kept = {"weight plane: version 0, on the host": _BYTES[_engine_dtype(config)] * parameters}
+        kept["weight plane: version 0, on the host"] = _BYTES[_engine_dtype(config)] * parameters
         uses |= kept if device.type == "cpu" else {}
     if engine:
         caches = [(each.count, cache_of(each, config, cache)) for each in config.engine.sections]
@@ -130,18 +131,17 @@ def _engine_dtype(config: TrainConfig) -> str:
 def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torch.device) -> dict[str, int]:
     """Weights and what goes with them, and the judges' caches."""
     trainer_bytes, engine_itemsize = _BYTES[config.model.dtype], _BYTES[_engine_dtype(config)]
-    masters = 4 * parameters
     text = model_config.get_text_config()
     # The engine lays its output layer out anew, also where the model's is its embedding.
     tied = text.vocab_size * text.hidden_size if model_config.tie_word_embeddings else 0
     engine_weights = config.engine.total * engine_itemsize * (parameters + tied)
     layout = config.trainer.layout
     ranks = 1 if layout.stage else layout.dp
-    each = _each(layout, device, masters)
+    trained = trained_bytes_of(config.trainer, parameters, config.model.dtype, device)
     uses = {
-        "trainer: float32 weights": each,
-        "trainer: gradients (float32)": each,
-        "trainer: AdamW moments (float32)": 2 * each,
+        "trainer: float32 weights": trained.weights,
+        "trainer: gradients (float32)": trained.gradients,
+        "trainer: AdamW moments (float32)": trained.moments,
         "engine: weights": engine_weights,
         "engine: next version while it is received": engine_weights,
     }
@@ -164,7 +164,8 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
         uses["teacher: weights, if it is as large as the policy"] = trainer_bytes * parameters
     if algorithm.needs_critic:
         of_critic = config.critic.layout
-        uses["critic: weights, gradients and moments (float32)"] = 4 * _each(of_critic, device, masters)
+        trained = trained_bytes_of(config.critic, parameters, config.model.dtype, device)
+        uses["critic: weights, gradients and moments (float32)"] = trained.total
         if of_critic.stage:
             uses["critic: weights gathered for a pass"] = trainer_bytes * _gathered(of_critic, text, parameters, device)
     if config.reward.model.path is not None:
@@ -174,14 +175,23 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
         asked, dtype = read_model_config(judge.path), judge.engine.dtype or config.model.dtype
         uses[f"judge {judge.path}: weights"] = _BYTES[dtype] * count_parameters(asked)
         uses[f"judge {judge.path}: KV cache"] = plan_kv_cache(asked, judge.engine, dtype, device).bytes_wanted
-    return uses
+    return {use: size for use, size in uses.items() if size}
 
 
-def _each(layout: LayoutConfig, device: torch.device, masters: int) -> int:
-    """Bytes of `masters` where they are counted: all ranks' in the host's memory, one's on its device."""
-    if not layout.stage:
-        return layout.dp * masters
-    return masters if device.type == "cpu" else -(-masters // layout.ranks)
+def _off_device(config: TrainConfig, parameters: int, device: torch.device) -> dict[str, int]:
+    """What models in training have in the host's memory, beside a device. Raises ConfigError if it has not so much."""
+    models = {"trainer": config.trainer} | ({"critic": config.critic} if config.algorithm.needs_critic else {})
+    found = {
+        f"{name}: float32 weights, moments": trained_bytes_of(own, parameters, config.model.dtype, device).off_device
+        for name, own in models.items()
+    }
+    wanted, free = sum(found.values()), free_bytes(torch.device("cpu"))
+    if wanted > free:
+        raise ConfigError(
+            f"optimizer.offload needs {in_gib(wanted)} of this host's memory, and {in_gib(free)} are free; leave it "
+            "out, free memory, or take a smaller model"
+        )
+    return {use: size for use, size in found.items() if size}
 
 
 def _gathered(layout: LayoutConfig, text: Any, parameters: int, device: torch.device) -> int:
@@ -232,12 +242,13 @@ def _cache_beside(config: TrainConfig, model_config: Any, place: str, free: int,
         wanted = int(config.engine.kv_cache_gib * GIB)
     caches = config.engine.total * wanted
     if wanted > left:
+        lower = what_to_lower(config, on_device=True)
         largest = sorted(uses.items(), key=lambda use: -use[1])[:_MOST_TOLD]
         raise ConfigError(
             f"this run needs {in_gib(sum(uses.values()) + caches)} on {place}, the least of KV cache included, and "
             f"{in_gib(free)} are free there, of which a twentieth is kept back: "
             + ", ".join(f"{use} {in_gib(size)}" for use, size in largest)
-            + f", {_KV_CACHE} {in_gib(caches)}; {what_to_lower(config)}, free memory there, or take a smaller model"
+            + f", {_KV_CACHE} {in_gib(caches)}; {lower}, free memory there, or take a smaller model"
         )
     budget = left if config.engine.kv_cache_gib is None else wanted
     given = config.engine.model_copy(update={"kv_cache_gib": budget / GIB})

@@ -21,7 +21,7 @@ class OutOfMemory(HeadraceError, RuntimeError):
     """Memory ran out while a run was on its way. The message says what to lower."""
 
 
-def what_to_lower(config: Config) -> str:
+def what_to_lower(config: Config, *, on_device: bool = False) -> str:
     """As `lower trainer.max_tokens_per_microbatch (4096) or engine.max_concurrent_sequences (64)`: keys that decide how
     much is held at a time, and nothing of a result, so that a run goes on with others."""
     keys = {"trainer.max_tokens_per_microbatch": config.trainer.max_tokens_per_microbatch}
@@ -32,7 +32,10 @@ def what_to_lower(config: Config) -> str:
         keys["engine.prefill_tokens_per_step"] = config.engine.prefill_tokens_per_step
     named = [f"{key} ({value})" for key, value in keys.items()]
     said = "lower " + (" or ".join([", ".join(named[:-1]), named[-1]]) if len(named) > 1 else named[0])
-    return said if config.model.gradient_checkpointing else f"{said}, set model.gradient_checkpointing=true"
+    settings = [] if config.model.gradient_checkpointing else ["model.gradient_checkpointing=true"]
+    if on_device and not config.trainer.optimizer.offload:
+        settings.append("trainer.optimizer.offload=true")
+    return f"{said}, set {' and '.join(settings)}" if settings else said
 
 
 @contextmanager
@@ -47,7 +50,9 @@ def told(config: Config, *, resumes: bool = True) -> Iterator[None]:
         asked = _ASKED.search(str(cause))
         wanted = f", with {asked[1]} more asked for" if asked else ""
         go_on = ", and go on with --resume: what was journalled and checkpointed is there" if resumes else ""
-        raise OutOfMemory(f"memory ran out{_place(cause)}{wanted}; {what_to_lower(config)}{go_on}") from error
+        place = _place(cause)
+        lower = what_to_lower(config, on_device=bool(place))
+        raise OutOfMemory(f"memory ran out{place}{wanted}; {lower}{go_on}") from error
 
 
 def _cause(error: BaseException) -> BaseException | None:

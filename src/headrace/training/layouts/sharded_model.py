@@ -23,8 +23,9 @@ _PASS = "headrace_pass"
 
 
 class ShardedModel:
-    def __init__(self, lm: PackedLM, ranks: RankGroup, dtype: torch.dtype) -> None:
+    def __init__(self, lm: PackedLM, ranks: RankGroup, dtype: torch.dtype, *, offload: bool = False) -> None:
         """Cuts the model of `lm` up, whose parameters are whole and in float32 until then. `dtype`: of its passes.
+        `offload`: its parts, and their gradients, are in the host's memory between them.
         Raises ConfigError for an architecture that cannot be cut up so."""
         model: Any = lm.model
         shared = ranks.shared_pass()
@@ -36,7 +37,7 @@ class ShardedModel:
         if ranks.tensor is not None:
             split_layers(model, ranks.tensor)
         self._keeps = ranks.layout.zero == 2
-        shard(model, ranks.shards, dtype, keeps_weights=self._keeps)
+        shard(model, ranks.shards, dtype, keeps_weights=self._keeps, offload=offload)
         lm.shared = shared
         self._lm = lm
         setattr(model, _PASS, MethodType(_headrace_pass, model))

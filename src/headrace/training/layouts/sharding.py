@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -66,21 +66,29 @@ def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
         )
 
 
-def shard(model: PreTrainedModel, mesh: DeviceMesh, dtype: torch.dtype, *, keeps_weights: bool) -> None:
+def shard(
+    model: PreTrainedModel, mesh: DeviceMesh, dtype: torch.dtype, *, keeps_weights: bool, offload: bool = False
+) -> None:
     """FSDP2 over `mesh` (one dimension): forward and backward in `dtype`, gradients summed in float32, as sums.
     `keeps_weights`: whether a layer's weights stay gathered between its forward and its backward pass (ZeRO-2, else
-    ZeRO-3). Raises ConfigError for a torch that adds up no sums."""
+    ZeRO-3). `offload`: parts and gradients are in the host's memory. Raises ConfigError for a torch that adds up no
+    sums."""
     if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
         raise ConfigError(
             f"layout cuts the model up among ranks, for which torch {torch.__version__} is too old; install a newer "
             "one (2.13 is tried), or use dp alone"
         )
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    how: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
+        "reshard_after_forward": not keeps_weights,
+    }
     names = set(model._no_split_modules or ())
     for module in model.modules():
         if type(module).__name__ in names:
-            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=not keeps_weights)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=not keeps_weights)
+            fully_shard(module, **how)
+    fully_shard(model, **how)
     for part in parts(model):
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)

@@ -27,6 +27,9 @@ class OptimizerSettings(Protocol):
     @property
     def weight_decay(self) -> float: ...
 
+    @property
+    def offload(self) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Trained:

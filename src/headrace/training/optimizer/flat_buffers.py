@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+_AT_ONCE = 1 << 25
 _ALIGNMENT = 32
 """Elements; every parameter begins at a multiple of 64 bytes in each dtype in use."""
 
@@ -24,13 +25,15 @@ class _Slot:
 class FlatParameters:
     """float32 master weights and gradient sums of a model, and its compute weights, each one flat tensor.
 
-    The model's parameters become views of `compute`, which is `master` itself if the compute dtype is float32. Each
+    The model's parameters become views of `compute`, which is `master` itself if the compute dtype is float32 and both
+    are in one place. Each
     backward pass adds to `grads`: directly where parameters are float32, else through a hook that adds the gradient
     in float32 and frees it, so that small gradients of many micro-batches are not rounded away. Parameters with two
     or more dimensions come first: up to `decayed`, weight decay applies.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype, *, offload: bool = False) -> None:
+        """`offload`: the masters are in the host's memory, the rest where the model is."""
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         ordered = [pair for pair in named if pair[1].dim() >= 2]
         matrices = len(ordered)
@@ -45,12 +48,14 @@ class FlatParameters:
             if index < matrices:
                 self.decayed = size
         device = ordered[0][1].device
-        self.master = torch.zeros(size, dtype=torch.float32, device=device)
-        self.grads = torch.zeros_like(self.master)
-        self.compute = self.master if dtype is torch.float32 else torch.zeros(size, dtype=dtype, device=device)
+        self.master = torch.zeros(size, dtype=torch.float32, device="cpu" if offload else device)
+        one = dtype is torch.float32 and not offload
+        self.compute = self.master if one else torch.zeros(size, dtype=dtype, device=device)
         for slot, (_, parameter) in zip(self._slots, ordered, strict=True):
             self._view(self.master, slot).copy_(parameter.detach())
             parameter.data = self._view(self.compute, slot)
+        self.grads = torch.zeros(size, dtype=torch.float32, device=device)  # where the model's own weights were
+        for slot, (_, parameter) in zip(self._slots, ordered, strict=True):
             self._collect(parameter, self._view(self.grads, slot))
         self._order = {name: place for place, (name, _) in enumerate(named)}
         self.publish()
@@ -58,7 +63,9 @@ class FlatParameters:
     def publish(self) -> None:
         """Bring the compute weights up to date with the masters."""
         if self.compute is not self.master:
-            self.compute.copy_(self.master)
+            for begin in range(0, len(self.master), _AT_ONCE):  # a device may have no room for all masters
+                part = slice(begin, begin + _AT_ONCE)
+                self.compute[part].copy_(self.master[part])
 
     @contextmanager
     def holding(self, values: Tensor) -> Iterator[None]:
@@ -76,7 +83,7 @@ class FlatParameters:
             yield slot.name, self._view(flat, slot)
 
     def _collect(self, parameter: nn.Parameter, grads: Tensor) -> None:
-        if self.compute is self.master:
+        if parameter.dtype is torch.float32:
             parameter.grad = grads
             return
 

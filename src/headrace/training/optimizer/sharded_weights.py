@@ -91,9 +91,10 @@ class ShardedWeights:
         """See `TrainedWeights.named`. Gathered one by one."""
         values = copy or [*self._masters.values()]
         for (name, parameter), own in zip(self._parameters.items(), values, strict=True):
+            mesh = parameter.device_mesh
             part = DTensor.from_local(
-                own.detach().to(self._dtype),
-                parameter.device_mesh,
+                own.detach().to(mesh.device_type, self._dtype),
+                mesh,
                 parameter.placements,
                 shape=parameter.shape,
                 stride=parameter.stride(),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from headrace.training.data_parallel import DataParallel
 from headrace.training.optimizer.adamw import FlatAdamW, OptimizerSettings
 from headrace.training.optimizer.flat_buffers import FlatParameters
+from headrace.training.optimizer.offloaded import OffloadedAdamW
 from headrace.training.pieces import Piece
 from headrace.training.sums import BatchSums
 
@@ -18,10 +19,13 @@ from headrace.training.sums import BatchSums
 class WholeWeights:
     """Implements `TrainedWeights`."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype, settings: OptimizerSettings) -> None:
-        """`dtype`: of the compute weights."""
-        self._flat = FlatParameters(model, dtype)
-        self._optimizer = FlatAdamW(self._flat, settings)
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype, settings: OptimizerSettings, *, offload: bool = False
+    ) -> None:
+        """`dtype`: of the compute weights. `offload`: see `OffloadedAdamW`."""
+        self._flat = FlatParameters(model, dtype, offload=offload)
+        self._offloaded = OffloadedAdamW(self._flat, settings) if offload else None
+        self._optimizer: FlatAdamW | OffloadedAdamW = self._offloaded or FlatAdamW(self._flat, settings)
         self._ranks: DataParallel | None = None
 
     def join(self, ranks: DataParallel) -> None:
@@ -48,7 +52,8 @@ class WholeWeights:
         """See `TrainedWeights.update`."""
         self._flat.grads.mul_(scale)
         self._optimizer.update(lr)
-        self._flat.publish()
+        if self._offloaded is None:
+            self._flat.publish()
 
     def forget_gradients(self) -> None:
         """See `TrainedWeights.forget_gradients`."""
