@@ -36,6 +36,24 @@ def loss(logprobs, proximal, advantages, mask, sample_index):
     return Loss(-(advantages * logprobs) * mask, {})
 """
 
+HANGS_ONCE = """
+import os
+import time
+
+from headrace.algorithms.losses import Loss
+
+calls = 0
+
+
+def loss(logprobs, proximal, advantages, mask, sample_index):
+    global calls
+    calls += 1
+    if calls == 3 and not os.path.exists(os.environ["HUNG"]):
+        open(os.environ["HUNG"], "w").close()
+        time.sleep(1e6)
+    return Loss(-(advantages * logprobs) * mask, {})
+"""
+
 
 def trained(folder: Path, **changes: Any) -> list[dict[str, Any]]:
     """The batches' records of a finished run in `sync`."""
@@ -138,6 +156,32 @@ def test_one_that_is_killed_goes_back_to_the_commit_and_the_run_goes_on(
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["groups"]["trained"] == trained
     assert summary["staleness"]["max"] <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.cpu
+def test_one_that_hangs_is_ended_and_the_run_goes_on_from_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a loss of the user's own, once."""
+    hung = tmp_path / "hung"
+    monkeypatch.setenv("HUNG", str(hung))
+    (tmp_path / "own.py").write_text(HANGS_ONCE)
+    job = make_job(
+        tmp_path / "job",
+        trainer__batches=4,
+        algorithm__loss=f"{tmp_path}/own.py:loss",
+        trainer__placement="process",
+        checkpoint__every=1,
+        runtime__stuck__microbatch_s=2,
+    )
+    assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 0
+    with RunReader(tmp_path / "run") as reader:
+        assert reader.status().name == "finished"
+        reader.counts().check()
+        lost = next(event for event in reader.events.read() if event.kind == "trainer_lost").data["message"]
+        assert "trainer is stuck: no microbatch has ended for" in lost
+        assert [row.record["batch"] for row in reader.metrics.read("batch")] == [0, 1, 2, 3]
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from headrace.runtime.progress import Unit, mark
 from headrace.runtime.refs import Ref
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Handle, Host
@@ -111,6 +112,12 @@ class Probe:
         time.sleep(seconds)
         self._told.append("blocked")
         return "blocked"
+
+    def hang(self, unit: Unit, seconds: float) -> str:
+        """As work that gets on once, and then no more."""
+        mark(unit)
+        mark(unit)
+        return self.block(seconds)
 
     async def stubborn(self) -> None:
         for _ in range(3):

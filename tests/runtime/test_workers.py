@@ -53,9 +53,10 @@ class InProcesses(InlineRuntime):
         return await super().start(kind, specs, replace(where, process=True))
 
 
-def processes(main: Main) -> None:
+def processes(main: Main, logs: Path | None = None) -> None:
     async def whole() -> None:
-        runtime = InProcesses(apart=Processes("a test", packages=["runtime_worker_kinds"]), copying=False)
+        apart = Processes("a test", logs=logs, packages=["runtime_worker_kinds"])
+        runtime = InProcesses(apart=apart, copying=False)
         try:
             await main(runtime)
         finally:
@@ -191,6 +192,30 @@ def test_if_one_fails_the_others_have_stopped_before_it_is_raised(run: Run) -> N
         assert runtime.clock.now() - began < 3, "one that is told to stop before it has begun answers, too"
 
     run(main)
+
+
+@pytest.mark.parametrize("kind", ["process", ON_RAY])
+def test_one_that_is_stuck_is_ended_with_the_reason_and_can_be_made_anew(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    if kind == "ray":
+        request.getfixturevalue("one_ray")
+
+    async def main(runtime: Runtime) -> None:
+        probes = await runtime.start(Probe, [A, B], replace(HERE, limits={"layer": 0.5}))
+        began = runtime.clock.now()
+        with pytest.raises(WorkerLost, match=r"probe/1 .*stuck: no layer has ended for .*\(runtime\.stuck\.layer_s\)"):
+            await probes.call("hang", "layer", 60.0, rank=1, what="a pass")
+        assert runtime.clock.now() - began < 15
+        assert await probes.call("word", rank=0, what="a word") == ["a of probe/0"]
+        await probes.restart(1)
+        assert await probes.call("word", rank=1, what="a word") == ["b of probe/1"]
+        assert await probes.call("block", 2.5, rank=1, what="work that says nothing") == ["blocked"]
+
+    if kind == "ray":
+        RUNS[kind](main)
+    else:
+        processes(main, logs=tmp_path)
 
 
 def test_a_call_has_a_deadline_which_names_worker_and_purpose(run: Run) -> None:

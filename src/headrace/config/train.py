@@ -159,6 +159,25 @@ class CriticConfig(Section):
         return self.max_tokens_per_microbatch * self.layout.dp * self.layout.cp
 
 
+class StuckConfig(Section):
+    """How long work may go on without progress, by what it is in. Whoever does it is then taken for stuck: what has a
+    process of its own is ended and made anew, else the run ends. Unless given, 30 s and five times the longest yet."""
+
+    layer_s: float | None = Field(default=None, gt=0)
+    """A layer of a pass, there or back."""
+    microbatch_s: float | None = Field(default=None, gt=0)
+    """What a micro-batch takes beside its layers: the loss, say."""
+    decode_step_s: float | None = Field(default=None, gt=0)
+    """A decode step of an embedded engine, or a pass of prefill."""
+    chunk_s: float | None = Field(default=None, gt=0)
+    """A bucket of new weights on their way."""
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Those that are given, by what they limit."""
+        return {key.removesuffix("_s"): value for key, value in self.model_dump(exclude_none=True).items()}
+
+
 class RuntimeConfig(Section):
     kind: Literal["inline", "ray"] = "inline"
     """`inline`: all on this machine, in this process and those that the config names. `ray`: workers that have
@@ -176,6 +195,7 @@ class RuntimeConfig(Section):
     stall_timeout_s: float = Field(default=900.0, gt=0)
     """A wait of the run that lasts longer ends it with an error that says what it waited for, and so does code of yours
     that blocks the event loop for longer; never less than `rollout.episode_timeout_s`."""
+    stuck: StuckConfig = StuckConfig()
 
 
 class TrainConfig(Section):

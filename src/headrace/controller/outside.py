@@ -103,6 +103,7 @@ class ThisMachine:
             turns=config.runtime.turns or takes_turns(config),
             trace=trace,
             apart=self._apart,
+            limits=config.runtime.stuck.limits,
         )
 
     async def models(self, plan: Plan, runtime: Runtime, folder: Path) -> Models:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from headrace.runtime.call_watch import CallWatch, WatchedCall
 from headrace.runtime.clock import SystemClock
 from headrace.runtime.event_loop import on_own_thread
 from headrace.runtime.event_loop_services import NO_TYPES, EventLoopServices
 from headrace.runtime.lane_thread import LaneThread
+from headrace.runtime.progress import Marks, Progress, Stuck, marked_by
 from headrace.runtime.protocol import Clock
 from headrace.runtime.wire.wire_types import WireTypes
 
@@ -87,29 +88,38 @@ class InlineRuntime(EventLoopServices):
         copying: bool | None = None,
         types: WireTypes = NO_TYPES,
         apart: Apart | None = None,
+        limits: Mapping[str, float] | None = None,
+        on_stuck: Callable[[Stuck], None] = lambda stuck: None,
     ) -> None:
         """`trace` is given every call when it has ended, on the call's thread. `copying`: whatever crosses to or from
         workers goes through the wire codec; as the environment has it, unless given. `types` of columns. `apart`:
-        for workers that are to be elsewhere."""
+        for workers that are to be elsewhere. `limits`: see `Progress`. `on_stuck` is called before a call that is stuck
+        is given up."""
         super().__init__(clock or SystemClock(), copying=copying, types=types, apart=apart)
         self._trace = trace
         self._placement = placement or ThreadPerLane()
         self._threads: dict[str, LaneThread] = {}
         self._in_flight: dict[str, _InFlight] = {}
+        self._progress = Progress(limits)
+        self._watch = CallWatch(self._clock.now, self._progress, self._give_up)
+        self._on_stuck = on_stuck
         self._lock = threading.Lock()
 
     async def compute(self, lane: str, function: Callable[..., T], *args: Any) -> T:
-        """See `Services.compute`."""
+        """See `Services.compute`. Raises Stuck where the call makes no progress, as it says itself
+        (`progress.py`): it is left to its thread, with what waits behind it, and the lane has another."""
         self._check_open(lane)
         thread = self._begin(lane)
         lane_thread = self._threads.get(thread)
         if lane_thread is None:
             lane_thread = self._threads[thread] = LaneThread(thread)
 
+        marks = Marks(self._progress)
+
         def call() -> T:
             begin = self._clock.now()
             try:
-                with self._placement.around(thread):
+                with marked_by(marks), self._placement.around(thread):
                     return function(*args)
             finally:
                 if self._trace is not None:
@@ -117,7 +127,18 @@ class InlineRuntime(EventLoopServices):
 
         future: Future[T] = lane_thread.submit(call)
         future.add_done_callback(lambda _: self._end(lane))
-        return await asyncio.wrap_future(future)
+        watched = self._watch.add(lane, lane_thread, marks, future)
+        try:
+            return cast(T, await watched.result)
+        finally:
+            self._watch.remove(watched)
+
+    def _give_up(self, call: WatchedCall, stuck: Stuck) -> None:
+        logger.error("%s; where it is:\n%s", stuck, call.thread.stack())
+        self._on_stuck(stuck)
+        if self._threads.get(call.thread.name) is call.thread:
+            del self._threads[call.thread.name]
+            call.thread.leave(stuck)
 
     def rebalance(self) -> None:
         """See `Services.rebalance`."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -20,7 +22,7 @@ class LaneThread:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], None]] | None] = SimpleQueue()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"{NAME_PREFIX}{name}", daemon=True)
         self._thread.start()
@@ -42,8 +44,22 @@ class LaneThread:
             except BaseException as error:  # whoever awaits it sees it
                 future.set_exception(error)
 
-        self._calls.put(run)
+        self._calls.put((future, run))
         return future
+
+    def leave(self, error: Exception) -> None:
+        """To its call, which does not end: what waits behind that fails with `error`."""
+        self._closed = True
+        while not self._calls.empty():
+            waiting = self._calls.get()
+            if waiting is not None and waiting[0].set_running_or_notify_cancel():
+                waiting[0].set_exception(error)
+        self._calls.put(None)
+
+    def stack(self) -> str:
+        """Where it is now, as Python prints it."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "" if frame is None else "".join(traceback.format_stack(frame))
 
     def close(self) -> None:
         """Take no more calls: those that have not begun are cancelled."""
@@ -56,5 +72,5 @@ class LaneThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (run := self._calls.get()) is not None:
-            run()
+        while (call := self._calls.get()) is not None:
+            call[1]()

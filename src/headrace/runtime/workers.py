@@ -10,7 +10,7 @@ or blocking, that is called at its end.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from headrace.errors import HeadraceError
@@ -76,6 +76,8 @@ class Placement:
     """In which a worker has to be made."""
     silence_s: float = 60.0
     """A worker process whose event loop does not turn for so long is ended."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """See `Progress`; of what works in a process of its own. One that is stuck is ended."""
 
 
 BASE_TYPES = WireTypes({"ref": Ref, "handle": Handle})

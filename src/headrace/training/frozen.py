@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from headrace.models.norms import use_written_out_norms
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
 from headrace.models.values import sample_scores
+from headrace.runtime.progress import mark, working
+from headrace.training.layer_hooks import call_between_layers
 from headrace.training.state import read_weights, write_weights
 from headrace.training.trainer import HFTrainer
 from headrace.weights.expected import WeightSchema
@@ -31,13 +34,15 @@ class FrozenScorer:
         self._model = model.eval().requires_grad_(False)
         self._temperature = temperature
         use_written_out_norms(model)
+        call_between_layers(model, partial(mark, "layer"))
         self._lm = PackedLM(model)
         self._schema = WeightSchema(model)
 
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch) -> Tensor:
         """[N] float32 on the micro-batch's device, 0 outside its mask."""
-        return token_logprobs(self._lm, micro.to(self._lm.device), self._temperature).to(micro.tokens.device)
+        with working("microbatch"):
+            return token_logprobs(self._lm, micro.to(self._lm.device), self._temperature).to(micro.tokens.device)
 
     def require_fits(self, manifest: Manifest) -> None:
         """See `FrozenModel.require_fits`."""
@@ -78,9 +83,11 @@ class FrozenRewardModel:
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Takes over `model`, of `load_reward_model`, in the dtype that it is to compute in."""
+        call_between_layers(model, partial(mark, "layer"))
         self._lm = PackedLM(model.eval().requires_grad_(False))
 
     @torch.no_grad()
     def scores(self, micro: MicroBatch) -> Tensor:
         """[S] float32 on the CPU: the class's logit at each sample's last token."""
-        return sample_scores(self._lm, micro.to(self._lm.device)).cpu()[micro.sequence_starts[1:] - 1]
+        with working("microbatch"):
+            return sample_scores(self._lm, micro.to(self._lm.device)).cpu()[micro.sequence_starts[1:] - 1]

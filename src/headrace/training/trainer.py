@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from headrace.models.logprobs import token_logprobs
 from headrace.models.norms import use_written_out_norms
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch, PackRow, pack
+from headrace.runtime.progress import Marks, current, mark, working
 from headrace.training.data_parallel import DataParallel, Meeting
 from headrace.training.deterministic import deterministic, lacks_kernel
 from headrace.training.dropout import remove_dropout
@@ -113,8 +114,9 @@ class HFTrainer:
         remove_dropout(model)
         if layout.tp == 1:
             use_written_out_norms(model)
-        if between_layers is not None and model.device.type == "cpu":
-            call_between_layers(model, between_layers)
+        self._marks: Marks | None = None
+        self._between_layers = between_layers if model.device.type == "cpu" else None
+        call_between_layers(model, self._at_layer)
         if gradient_checkpointing:
             _checkpoint_gradients(model)
         self._dtype = dtype
@@ -146,9 +148,14 @@ class HFTrainer:
         return self._model
 
     def accumulate(self, micro: MicroBatch) -> Mapping[str, Tensor]:
+        with self._at_work():
+            return self._accumulated(micro)
+
+    def _accumulated(self, micro: MicroBatch) -> Mapping[str, Tensor]:
         given, micro = micro, micro.to(self._lm.device)
         with deterministic() if self._in_order else nullcontext():
             outputs = self._pass(self._outputs, micro)
+            mark("microbatch")
             terms = self._loss(outputs, micro)
             if terms.numerator.requires_grad:
                 terms.numerator.backward()
@@ -160,10 +167,11 @@ class HFTrainer:
     def idle(self, *, trains: bool) -> None:
         """Take part in a pass over other ranks' rows; `trains`: there and back."""
         assert self._sharded is not None, "its passes are its own"
-        with torch.set_grad_enabled(trains):
-            found = self._sharded.idle(self._outputs)
-        if trains:
-            (0.0 * found.sum()).backward()
+        with self._at_work():
+            with torch.set_grad_enabled(trains):
+                found = self._sharded.idle(self._outputs)
+            if trains:
+                (0.0 * found.sum()).backward()
 
     def step(self) -> StepReport:
         sums, self._sums = self._sums, BatchSums()
@@ -215,11 +223,13 @@ class HFTrainer:
     def logprobs(self, micro: MicroBatch, *, temperature: float | None = None) -> Tensor:
         """`temperature`: that of sampling unless given."""
         at = self._temperature if temperature is None else temperature
-        return self._pass(partial(_logprobs_at, at), micro.to(self._lm.device)).to(micro.tokens.device)
+        with self._at_work():
+            return self._pass(partial(_logprobs_at, at), micro.to(self._lm.device)).to(micro.tokens.device)
 
     @torch.no_grad()
     def outputs(self, micro: MicroBatch, of: Outputs | None = None) -> Tensor:
-        return self._pass(of or self._outputs, micro.to(self._lm.device)).to(micro.tokens.device)
+        with self._at_work():
+            return self._pass(of or self._outputs, micro.to(self._lm.device)).to(micro.tokens.device)
 
     def keep_reference(self) -> None:
         """Keep a copy of the weights as they are now, for `reference_logprobs`; before `join`, of those then."""
@@ -300,6 +310,23 @@ class HFTrainer:
     @property
     def _is_first(self) -> bool:
         return self._ranks is None or self._ranks.rank == 0
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """On a micro-batch, and says how far it is."""
+        self._marks = current()
+        try:
+            with working("microbatch"):
+                yield
+        finally:
+            self._marks = None
+
+    def _at_layer(self) -> None:
+        """On whichever thread computes a pass: backward passes on a device have one of torch's."""
+        if (marks := self._marks) is not None:
+            marks.mark("layer")
+        if self._between_layers is not None:
+            self._between_layers()
 
     def _pass(self, outputs: Outputs, micro: MicroBatch) -> Tensor:
         return outputs(self._lm, micro) if self._sharded is None else self._sharded(outputs, micro)

@@ -8,6 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from headrace.errors import HeadraceError
+from headrace.runtime.progress import mark, rest
 from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import Version
 
@@ -179,7 +180,9 @@ class WeightReceiver(Protocol):
         def load(received: Received) -> Received:
             begin(received.manifest)
             for bucket in received.buckets(limit):
+                mark("chunk")
                 take(bucket)
+            rest()
             return received
 
         return self.receive_as(load)

@@ -23,6 +23,7 @@ from typing import ClassVar, TypeVar
 
 import torch
 
+from headrace.runtime.progress import mark, rest
 from headrace.weights import swap_check
 from headrace.weights.copies import copy_each
 from headrace.weights.manifest import build_manifest, from_json, named_once, require_newer, to_json
@@ -158,7 +159,9 @@ class SlotPublisher(WeightPublisher, ABC):
         slot = self._slots[self._published % SLOTS]
         for name, tensor in snapshot.tensors.items():
             if tensor is not slot.tensors[name]:
+                mark("chunk")
                 slot.tensors[name].copy_(tensor)
+        rest()
         slot.version = snapshot.version
         slot.checksum = _checksum(slot.tensors.values()) if self.checks_arrival else NONE
         slot.has_check = snapshot.check is not None

@@ -134,6 +134,7 @@ def _where(config: TrainConfig) -> Placement:
         deadline_s=config.runtime.stall_timeout_s,
         start_s=_START_S,
         silence_s=silence_s(config),
+        limits=config.runtime.stuck.limits,
     )
 
 

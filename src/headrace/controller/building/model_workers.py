@@ -21,6 +21,7 @@ async def started(kind: type[W], spec: object, runtime: Runtime, config: TrainCo
         threads=threads_of_worker(config) if process else None,
         deadline_s=config.runtime.stall_timeout_s,
         silence_s=silence_s(config),
+        limits=config.runtime.stuck.limits,
     )
     try:
         return await runtime.start(kind, [spec] * count, where)

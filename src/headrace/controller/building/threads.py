@@ -120,10 +120,12 @@ def inline_runtime(
     turns: bool = False,
     trace: Callable[[Span], None] | None = None,
     apart: Apart | None = None,
+    limits: Mapping[str, float] | None = None,
 ) -> InlineRuntime:
     """The runtime of this machine, with as many threads as configured. Its lanes alone compute with more than one.
 
     `device`: that of the models, the CPU unless given. `apart`: for workers that are to be elsewhere.
+    `limits`: see `Progress`.
     """
     import torch
 
@@ -136,4 +138,4 @@ def inline_runtime(
         from headrace.controller.building.device_lanes import DeviceLanes
 
         lanes = DeviceLanes(device, total, turns=turns)
-    return InlineRuntime(lanes, clock, trace, types=COLUMN_TYPES, apart=apart)
+    return InlineRuntime(lanes, clock, trace, types=COLUMN_TYPES, apart=apart, limits=limits)

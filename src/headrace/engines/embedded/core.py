@@ -22,6 +22,7 @@ from headrace.engines.embedded.sampler import Kept, sample
 from headrace.engines.embedded.scheduler import Chunk, Copy, Plan, Scheduler
 from headrace.engines.embedded.slot_arrays import DecodeBatch
 from headrace.engines.protocol import EngineError, FinishReason, SwapMode, TokenChunk
+from headrace.runtime.progress import mark, working
 from headrace.weights.expected import WeightSchema
 from headrace.weights.plane import Received, WeightReceiver
 from headrace.weights.swap_check import SwapCheck
@@ -106,7 +107,8 @@ class EngineCore:
         """One pass of prefill and a run of decode steps. Returns the chunks that are due."""
         begin = self._now()
         plan = self.scheduler.schedule(self.version)
-        run = self._run(plan)
+        with working("decode_step"):
+            run = self._run(plan)
         outputs = self._postprocess(run)
         self._last_step_end = self._now()
         self.totals.busy_s += self._last_step_end - begin
@@ -184,6 +186,7 @@ class EngineCore:
         begin = self._now()
         self._cache.reserve(max(chunk.stop for chunk in chunks))
         for work in padded_passes(chunks, self._device):
+            mark("decode_step")
             self._runner.prefill(work)
         total = sum(chunk.stop - chunk.start for chunk in chunks)
         self.totals.prefilled_tokens += total
@@ -207,6 +210,7 @@ class EngineCore:
         logprobs: list[torch.Tensor] = []
         kept: list[Kept] = []
         for step in range(steps):
+            mark("decode_step")
             logits = self._runner.decode(batch.tokens, batch.positions, length + step)
             sampled = sample(logits, batch.rows, batch.positions + 1)
             batch.advance(sampled.tokens)

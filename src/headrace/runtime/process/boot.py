@@ -21,6 +21,8 @@ class Boot:
     generation: int
     """How many of the name were before."""
     threads: int | None
+    limits: dict[str, float]
+    """See `Placement.limits`."""
     folder: str
     """Of the site."""
     listening: int

@@ -6,6 +6,7 @@ Imports neither torch nor transformers; what its worker imports is the worker's.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 from contextlib import ExitStack
@@ -23,6 +24,7 @@ from headrace.runtime.process.kept import Links, SegmentRefs, WorkerRefs
 from headrace.runtime.process.listener import Server
 from headrace.runtime.process.peer import LinkedPeer
 from headrace.runtime.process.shared_memory import Segments
+from headrace.runtime.progress import Stuck
 from headrace.runtime.workers import BASE_TYPES, Handle, Peer, WorkerLost
 
 
@@ -53,7 +55,7 @@ class _Child:
         boot, folder = self._boot, Path(self._boot.folder)
         types = BASE_TYPES.with_types(self._kind.types)
         segments = Segments(own_folder(folder, boot.name, boot.generation))
-        self._runtime = InlineRuntime(copying=False)
+        self._runtime = InlineRuntime(copying=False, limits=boot.limits, on_stuck=_end)
         self._links = Links(folder, lambda: types, segments, self._runtime)
         self._own = SegmentRefs(boot.name, boot.generation * GENERATION, types, segments)
         left = asyncio.Event()
@@ -90,6 +92,12 @@ class _Child:
 
     def _reach(self, handle: Handle) -> Peer:
         return LinkedPeer(handle, self._links)
+
+
+def _end(stuck: Stuck) -> None:
+    """No thread can be made to end, but the process can; its last words say why."""
+    sys.stderr.write(f"{stuck}\n")
+    os._exit(1)
 
 
 if __name__ == "__main__":

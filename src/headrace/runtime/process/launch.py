@@ -46,6 +46,7 @@ class ChildProcess:
         rank: int,
         generation: int,
         threads: int | None,
+        limits: dict[str, float],
         folder: Path,
         log: Path | None,
     ) -> ChildProcess:
@@ -69,6 +70,7 @@ class ChildProcess:
                 rank,
                 generation,
                 threads,
+                limits,
                 str(folder),
                 listening.fileno(),
                 kept,

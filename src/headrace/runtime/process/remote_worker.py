@@ -67,6 +67,7 @@ class RemoteWorker(MemberApart):
             self.rank,
             self._generation,
             self._where.threads,
+            dict(self._where.limits),
             self._folder,
             origin.log,
         )

@@ -25,6 +25,7 @@ from headrace.runtime.local.local_refs import GENERATION
 from headrace.runtime.local.service import Service, as_worker_error
 from headrace.runtime.process.boot import class_at
 from headrace.runtime.process.identity import name_process, open_many_files
+from headrace.runtime.progress import Stuck
 from headrace.runtime.ray.asked_actor import ANSWER, ERROR
 from headrace.runtime.ray.boot import ActorBoot
 from headrace.runtime.ray.boxes import Box, boxed, opened
@@ -60,6 +61,7 @@ class Actor:
         self._calls: dict[str, asyncio.Task[Any]] = {}
         self._streams: dict[str, _Items] = {}
         self._left = asyncio.Event()
+        self._why = "it left"
         self._begun = False
 
     async def build(self, number: str, box: Box) -> Told:
@@ -113,9 +115,10 @@ class Actor:
     async def beat(self) -> None:
         """That the event loop turns."""
 
-    async def life(self) -> None:
-        """Until it leaves."""
+    async def life(self) -> str:
+        """Until it leaves, or has to be ended: why."""
         await self._left.wait()
+        return self._why
 
     async def leave(self) -> None:
         """End, once what was asked before is answered."""
@@ -129,13 +132,19 @@ class Actor:
     def _begin(self) -> None:
         """In its event loop."""
         boot = self._boot
-        self._runtime = InlineRuntime(copying=False)
+        self._runtime = InlineRuntime(copying=False, limits=boot.limits, on_stuck=self._stuck)
         self._refs = ActorRefs(boot.name, boot.generation * GENERATION, self._types, boot.namespace)
         self._host = WorkerHost(
             boot.name, boot.rank, self._runtime, self._refs, self._refs.get_soon, self._reach, threads=boot.threads
         )
         name_process(boot.name)
         self._begun = True
+
+    def _stuck(self, stuck: Stuck) -> None:
+        """No thread can be made to end; whoever hears of it ends the actor."""
+        sys.stderr.write(f"{stuck}\n")
+        self._why = str(stuck)
+        self._left.set()
 
     def _reach(self, handle: Handle) -> Peer:
         return ReachedActor(handle, self._types, self._runtime, f"{self._boot.name}.{self._boot.generation}")

@@ -96,10 +96,10 @@ class AskedActor:
     async def life(self) -> str:
         """Once it has ended: why."""
         try:
-            await self._actor.life.remote()
+            why: str = await self._actor.life.remote()
         except RayError as error:
             return _reason(error)
-        return "it left"
+        return why
 
     def leave(self) -> None:
         """Tell it to end."""

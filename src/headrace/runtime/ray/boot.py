@@ -17,6 +17,8 @@ class ActorBoot:
     generation: int
     """How many of the name were before."""
     threads: int | None
+    limits: dict[str, float]
+    """See `Placement.limits`."""
     namespace: str
     """Of the run's actors."""
     log: str | None

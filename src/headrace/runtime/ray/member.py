@@ -102,6 +102,7 @@ class RayWorker(MemberApart):
             rank=self.rank,
             generation=self._generation,
             threads=where.threads,
+            limits=dict(where.limits),
             namespace=origin.namespace,
             log=None if origin.log is None else str(origin.log),
             paths=[path for path in sys.path if path],

@@ -1,0 +1,141 @@
+"""Whether work on a lane gets on. It says so itself, from within: a thread beside it would go on where it hangs.
+
+What computes calls `mark` at the beginning of each unit, a layer say, and `rest` behind the last one, or is `working`
+meanwhile. Of work that says nothing nothing is known, and its caller's deadline alone ends the wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+from headrace.errors import HeadraceError
+
+Unit = Literal["microbatch", "layer", "decode_step", "chunk"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
+FIRST_S, TIMES = 30.0, 5.0
+"""A limit, unless given: seconds, and how often the longest so far comes on top."""
+
+
+class Stuck(HeadraceError, RuntimeError):
+    """Work that has made no progress for longer than its unit's limit."""
+
+
+class Progress:
+    """Of the work of one process: what a unit may take, and what it took at most so far."""
+
+    def __init__(self, limits: Mapping[str, float] | None = None) -> None:
+        """`limits`: seconds, of units that are to have one of their own."""
+        self._limits = dict(limits or {})
+        self._longest: dict[str, float] = {}
+
+    def limit(self, unit: str) -> float:
+        """Seconds without progress after which work in such a unit is stuck."""
+        given = self._limits.get(unit)
+        return FIRST_S + TIMES * self._longest.get(unit, 0.0) if given is None else given
+
+    def took(self, unit: str, seconds: float) -> None:
+        if seconds > self._longest.get(unit, 0.0):
+            self._longest[unit] = seconds
+
+
+class Marks:
+    """What one call says of itself, on its thread; others look at it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._now: tuple[Unit, float] | None = None
+        self.count = 0
+        """Grows with each; so who looks knows that there was one."""
+
+    @property
+    def unit(self) -> Unit | None:
+        """In which it is."""
+        now = self._now
+        return None if now is None else now[0]
+
+    def mark(self, unit: Unit) -> None:
+        """It begins."""
+        self._end(at := time.monotonic())
+        self._now = unit, at
+        self.count += 1
+
+    def rest(self) -> None:
+        """Nothing is to be expected of it."""
+        self._end(time.monotonic())
+        self._now = None
+        self.count += 1
+
+    def _end(self, at: float) -> None:
+        if self._now is not None:
+            unit, since = self._now
+            self._progress.took(unit, at - since)
+
+
+class _OfThread(threading.local):
+    marks: Marks | None = None
+
+
+_own = _OfThread()
+
+
+def current() -> Marks | None:
+    """Of the call that this thread is in; for threads that compute for it."""
+    return _own.marks
+
+
+def mark(unit: Unit) -> None:
+    """A unit begins. Nothing where nobody looks."""
+    if (marks := _own.marks) is not None:
+        marks.mark(unit)
+
+
+def rest() -> None:
+    """See `Marks.rest`."""
+    if (marks := _own.marks) is not None:
+        marks.rest()
+
+
+@contextmanager
+def working(unit: Unit) -> Iterator[None]:
+    """In units, of which the first is one such."""
+    mark(unit)
+    try:
+        yield
+    finally:
+        rest()
+
+
+@contextmanager
+def marked_by(marks: Marks) -> Iterator[None]:
+    """This thread's call says what it says there."""
+    _own.marks = marks
+    try:
+        yield
+    finally:
+        _own.marks = None
+
+
+class Look:
+    """From another thread, again and again, at one call."""
+
+    def __init__(self, progress: Progress, marks: Marks) -> None:
+        self._progress = progress
+        self._marks = marks
+        self._count = -1
+        self._silent_s = 0.0
+
+    def after(self, seconds: float) -> tuple[Unit, float] | None:
+        """`seconds` later than the last look, of which only those count in which the looker itself could look. The unit
+        that it is stuck in, and for how long."""
+        if self._marks.count != self._count:
+            self._count, self._silent_s = self._marks.count, 0.0
+            return None
+        self._silent_s += seconds
+        unit = self._marks.unit
+        if unit is None or self._silent_s <= self._progress.limit(unit):
+            return None
+        return unit, self._silent_s

@@ -1,0 +1,121 @@
+"""Work that gets on, and work that does not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.progress import Look, Marks, Progress, Stuck, current, mark, marked_by, rest, working
+
+
+def run(main: Callable[[InlineRuntime], Coroutine[Any, Any, None]], limits: dict[str, float]) -> None:
+    async def whole() -> None:
+        runtime = InlineRuntime(copying=False, limits=limits)
+        try:
+            await main(runtime)
+        finally:
+            await runtime.close()
+
+    asyncio.run(whole())
+
+
+def test_a_limit_is_thirty_seconds_and_five_times_the_longest_so_far() -> None:
+    progress = Progress({"chunk": 7.0})
+    assert [progress.limit(unit) for unit in ("layer", "chunk")] == [30.0, 7.0]
+    for seconds in (2.0, 4.0, 3.0):
+        progress.took("layer", seconds)
+        progress.took("chunk", seconds)
+    assert [progress.limit(unit) for unit in ("layer", "chunk", "decode_step")] == [50.0, 7.0, 30.0]
+
+
+def test_only_what_lies_between_two_marks_counts_and_only_time_in_which_one_could_look() -> None:
+    progress = Progress({"layer": 10.0})
+    marks = Marks(progress)
+    look = Look(progress, marks)
+    assert look.after(100.0) is None, "nothing was said"
+    assert look.after(100.0) is None
+    marks.mark("layer")
+    assert [look.after(2.0) for _ in range(6)] == [None] * 6
+    assert look.after(2.0) == ("layer", 12.0)
+    marks.mark("layer")
+    assert look.after(2.0) is None, "it goes on"
+    assert [look.after(4.0) for _ in range(3)] == [None, None, ("layer", 12.0)]
+    marks.rest()
+    assert [look.after(100.0) for _ in range(3)] == [None] * 3
+
+
+def test_a_call_that_stands_still_is_given_up_and_its_lane_goes_on() -> None:
+    held = threading.Event()
+
+    def hangs() -> None:
+        mark("decode_step")
+        held.wait(60.0)
+
+    async def main(runtime: InlineRuntime) -> None:
+        began = time.monotonic()
+        first = asyncio.ensure_future(runtime.compute("engine", hangs))
+        behind = asyncio.ensure_future(runtime.compute("engine", lambda: "never"))
+        with pytest.raises(Stuck, match=r"engine is stuck: no decode step has ended for .* s, of which 1 are allowed"):
+            await first
+        with pytest.raises(Stuck, match="engine is stuck"):
+            await behind
+        assert time.monotonic() - began < 10
+        assert await runtime.compute("engine", lambda: threading.current_thread().name) == "headrace-engine"
+        held.set()
+        await asyncio.sleep(0.1)  # what ends at last disturbs nobody
+
+    run(main, {"decode_step": 1.0})
+
+
+def test_what_gets_on_may_take_long() -> None:
+    def works() -> str:
+        with working("layer"):
+            for _ in range(8):
+                time.sleep(0.4)
+                mark("layer")
+        time.sleep(3.0)  # of this it says nothing
+        return "done"
+
+    async def main(runtime: InlineRuntime) -> None:
+        assert await runtime.compute("trainer", works) == "done"
+
+    run(main, {"layer": 1.0})
+
+
+def test_a_call_that_has_not_begun_can_still_be_cancelled() -> None:
+    async def main(runtime: InlineRuntime) -> None:
+        begun, ran = threading.Event(), []
+
+        def first() -> None:
+            begun.set()
+            time.sleep(0.3)
+
+        at_work = asyncio.ensure_future(runtime.compute("a", first))
+        waiting = asyncio.ensure_future(runtime.compute("a", ran.append, 1))
+        await asyncio.to_thread(begun.wait)
+        waiting.cancel()
+        await at_work
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await runtime.compute("a", lambda: None)
+        assert not ran
+
+    run(main, {})
+
+
+def test_nobody_looks_outside_of_lanes() -> None:
+    mark("layer")
+    rest()
+    assert current() is None
+    marks = Marks(Progress())
+    with marked_by(marks):
+        mark("chunk")
+        assert current() is marks
+        assert marks.unit == "chunk"
+    assert current() is None
