@@ -107,27 +107,59 @@ def test_a_resumed_run_of_ranks_is_the_run_bit_for_bit(tmp_path: Path) -> None:
     assert begun.keys() == whole.keys()
 
 
-@pytest.mark.parametrize("layout", [{"dp": 2}, {"tp": 2}], ids=["each has all", "each has a part"])
-def test_a_rank_that_is_killed_has_all_go_back_to_the_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, int]
+@pytest.mark.parametrize(
+    ("layout", "rank", "branches"),
+    [({"dp": 2}, 1, [0, 0, 1, 1]), ({"dp": 2}, 0, [0, 0, 1, 1]), ({"tp": 2}, 1, [1, 1, 1, 1])],
+    ids=["each has all", "each has all, the first dies", "each has a part"],
+)
+def test_a_rank_that_is_killed_costs_the_batch_where_another_has_all_else_all_since_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, int], rank: int, branches: list[int]
 ) -> None:
-    """In the midst of its third step, in which the other waits for it."""
+    """In the midst of its third step, in which the other waits for it; nothing was committed since the beginning."""
     step, steps = TrainerGroup.step, []
 
     async def watched(group: TrainerGroup) -> Any:
         steps.append(group.name)
         if len(steps) == 3:
-            (victim,) = (each for each in psutil.Process().children() if "trainer/1" in " ".join(each.cmdline()))
+            (victim,) = (each for each in psutil.Process().children() if f"trainer/{rank}" in " ".join(each.cmdline()))
             os.kill(victim.pid, signal.SIGKILL)
         return await step(group)
 
     monkeypatch.setattr(TrainerGroup, "step", watched)
-    apart = {"trainer__placement": "process", "trainer__layout": layout, "checkpoint__every": 2}
+    apart = {"trainer__placement": "process", "trainer__layout": layout, "checkpoint__every": 9}
     job = make_job(tmp_path / "job", trainer__batches=4, **apart)
     assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 0
     with RunReader(tmp_path / "run") as reader:
         assert reader.status().name == "finished"
         reader.counts().check()
         (lost,) = [event for event in reader.events.read() if event.kind == "trainer_lost"]
-        assert "trainer/1" in lost.data["message"]
-        assert [row.branch for row in reader.metrics.read("batch")] == [0, 0, 1, 1]
+        assert f"trainer/{rank}" in lost.data["message"]
+        assert [row.branch for row in reader.metrics.read("batch")] == branches
+
+
+def test_ranks_that_die_of_one_batch_again_and_again_end_the_run_which_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the others have is committed each time, and is no progress."""
+    step, steps = TrainerGroup.step, []
+
+    async def watched(group: TrainerGroup) -> Any:
+        steps.append(group.name)
+        if len(steps) >= 3:
+            (victim,) = (each for each in psutil.Process().children() if "trainer/1" in " ".join(each.cmdline()))
+            os.kill(victim.pid, signal.SIGKILL)
+        return await step(group)
+
+    apart = {"trainer__placement": "process", "trainer__layout": {"dp": 2}, "checkpoint__every": 9}
+    job = make_job(tmp_path / "job", trainer__batches=4, **apart)
+    command = ["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainerGroup, "step", watched)
+        assert main(command) == 1
+    assert "trainer/1" in capsys.readouterr().err
+    with RunReader(tmp_path / "run") as reader:
+        assert len([event for event in reader.events.read() if event.kind == "went_back"]) == 3
+    assert main([*command, "--resume"]) == 0
+    with RunReader(tmp_path / "run") as reader:
+        reader.counts().check()
+        assert [row.record["batch"] for row in reader.metrics.read("batch")] == [0, 1, 2, 3]

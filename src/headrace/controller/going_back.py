@@ -1,7 +1,12 @@
-"""Going back to the last commit within the process: trainer and critic are made anew, and rollouts go on."""
+"""Going back to the last commit within the process: trainer and critic are made anew, and rollouts go on.
+
+Where ranks that are left have all of the state (each of several has, unless they cut the model up), that is committed
+first: then nothing is trained again.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -14,6 +19,8 @@ from headrace.runtime.supervision import TRAINER, Measure, after_failure
 from headrace.runtime.workers import WorkerLost
 from headrace.store import Commit, Restored, RunStore
 from headrace.weights.version import Version
+
+logger = logging.getLogger(__name__)
 
 LANE = "going back"
 TRAINERS = ("trainer", "critic")
@@ -67,6 +74,8 @@ class GoingBack:
             self._failures, self._at = 0, parts.checkpointer.committed
         self._failures += 1
         then = after_failure(TRAINER, self._failures)
+        if then.measure is Measure.FROM_COMMIT:
+            await self._commit_what_is_left(lost)
         commit = self._store.checkpoints.newest()
         if then.measure is not Measure.FROM_COMMIT or not self._may_go_back(lost, commit):
             raise lost
@@ -89,8 +98,25 @@ class GoingBack:
             parts.critic.begin_again()
         for scorer in parts.scorers:
             scorer.begin_again()
-        message = f"the run goes on from {version}: what was trained since is trained again"
+        again = left.number > version.number
+        message = f"the run goes on from {version}" + (": what was trained since is trained again" if again else "")
         parts.recorder.event("went_back", {"version": str(version), "from": str(left), "message": message})
+
+    async def _commit_what_is_left(self, lost: WorkerLost) -> None:
+        """If it is all. It is no progress: a batch that its ranks die of would be tried for ever."""
+        parts = self._parts
+        groups = sorted(parts.models.groups, key=lambda group: group.name != _kind(lost))
+        version = Version(parts.branch, parts.flow.batch)
+        try:
+            for group in groups:
+                if not await group.is_whole():
+                    return
+            for group in groups:
+                await group.discard()
+            await parts.checkpointer.commit(version)
+        except WorkerLost as other:
+            logger.info("what is left of the trainer cannot be committed: %s", other)
+        self._at = parts.checkpointer.committed
 
     def _may_go_back(self, lost: WorkerLost, commit: Commit) -> bool:
         """Nothing is known of a reference that was refreshed since version 0, which has no files."""

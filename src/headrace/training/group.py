@@ -45,6 +45,10 @@ class Ranks(Protocol):
     def layout(self) -> Layout:
         """How many there are, and what each has."""
 
+    @property
+    def left(self) -> Sequence[int]:
+        """Those that are not lost."""
+
     async def call(self, method: str, *args: Any, what: str) -> Any:
         """What `method` of the first one's `TrainerRank` answers."""
 
@@ -56,6 +60,7 @@ class RankHere:
     """The only rank, an object of this process."""
 
     layout = WHOLE
+    left = (0,)
 
     def __init__(self, rank: TrainerRank, services: Services, lane: str) -> None:
         """Its blocking methods run on `lane`."""
@@ -84,6 +89,11 @@ class RankWorkers:
         self._workers = workers
         self._clock = clock
         self._seconds = seconds
+
+    @property
+    def left(self) -> Sequence[int]:
+        """See `Ranks.left`."""
+        return [rank for rank in range(self.layout.size) if rank not in self._workers.lost]
 
     async def come_together(self) -> None:
         """Several ranks train one model from now on; all are new. Raises WorkerLost."""
@@ -145,6 +155,8 @@ class TrainerGroup:
         """Of each row of the batch that is held the rank that has it, and its place there."""
         self._lengths: list[int] = []
         """Of the same rows."""
+        self._steps = self._settled = 0
+        """Made by all since they were made or told where to go on; and at the last `settled`."""
 
     @classmethod
     async def of(cls, name: str, ranks: Ranks, max_tokens: int = 1) -> TrainerGroup:
@@ -156,6 +168,7 @@ class TrainerGroup:
         """Make its rank anew from its spec, whether or not it was lost. Its receivers follow. Raises WorkerLost."""
         assert isinstance(self._ranks, RankWorkers), f"the {self.name} is no worker"
         await self._ranks.restart()
+        self._steps = self._settled = 0
         self._receiver = await self._call("plane", what="where its weights are")
 
     async def accumulate(self, rows: Sequence[RowToTrain], coefficient: float | None = None) -> Sequence[Ref]:
@@ -211,11 +224,25 @@ class TrainerGroup:
     async def step(self) -> StepReport:
         """See `Trainer.step`."""
         report: StepReport = (await self._all("step", what="an optimiser step"))[0]
+        self._steps += 1
         return report
 
+    def settled(self) -> None:
+        """A batch is trained: a commit would hold what its ranks have now."""
+        self._settled = self._steps
+
+    async def is_whole(self) -> bool:
+        """Whether the ranks that are left have all of the state as it was when it was `settled`, beside gradients.
+        Raises WorkerLost."""
+        left = self._ranks.left
+        if not left or (self._layout.joint and len(left) < self._layout.size):
+            return False
+        steps = await self._ranks.each("steps", dict.fromkeys(left, ()), what="the steps that they made")
+        return all(made == self._settled for made in steps.values())
+
     async def discard(self) -> None:
-        """See `TrainerRank.discard`."""
-        await self._all("discard", what="gradients to be forgotten")
+        """See `TrainerRank.discard`: of all that are left."""
+        await self._ranks.each("discard", dict.fromkeys(self._ranks.left, ()), what="gradients to be forgotten")
 
     async def scores(self, column: str, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
         """Of each row what writes the column, from one forward pass of each rank's micro-batches. Raises RefLost."""
@@ -270,16 +297,19 @@ class TrainerGroup:
         await self._all("keep_reference", what="a copy of the weights")
 
     async def save(self, path: Path) -> None:
-        """See `Trainer.save`. Raises OSError."""
-        await self._jointly("save", str(path), what="its part of a checkpoint")
+        """See `Trainer.save`; where each rank has all, the first that is left does. Raises OSError."""
+        asked = range(self._layout.size) if self._layout.joint else self._ranks.left[:1]
+        await self._ranks.each("save", dict.fromkeys(asked, (str(path),)), what="its part of a checkpoint")
 
     async def load(self, path: Path) -> None:
         """See `Trainer.load`. Raises CheckpointError."""
         await self._all("load", str(path), what="its part of a checkpoint")
+        self._steps = self._settled = 0
 
     async def begin_from(self, path: Path, *, masters: bool, optimizer: bool) -> None:
         """See `Trainer.begin_from`. Raises CheckpointError."""
         await self._all("begin_from", str(path), masters, optimizer, what="another run's state")
+        self._steps = self._settled = 0
 
     @property
     def kept_reference(self) -> KeptReference:
@@ -426,7 +456,8 @@ class KeptReference:
 
     async def save(self, path: Path) -> None:
         """Into the folder `path`. Raises OSError."""
-        asked = range(self._ranks.layout.size if self._ranks.layout.joint else 1)
+        ranks = self._ranks
+        asked = range(ranks.layout.size) if ranks.layout.joint else ranks.left[:1]
         await self._ranks.each("save_reference", dict.fromkeys(asked, (str(path),)), what="its part of a checkpoint")
 
     async def load(self, path: Path) -> None:

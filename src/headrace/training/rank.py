@@ -116,6 +116,7 @@ class TrainerRank:
         self._meeting: Meeting | None = None
         self._tells = self._leads = True
         self._taken: list[tuple[list[RowToTrain], list[PackRow]]] = []
+        self._steps = 0
 
     def meet(self, seconds: float) -> int:
         """Of the first rank: the port at which the others find it."""
@@ -194,7 +195,13 @@ class TrainerRank:
 
     def step(self) -> StepReport:
         """See `Trainer.step`."""
-        return self._trainer.step()
+        report = self._trainer.step()
+        self._steps += 1
+        return report
+
+    def steps(self) -> int:
+        """That it has made since it was made, or told where to go on."""
+        return self._steps
 
     def discard(self) -> None:
         """Forget what was accumulated, and the rows."""
@@ -254,10 +261,12 @@ class TrainerRank:
     def load(self, path: str) -> None:
         """See `Trainer.load`."""
         self._trainer.load(Path(path))
+        self._steps = 0
 
     def begin_from(self, path: str, masters: bool, optimizer: bool) -> None:
         """See `Trainer.begin_from`."""
         self._trainer.begin_from(Path(path), masters=masters, optimizer=optimizer)
+        self._steps = 0
 
     def save_reference(self, path: str) -> None:
         """The copy that it keeps of its own weights, into the folder `path`."""

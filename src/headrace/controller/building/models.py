@@ -51,6 +51,11 @@ class Models:
     those that can be."""
 
     @property
+    def groups(self) -> tuple[TrainerGroup, ...]:
+        """Those that train."""
+        return (self.trainer,) if self.critic is None else (self.trainer, self.critic)
+
+    @property
     def parts(self) -> dict[str, Part]:
         """What a checkpoint holds beside the trainer's state, by the name of its folder."""
         others: dict[str, Part | None] = {"critic": self.critic, "reference": self.refreshed}

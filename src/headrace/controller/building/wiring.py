@@ -201,6 +201,8 @@ def connect(
             kl.take(batch, await asked.coefficient(kl.value, sum(measured), samples))
         await refresh(batch + 1)
         checkpointer.trained()
+        for group in models.groups:
+            group.settled()
 
     def epochs(updates: int, whole: bool) -> Epochs | None:
         """Over batches that are all there before they are trained on, if they are."""
