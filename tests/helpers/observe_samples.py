@@ -63,6 +63,7 @@ def totals(seconds: float, **changes: Any) -> Totals:
         generate_s=0.8 * seconds,
         train_s=0.5 * seconds,
         swap_stall_s=0.01 * seconds,
+        mfu_s=0.2 * seconds,
         trainer_s={
             "trains": 0.5 * seconds,
             "publishes": 0.3 * seconds,

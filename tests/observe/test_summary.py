@@ -112,6 +112,7 @@ def test_names_and_values() -> None:
                 "actor: rows of the batch": pytest.approx(1.4),
                 "rollout: the gate": pytest.approx(0.35),
             },
+            "mfu": {"training": pytest.approx(0.4), "run": pytest.approx(0.2)},
         },
         # Of the one batch that has each.
         "correction": {"outside_share": pytest.approx(0.1), "effective_share": pytest.approx(0.9)},

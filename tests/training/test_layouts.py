@@ -107,6 +107,7 @@ def test_ranks_step_as_one_does(ran: Path, name: str) -> None:
     for stat, value in one.report["stats"].items():
         assert found.report["stats"][stat] == pytest.approx(value, rel=1e-6, abs=2e-5), stat
     assert found.report["maxima"] == one.report["maxima"]
+    assert found.report["operations"] == one.report["operations"]
     assert np.allclose(found.report["begun"], one.report["begun"], rtol=0, atol=5e-6)
     assert np.allclose(found.report["now"], one.report["now"], rtol=0, atol=2e-5)
     assert found.weights.keys() == one.weights.keys()

@@ -64,6 +64,9 @@ class Recorder:
         self._began = clock.now()
         self._last_step = self._began
         self._train_s = 0.0
+        self._operations = 0.0
+        self.rate = 0.0
+        """Operations a second that the trainer's devices make at most; 0: not known."""
 
     @property
     def branch(self) -> int:
@@ -116,6 +119,7 @@ class Recorder:
             swap_stall_s=engine.swap_stall_s,
             trainer_s=self._time.trainer_s(),
             engines_s=self._time.engines_s(),
+            mfu_s=self._operations / self.rate if self.rate else 0.0,
             wait_s=self._waits.totals(),
             failure_words=dict(self._tally.failure_words),
             drop_words=dict(self._flow.drop_words),
@@ -127,6 +131,8 @@ class Recorder:
         step_s, self._last_step = now - self._last_step, now
         self._train_s += step.train_s
         stats, reports = step.stats, step.reports
+        operations = sum(report.operations for report in reports)
+        self._operations += operations
         before, self._before = self._before, self.totals()
         lately = since(self._before, before)
         tokens, begun_tokens = _tokens(reports), _tokens(step.begun)
@@ -160,6 +166,7 @@ class Recorder:
             behavior_weight_mean=sums["behavior_weight"] / tokens,
             approx_kl=sums["approx_kl"] / tokens,
             step_s=step_s,
+            mfu=_share(operations, step.train_s * self.rate),
             queue_groups=self._flow.ready_groups,
             running_groups=self._flow.running_groups,
             totals=self._before,

@@ -207,6 +207,7 @@ async def _train(
                 "ahead": parts.ahead,
                 "device": resolve_device(plan.config.model.device).type,
             }
+            parts.recorder.rate = await models.trainer.rate()
             parts.recorder.event("started", started)
             try:
                 async with (

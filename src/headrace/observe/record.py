@@ -25,6 +25,8 @@ class Totals:
     records."""
     engines_s: dict[str, float] = field(default_factory=dict)
     """The same of the engines."""
+    mfu_s: float = 0.0
+    """Seconds in which the trainer's devices would have done what it did, at the rate of their matrix products."""
     wait_s: dict[str, float] = field(default_factory=dict)
     """Seconds waited, by `side: what`, as `actor: rows of the batch`."""
     failure_words: dict[str, str] = field(default_factory=dict)
@@ -97,6 +99,9 @@ class BatchRecord:
     """Ready groups that wait for a batch."""
     running_groups: int
     totals: Totals
+    mfu: float | None = None
+    """Model FLOPs of the trainer's steps, as a share of what its devices could have made in the time in which it
+    computed; None where their rate is not known."""
     mismatch_tokens: int = 0
     """Tokens sampled by the weights that the batch began with: trained ones, and those of the gap sample."""
     mismatch_mean_abs: float | None = None

@@ -227,6 +227,10 @@ class TrainerGroup:
         self._steps += 1
         return report
 
+    async def rate(self) -> float:
+        """See `Trainer.rate`: of all ranks together."""
+        return sum((await self._all("rate", what="how fast its device is")).values())
+
     def settled(self) -> None:
         """A batch is trained: a commit would hold what its ranks have now."""
         self._settled = self._steps

@@ -35,6 +35,7 @@ def plain(sums: BatchSums) -> dict[str, Any]:
         "forwarded_tokens": sums.forwarded_tokens,
         "trained_tokens": int(sums.trained_tokens),
         "padding_tokens": sums.padding_tokens,
+        "operations": sums.operations,
     }
 
 
@@ -47,6 +48,7 @@ def merged(every: Sequence[dict[str, Any]]) -> BatchSums:
         found.forwarded_tokens += told["forwarded_tokens"]
         found.trained_tokens += told["trained_tokens"]
         found.padding_tokens += told["padding_tokens"]
+        found.operations += told["operations"]
         for name, value in told["stats"].items():
             found.stats[name] = found.stats.get(name, 0.0) + value
         for name, value in told["maxima"].items():

@@ -67,6 +67,8 @@ class StepReport:
     forwarded_tokens: int
     trained_tokens: int
     padding_tokens: int
+    operations: float = 0.0
+    """Model FLOPs of the batch's rows, forward and backward (`models/operations.py`)."""
 
 
 class Trainer(Protocol):
@@ -82,6 +84,9 @@ class Trainer(Protocol):
 
     def step(self) -> StepReport:
         """Divide the gradients by the summed denominator, clip, and make one optimiser step."""
+
+    def rate(self) -> float:
+        """Operations a second that the device makes at most, measured now; 0 of one that is none."""
 
     def discard(self) -> None:
         """Forget what was accumulated since the last step."""

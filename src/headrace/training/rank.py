@@ -203,6 +203,10 @@ class TrainerRank:
         """That it has made since it was made, or told where to go on."""
         return self._steps
 
+    def rate(self) -> float:
+        """See `Trainer.rate`."""
+        return self._trainer.rate()
+
     def discard(self) -> None:
         """Forget what was accumulated, and the rows."""
         self._held, self._taken = None, []

@@ -128,6 +128,9 @@ class SimulatedTrainer:
             padding_tokens=0,
         )
 
+    def rate(self) -> float:
+        return 0.0
+
     def discard(self) -> None:
         self._check_lives()
         self._sums = _Sums()

@@ -20,8 +20,9 @@ class BatchSums:
     trained_tokens: Scalar = 0
     padding_tokens: int = 0
     """Places of the packed rows that belong to no sample."""
+    operations: float = 0.0
 
-    def add(self, terms: LossTerms, micro: MicroBatch) -> None:
+    def add(self, terms: LossTerms, micro: MicroBatch, operations: float = 0.0) -> None:
         self.numerator = self.numerator + terms.numerator.detach()
         self.denominator = self.denominator + _plain(terms.denominator)
         for name, value in terms.stats.items():
@@ -31,6 +32,7 @@ class BatchSums:
             self.maxima[name] = _plain(value) if best is None else _larger(best, _plain(value))
         self.forwarded_tokens += micro.num_tokens
         self.trained_tokens = self.trained_tokens + micro.mask.sum()
+        self.operations += operations
         self.padding_tokens += micro.num_tokens - int(micro.sequence_starts[-1])
 
 

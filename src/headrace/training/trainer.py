@@ -19,6 +19,7 @@ from headrace.config import ConfigError
 from headrace.models.loading import save_pretrained_folder, save_tensors_as
 from headrace.models.logprobs import token_logprobs
 from headrace.models.norms import use_written_out_norms
+from headrace.models.operations import TrainingOperations, matrix_rate
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch, PackRow, pack
 from headrace.runtime.progress import Marks, current, mark, working
@@ -119,6 +120,7 @@ class HFTrainer:
         call_between_layers(model, self._at_layer)
         if gradient_checkpointing:
             _checkpoint_gradients(model)
+        self._operations = TrainingOperations(model)
         self._dtype = dtype
         self._layout = layout
         self._ranks: RankGroup | None = None
@@ -161,7 +163,7 @@ class HFTrainer:
                 terms.numerator.backward()
             elif self._sharded is not None:  # all ranks make it
                 (0.0 * outputs.sum()).backward()
-        self._sums.add(terms, micro)
+        self._sums.add(terms, micro, self._operations.of(micro.lengths))
         return {name: column.to(given.tokens.device) for name, column in terms.columns.items()}
 
     def idle(self, *, trains: bool) -> None:
@@ -196,6 +198,7 @@ class HFTrainer:
             forwarded_tokens=sums.forwarded_tokens,
             trained_tokens=int(sums.trained_tokens),
             padding_tokens=sums.padding_tokens,
+            operations=sums.operations,
         )
 
     def join(self, rank: int, meeting: Meeting | int, seconds: float) -> None:
@@ -214,6 +217,9 @@ class HFTrainer:
         self._trained = ShardedWeights(self._model, self._dtype, self._config.optimizer, ranks)
         if self._keeps_reference:
             self.keep_reference()
+
+    def rate(self) -> float:
+        return matrix_rate(self._lm.device, self._dtype)
 
     def discard(self) -> None:
         self._sums = BatchSums()

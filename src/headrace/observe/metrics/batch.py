@@ -295,5 +295,14 @@ LOST = (
 
 TIMES = (
     Metric("step_s", "seconds", "From the end of the batch before to the end of this one."),
+    Metric(
+        "mfu",
+        "share",
+        "Model FLOPs utilisation: operations of the batch's rows, forward and backward, of those that the trainer's "
+        "devices could have made in the time in which it computed, at the rate of a large matrix product that was "
+        "measured when the run began. What is computed twice does not count.",
+        "far lower than with larger micro-batches",
+        "raise `trainer.max_tokens_per_microbatch`; `model.gradient_checkpointing: false`, if memory allows",
+    ),
     Metric("totals", "see below", "Running totals of the process when the batch was done."),
 )

@@ -28,6 +28,9 @@ TOTALS = (
     Metric("generate_s", "seconds", "In which the engines computed."),
     Metric("train_s", "seconds", "In which the trainer computed, for batches that are done."),
     Metric(
+        "mfu_s", "seconds", "That the trainer's steps would have taken at the rate of its devices' matrix products."
+    ),
+    Metric(
         "swap_stall_s",
         "seconds",
         "In which new weights kept the engines from decoding: their exchange, and computing again what was "
@@ -164,6 +167,14 @@ SUMMARY = (
     ),
     Metric("time.engines_s", "seconds, by what for", "What the engines' time went to.", "see `engines_s`", "see there"),
     Metric("time.wait_s", "seconds, by side and what for", "Waited by each part of the run."),
+    Metric("time.mfu.training", "share", "`mfu` of all batches.", "see `mfu`", "see there"),
+    Metric(
+        "time.mfu.run",
+        "share",
+        "The same of all of the run's time.",
+        "far below that of training: the trainer waits, or publishes",
+        "see `trainer_s`",
+    ),
     Metric(
         "correction.outside_share",
         "share",

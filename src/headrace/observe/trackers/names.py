@@ -48,6 +48,7 @@ BATCH: Mapping[str, str] = {
     "queue_groups": "queue/ready_groups",
     "running_groups": "queue/running_groups",
     "step_s": "time/step_s",
+    "mfu": "time/mfu",
     "reward_call_p50_s": "time/reward_call_p50_s",
     "reward_call_p99_s": "time/reward_call_p99_s",
 }
@@ -72,6 +73,7 @@ TOTALS: Mapping[str, str] = {
     "generate_s": "time/generate_s",
     "train_s": "time/train_s",
     "swap_stall_s": "time/swap_stall_s",
+    "mfu_s": "time/mfu_s",
     "generated_tokens": "tokens/generated_total",
     "generated_samples": "samples/generated_total",
 }
