@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, Protocol
 
 from headrace.runtime.local.awaited import END_S
-from headrace.runtime.workers import Placement, WorkerLost
+from headrace.runtime.progress import Stuck
+from headrace.runtime.workers import Placement, WorkerError, WorkerLost
 
 _LEAVE_S = 5.0
 """In which one that is told to end has to have ended."""
@@ -92,16 +93,30 @@ class MemberApart(ABC):
 
     async def call(self, method: str, *args: Any, what: str, seconds: float | None = None) -> Any:
         """See `Workers.call`; the one answer."""
-        return await self._present().call(method, args, what, self._seconds(seconds))
+        asking = self._present()
+        with self._lost_if_stuck():
+            return await asking.call(method, args, what, self._seconds(seconds))
 
     async def stream(
         self, method: str, *args: Any, what: str, seconds: float | None = None
     ) -> AsyncGenerator[Any, None]:
         """See `Workers.stream`."""
         asking = self._present()
-        async with aclosing(asking.stream(method, args, what, self._seconds(seconds))) as items:
-            async for item in items:
-                yield item
+        with self._lost_if_stuck():
+            async with aclosing(asking.stream(method, args, what, self._seconds(seconds))) as items:
+                async for item in items:
+                    yield item
+
+    @contextmanager
+    def _lost_if_stuck(self) -> Iterator[None]:
+        """It may answer that before its end is known."""
+        try:
+            yield
+        except WorkerError as error:
+            if error.type != Stuck.__name__ or error.is_fault:
+                raise
+            self.lose(error.text)
+            raise WorkerLost(self.rank, self._ended or error.text, worker=self.name) from error
 
     def lose(self, reason: str) -> None:
         """It is no more: it is killed."""
