@@ -4,8 +4,8 @@
 
 A cycle is a call of each of three actors: 64 rows of 4 kB are put by one, another reads them and fills a column of one
 number each, and a third takes all of it, after which the rows are gone. All three work at the same time, each on the
-next cycle as soon as its own rows are there. `rows_per_s`: of so many cycles. `wake_up_ms`: with 20 ms between two cycles,
-from when rows were put to when the waiting second actor has them.
+next cycle as soon as its own rows are there. `rows_per_s`: of so many cycles. `wake_up_ms`: with 20 ms between two
+cycles, from when rows were put to when the waiting second actor has them.
 
 PYTHON: an interpreter that has `TransferQueue==0.1.11`, `ray[default]==2.60.0` and torch. Sides in turn, each in a Ray
 of its own.
