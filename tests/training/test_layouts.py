@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu, pytest.mark.timeout(500)]
 HELPERS = Path(__file__).parents[1] / "helpers"
-RANKS = 4
+RANKS = int(os.environ.get("HEADRACE_RANKS", "4"))
 LAYOUTS: dict[str, dict[str, int]] = {
     "d2": {"dp": 2},
     "d3": {"dp": 3},
@@ -31,6 +31,17 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "d2c2": {"dp": 2, "cp": 2, "zero": 3},
     "c2t2": {"cp": 2, "tp": 2, "zero": 3},
 }
+OF_EIGHT: dict[str, dict[str, int]] = {
+    "d8z3": {"dp": 8, "zero": 3},
+    "d4t2": {"dp": 4, "tp": 2, "zero": 3},
+    "d4c2z2": {"dp": 4, "cp": 2, "zero": 2},
+    "d2c4": {"dp": 2, "cp": 4, "zero": 3},
+    "d2c2t2": {"dp": 2, "cp": 2, "tp": 2, "zero": 3},
+    "d2c2t2z2": {"dp": 2, "cp": 2, "tp": 2, "zero": 2},
+}
+"""`make soak` has them beside the others."""
+if RANKS >= 8:
+    LAYOUTS |= OF_EIGHT
 ONE = "one"
 
 
@@ -42,6 +53,7 @@ def case(model: str, layout: str, **more: Any) -> dict[str, Any]:
 def cases() -> list[dict[str, Any]]:
     found = [case("qwen3", layout) for layout in (ONE, *LAYOUTS)]
     found += [case("qwen3", layout, kept=True) for layout in (ONE, "d2t2", "c2t2", "d2c2")]
+    found += [case("qwen3", layout, kept=True) for layout in OF_EIGHT if layout in LAYOUTS]
     found += [case("qwen3", "d2t2", checkpointing=True), case("qwen3", "c2t2", checkpointing=True)]
     found += [case("llama", layout) for layout in (ONE, "d2t2", "c2t2")]
     found += [case("gemma2", layout) for layout in (ONE, "d2t2", "d2c2")]
