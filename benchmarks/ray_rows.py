@@ -5,7 +5,8 @@
 A cycle is a call of each of three actors: 64 rows of 4 kB are put by one, another reads them and fills a column of one
 number each, and a third takes all of it, after which the rows are gone. All three work at the same time, each on the
 next cycle as soon as its own rows are there. `rows_per_s`: of so many cycles. `wake_up_ms`: with 20 ms between two
-cycles, from when rows were put to when the waiting second actor has them.
+cycles, from when rows were put to when the waiting second actor has them; TransferQueue is asked once a millisecond for
+that, and `loader_wake_up_ms` is as its own `StreamingDataset` asks, once a second.
 
 PYTHON: an interpreter that has `TransferQueue==0.1.11`, `ray[default]==2.60.0` and torch. Sides in turn, each in a Ray
 of its own.
@@ -136,15 +137,15 @@ def main() -> None:
         for side, command in sides.items():
             found[side].append(measured(command))
             print(side, found[side][-1], flush=True)
-    names = ("rows_per_s", "wake_up_ms")
     result: dict[str, Any] = {
-        side: {name: spread([one[name] for one in rounds]) for name in names} for side, rounds in found.items()
+        side: {name: spread([one[name] for one in rounds]) for name in rounds[0]} for side, rounds in found.items()
     }
     if args.peer:
         pairs = list(zip(found["headrace"], found["TransferQueue"], strict=True))
         result["ratios"] = {
             "rows_per_s": spread([ours["rows_per_s"] / theirs["rows_per_s"] for ours, theirs in pairs]),
             "wake_up": spread([theirs["wake_up_ms"] / ours["wake_up_ms"] for ours, theirs in pairs]),
+            "loader_wake_up": spread([theirs["loader_wake_up_ms"] / ours["wake_up_ms"] for ours, theirs in pairs]),
         }
     print(json.dumps(result, indent=1))
     save("ray_rows", {"rows": ROWS, "bytes": 4 * NUMBERS, "cycles": args.cycles, "rounds": args.rounds, **result})

@@ -20,6 +20,8 @@ from tensordict import TensorDict
 
 ROWS, NUMBERS, PAUSE_S, WARM_UP, AHEAD = 64, 1024, 0.02, 20, 4
 POLL_S = 0.001
+LOADER_POLL_S, LOADER_PAUSES_S = 1.0, [0.83, 1.37, 1.61, 1.13, 1.91, 1.49, 0.97, 1.73, 1.21, 1.57]
+"""As `StreamingDataset` waits for rows."""
 
 
 @ray.remote(num_cpus=0)
@@ -29,22 +31,22 @@ class RowActor:
         tq.init()
         self._client = tq.get_client()
 
-    def make(self, partition: str, cycles: int, pause_s: float, window: Any) -> list[float]:
+    def make(self, partition: str, cycles: int, pauses_s: list[float], window: Any) -> list[float]:
         put = []
         for number in range(cycles):
-            while number - ray.get(window.done.remote()) >= AHEAD and not pause_s:
+            while number - ray.get(window.done.remote()) >= AHEAD and not pauses_s:
                 time.sleep(0.001)
             rows = torch.randn(ROWS, NUMBERS)
             self._client.put(data=TensorDict({"x": rows}, batch_size=ROWS), partition_id=partition)
             put.append(time.monotonic())
-            if pause_s:
-                time.sleep(pause_s)
+            if pauses_s:
+                time.sleep(pauses_s[number % len(pauses_s)])
         return put
 
-    def fill(self, partition: str, cycles: int) -> list[float]:
+    def fill(self, partition: str, cycles: int, poll_s: float) -> list[float]:
         came = []
         for _ in range(cycles):
-            meta = self._meta(partition, ["x"], "fill")
+            meta = self._meta(partition, ["x"], "fill", poll_s)
             rows = self._client.get_data(meta)["x"]
             came.append(time.monotonic())
             column = torch.stack([row[:1] * 2 for row in rows])
@@ -54,20 +56,20 @@ class RowActor:
     def take(self, partition: str, cycles: int, window: Any) -> float:
         total = 0.0
         for number in range(cycles):
-            meta = self._meta(partition, ["x", "y"], "take")
+            meta = self._meta(partition, ["x", "y"], "take", POLL_S)
             data = self._client.get_data(meta)
             total += float(sum(x[0] for x in data["x"]) + sum(y[0] for y in data["y"]))
             self._client.clear_samples(meta)
             window.tell.remote(number + 1)
         return total
 
-    def _meta(self, partition: str, fields: list[str], task: str) -> Any:
+    def _meta(self, partition: str, fields: list[str], task: str, poll_s: float) -> Any:
         end = time.monotonic() + 60.0
         while time.monotonic() < end:
             meta = self._client.get_meta(data_fields=fields, batch_size=ROWS, partition_id=partition, task_name=task)
             if len(meta) == ROWS:
                 return meta
-            time.sleep(POLL_S)
+            time.sleep(poll_s)
         raise RuntimeError("no rows came")
 
 
@@ -85,14 +87,16 @@ class Window:
         return self._done
 
 
-def run(actors: list[Any], partition: str, cycles: int, pause_s: float = 0.0) -> tuple[float, list[float]]:
+def run(
+    actors: list[Any], partition: str, cycles: int, pauses_s: list[float], poll_s: float = POLL_S
+) -> tuple[float, list[float]]:
     make_window: Any = Window
     window = make_window.remote()
     began = time.monotonic()
     put, came, _ = ray.get(
         [
-            actors[0].make.remote(partition, cycles, pause_s, window),
-            actors[1].fill.remote(partition, cycles),
+            actors[0].make.remote(partition, cycles, pauses_s, window),
+            actors[1].fill.remote(partition, cycles, poll_s),
             actors[2].take.remote(partition, cycles, window),
         ],
         timeout=300,
@@ -107,10 +111,16 @@ def main(cycles: int) -> None:
     tq.init(OmegaConf.create({"controller": {"polling_mode": True}}))
     make_actor: Any = RowActor
     actors = [make_actor.remote() for _ in range(3)]
-    run(actors, "warm", WARM_UP)
-    seconds, _ = run(actors, "rows", cycles)
-    _, waits = run(actors, "paced", cycles, PAUSE_S)
-    print(json.dumps({"rows_per_s": ROWS * cycles / seconds, "wake_up_ms": 1e3 * statistics.median(waits)}))
+    run(actors, "warm", WARM_UP, [])
+    seconds, _ = run(actors, "rows", cycles, [])
+    _, waits = run(actors, "paced", cycles, [PAUSE_S])
+    _, loader_waits = run(actors, "loader", len(LOADER_PAUSES_S), LOADER_PAUSES_S, LOADER_POLL_S)
+    found = {
+        "rows_per_s": ROWS * cycles / seconds,
+        "wake_up_ms": 1e3 * statistics.median(waits),
+        "loader_wake_up_ms": 1e3 * statistics.median(loader_waits),
+    }
+    print(json.dumps(found))
     tq.close()
     ray.shutdown()
 
