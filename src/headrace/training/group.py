@@ -171,14 +171,18 @@ class TrainerGroup:
         self._steps = self._settled = 0
         self._receiver = await self._call("plane", what="where its weights are")
 
-    async def accumulate(self, rows: Sequence[RowToTrain], coefficient: float | None = None) -> Sequence[Ref]:
-        """See `TrainerRank.accumulate`. Several ranks share the rows; nothing is accumulated where one cannot read
-        its own."""
+    async def accumulate(
+        self, micros: Sequence[Sequence[RowToTrain]], coefficient: float | None = None
+    ) -> Sequence[Ref]:
+        """See `TrainerRank.accumulate`: the refs of all rows. Several ranks share the rows among micro-batches of their
+        own; nothing is accumulated where one cannot read its own."""
+        rows = [row for micro in micros for row in micro]
         if self._is_alone:
-            found: Sequence[Ref] = await self._of_rows(
-                rows, self._call("accumulate", list(rows), coefficient, what="a micro-batch")
+            given = [list(micro) for micro in micros]
+            found: Sequence[Sequence[Ref]] = await self._of_rows(
+                rows, self._call("accumulate", given, coefficient, what="a micro-batch")
             )
-            return found
+            return [ref for refs in found for ref in refs]
         parts = self._shares(rows)
         taken = {
             rank: ([[rows[place] for place in places] for places in part], coefficient)

@@ -143,12 +143,13 @@ class TrainerRank:
         taken, self._taken = self._taken, []
         return [self._accumulated(rows, packed) for rows, packed in taken]
 
-    def accumulate(self, rows: Sequence[RowToTrain], coefficient: float | None = None) -> list[Ref]:
-        """Accumulate one micro-batch. A ref for each row to the log-probs that the batch began with; none if the
-        trainer does not tell. `coefficient`: of a KL in the loss, if that moves. Raises StalenessError; RefLost, with
-        nothing accumulated."""
+    def accumulate(self, micros: Sequence[Sequence[RowToTrain]], coefficient: float | None = None) -> list[list[Ref]]:
+        """Accumulate these micro-batches, one after another. Of each a ref for each row to the log-probs that the batch
+        began with; none if the trainer does not tell. `coefficient`: of a KL in the loss, if that moves. Raises
+        StalenessError; RefLost, with nothing accumulated."""
         self._penalise(coefficient)
-        return self._accumulated(rows, self._packed(rows))
+        packed = iter(self._packed([row for rows in micros for row in rows]))
+        return [self._accumulated(rows, [next(packed) for _ in rows]) for rows in micros]
 
     def _accumulated(self, rows: Sequence[RowToTrain], packed: list[PackRow]) -> list[Ref]:
         if not rows:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from headrace.experience.header import Span
@@ -16,6 +17,7 @@ from headrace.models.packing import PackRow, plan_microbatches
 from headrace.observe import spent
 from headrace.roles.abandoned import freed_if_left
 from headrace.roles.actors.batch_stats import BatchStats, FreshRule, StalenessRule
+from headrace.roles.actors.call_size import CallSize, micros_of
 from headrace.roles.actors.critic import CriticRole
 from headrace.roles.actors.whole_batch import WholeBatch
 from headrace.roles.context import RoleContext
@@ -145,6 +147,7 @@ class ActorRole:
         self._after_step = after_step
         self._stopping = False
         self._train_s = 0.0
+        self._call_size = CallSize()
 
     def stop(self) -> None:
         """Have `run` return before the batch that it is at; what was accumulated of it is forgotten."""
@@ -237,10 +240,14 @@ class ActorRole:
         """Gradients of the first step, which can still be given up. With whole batches, `rows` are all of one."""
         if self._whole is None:
             first = len(work.rows) - len(rows)
-            for places in plan_microbatches([len(row) for row in rows], self._max_tokens):
+            plan, clock = plan_microbatches([len(row) for row in rows], self._max_tokens), self._context.runtime.clock
+            for micros in self._call_size.calls(plan):
                 if self._stopping:
                     return
-                began = await with_known_refs(self._context, [rows[place] for place in places], self._pass)
+                places, since = [place for micro in micros for place in micro], clock.now()
+                ask = partial(self._pass, [len(micro) for micro in micros])
+                began = await with_known_refs(self._context, [rows[place] for place in places], ask)
+                self._call_size.took(len(micros), clock.now() - since)
                 work.began.update(zip([first + place for place in places], began, strict=False))
             return
 
@@ -312,8 +319,8 @@ class ActorRole:
         fresh = self._fresh.tokens(batch, row.header.spans)
         return to_train(row, self._rule.trained(row.header, batch), (*SPANNED, *self._columns), fresh)
 
-    async def _pass(self, rows: Sequence[RowToTrain]) -> Sequence[Ref]:
-        return await self._ask(self._trainer.accumulate(rows, self._coefficient()))
+    async def _pass(self, sizes: Sequence[int], rows: Sequence[RowToTrain]) -> Sequence[Ref]:
+        return await self._ask(self._trainer.accumulate(micros_of(rows, sizes), self._coefficient()))
 
     def _leases(self, batch: int) -> AsyncIterator[Lease]:
         return _Leases(self, self._loader.leases(batch, until=lambda: self._stopping))

@@ -81,8 +81,24 @@ class ActorRefs:
         return self._chosen(box, names)
 
     def fetched(self, refs: Collection[Ref]) -> Mapping[Ref, Mapping[str, Any]]:
-        """See `FarRefs.fetched`."""
-        return {ref: self.get(ref) for ref in refs}
+        """See `FarRefs.fetched`: of all that are not here the bundles are asked for at once."""
+        here = {ref: self._here(ref) for ref in refs}
+        if missing := [ref for ref, box in here.items() if box is None]:
+            try:
+                keys = [(ref.keeper, ref.number) for ref in missing]
+                found: list[list[Any]] = ray.get(self._shelf.find_all.remote(keys), timeout=_FETCH_S)
+                boxes = ray.get([held for held, _, _ in found], timeout=_FETCH_S)
+            except RayError:  # who put one of them has ended, or Ray has
+                return {ref: self.get(ref) for ref in refs}
+            came: dict[Key, Box | None] = {}
+            for (_, numbers, keeper), bundle in zip(found, boxes, strict=True):
+                self._at_hand.add(keeper, dict(zip(numbers, bundle, strict=True)))
+                came.update({(keeper, number): box for number, box in zip(numbers, bundle, strict=True)})
+            for ref in missing:
+                if (box := came.get((ref.keeper, ref.number))) is None:
+                    raise RefLost(ref)
+                here[ref] = box
+        return {ref: self._chosen(box, None) for ref, box in here.items() if box is not None}
 
     async def get_soon(self, ref: Ref, names: Collection[str] | None = None) -> Mapping[str, Any]:
         """See `Services.get`."""

@@ -4,6 +4,7 @@ that could be asked."""
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 SHELF = "shelf"
@@ -44,18 +45,14 @@ class Shelf:
 
     async def find(self, keeper: str, number: int) -> list[Any]:
         """The object, and the numbers of all refs in it; nothing if there is none."""
-        async with self._came:
-            if self._last.get(keeper, -1) < number:
-                try:
-                    async with asyncio.timeout(_ON_ITS_WAY_S):
-                        await self._came.wait_for(lambda: self._last.get(keeper, -1) >= number)
-                except TimeoutError:
-                    return []
-        first = self._first.get((keeper, number))
-        if first is None:
-            return []
-        held, numbers, _ = self._bundles[keeper, first]
-        return [held, numbers]
+        found = await self.find_all([(keeper, number)])
+        return found[0][:2] if found else []
+
+    async def find_all(self, keys: list[Key]) -> list[list[Any]]:
+        """The bundles that have them: of each the object, all numbers in it, and whose it is. What is in none went."""
+        await self._on_their_way(keys)
+        bundles = {(key[0], self._first[key]): None for key in keys if key in self._first}
+        return [[*self._bundles[bundle][:2], bundle[0]] for bundle in bundles]
 
     async def free(self, keys: list[Key]) -> None:
         for keeper, number in keys:
@@ -77,6 +74,18 @@ class Shelf:
     async def count(self) -> int:
         """Refs that were put and not freed."""
         return len(self._first)
+
+    async def _on_their_way(self, keys: list[Key]) -> None:
+        """Until they are here, or should have been."""
+
+        def are_here() -> bool:
+            return all(self._last.get(keeper, -1) >= number for keeper, number in keys)
+
+        async with self._came:
+            if not are_here():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_ON_ITS_WAY_S):
+                        await self._came.wait_for(are_here)
 
     def _drop(self, keeper: str, number: int) -> None:
         """The object goes with its last ref."""
