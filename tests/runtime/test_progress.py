@@ -27,11 +27,13 @@ def run(main: Callable[[InlineRuntime], Coroutine[Any, Any, None]], limits: dict
 
 def test_a_limit_is_thirty_seconds_and_five_times_the_longest_so_far() -> None:
     progress = Progress({"chunk": 7.0})
-    assert [progress.limit(unit) for unit in ("layer", "chunk")] == [30.0, 7.0]
+    assert [progress.limit(unit) for unit in ("layer", "chunk")] == [300.0, 7.0], "the first may take longer"
     for seconds in (2.0, 4.0, 3.0):
         progress.took("layer", seconds)
         progress.took("chunk", seconds)
-    assert [progress.limit(unit) for unit in ("layer", "chunk", "decode_step")] == [50.0, 7.0, 30.0]
+    assert [progress.limit(unit) for unit in ("layer", "chunk", "decode_step")] == [50.0, 7.0, 300.0]
+    progress.took("decode_step", 0.0)
+    assert progress.limit("decode_step") == 30.0
 
 
 def test_only_what_lies_between_two_marks_counts_and_only_time_in_which_one_could_look() -> None:
@@ -71,6 +73,46 @@ def test_a_call_that_stands_still_is_given_up_and_its_lane_goes_on() -> None:
         await asyncio.sleep(0.1)  # what ends at last disturbs nobody
 
     run(main, {"decode_step": 1.0})
+
+
+def test_a_call_that_nobody_waits_for_any_more_does_not_keep_its_lane() -> None:
+    held = threading.Event()
+
+    def hangs() -> None:
+        mark("layer")
+        held.wait(60.0)
+
+    async def main(runtime: InlineRuntime) -> None:
+        first = asyncio.ensure_future(runtime.compute("trainer", hangs))
+        await asyncio.sleep(0.1)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        with pytest.raises(Stuck):
+            await runtime.compute("trainer", lambda: "behind it")
+        assert await runtime.compute("trainer", lambda: "anew") == "anew"
+        held.set()
+
+    run(main, {"layer": 1.0})
+
+
+def test_what_ends_as_it_is_given_up_hangs_nobody() -> None:
+    """The call ends at about its limit, with others behind it."""
+
+    def slow(seconds: float) -> str:
+        mark("layer")
+        time.sleep(seconds)
+        return "done"
+
+    async def main(runtime: InlineRuntime) -> None:
+        for extra in (0.9, 1.0, 1.1):
+            waiting = [
+                asyncio.ensure_future(runtime.compute("a", slow, 2.0 + extra if first else 0.0)) for first in (1, 0, 0)
+            ]
+            found = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 20.0)
+            assert all(one == "done" or isinstance(one, Stuck) for one in found), found
+
+    run(main, {"layer": 2.0})
 
 
 def test_what_gets_on_may_take_long() -> None:
@@ -117,5 +159,5 @@ def test_nobody_looks_outside_of_lanes() -> None:
     with marked_by(marks):
         mark("chunk")
         assert current() is marks
-        assert marks.unit == "chunk"
+        assert marks.now[1] == "chunk"
     assert current() is None

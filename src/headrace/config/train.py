@@ -161,7 +161,8 @@ class CriticConfig(Section):
 
 class StuckConfig(Section):
     """How long work may go on without progress, by what it is in. Whoever does it is then taken for stuck: what has a
-    process of its own is ended and made anew, else the run ends. Unless given, 30 s and five times the longest yet."""
+    process of its own is ended and made anew, else the run ends. Unless given, 30 s and five times the longest yet;
+    300 s for a process's first."""
 
     layer_s: float | None = Field(default=None, gt=0)
     """A layer of a pass, there or back."""

@@ -18,12 +18,16 @@ _LOOK_S = 1.0
 class WatchedCall:
     """One, in the event loop that waits for it."""
 
-    def __init__(self, lane: str, thread: LaneThread, look: Look, call: Future[Any]) -> None:
+    def __init__(
+        self, lane: str, thread: LaneThread, look: Look, call: Future[Any], ended: Callable[[WatchedCall], None]
+    ) -> None:
+        """`ended` is told of its end, whether or not somebody waits for it still."""
         self.lane = lane
         self.thread = thread
         self.look = look
         self._loop = asyncio.get_running_loop()
         self._call = call
+        self._ended = ended
         self.result: asyncio.Future[Any] = self._loop.create_future()
         """The call's, or Stuck. Whoever cancels it cancels a call that has not begun."""
         self.result.add_done_callback(self._cancel)
@@ -35,6 +39,7 @@ class WatchedCall:
             self._loop.call_soon_threadsafe(self._settle)
 
     def _settle(self) -> None:
+        self._ended(self)
         if self.result.done():
             return
         if self._call.cancelled():
@@ -65,8 +70,8 @@ class CallWatch:
         self._looked = 0.0
 
     def add(self, lane: str, thread: LaneThread, marks: Marks, call: Future[Any]) -> WatchedCall:
-        """In the event loop. Until `remove`."""
-        watched = WatchedCall(lane, thread, Look(self._progress, marks), call)
+        """In the event loop. Until it ends, or is given up."""
+        watched = WatchedCall(lane, thread, Look(self._progress, marks), call, self._calls.discard)
         self._calls.add(watched)
         loop = asyncio.get_running_loop()
         if self._timer is None or self._loop is not loop:
@@ -74,21 +79,22 @@ class CallWatch:
             self._timer = loop.call_later(_LOOK_S, self._look)
         return watched
 
-    def remove(self, call: WatchedCall) -> None:
-        self._calls.discard(call)
-
     def _look(self) -> None:
         before, self._looked = self._looked, self._now()
         # Time in which this loop did not turn, as that of a machine that slept, says nothing of the calls.
         seconds = min(self._looked - before, 2 * _LOOK_S)
         for call in list(self._calls):
             found = call.look.after(seconds)
-            if found is not None and not call.result.done():
+            if found is not None and not call.thread.is_debugged():
                 unit, silent_s = found
+                self._calls.discard(call)
                 stuck = Stuck(
                     f"{call.lane} is stuck: no {unit.replace('_', ' ')} has ended for {silent_s:.0f} s, of which "
                     f"{self._progress.limit(unit):.0f} are allowed (runtime.stuck.{unit}_s)"
                 )
                 self._give_up(call, stuck)
-                call.result.set_exception(stuck)
+                if (
+                    not call.result.done()
+                ):  # nobody waits for one that was cancelled; its lane is to be had all the same
+                    call.result.set_exception(stuck)
         self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look) if self._calls else None

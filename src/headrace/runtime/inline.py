@@ -127,11 +127,7 @@ class InlineRuntime(EventLoopServices):
 
         future: Future[T] = lane_thread.submit(call)
         future.add_done_callback(lambda _: self._end(lane))
-        watched = self._watch.add(lane, lane_thread, marks, future)
-        try:
-            return cast(T, await watched.result)
-        finally:
-            self._watch.remove(watched)
+        return cast(T, await self._watch.add(lane, lane_thread, marks, future).result)
 
     def _give_up(self, call: WatchedCall, stuck: Stuck) -> None:
         logger.error("%s; where it is:\n%s", stuck, call.thread.stack())

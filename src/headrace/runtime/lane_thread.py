@@ -7,13 +7,15 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 NAME_PREFIX = "headrace-"
 """Begins the names of lanes' threads."""
+_DEBUGGERS = ("bdb.py", "pdb.py", "pydevd.py", "pydevd_frame.py")
 
 
 class LaneThread:
@@ -24,6 +26,8 @@ class LaneThread:
         self.name = name
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], None]] | None] = SimpleQueue()
         self._closed = False
+        self._left: Exception | None = None
+        """What ends those that waited behind a call that was left."""
         self._thread = threading.Thread(target=self._run, name=f"{NAME_PREFIX}{name}", daemon=True)
         self._thread.start()
 
@@ -31,9 +35,12 @@ class LaneThread:
         future: Future[T] = Future()
 
         def run() -> None:
-            if self._closed:
+            if self._closed and self._left is None:
                 future.cancel()
             if not future.set_running_or_notify_cancel():
+                return
+            if self._left is not None:
+                future.set_exception(self._left)
                 return
             try:
                 future.set_result(call())
@@ -49,12 +56,22 @@ class LaneThread:
 
     def leave(self, error: Exception) -> None:
         """To its call, which does not end: what waits behind that fails with `error`."""
-        self._closed = True
-        while not self._calls.empty():
-            waiting = self._calls.get()
-            if waiting is not None and waiting[0].set_running_or_notify_cancel():
-                waiting[0].set_exception(error)
+        self._left, self._closed = error, True
+        with suppress(Empty):  # the call may end just now, and the thread take the next one itself
+            while True:
+                waiting = self._calls.get_nowait()
+                if waiting is not None and waiting[0].set_running_or_notify_cancel():
+                    waiting[0].set_exception(error)
         self._calls.put(None)
+
+    def is_debugged(self) -> bool:
+        """Whether it waits for somebody at a debugger."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        while frame is not None:
+            if frame.f_code.co_filename.endswith(_DEBUGGERS):
+                return True
+            frame = frame.f_back
+        return False
 
     def stack(self) -> str:
         """Where it is now, as Python prints it."""

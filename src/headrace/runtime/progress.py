@@ -16,8 +16,10 @@ from headrace.errors import HeadraceError
 
 Unit = Literal["microbatch", "layer", "decode_step", "chunk"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
-FIRST_S, TIMES = 30.0, 5.0
+LIMIT_S, TIMES = 30.0, 5.0
 """A limit, unless given: seconds, and how often the longest so far comes on top."""
+FIRST_S = 300.0
+"""That of the first of a unit: kernels are found and compiled, and ranks connect."""
 
 
 class Stuck(HeadraceError, RuntimeError):
@@ -35,10 +37,13 @@ class Progress:
     def limit(self, unit: str) -> float:
         """Seconds without progress after which work in such a unit is stuck."""
         given = self._limits.get(unit)
-        return FIRST_S + TIMES * self._longest.get(unit, 0.0) if given is None else given
+        if given is not None:
+            return given
+        longest = self._longest.get(unit)
+        return FIRST_S if longest is None else LIMIT_S + TIMES * longest
 
     def took(self, unit: str, seconds: float) -> None:
-        if seconds > self._longest.get(unit, 0.0):
+        if seconds >= self._longest.get(unit, 0.0):
             self._longest[unit] = seconds
 
 
@@ -47,32 +52,22 @@ class Marks:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._now: tuple[Unit, float] | None = None
-        self.count = 0
-        """Grows with each; so who looks knows that there was one."""
-
-    @property
-    def unit(self) -> Unit | None:
-        """In which it is."""
-        now = self._now
-        return None if now is None else now[0]
+        self.now: tuple[int, Unit | None, float] = 0, None, 0.0
+        """How many there were, the unit that it is in, and since when: always of one moment."""
 
     def mark(self, unit: Unit) -> None:
         """It begins."""
-        self._end(at := time.monotonic())
-        self._now = unit, at
-        self.count += 1
+        self._begin(unit)
 
     def rest(self) -> None:
         """Nothing is to be expected of it."""
-        self._end(time.monotonic())
-        self._now = None
-        self.count += 1
+        self._begin(None)
 
-    def _end(self, at: float) -> None:
-        if self._now is not None:
-            unit, since = self._now
-            self._progress.took(unit, at - since)
+    def _begin(self, unit: Unit | None) -> None:
+        (count, last, since), at = self.now, time.monotonic()
+        if last is not None:
+            self._progress.took(last, at - since)
+        self.now = count + 1, unit, at
 
 
 class _OfThread(threading.local):
@@ -131,11 +126,11 @@ class Look:
     def after(self, seconds: float) -> tuple[Unit, float] | None:
         """`seconds` later than the last look, of which only those count in which the looker itself could look. The unit
         that it is stuck in, and for how long."""
-        if self._marks.count != self._count:
-            self._count, self._silent_s = self._marks.count, 0.0
+        count, unit, _ = self._marks.now
+        if count != self._count:
+            self._count, self._silent_s = count, 0.0
             return None
         self._silent_s += seconds
-        unit = self._marks.unit
         if unit is None or self._silent_s <= self._progress.limit(unit):
             return None
         return unit, self._silent_s

@@ -236,7 +236,7 @@ class TrainerGroup:
         return sum((await self._all("rate", what="how fast its device is")).values())
 
     def settled(self) -> None:
-        """A batch is trained: a commit would hold what its ranks have now."""
+        """A batch is trained and recorded: a commit may hold what its ranks have now."""
         self._settled = self._steps
 
     async def is_whole(self) -> bool:

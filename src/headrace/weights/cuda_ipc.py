@@ -2,7 +2,7 @@
 through the host. The slots' files have their generations alone.
 
 A process opens another's memory by a handle, which is bytes; torch gives and takes them (the functions that
-`torch.multiprocessing` passes tensors of a device with), and keeps the memory for as long as someone has it open.
+`torch.multiprocessing` passes tensors of a device with). A publisher's slots are there as long as its process.
 """
 
 from __future__ import annotations

@@ -190,15 +190,15 @@ class SlotPublisher(WeightPublisher, ABC):
 
     def _begin(self, manifest: Manifest) -> None:
         try:
-            made = list(self._made(manifest))
+            self._slots = list(self._made(manifest))
             making = self._folder / f"{LAYOUT}.new"
             making.write_bytes(to_json(manifest))
             making.rename(self._folder / LAYOUT)
         except OSError as error:
+            self._slots = []
             raise WeightError(
                 f"cannot publish {manifest.version} in {self._folder}: {error}; make room there"
             ) from error
-        self._slots = made
 
 
 @dataclass(slots=True)

@@ -49,6 +49,7 @@ from headrace.runtime.signal import Signal
 from headrace.runtime.workers import Workers
 from headrace.store import RunStore
 from headrace.training.epochs import Epochs
+from headrace.training.group import TrainerGroup
 from headrace.training.objective import policy_columns, prepare_batch
 from headrace.training.protocol import StepReport
 from headrace.weights.version import Lineage, Version
@@ -201,8 +202,6 @@ def connect(
             kl.take(batch, await asked.coefficient(kl.value, sum(measured), samples))
         await refresh(batch + 1)
         checkpointer.trained()
-        for group in models.groups:
-            group.settled()
 
     def epochs(updates: int, whole: bool) -> Epochs | None:
         """Over batches that are all there before they are trained on, if they are."""
@@ -281,7 +280,13 @@ def connect(
             coefficient=lambda: kl.value if algorithm.kl.place == "loss" and algorithm.kl.moves else None,
             trained=trained,
             after_step=_after_step(
-                recorder, record, Divergence(masks_truncated=rule.masks_truncated), checkpointer, best, lineage
+                recorder,
+                record,
+                Divergence(masks_truncated=rule.masks_truncated),
+                checkpointer,
+                best,
+                lineage,
+                models.groups,
             ),
         ),
         followers=WeightFollowersRole(
@@ -318,7 +323,10 @@ def _after_step(
     checkpointer: Checkpointer,
     best: BestCheckpoint | None,
     lineage: Lineage,
+    groups: Sequence[TrainerGroup],
 ) -> Callable[[TrainedStep], Awaitable[None]]:
+    """`groups`: those that train, which are settled once all of the step is recorded."""
+
     async def after_step(step: TrainedStep) -> None:
         await rollouts.trained(step)  # before the batch's entry: who reads that finds its samples
         recorder.batch(step)
@@ -326,6 +334,8 @@ def _after_step(
         await checkpointer.after(Version(lineage.branch, step.batch + 1))
         if best is not None:
             await best.begun(step.batch + 1)
+        for group in groups:
+            group.settled()
 
     return after_step
 

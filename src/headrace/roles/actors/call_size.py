@@ -13,7 +13,8 @@ _MOST = 8
 
 
 class CallSize:
-    """As many as take a moment, by how long the last ones took. What they compute does not depend on it."""
+    """As many as take a moment, by how long the last ones took. What one rank computes does not depend on it; several
+    share the rows of a call, so that their sums are rounded otherwise."""
 
     def __init__(self) -> None:
         self._count = 1
