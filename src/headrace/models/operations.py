@@ -21,7 +21,7 @@ class TrainingOperations:
 
     def __init__(self, model: Any) -> None:
         """`model`: a decoder of transformers, whole."""
-        self._weights = sum(weight.numel() for weight in _product_weights(model))
+        self._weights = sum(module.weight.numel() for module in multiplying(model))
         text = model.config.get_text_config()
         heads = int(text.num_attention_heads)
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
@@ -51,11 +51,11 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * width**3 / best
 
 
-def _product_weights(model: nn.Module) -> list[nn.Parameter]:
-    """Of modules that multiply by a matrix; the output layer's also where the embedding is the same."""
+def multiplying(model: nn.Module) -> list[Any]:
+    """The modules that multiply by a matrix, their `weight`; the output layer also where the embedding is the same."""
     found = []
     for module in model.modules():
         weight = getattr(module, "weight", None)
         if isinstance(weight, nn.Parameter) and weight.ndim == 2 and not isinstance(module, nn.Embedding):
-            found.append(weight)
+            found.append(module)
     return found

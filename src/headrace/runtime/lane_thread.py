@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import traceback
@@ -11,11 +12,12 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from headrace.runtime.watchdogs.dumps import DEBUGGERS
+
 T = TypeVar("T")
 
 NAME_PREFIX = "headrace-"
 """Begins the names of lanes' threads."""
-_DEBUGGERS = ("bdb.py", "pdb.py", "pydevd.py", "pydevd_frame.py")
 
 
 class LaneThread:
@@ -68,7 +70,7 @@ class LaneThread:
         """Whether it waits for somebody at a debugger."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         while frame is not None:
-            if frame.f_code.co_filename.endswith(_DEBUGGERS):
+            if os.path.basename(frame.f_code.co_filename) in DEBUGGERS:
                 return True
             frame = frame.f_back
         return False

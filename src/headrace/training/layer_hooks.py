@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from headrace.models.operations import multiplying
+
 
 def call_between_layers(model: nn.Module, function: Callable[[], None]) -> None:
     """Have `function` called before each matrix product with a weight, and in the backward pass after it.
@@ -22,7 +24,5 @@ def call_between_layers(model: nn.Module, function: Callable[[], None]) -> None:
     def after(grad: Tensor) -> None:
         function()
 
-    for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, nn.Parameter) and weight.ndim == 2 and not isinstance(module, nn.Embedding):
-            module.register_forward_pre_hook(before)
+    for module in multiplying(model):
+        module.register_forward_pre_hook(before)

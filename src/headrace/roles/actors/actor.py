@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 from headrace.experience.header import Span
@@ -17,7 +16,7 @@ from headrace.models.packing import PackRow, plan_microbatches
 from headrace.observe import spent
 from headrace.roles.abandoned import freed_if_left
 from headrace.roles.actors.batch_stats import BatchStats, FreshRule, StalenessRule
-from headrace.roles.actors.call_size import CallSize, micros_of
+from headrace.roles.actors.call_size import CallSize, in_one_call
 from headrace.roles.actors.critic import CriticRole
 from headrace.roles.actors.whole_batch import WholeBatch
 from headrace.roles.context import RoleContext
@@ -240,15 +239,13 @@ class ActorRole:
         """Gradients of the first step, which can still be given up. With whole batches, `rows` are all of one."""
         if self._whole is None:
             first = len(work.rows) - len(rows)
-            plan, clock = plan_microbatches([len(row) for row in rows], self._max_tokens), self._context.runtime.clock
+            plan = plan_microbatches([len(row) for row in rows], self._max_tokens)
             for micros in self._call_size.calls(plan):
                 if self._stopping:
                     return
-                places, since = [place for micro in micros for place in micro], clock.now()
-                ask = partial(self._pass, [len(micro) for micro in micros])
-                began = await with_known_refs(self._context, [rows[place] for place in places], ask)
-                self._call_size.took(len(micros), clock.now() - since)
-                work.began.update(zip([first + place for place in places], began, strict=False))
+                began = await in_one_call(self._context, self._call_size, rows, micros, self._pass)
+                places = [first + place for micro in micros for place in micro]
+                work.began.update(zip(places, began, strict=False))
             return
 
         async def hold(known: Sequence[RowToTrain]) -> None:
@@ -319,8 +316,8 @@ class ActorRole:
         fresh = self._fresh.tokens(batch, row.header.spans)
         return to_train(row, self._rule.trained(row.header, batch), (*SPANNED, *self._columns), fresh)
 
-    async def _pass(self, sizes: Sequence[int], rows: Sequence[RowToTrain]) -> Sequence[Ref]:
-        return await self._ask(self._trainer.accumulate(micros_of(rows, sizes), self._coefficient()))
+    async def _pass(self, micros: list[list[RowToTrain]]) -> Sequence[Ref]:
+        return await self._ask(self._trainer.accumulate(micros, self._coefficient()))
 
     def _leases(self, batch: int) -> AsyncIterator[Lease]:
         return _Leases(self, self._loader.leases(batch, until=lambda: self._stopping))

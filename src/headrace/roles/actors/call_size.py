@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
+from headrace.roles.context import RoleContext
+from headrace.roles.known_refs import with_known_refs
+from headrace.training.rows.packed_rows import RowToTrain
+
 T = TypeVar("T")
+A = TypeVar("A")
 
 _MOMENT_S = 0.25
 """A call takes about so long: beside it what a message costs is nothing, and whoever wants to stop waits no longer."""
@@ -31,6 +36,22 @@ class CallSize:
         """So many micro-batches, in one call."""
         each = seconds / count
         self._count = _MOST if each * _MOST <= _MOMENT_S else max(int(_MOMENT_S / each), 1)
+
+
+async def in_one_call(
+    context: RoleContext,
+    size: CallSize,
+    rows: Sequence[RowToTrain],
+    micros: Sequence[Sequence[int]],
+    accumulate: Callable[[list[list[RowToTrain]]], Awaitable[A]],
+) -> A:
+    """What `accumulate` gives for these micro-batches of `rows`, places of each. Raises RefLost."""
+    sizes, now = [len(micro) for micro in micros], context.runtime.clock.now
+    began = now()
+    asked = [rows[place] for micro in micros for place in micro]
+    found = await with_known_refs(context, asked, lambda known: accumulate(micros_of(known, sizes)))
+    size.took(len(micros), now() - began)
+    return found
 
 
 def micros_of(rows: Sequence[T], sizes: Sequence[int]) -> list[list[T]]:

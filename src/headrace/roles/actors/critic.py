@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TypeVar
 
 from headrace.experience.index import StaleLease
@@ -12,7 +11,7 @@ from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
 from headrace.models.packing import plan_microbatches
 from headrace.roles.actors.batch_stats import StalenessRule
-from headrace.roles.actors.call_size import CallSize, micros_of
+from headrace.roles.actors.call_size import CallSize, in_one_call
 from headrace.roles.actors.whole_batch import WholeBatch
 from headrace.roles.context import RoleContext
 from headrace.roles.known_refs import with_known_refs
@@ -151,11 +150,9 @@ class CriticRole:
     async def _begin(self, batch: int, rows: Sequence[RowToTrain]) -> None:
         """Gradients of the first step. With whole batches, `rows` are all of one."""
         if self._epochs is None:
-            plan, clock = plan_microbatches([len(row) for row in rows], self._max_tokens), self._context.runtime.clock
+            plan = plan_microbatches([len(row) for row in rows], self._max_tokens)
             for micros in self._call_size.calls(plan):
-                since, ask = clock.now(), partial(self._pass, [len(micro) for micro in micros])
-                await with_known_refs(self._context, [rows[place] for micro in micros for place in micro], ask)
-                self._call_size.took(len(micros), clock.now() - since)
+                await in_one_call(self._context, self._call_size, rows, micros, self._pass)
             return
 
         async def hold(known: Sequence[RowToTrain]) -> None:
@@ -167,8 +164,8 @@ class CriticRole:
         )
         await self._whole.begin()
 
-    async def _pass(self, sizes: Sequence[int], rows: Sequence[RowToTrain]) -> None:
-        await self._ask(self._trainer.accumulate(micros_of(rows, sizes)))
+    async def _pass(self, micros: list[list[RowToTrain]]) -> None:
+        await self._ask(self._trainer.accumulate(micros))
 
     async def _ask(self, computing: Awaitable[T]) -> T:
         return await self._context.computed(CRITIC_LANE, "the critic", computing)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 _THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
-_DEBUGGERS = ("bdb.py", "pdb.py", "pydevd.py", "pydevd_frame.py")
+DEBUGGERS = ("bdb.py", "pdb.py", "pydevd.py", "pydevd_frame.py")
 _WAITING = ("threading.py", "selectors.py", "queue.py", "socket.py", "ssl.py", "subprocess.py", "connection.py")
 """A thread whose innermost call is in one of these waits, without the interpreter's lock."""
 _MOST_FRAMES, _MOST_THREADS = 100, 100
@@ -62,7 +62,7 @@ def blocked_at(threads: Mapping[int, Stack], loop_thread: int, owners: Mapping[s
     debugger. `owners`: the config's key for each file of the user's that it names."""
     whole = threads.get(loop_thread, ())
     stack = _inside_the_loop(whole)
-    if any(os.path.basename(frame.file) in _DEBUGGERS for frame in whole):
+    if any(os.path.basename(frame.file) in DEBUGGERS for frame in whole):
         return None
     if stack:
         return _place(stack, owners)
