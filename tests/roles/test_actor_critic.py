@@ -29,9 +29,10 @@ from headrace.roles.context import RoleContext
 from headrace.runtime.signal import Signal
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.training.epochs import Epochs
-from headrace.training.group import RankHere, TrainerGroup
+from headrace.training.group import TrainerGroup
 from headrace.training.protocol import StepReport
 from headrace.training.rank import BEGAN, Task, TrainerRank
+from headrace.training.rank_workers import RankHere
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.plane import WeightError
 from headrace.weights.version import Lineage, Version

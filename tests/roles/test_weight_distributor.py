@@ -21,8 +21,9 @@ from headrace.roles.context import RoleContext
 from headrace.roles.weight_distributor import WeightDistributor
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.signal import Signal
-from headrace.training.group import RankHere, TrainerGroup
+from headrace.training.group import TrainerGroup
 from headrace.training.rank import Task, TrainerRank
+from headrace.training.rank_workers import RankHere
 from headrace.weights.disk import DiskPublisher
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.plane import Manifest, Snapshot, WeightError, WeightPublisher

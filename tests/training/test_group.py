@@ -11,7 +11,7 @@ from headrace.algorithms.pieces import PieceError
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Placement
-from headrace.training.group import RankWorkers
+from headrace.training.rank_workers import RankWorkers
 
 
 class Raising:

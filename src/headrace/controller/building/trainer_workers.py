@@ -13,8 +13,9 @@ from headrace.controller.planning.plan import Plan
 from headrace.models.loading import resolve_device
 from headrace.roles.workers.trainer import CriticWorker, TrainerSpec, TrainerWorker
 from headrace.runtime.protocol import Runtime
-from headrace.training.group import RankWorkers, TrainerGroup
+from headrace.training.group import TrainerGroup
 from headrace.training.layouts.ranks import layout_of
+from headrace.training.rank_workers import RankWorkers
 from headrace.weights.transport import IN_MEMORY, Transport
 
 

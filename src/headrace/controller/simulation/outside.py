@@ -39,8 +39,9 @@ from headrace.runtime.virtual import VirtualRuntime
 from headrace.runtime.workers import Workers
 from headrace.store import IllegalTransition, Receipt, RunStore
 from headrace.store.media.files import Files
-from headrace.training.group import RankHere, TrainerGroup
+from headrace.training.group import TrainerGroup
 from headrace.training.rank import TrainerRank, policy_task, value_task
+from headrace.training.rank_workers import RankHere
 from headrace.training.simulated import SimulatedReference, SimulatedScorer, SimulatedTrainer, TrainerCosts
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import INITIAL, Lineage, Version
