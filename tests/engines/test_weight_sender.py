@@ -255,8 +255,14 @@ def test_a_version_that_is_overtaken_is_not_taken_for_whole(tmp_path: Path) -> N
             with pytest.raises(WeightError, match=r"v1 is not whole in .* any more: a newer one was published"):
                 await sender.leave()
             await sender.open()
+            (group,) = await come(sender)
             with pytest.raises(WeightError, match="v1 is not whole"):
                 await sender.take(offer)
+            assert sender.has_group, "nobody waited for it"
+            newest = published(publisher, 4)
+            size = size_of(entries_of(newest))
+            data, _ = await asyncio.gather(asyncio.to_thread(group.received, size, BUCKET_BYTES), send(sender, newest))
+            require_holds(data, newest)
 
     asyncio.run(run())
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,7 @@ from headrace.store import RunReader
 
 BATCHES, ETA = 24, 2
 _WAIT_S = 290.0
+_NAME_S = 60.0
 
 Run = subprocess.Popen[str]
 SHARED = Path("/dev/shm")
@@ -56,8 +58,15 @@ def below(process: Run) -> list[psutil.Process]:
 
 
 def of_name(process: Run, words: str) -> psutil.Process:
-    """The one below it that has `words` in its command."""
-    return next(each for each in below(process) if words in " ".join([each.name(), *each.cmdline()]))
+    """The one below it that has `words` in its command, once it is there: one that died may be on its way again."""
+    end = time.monotonic() + _NAME_S
+    while time.monotonic() < end:
+        for each in below(process):
+            with suppress(psutil.NoSuchProcess):
+                if words in " ".join([each.name(), *each.cmdline()]):
+                    return each
+        time.sleep(0.05)
+    pytest.fail(f"there is no {words!r} below the run")
 
 
 def guardian_of(process: Run, server: str) -> psutil.Process:

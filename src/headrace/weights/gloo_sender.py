@@ -2,7 +2,8 @@
 
 `python -m headrace.weights.gloo_sender PARENT LIFE`: the parent's number, and a pipe that the parent holds. Standard
 input has what is asked, standard output what is answered, each a line of JSON: `[METHOD, {ARGUMENT: VALUE}]`, a method
-of `GlooSender`, and `{"result": R}` or `{"error": WORDS}`, with which the process ends.
+of `GlooSender`, and `{"result": R}` or `{"error": WORDS, "ends": BOOL}`: whether the process ends with it. Where nobody
+waits for bytes yet (`take`), it stays.
 
 It is a process of its own because whoever waits for a peer in gloo waits until a deadline, whatever happens meanwhile.
 With the process its connections end, and who waits for it at the other end is told at once.
@@ -66,14 +67,16 @@ class GlooSender:
     def take(self, folder: str, version: Sequence[int], tensors: Sequence[Place]) -> None:
         """From now on, what is sent is of this version. Raises OSError, and WeightError where it is not there."""
         branch, number = version
-        slot = self._version.enter_context(slot_of(Path(folder), Version(branch, number)))
-        told, checksum = numbers_of(slot)[3], 0
-        if told != NONE:
-            with memoryview(slot) as whole:
-                for begin, end in tensors:
-                    checksum = zlib.crc32(whole[begin:end], checksum)
-            if checksum != told:
-                raise WeightError(f"{Version(branch, number)} had not arrived whole where it was to be sent")
+        with ExitStack() as taken:
+            slot = taken.enter_context(slot_of(Path(folder), Version(branch, number)))
+            told, checksum = numbers_of(slot)[3], 0
+            if told != NONE:
+                with memoryview(slot) as whole:
+                    for begin, end in tensors:
+                        checksum = zlib.crc32(whole[begin:end], checksum)
+                if checksum != told:
+                    raise WeightError(f"{Version(branch, number)} had not arrived whole where it was to be sent")
+            self._version = taken.pop_all()
         self._bytes, self._sums = torch.frombuffer(slot, dtype=torch.uint8), []
 
     def send(self, places: Sequence[Place], sums: bool) -> None:
@@ -103,12 +106,12 @@ def main() -> None:
     for line in asked:
         method, arguments = json.loads(line)
         try:
-            answer = {"result": getattr(sender, method)(**arguments)}
+            answer: dict[str, Any] = {"result": getattr(sender, method)(**arguments)}
         except (HeadraceError, OSError, RuntimeError) as error:
-            answer = {"error": " ".join(str(error).split())}
+            answer = {"error": " ".join(str(error).split()), "ends": method != "take"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
-        if "error" in answer:
+        if answer.get("ends"):
             return
 
 

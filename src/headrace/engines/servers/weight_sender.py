@@ -1,7 +1,7 @@
 """Weights sent to one server by gloo, from a process beside: see `headrace.weights.gloo_sender`.
 
 Invariant: what fails here, or is given up, ends that process, and with it every wait for it, here and in the server.
-The next version is sent by another, in a new group.
+The next version is sent by another, in a new group. Where nobody waits yet, it stays: a version that was overtaken.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class WeightSender:
             if not line:
                 raise self._gone()
             told = json.loads(line)
-            if "error" in told:
+            if told.get("ends"):
                 raise WeightError(f"{what}: {told['error']}")
         except WaitTimeout as late:
             self._kill()
@@ -151,6 +151,8 @@ class WeightSender:
         except BaseException:
             self._kill()
             raise
+        if "error" in told:
+            raise WeightError(f"{what}: {told['error']}")
         return told["result"]
 
     @property
