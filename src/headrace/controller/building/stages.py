@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from headrace.config.train import CriticConfig, ProximalConfig, ReferenceConfig, TeacherConfig
+from headrace.config.roles import CriticConfig, ProximalConfig, ReferenceConfig, TeacherConfig
 from headrace.controller.building.models import Models
 from headrace.controller.planning.plan import Plan
 from headrace.roles.columns.filling import ColumnRole

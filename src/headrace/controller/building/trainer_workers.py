@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headrace.config import TrainConfig
-from headrace.config.train import CriticConfig
+from headrace.config.roles import CriticConfig
 from headrace.config.trainer import TrainerConfig
 from headrace.controller.building.model_workers import started
 from headrace.controller.planning.plan import Plan

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace.config.train import CriticConfig
+from headrace.config.roles import CriticConfig
 from headrace.config.trainer import TrainerConfig
 
 _FLOAT32 = 4

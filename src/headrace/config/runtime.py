@@ -1,0 +1,49 @@
+"""Where a run works, and how long without progress."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from headrace.config.base import Section
+
+
+class StuckConfig(Section):
+    """How long work may go on without progress, by what it is in. Whoever does it is then taken for stuck: what has a
+    process of its own is ended and made anew, else the run ends. Unless given, 30 s and five times the longest yet;
+    300 s for a process's first."""
+
+    layer_s: float | None = Field(default=None, gt=0)
+    """A layer of a pass, there or back."""
+    microbatch_s: float | None = Field(default=None, gt=0)
+    """What a micro-batch takes beside its layers: the loss, say."""
+    decode_step_s: float | None = Field(default=None, gt=0)
+    """A decode step of an embedded engine, or a pass of prefill."""
+    chunk_s: float | None = Field(default=None, gt=0)
+    """A bucket of new weights on their way."""
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Those that are given, by what they limit."""
+        return {key.removesuffix("_s"): value for key, value in self.model_dump(exclude_none=True).items()}
+
+
+class RuntimeConfig(Section):
+    kind: Literal["inline", "ray"] = "inline"
+    """`inline`: all on this machine, in this process and those that the config names. `ray`: workers that have
+    processes of their own are actors of a Ray cluster (`pip install 'headrace[cluster]'`)."""
+    address: str | None = Field(default=None, min_length=1)
+    """Of a Ray cluster to join, as `127.0.0.1:6379` or `auto`; unless given, one is started on this machine for the
+    run. Its token is the environment's RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH's."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads for all compute lanes together; the machine's cores unless given, and at most eight for each."""
+    turns: bool = False
+    """Have everything that computes take turns, instead of sharing the CPU: to compare, and to debug. On a CPU
+    `async.mode: sync` always does, since results would depend on how many threads are free at the moment."""
+    trace: bool = False
+    """Write `trace.json`: what computed when, for Perfetto or chrome://tracing."""
+    stall_timeout_s: float = Field(default=900.0, gt=0)
+    """A wait of the run that lasts longer ends it with an error that says what it waited for, and so does code of yours
+    that blocks the event loop for longer; never less than `rollout.episode_timeout_s`."""
+    stuck: StuckConfig = StuckConfig()

@@ -1,0 +1,29 @@
+"""How weights leave the trainer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from headrace.config.base import Section
+
+
+class WeightsConfig(Section):
+    transport: Literal["memory", "shm", "cuda_ipc", "disk", "gloo"] | None = None
+    """How weights reach engines: `memory` within one process, `shm` through memory that processes of one machine share,
+    `cuda_ipc` through memory of their CUDA device, `disk` through the run's folder. `gloo`: inference servers get them
+    over TCP, also on other machines, and whoever else takes them by `shm`. Unless given, `memory`, but with models in
+    processes of their own `cuda_ipc` where all of them are Headrace's and on one CUDA device, else `shm`."""
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """With `gloo`: the address of this machine from which servers beyond it get weights, at ports that are free. They
+    are not encrypted, and whoever reaches the ports can take part: let it be on a network of the run's own machines.
+    Servers of this machine get them on loopback."""
+
+    @model_validator(mode="after")
+    def _host_is_one(self) -> WeightsConfig:
+        if self.host in ("0.0.0.0", "::"):
+            raise ValueError(
+                f"host is {self.host!r}, where no server can get weights; give one address that it reaches"
+            )
+        return self
