@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.runtime.event_loop import on_own_thread
+from headrace.runtime.process.bundle import unbundled
 from headrace.runtime.process.frames import EMPTY, IN_BAND, Frame, Kind, read_frame, to_bytes
 from headrace.runtime.process.shared_memory import Segment, Segments, Sent, remove
 from headrace.runtime.wire.wire_format import Parcel, pack, unpack
@@ -39,13 +40,20 @@ class Channel:
         """See `read_frame`."""
         return await read_frame(self._reader, self._folder)
 
+    def columns(self, frame: Frame) -> list[Parcel | None]:
+        """See `unbundled`."""
+        return unbundled(frame.body, self._folder)
+
     def value(self, frame: Frame, what: str) -> Any:
         """Raises WireError."""
         return unpack(frame.body, self._types, what)
 
     async def send(self, kind: Kind, call: int, value: Any, what: str, worker: str = "", method: str = "") -> None:
         """Raises WireError for what is no plain data; ConnectionError if the other side is gone."""
-        parcel = pack(value, self._types, what)
+        await self.hand_over(kind, call, pack(value, self._types, what), worker, method)
+
+    async def hand_over(self, kind: Kind, call: int, parcel: Parcel, worker: str = "", method: str = "") -> None:
+        """What is packed already. Raises ConnectionError if the other side is gone."""
         size, segment = sum(map(len, parcel.buffers)), None
         if size > _LONG:
             segment = await self._written(parcel)
@@ -69,18 +77,14 @@ class Channel:
         if not self._writer.is_closing():
             self._write(Frame(kind, call, EMPTY), None)
 
-    def show(self, call: int, body: Parcel, segment: Segment | None) -> None:
-        """Answer with what is packed already; the segment stays."""
-        self._write(Frame(Kind.ANSWER, call, body), segment, take=False)
-
     def close(self) -> None:
         self._writer.close()
         self._sent.remove()
 
-    def _write(self, frame: Frame, segment: Segment | None, *, take: bool = True) -> None:
+    def _write(self, frame: Frame, segment: Segment | None) -> None:
         if self._writer.is_closing():
             raise ConnectionResetError("the connection is closed")
-        self._writer.writelines(to_bytes(frame, segment, take=take))
+        self._writer.writelines(to_bytes(frame, segment))
 
 
 def _removed(writing: asyncio.Future[Segment]) -> None:

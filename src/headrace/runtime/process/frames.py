@@ -36,15 +36,17 @@ class Kind(StrEnum):
     MORE = "more"
     """Of this stream, an item has been read."""
     FETCH = "fetch"
-    """Body: a Ref."""
+    """Body: a keeper, and numbers of its refs. Answered by COLUMNS."""
     FREE = "free"
-    """Body: a Ref. Not answered."""
+    """Body: as of FETCH. Not answered."""
     LEAVE = "leave"
     """The process is to end. Not answered."""
     ANSWER = "answer"
     ITEM = "item"
     ERROR = "error"
     """Body: type, text and trace."""
+    COLUMNS = "columns"
+    """Body: see `bundle.py`."""
     ABSENT = "absent"
     """The worker is not here; body: why."""
     BEAT = "beat"
@@ -70,13 +72,13 @@ EMPTY = Parcel(b"\xc0")
 """None."""
 
 
-def to_bytes(frame: Frame, segment: Segment | None = None, *, take: bool = True) -> list[bytes | memoryview]:
-    """`segment` has the frame's buffers, if it is given; `take`: for this reader alone."""
+def to_bytes(frame: Frame, segment: Segment | None = None) -> list[bytes | memoryview]:
+    """`segment` has the frame's buffers, if it is given, for this reader alone."""
     buffers: Sequence[memoryview] = frame.body.buffers if segment is None else ()
     spans = [len(buffer) for buffer in buffers] if segment is None else [list(span) for span in segment.spans]
     name = None if segment is None else segment.path
     head: bytes = msgpack.packb(
-        [str(frame.kind), frame.call, frame.worker, frame.method, len(frame.body.envelope), name, take, spans]
+        [str(frame.kind), frame.call, frame.worker, frame.method, len(frame.body.envelope), name, spans]
     )
     body = len(frame.body.envelope) + sum(len(buffer) for buffer in buffers)
     return [_LENGTHS.pack(len(head), body), head, frame.body.envelope, *buffers]
@@ -97,7 +99,7 @@ async def read_frame(reader: asyncio.StreamReader, folder: Path) -> Frame | None
 
 def _frame(head: bytes, body: memoryview, folder: Path) -> Frame:
     try:
-        kind, call, worker, method, envelope, name, take, spans = msgpack.unpackb(head)
+        kind, call, worker, method, envelope, name, spans = msgpack.unpackb(head)
         if name is None:
             buffers, place = [], envelope
             for length in spans:
@@ -107,7 +109,7 @@ def _frame(head: bytes, body: memoryview, folder: Path) -> Frame:
                 raise FrameError(f"a frame's body has {len(body)} bytes, not {place}")
         else:
             try:
-                buffers = read(_segment(name, spans, folder), take=take)
+                buffers = read(segment_of(name, spans, folder), take=True)
             except FileNotFoundError:
                 return Frame(Kind(kind), call, EMPTY, worker, method, is_gone=True)
         return Frame(Kind(kind), call, Parcel(bytes(body[:envelope]), buffers), worker, method)
@@ -115,7 +117,8 @@ def _frame(head: bytes, body: memoryview, folder: Path) -> Frame:
         raise FrameError(f"a frame's head of {len(head)} bytes makes no sense: {error}") from error
 
 
-def _segment(name: Any, spans: Any, folder: Path) -> Segment:
+def segment_of(name: Any, spans: Any, folder: Path) -> Segment:
+    """Of which somebody else speaks. Raises FrameError for one that is not in `folder`."""
     if folder not in Path(name).parents or ".." in Path(name).parts:
         raise FrameError(f"the segment {str(name)[:100]!r} is not in {folder}")
     return Segment(name, tuple((offset, length) for offset, length in spans))

@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from headrace.runtime.local.local_refs import Keepers
-from headrace.runtime.process.channel import Channel
-from headrace.runtime.process.frames import Kind
+from headrace.runtime.process.bundle import Kept
 from headrace.runtime.process.link import FETCH_S, Link
-from headrace.runtime.process.shared_memory import Segment, Segments, read, remove
+from headrace.runtime.process.shared_memory import Segments, remove
 from headrace.runtime.process.site import socket_path
 from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Ref, RefLost, Refs
 from headrace.runtime.wire.wire_format import Parcel, pack, unpack
 from headrace.runtime.wire.wire_types import WireTypes
+from headrace.runtime.workers import WorkerLost
 
 SHARED = 1 << 16
 """Bytes from which on what is put lies in shared memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    parcel: Parcel
-    """Without its buffers, if these are shared."""
-    segment: Segment | None
 
 
 class SegmentRefs:
@@ -40,29 +33,29 @@ class SegmentRefs:
         self._numbers = count(first)
         self._types = types
         self._segments = segments
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, Kept] = {}
 
     def put(self, columns: Mapping[str, Any]) -> Ref:
         """See `Refs.put`. Raises WireError."""
         parcel = pack(dict(columns), self._types, "the columns")
         if sum(map(len, parcel.buffers)) >= SHARED:
-            kept = _Kept(Parcel(parcel.envelope), self._segments.write(parcel.buffers))
+            kept = Kept(Parcel(parcel.envelope), self._segments.write(parcel.buffers))
         else:
             copies = [memoryview(bytearray(buffer)) for buffer in parcel.buffers]
-            kept = _Kept(Parcel(parcel.envelope, copies), None)
+            kept = Kept(Parcel(parcel.envelope, copies))
         ref = Ref(self._keeper, next(self._numbers), tuple(columns))
         self._kept[ref.number] = kept
         return ref
 
     def get(self, ref: Ref, names: Collection[str] | None = None) -> Mapping[str, Any]:
         """See `Refs.get`."""
-        kept = self._of(ref)
+        kept = self._kept.get(ref.number) if ref.keeper == self._keeper else None
+        if kept is None:
+            raise RefLost(ref)
         try:
-            buffers = kept.parcel.buffers if kept.segment is None else read(kept.segment, take=False)
+            return _opened(kept.whole(), self._types, names)
         except FileNotFoundError as error:
             raise RefLost(ref) from error
-        columns = unpack(Parcel(kept.parcel.envelope, buffers), self._types, "the columns")
-        return columns if names is None else {name: columns[name] for name in names}
 
     def free(self, ref: Ref) -> None:
         """See `Refs.free`."""
@@ -70,27 +63,28 @@ class SegmentRefs:
         if kept is not None and kept.segment is not None:
             remove(kept.segment.path)
 
-    async def show(self, ref: Ref, channel: Channel, call: int) -> None:
-        """See `Shown.show`. Nothing is copied."""
-        kept = self._of(ref)
-        channel.show(call, kept.parcel, kept.segment)
-
-    def _of(self, ref: Ref) -> _Kept:
-        kept = self._kept.get(ref.number) if ref.keeper == self._keeper else None
-        if kept is None:
-            raise RefLost(ref)
-        return kept
+    def kept(self, keeper: str, numbers: Sequence[int]) -> Sequence[Kept | None]:
+        """See `Shown.kept`. Nothing is copied."""
+        return [self._kept.get(number) if keeper == self._keeper else None for number in numbers]
 
 
 class ShownRefs:
     """What is kept in a process as objects, for others: a copy for each who asks."""
 
-    def __init__(self, keepers: Keepers) -> None:
+    def __init__(self, keepers: Keepers, types: Callable[[], WireTypes]) -> None:
         self._keepers = keepers
+        self._types = types
 
-    async def show(self, ref: Ref, channel: Channel, call: int) -> None:
-        """See `Shown.show`."""
-        await channel.send(Kind.ANSWER, call, dict(self._keepers.here(ref).get(ref)), "the columns")
+    def kept(self, keeper: str, numbers: Sequence[int]) -> Sequence[Kept | None]:
+        """See `Shown.kept`."""
+        return [self._packed(Ref(keeper, number, ())) for number in numbers]
+
+    def _packed(self, ref: Ref) -> Kept | None:
+        try:
+            columns = self._keepers.here(ref).get(ref)
+        except RefLost:
+            return None
+        return Kept(pack(dict(columns), self._types(), "the columns"))
 
     def free(self, ref: Ref) -> None:
         if ref.keeper in self._keepers:
@@ -123,15 +117,33 @@ class Links:
 
     async def get(self, ref: Ref, names: Collection[str] | None = None) -> Mapping[str, Any]:
         """From whoever keeps it. Raises RefLost."""
-        try:
-            link = await self.to(ref.keeper)
-        except OSError as error:
-            raise RefLost(ref) from error
-        return await link.fetch(ref, names)
+        found = await self.fetch([ref])
+        return self.opened(found[ref], names)
 
-    def free(self, ref: Ref) -> None:
+    async def fetch(self, refs: Collection[Ref]) -> Mapping[Ref, Parcel]:
+        """From whoever keeps them, each asked once. Raises RefLost."""
+        by_keeper: dict[str, list[Ref]] = {}
+        for ref in refs:
+            by_keeper.setdefault(ref.keeper, []).append(ref)
+        asked = [asyncio.ensure_future(self._fetch(each)) for each in by_keeper.values()]
+        if len(asked) > 1:
+            await asyncio.wait(asked)
+        found: dict[Ref, Parcel] = {}
+        for each in asked:
+            found.update(await each)
+        return found
+
+    def opened(self, parcel: Parcel, names: Collection[str] | None = None) -> Mapping[str, Any]:
+        """All columns, unless `names` are given. Raises WireError; KeyError for a name that is not there."""
+        return _opened(parcel, self._types(), names)
+
+    def free(self, refs: Collection[Ref]) -> None:
         """Soon."""
-        self._services.spawn(self._free(ref), "free a ref")
+        by_keeper: dict[str, list[int]] = {}
+        for ref in refs:
+            by_keeper.setdefault(ref.keeper, []).append(ref.number)
+        for keeper, numbers in by_keeper.items():
+            self._services.spawn(self._free(keeper, numbers), "free refs")
 
     def close(self) -> None:
         for opening in self._open.values():
@@ -139,9 +151,28 @@ class Links:
                 opening.result().end("it was closed")
         self._open.clear()
 
-    async def _free(self, ref: Ref) -> None:
-        with contextlib.suppress(OSError):
-            await (await self.to(ref.keeper)).free(ref)
+    async def _fetch(self, refs: Sequence[Ref]) -> Mapping[Ref, Parcel]:
+        """Of one keeper."""
+        try:
+            link = await self.to(refs[0].keeper)
+            parcels = await link.fetch(refs[0].keeper, [ref.number for ref in refs])
+        except (WorkerLost, OSError) as error:
+            raise RefLost(refs[0]) from error
+        found: dict[Ref, Parcel] = {}
+        for ref, parcel in zip(refs, parcels, strict=True):
+            if parcel is None:
+                raise RefLost(ref)
+            found[ref] = parcel
+        return found
+
+    async def _free(self, keeper: str, numbers: Sequence[int]) -> None:
+        with contextlib.suppress(OSError, WorkerLost):
+            await (await self.to(keeper)).free(keeper, numbers)
+
+
+def _opened(parcel: Parcel, types: WireTypes, names: Collection[str] | None) -> Mapping[str, Any]:
+    columns: Mapping[str, Any] = unpack(parcel, types, "the columns")
+    return columns if names is None else {name: columns[name] for name in names}
 
 
 class RefsElsewhere:
@@ -150,6 +181,9 @@ class RefsElsewhere:
     def __init__(self, links: Links, loop: asyncio.AbstractEventLoop) -> None:
         self._links = links
         self._loop = loop
+        self._freed: list[Ref] = []
+        """And nobody was told yet."""
+        self._freeing = threading.Lock()
 
     def put(self, columns: Mapping[str, Any]) -> Ref:
         """Nobody puts what another keeps."""
@@ -159,7 +193,8 @@ class RefsElsewhere:
         """See `Refs.get`. Raises RuntimeError in the event loop."""
         if asyncio._get_running_loop() is self._loop:
             raise RuntimeError(f"this blocks on {ref.keeper or 'the controller'}; in a coroutine: await host.get(ref)")
-        return asyncio.run_coroutine_threadsafe(self._links.get(ref, names), self._loop).result(2 * FETCH_S)
+        found = asyncio.run_coroutine_threadsafe(self._links.fetch([ref]), self._loop).result(2 * FETCH_S)
+        return self._links.opened(found[ref], names)
 
     def fetched(self, refs: Collection[Ref]) -> Mapping[Ref, Mapping[str, Any]]:
         """See `FarRefs.fetched`. Raises RuntimeError in the event loop."""
@@ -168,17 +203,21 @@ class RefsElsewhere:
         if asyncio._get_running_loop() is self._loop:
             raise RuntimeError("this blocks; in a coroutine: await host.get(ref)")
 
-        async def all_of_them() -> list[Any]:
-            return await asyncio.gather(*(self._links.get(ref) for ref in refs), return_exceptions=True)
-
-        found = asyncio.run_coroutine_threadsafe(all_of_them(), self._loop).result(2 * FETCH_S)
-        if error := next((each for each in found if isinstance(each, BaseException)), None):
-            raise error
-        return dict(zip(refs, found, strict=True))
+        found = asyncio.run_coroutine_threadsafe(self._links.fetch(refs), self._loop).result(2 * FETCH_S)
+        return {ref: self._links.opened(parcel) for ref, parcel in found.items()}
 
     def free(self, ref: Ref) -> None:
-        """See `Refs.free`. Soon."""
-        self._loop.call_soon_threadsafe(self._links.free, ref)
+        """See `Refs.free`. Soon, with what else is freed in the same moment."""
+        with self._freeing:
+            self._freed.append(ref)
+            is_first = len(self._freed) == 1
+        if is_first:
+            self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        with self._freeing:
+            freed, self._freed = self._freed, []
+        self._links.free(freed)
 
 
 class WorkerRefs:

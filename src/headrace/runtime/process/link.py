@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from itertools import count
 from pathlib import Path
@@ -14,10 +14,11 @@ from headrace.runtime.process.channel import Channel
 from headrace.runtime.process.frames import Frame, FrameError, Kind
 from headrace.runtime.process.shared_memory import Segments
 from headrace.runtime.protocol import Services
-from headrace.runtime.refs import Ref, RefLost
+from headrace.runtime.wire.wire_format import Parcel
 from headrace.runtime.wire.wire_types import WireError, WireTypes
 from headrace.runtime.workers import WorkerError, WorkerLost
 
+_ANSWERS = (Kind.ANSWER, Kind.COLUMNS, Kind.ERROR, Kind.ABSENT)
 FETCH_S = 60.0
 """In which whoever keeps a ref has to answer."""
 
@@ -81,23 +82,18 @@ class Link:
             async for item in items:
                 yield item
 
-    async def fetch(self, ref: Ref, names: Collection[str] | None) -> Mapping[str, Any]:
-        """See `Services.get`."""
-        try:
-            _, asked = await self._ask(Kind.FETCH, ref, "a ref")
-            columns = await answered(asked, self._services.clock, FETCH_S, f"columns kept by {ref.keeper or 'the run'}")
-        except (WorkerLost, ConnectionError) as error:
-            raise RefLost(ref) from error
-        except WorkerError as error:
-            if error.type == RefLost.__name__:
-                raise RefLost(ref) from error
-            raise
-        return columns if names is None else {name: columns[name] for name in names}
+    async def fetch(self, keeper: str, numbers: Sequence[int]) -> list[Parcel | None]:
+        """Columns of its refs of these numbers, packed; None for what is not kept any more. Raises WorkerLost."""
+        _, asked = await self._ask(Kind.FETCH, [keeper, [*numbers]], "refs")
+        found: list[Parcel | None] = await answered(
+            asked, self._services.clock, FETCH_S, f"columns kept by {keeper or 'the run'}"
+        )
+        return found
 
-    async def free(self, ref: Ref) -> None:
+    async def free(self, keeper: str, numbers: Sequence[int]) -> None:
         """See `Services.free`."""
         with suppress(ConnectionError):
-            await self._channel.send(Kind.FREE, next(self._numbers), ref, "a ref")
+            await self._channel.send(Kind.FREE, next(self._numbers), [keeper, [*numbers]], "refs")
 
     def leave(self) -> None:
         """Tell the process to end."""
@@ -165,16 +161,18 @@ class Link:
         if frame.kind is Kind.ITEM:
             self._item(frame)
             return
-        asked = self._forget(frame.call) if frame.kind in (Kind.ANSWER, Kind.ERROR, Kind.ABSENT) else None
+        asked = self._forget(frame.call) if frame.kind in _ANSWERS else None
         if asked is None or asked.answer.done():
             return
         if frame.is_gone:
-            gone = WorkerError(self._rank, RefLost.__name__, "it was freed meanwhile", worker=self._name)
-            asked.answer.set_exception(gone)
+            asked.answer.set_exception(self._loss("what it answered is gone with it"))
             return
         try:
+            if frame.kind is Kind.COLUMNS:
+                asked.answer.set_result(self._channel.columns(frame))
+                return
             value = self._channel.value(frame, f"the answer of {self._name}")
-        except WireError as error:
+        except (WireError, FrameError) as error:
             asked.answer.set_exception(self._unreadable(error))
             return
         if frame.kind is Kind.ANSWER:
@@ -187,7 +185,7 @@ class Link:
 
     def _item(self, frame: Frame) -> None:
         incoming, asked = self._incoming.get(frame.call), self._asked.get(frame.call)
-        if incoming is None or asked is None or asked.answer.done():
+        if incoming is None or asked is None or asked.answer.done() or frame.is_gone:
             return
         try:
             incoming.put(self._channel.value(frame, f"an item of {self._name}"))
@@ -195,5 +193,5 @@ class Link:
             self._channel.tell(Kind.STOP, frame.call)
             asked.answer.set_exception(self._unreadable(error))
 
-    def _unreadable(self, error: WireError) -> WorkerError:
+    def _unreadable(self, error: ValueError) -> WorkerError:
         return WorkerError(self._rank, type(error).__name__, str(error), worker=self._name)

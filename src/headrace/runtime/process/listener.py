@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.runtime.local.awaited import WINDOW
 from headrace.runtime.local.service import Service, as_worker_error
+from headrace.runtime.process.bundle import Kept, bundled
 from headrace.runtime.process.channel import Channel
 from headrace.runtime.process.frames import Frame, FrameError, Kind
 from headrace.runtime.process.shared_memory import Segments
@@ -25,8 +26,8 @@ BEAT_S = 0.5
 class Shown(Protocol):
     """Where columns are kept that others may read."""
 
-    async def show(self, ref: Ref, channel: Channel, call: int) -> None:
-        """Answer with them. Raises RefLost."""
+    def kept(self, keeper: str, numbers: Sequence[int]) -> Sequence[Kept | None]:
+        """None for what is not kept any more."""
 
     def free(self, ref: Ref) -> None: ...
 
@@ -68,7 +69,8 @@ class Server:
         what = f"{frame.worker}.{frame.method}"
         try:
             if frame.kind is Kind.FETCH:
-                await self._shown.show(channel.value(frame, "a ref"), channel, frame.call)
+                keeper, numbers = channel.value(frame, "refs")
+                await channel.hand_over(Kind.COLUMNS, frame.call, bundled(self._shown.kept(keeper, numbers)))
                 return
             answer = None
             if frame.kind is Kind.BUILD:
@@ -103,8 +105,9 @@ class Server:
     def spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
         return self._services.spawn(work, name)
 
-    def free(self, ref: Ref) -> None:
-        self._shown.free(ref)
+    def free(self, keeper: str, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._shown.free(Ref(keeper, number, ()))
 
     def leave(self) -> None:
         if self._leave is not None:
@@ -150,7 +153,7 @@ class _Connection:
                 if frame.call in self._windows:
                     self._windows[frame.call].release()
             case Kind.FREE:
-                self._server.free(self._channel.value(frame, "a ref"))
+                self._server.free(*self._channel.value(frame, "refs"))
             case Kind.LEAVE:
                 self._server.leave()
             case Kind.BUILD | Kind.CALL | Kind.STREAM | Kind.FETCH:

@@ -52,7 +52,7 @@ class Processes:
         self._services = services
         self._segments = Segments(folder / "controller")
         self._links = Links(folder, types, self._segments, services)
-        server = Server(services, types, self._segments, folder, find=find, shown=ShownRefs(keepers))
+        server = Server(services, types, self._segments, folder, find=find, shown=ShownRefs(keepers, types))
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(socket_path(folder, "")))
         listening.listen(128)
