@@ -44,7 +44,13 @@ class Header:
             raise ValueError(f"epoch {self.key.epoch} is below 0")
 
 
-TYPES = WireTypes({"colour": Colour, "key": Key, "header": Header, "ref": Ref, "kl": KLConfig})
+@dataclass(frozen=True, slots=True)
+class Cell:
+    one: Any
+    other: Any
+
+
+TYPES = WireTypes({"cell": Cell, "colour": Colour, "key": Key, "header": Header, "ref": Ref, "kl": KLConfig})
 NONE = WireTypes()
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", ">i4", ">f8"]
 
@@ -115,6 +121,42 @@ def test_a_damaged_message_gives_a_wire_error_or_plain_data(value: Any, data: st
     damaged[place] ^= data.draw(st.integers(1, 255))
     with suppress(WireError):
         pack(unpack(Parcel(bytes(damaged), parcel.buffers), TYPES), TYPES)
+
+
+KEYS = st.builds(Key, st.integers(), st.integers())
+
+
+@given(
+    st.lists(KEYS, min_size=1, max_size=3).flatmap(lambda few: st.lists(st.sampled_from(few), min_size=8, max_size=12))
+)
+def test_many_of_one_type_come_back_as_each_alone_would(keys: list[Key]) -> None:
+    headers = [Header(Key(abs(key.epoch), 0), Colour.RED, {"x": 1.0}) for key in keys]
+    for many in (keys, headers, [(key, np.arange(3.0)) for key in keys]):
+        assert same(many, unpack(pack(many, TYPES), TYPES))
+        assert same(many, [unpack(pack(each, TYPES), TYPES) for each in many])
+
+
+def test_of_many_each_field_comes_back_bit_for_bit() -> None:
+    floats = [Cell(-0.0 if place % 2 else 0.0, True) for place in range(8)]
+    mixed = [Cell(1 if place % 2 else True, 1) for place in range(8)]
+    nan = [Cell(math.nan, None)] * 8
+    words = [Cell(("a", "b") if place % 2 else tuple("ab"), (Colour.RED,)) for place in range(8)]
+    shared = [Cell({"k": [place]}, [0]) for place in range(8)]
+    large = [Cell(np.full(1000, place, np.float32), 2**70) for place in range(8)]
+    for cells in (floats, mixed, nan, words, shared, large):
+        found = unpack(pack(cells, TYPES), TYPES)
+        for cell, other in zip(cells, found, strict=True):
+            assert same(cell.one, other.one)
+            assert same(cell.other, other.other)
+            assert not isinstance(cell.one, float) or math.copysign(1, cell.one) == math.copysign(1, other.one)
+    found = unpack(pack(shared, TYPES), TYPES)
+    assert found[0].other is not found[1].other, "what can be changed is nobody else's"
+
+
+def test_what_many_have_in_common_goes_once() -> None:
+    refs = [Key(place, 3) for place in range(64)]
+    assert len(pack(refs, TYPES).envelope) < 100
+    assert len(pack(refs[:7], TYPES).envelope) > 7 * len("type key")
 
 
 def test_large_buffers_are_handed_over_and_not_copied() -> None:
@@ -236,6 +278,14 @@ def tagged(*parts: Any) -> bytes:
         (tagged("type", "key", 1), 0, "is a 'key' with 1 fields, not 2"),
         (tagged("type", "colour", "green"), 0, "is no 'colour': 'green' is not a valid Colour"),
         (tagged("type"), 0, "is of a type without a name"),
+        (tagged("many", "key"), 0, "are of a type without a name, or without a number"),
+        (tagged("many", "key", 2**16 + 1, [True, 1], [True, 2]), 0, "are 65537 values; 65536 at most may go together"),
+        (tagged("many", "key", True, [True, 1], [True, 2]), 0, "are True values"),
+        (tagged("many", "key", 2, [True, 1]), 0, "are 'key' with 1 fields, not 2"),
+        (tagged("many", "key", 2, [True, 1], [False, [1]]), 0, r"\[\]\.\w+ has other than 2 values"),
+        (tagged("many", "key", 2, [True, 1], [1, [1, 2]]), 0, "is not said to be the same in all, or not"),
+        (tagged("many", "key", 2, [True, 1], [True, [1, 2]]), 0, "is no number or text, which all could have"),
+        (tagged("many", "colour", 2, [True, "green"]), 0, "has what is no 'colour': 'green' is not a valid Colour"),
     ],
 )
 def test_malformed_messages_are_refused_with_the_place(envelope: bytes, buffers: int, words: str) -> None:

@@ -3,7 +3,9 @@
 None, bools, ints, floats, text, bytes, lists, tuples, dicts with text or int keys, numpy arrays of plain dtypes, and
 the types of a registry (`WireTypes`). The envelope is msgpack; arrays and bytes of `LARGE` bytes and more lie beside
 it, so that they can be handed over without a copy. What is no type of msgpack is a map whose only key is nil, which is
-no dict of this codec. Decoding trusts nothing: it looks up names and dtypes, and imports and runs nothing.
+no dict of this codec. A list of values of one type of ours goes field by field, and a field in which all have the same
+once: messages are full of refs and headers. Decoding trusts nothing: it looks up names and dtypes, and imports and runs
+nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ LARGE = 1 << 10
 MOST_DEPTH = 64
 MOST_ENVELOPE = 1 << 28
 """Bytes."""
+MANY, MOST_MANY = 8, 1 << 16
+"""Values in a list, from which on and up to which they go field by field. What arrives may name no more: those that
+have all fields in common take no bytes."""
 _MOST_INT_BYTES = 1 << 10
 _MOST_DIMENSIONS = 32
 
@@ -36,7 +41,7 @@ _READ = _SCALARS | {int, bytes}
 Where = str | tuple[Any, str, Any]
 """A place in a value: that of what it is in, and how to say which place there. Put into words for messages alone."""
 
-_TUPLE, _INT, _BYTES, _ARRAY, _TYPE = "tuple", "int", "bytes", "array", "type"
+_TUPLE, _INT, _BYTES, _ARRAY, _TYPE, _MANY = "tuple", "int", "bytes", "array", "type", "many"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +115,9 @@ class _Writer:
         elif kind is bytes:
             self._bytes(value)
         elif kind is list:
-            self.packer.pack_array_header(len(value))
-            self._items(value, where, depth)
+            if not self._many(value, where, depth):
+                self.packer.pack_array_header(len(value))
+                self._items(value, where, depth)
         elif kind is tuple:
             self._tagged(_TUPLE, len(value))
             self._items(value, where, depth)
@@ -121,6 +127,31 @@ class _Writer:
             self._array(value, where)
         else:
             self._registered(value, where, depth)
+
+    def _many(self, values: list[Any], where: Where, depth: int) -> bool:
+        """Whether they are of one type of ours, and so many that they went field by field."""
+        if not MANY <= len(values) <= MOST_MANY or (form := self._types.of(type(values[0]))) is None:
+            return False
+        if len(set(map(type, values))) > 1:
+            return False
+        columns = list(zip(*map(form.parts, values), strict=True))
+        self._tagged(_MANY, 2 + len(columns))
+        self.packer.pack(form.name)
+        self.packer.pack(len(values))
+        for field, column in zip(form.fields, columns, strict=True):
+            self.packer.pack_array_header(2)
+            is_same = _all_same(column)
+            self.packer.pack(is_same)
+            if is_same:
+                self.write(column[0], ((where, "[%d]", 0), ".%s", field), depth + 2)
+                continue
+            self.packer.pack_array_header(len(column))
+            for place, part in enumerate(column):
+                if type(part) in _SCALARS:
+                    self.packer.pack(part)
+                else:
+                    self.write(part, ((where, "[%d]", place), ".%s", field), depth + 2)
+        return True
 
     def _tagged(self, tag: str, parts: int) -> None:
         self.packer.pack_map_header(1)
@@ -250,6 +281,8 @@ class _Reader:
                 return self._array(parts, where)
             case "type":
                 return self._registered(parts, where, depth)
+            case "many":
+                return self._many(parts, where, depth)
             case _:
                 raise WireError(f"{_short(where)} has the mark {str(tag)[:60]!r}, which this codec does not have")
 
@@ -299,6 +332,56 @@ class _Reader:
             return form.make(read)
         except Exception as error:  # whatever the type's own checks raise of parts that they did not expect
             raise WireError(f"{_short(where)} is no {form.name!r}: {error}") from error
+
+    def _many(self, parts: list[Any], where: Where, depth: int) -> list[Any]:
+        if len(parts) < 2:
+            raise WireError(f"{_short(where)} are of a type without a name, or without a number")
+        name, count, *packed = parts
+        form = self._types.named(name, lambda: _short(where))
+        if type(count) is not int or not 0 <= count <= MOST_MANY:
+            raise WireError(f"{_short(where)} are {str(count)[:20]} values; {MOST_MANY} at most may go together")
+        if len(packed) != len(form.fields):
+            raise WireError(f"{_short(where)} are {form.name!r} with {len(packed)} fields, not {len(form.fields)}")
+        columns = [
+            self._column(column, count, where, field, depth + 2)
+            for field, column in zip(form.fields, packed, strict=True)
+        ]
+        try:
+            return [form.make([column[place] for column in columns]) for place in range(count)]
+        except Exception as error:  # as in `_registered`
+            raise WireError(f"{_short(where)} has what is no {form.name!r}: {error}") from error
+
+    def _column(self, packed: Any, count: int, where: Where, field: str, depth: int) -> list[Any]:
+        """The field of all of them."""
+        if type(packed) is not list or len(packed) != 2 or type(packed[0]) is not bool:
+            raise WireError(f"{_short((where, '[].%s', field))} is not said to be the same in all, or not")
+        is_same, parts = packed
+        if is_same:
+            value = self.read(parts, (where, "[].%s", field), depth)
+            if type(value) not in _SCALARS and type(value) is not int and not _is_words(value):
+                raise WireError(f"{_short((where, '[].%s', field))} is no number or text, which all could have")
+            return [value] * count
+        if type(parts) is not list or len(parts) != count:
+            raise WireError(f"{_short((where, '[].%s', field))} has other than {count} values")
+        return [
+            part if type(part) in _READ else self.read(part, ((where, "[%d]", place), ".%s", field), depth)
+            for place, part in enumerate(parts)
+        ]
+
+
+def _all_same(column: Sequence[Any]) -> bool:
+    """Whether all are one value that cannot be changed, so that they may be one object where they arrive."""
+    first = column[0]
+    if all(each is first for each in column):  # also of floats, of which two that are equal may differ in sign
+        return type(first) in _SCALARS or type(first) is int or _is_words(first)
+    if type(first) in (str, int):
+        return column.count(first) == len(column) and len(set(map(type, column))) == 1
+    return _is_words(first) and all(each == first and _is_words(each) for each in column)
+
+
+def _is_words(value: Any) -> bool:
+    """Names of columns, as a rule."""
+    return type(value) is tuple and all(type(each) is str for each in value)
 
 
 def _parts(parts: list[Any], count: int, where: Where) -> list[Any]:
