@@ -65,11 +65,11 @@ def processes(main: Main, logs: Path | None = None) -> None:
     asyncio.run(whole())
 
 
-def actors(main: Main) -> None:
+def actors(main: Main, *, near: bool = True) -> None:
     from headrace.runtime.ray.cluster import RayCluster
 
     async def whole() -> None:
-        runtime = InProcesses(apart=RayCluster("a test", packages=["runtime_worker_kinds"]), copying=False)
+        runtime = InProcesses(apart=RayCluster("a test", packages=["runtime_worker_kinds"], near=near), copying=False)
         try:
             await main(runtime)
         finally:
@@ -84,24 +84,28 @@ RUNS: dict[str, Run] = {
     "virtual": run_virtually,
     "process": processes,
     "ray": actors,
+    "ray_far": lambda main: actors(main, near=False),
 }
 
 
+FROM_RAY = ("ray", "ray_far")
+
+
 def _run_of(request: pytest.FixtureRequest) -> Run:
-    if request.param == "ray":
+    if request.param in FROM_RAY:
         request.getfixturevalue("one_ray")
     return RUNS[request.param]
 
 
-ON_RAY = pytest.param("ray", marks=pytest.mark.slow)
+ON_RAY = [pytest.param(name, marks=pytest.mark.slow) for name in FROM_RAY]
 
 
-@pytest.fixture(params=[*(name for name in RUNS if name != "ray"), ON_RAY])
+@pytest.fixture(params=[*(name for name in RUNS if name not in FROM_RAY), *ON_RAY])
 def run(request: pytest.FixtureRequest) -> Run:
     return _run_of(request)
 
 
-@pytest.fixture(params=["inline", "copying", "process", ON_RAY])
+@pytest.fixture(params=["inline", "copying", "process", *ON_RAY])
 def run_in_time(request: pytest.FixtureRequest) -> Run:
     """Where threads are."""
     return _run_of(request)
@@ -194,11 +198,11 @@ def test_if_one_fails_the_others_have_stopped_before_it_is_raised(run: Run) -> N
     run(main)
 
 
-@pytest.mark.parametrize("kind", ["process", ON_RAY])
+@pytest.mark.parametrize("kind", ["process", *ON_RAY])
 def test_one_that_is_stuck_is_ended_with_the_reason_and_can_be_made_anew(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    if kind == "ray":
+    if kind in FROM_RAY:
         request.getfixturevalue("one_ray")
 
     async def main(runtime: Runtime) -> None:
@@ -212,7 +216,7 @@ def test_one_that_is_stuck_is_ended_with_the_reason_and_can_be_made_anew(
         assert await probes.call("word", rank=1, what="a word") == ["b of probe/1"]
         assert await probes.call("block", 2.5, rank=1, what="work that says nothing") == ["blocked"]
 
-    if kind == "ray":
+    if kind in FROM_RAY:
         RUNS[kind](main)
     else:
         processes(main, logs=tmp_path)

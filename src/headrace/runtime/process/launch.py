@@ -10,12 +10,12 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.runtime.process.boot import Boot
-from headrace.runtime.process.child import own_folder
-from headrace.runtime.process.site import socket_path
+from headrace.runtime.process.origin import Origin
+from headrace.runtime.process.site import own_folder, socket_path
+from headrace.runtime.workers import Placement
 
 _TEAMS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _LAST_WORDS = 300
@@ -39,18 +39,10 @@ class ChildProcess:
 
     @classmethod
     async def begin(
-        cls,
-        kind: str,
-        packages: Sequence[str],
-        name: str,
-        rank: int,
-        generation: int,
-        threads: int | None,
-        limits: dict[str, float],
-        folder: Path,
-        log: Path | None,
+        cls, origin: Origin, name: str, rank: int, generation: int, where: Placement, folder: Path
     ) -> ChildProcess:
-        """`log` takes what it prints; this process's stderr does, unless it is given. Raises OSError."""
+        """See `Begin`. Without a log this process's stderr takes what it prints. Raises OSError."""
+        log, threads = origin.log, where.threads
         path = socket_path(folder, name)
         path.unlink(missing_ok=True)
         kept, life = os.pipe()
@@ -64,13 +56,13 @@ class ChildProcess:
             listening.bind(str(path))
             listening.listen(128)
             boot = Boot(
-                kind,
-                list(packages),
+                origin.path,
+                list(origin.packages),
                 name,
                 rank,
                 generation,
                 threads,
-                limits,
+                dict(where.limits),
                 str(folder),
                 listening.fileno(),
                 kept,
@@ -101,8 +93,7 @@ class ChildProcess:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         if -code == signal.SIGKILL:
             how += " (as the kernel sends it where memory runs out)"
-        words = self._last_words()
-        return f"its process ended with {how}" + (f"; its last words ({self._log}): {words}" if words else "")
+        return f"its process ended with {how}{last_words(self._log, self._said)}"
 
     def kill(self) -> None:
         """With whatever it has started in its session."""
@@ -122,14 +113,17 @@ class ChildProcess:
             self._life = -1
             shutil.rmtree(own_folder(folder, self._boot.name, self._boot.generation), ignore_errors=True)
 
-    def _last_words(self) -> str:
-        """The last line with anything in it: of a traceback that is what was raised."""
-        if self._log is None:
-            return ""
-        with contextlib.suppress(OSError), self._log.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(self._said, end - _LOOKED_AT))
-            lines = [" ".join(line.split()) for line in file.read().decode(errors="replace").splitlines()]
-            last = next((line for line in reversed(lines) if line), "")
-            return last if len(last) <= _LAST_WORDS else f"{last[: _LAST_WORDS - 3]}..."
+
+def last_words(log: Path | None, said: int) -> str:
+    """To be added to how a process ended: the last line with anything in it that it printed, `said` being the bytes
+    that were in the log before. Of a traceback that is what was raised."""
+    if log is None:
         return ""
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(said, end - _LOOKED_AT))
+        lines = [" ".join(line.split()) for line in file.read().decode(errors="replace").splitlines()]
+        if last := next((line for line in reversed(lines) if line), ""):
+            words = last if len(last) <= _LAST_WORDS else f"{last[: _LAST_WORDS - 3]}..."
+            return f"; its last words ({log}): {words}"
+    return ""

@@ -12,8 +12,10 @@ from headrace.runtime.local.local_refs import Keepers
 from headrace.runtime.local.service import Service
 from headrace.runtime.process.boot import PACKAGE, path_of
 from headrace.runtime.process.kept import Links, RefsElsewhere, ShownRefs
+from headrace.runtime.process.launch import ChildProcess
 from headrace.runtime.process.listener import Server
-from headrace.runtime.process.remote_worker import Origin, RemoteWorker
+from headrace.runtime.process.origin import Begin, Origin
+from headrace.runtime.process.remote_worker import RemoteWorker
 from headrace.runtime.process.shared_memory import Segments
 from headrace.runtime.process.site import Site, socket_path
 from headrace.runtime.protocol import Services
@@ -32,12 +34,21 @@ class Processes:
 
     keeps_all = False
 
-    def __init__(self, run: str, *, logs: Path | None = None, packages: Sequence[str] = (PACKAGE,)) -> None:
+    def __init__(
+        self,
+        run: str,
+        *,
+        logs: Path | None = None,
+        packages: Sequence[str] = (PACKAGE,),
+        begin: Begin = ChildProcess.begin,
+    ) -> None:
         """`run` names the run, as its folder does. `logs`: a folder; what `rollout/0` prints is in rollout-0.log there,
-        or on this process's stderr if none is given. `packages` that have classes of workers."""
+        or on this process's stderr if none is given. `packages` that have classes of workers.
+        `begin`: how a process comes to be; a child of this one, unless given."""
         self._run = run
         self._logs = logs
         self._packages = tuple(packages)
+        self._begin = begin
         self._site: Site | None = None
         self._elsewhere: Refs
         self._server: asyncio.AbstractServer | None = None
@@ -87,7 +98,7 @@ class Processes:
             log = self._logs / f"{name.replace('/', '-')}.log"
         path, closes = path_of(kind, self._packages), callable(getattr(kind, "close", None))
         origin = Origin(path, self._packages, types, spec, closes, log)
-        return RemoteWorker(name, rank, origin, where, self.folder, self._segments, self._services)
+        return RemoteWorker(name, rank, origin, where, self.folder, self._segments, self._services, self._begin)
 
     async def get(self, ref: Ref, names: Collection[str] | None = None) -> Mapping[str, Any]:
         """What a process keeps. Raises RefLost."""

@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headrace.runtime.local.member_apart import MemberApart
-from headrace.runtime.process.launch import ChildProcess
 from headrace.runtime.process.link import Link
+from headrace.runtime.process.origin import Begin, Begun, Origin
 from headrace.runtime.process.shared_memory import Segments
 from headrace.runtime.process.site import socket_path
 from headrace.runtime.protocol import Services
-from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Placement
 
 _LOOK_S = 0.5
 _REASON_S = 5.0
 """In which a process has ended, once its connection has: it may end others first, as those that score."""
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What a worker is made of, each time."""
-
-    path: str
-    """Of its class; see `Boot.kind`."""
-    packages: tuple[str, ...]
-    types: WireTypes
-    spec: object
-    closes: bool
-    """Whether it has a method `close`."""
-    log: Path | None
 
 
 class RemoteWorker(MemberApart):
@@ -48,28 +32,22 @@ class RemoteWorker(MemberApart):
         folder: Path,
         segments: Segments,
         services: Services,
+        begin: Begin,
     ) -> None:
         super().__init__(name, rank, origin.spec, where, closes=origin.closes)
         self._origin = origin
         self._folder = folder
         self._segments = segments
         self._services = services
-        self._process: ChildProcess | None = None
+        self._begin_process = begin
+        self._process: Begun | None = None
         self._link: Link | None = None
         self._watching: asyncio.Task[Any] | None = None
 
     async def _begin(self) -> Link:
         origin = self._origin
-        self._process = await ChildProcess.begin(
-            origin.path,
-            origin.packages,
-            self.name,
-            self.rank,
-            self._generation,
-            self._where.threads,
-            dict(self._where.limits),
-            self._folder,
-            origin.log,
+        self._process = await self._begin_process(
+            origin, self.name, self.rank, self._generation, self._where, self._folder
         )
         path = socket_path(self._folder, self.name)
         link = await Link.open(path, origin.types, self._segments, self._services, self.name, self.rank)
@@ -95,7 +73,7 @@ class RemoteWorker(MemberApart):
         if process is not None:
             await process.clear()
 
-    async def _watch(self, process: ChildProcess, link: Link) -> None:
+    async def _watch(self, process: Begun, link: Link) -> None:
         """Until its process has ended, or its event loop has not turned for too long."""
         ended = self._services.spawn(process.ended(), f"end of {self.name}")
         heard, silent_s, now = link.heard, 0.0, self._services.clock.now()

@@ -79,3 +79,8 @@ def sweep() -> None:
 def socket_path(folder: Path, worker: str) -> Path:
     """Where a worker is spoken to; where the controller is, for the empty name."""
     return folder / f"{worker.replace('/', '-') or '_controller'}.sock"
+
+
+def own_folder(folder: Path, name: str, generation: int) -> Path:
+    """Where a worker's segments are."""
+    return folder / f"{name.replace('/', '-')}.{generation}"

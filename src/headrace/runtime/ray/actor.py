@@ -8,32 +8,25 @@ loop, as those of any worker process.
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
 import sys
 from collections import deque
 from collections.abc import Awaitable
-from pathlib import Path
 from typing import Any
 
-from headrace import __version__
-from headrace.errors import HeadraceError
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.local.awaited import WINDOW
 from headrace.runtime.local.host import WorkerHost
 from headrace.runtime.local.local_refs import GENERATION
 from headrace.runtime.local.service import Service, as_worker_error
-from headrace.runtime.process.boot import class_at
-from headrace.runtime.process.identity import name_process, open_many_files
+from headrace.runtime.process.identity import name_process
 from headrace.runtime.progress import Stuck
+from headrace.runtime.ray.actor_process import require_same, worker_class
 from headrace.runtime.ray.asked_actor import ANSWER, ERROR
 from headrace.runtime.ray.boot import ActorBoot
 from headrace.runtime.ray.boxes import Box, boxed, opened
 from headrace.runtime.ray.reached import ReachedActor
 from headrace.runtime.ray.refs import ActorRefs
 from headrace.runtime.workers import BASE_TYPES, Handle, Peer, WorkerError, WorkerLost
-
-_TEAMS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 Told = tuple[str, Box]
 """ANSWER or ERROR, and what it is."""
@@ -44,18 +37,8 @@ class Actor:
 
     def __init__(self, boot: str) -> None:
         """`boot`: see `ActorBoot`."""
-        self._boot = told = ActorBoot.parse(boot)
-        if told.log is not None:
-            _print_to(Path(told.log))
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-        if told.devices is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = told.devices
-        if told.threads is not None:
-            os.environ.update(dict.fromkeys(_TEAMS, str(told.threads)))
-        sys.path += [path for path in told.paths if path not in sys.path]
-        open_many_files()
-        kind: Any = class_at(told.kind, told.packages)
-        self._kind = kind
+        self._boot = ActorBoot.parse(boot)
+        self._kind = kind = worker_class(self._boot)
         self._types = BASE_TYPES.with_types(kind.types)
         self._service: Service | None = None
         self._calls: dict[str, asyncio.Task[Any]] = {}
@@ -70,7 +53,7 @@ class Actor:
 
         async def made() -> None:
             boot = self._boot
-            _require_same(boot)
+            require_same(boot)
             spec = opened(box, self._types, f"the spec of {boot.name}")
             self._service = await Service.make(self._kind, spec, self._host, boot.name, boot.rank, self._runtime)
 
@@ -205,27 +188,3 @@ class _Items:
             self._waiting.clear()
             self._changed.notify_all()
             return items
-
-
-def _require_same(boot: ActorBoot) -> None:
-    """Raises HeadraceError for a node on which what is told might mean something else."""
-    for name, here, there in (
-        ("Headrace", __version__, boot.version),
-        ("Python", platform.python_version().rpartition(".")[0], boot.python.rpartition(".")[0]),
-    ):
-        if here != there:
-            raise HeadraceError(
-                f"the node {platform.node()} has {name} {here}, and the controller {there}; install the same there"
-            )
-
-
-def _print_to(log: Path) -> None:
-    """Where the folder of the run is here as well."""
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    except OSError:
-        return
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    os.close(file)

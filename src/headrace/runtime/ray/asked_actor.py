@@ -83,7 +83,7 @@ class AskedActor:
         try:
             boxes: list[Box] = await self._actor.items.remote(number)
         except RayError as error:
-            raise self._loss(_reason(error)) from error
+            raise self._loss(reason_of(error)) from error
         return [opened(box, self._types(), f"an item of {self._name}") for box in boxes]
 
     async def turns(self) -> None:
@@ -91,14 +91,14 @@ class AskedActor:
         try:
             await self._actor.beat.remote()
         except RayError as error:
-            raise self._loss(_reason(error)) from error
+            raise self._loss(reason_of(error)) from error
 
     async def life(self) -> str:
         """Once it has ended: why."""
         try:
             why: str = await self._actor.life.remote()
         except RayError as error:
-            return _reason(error)
+            return reason_of(error)
         return why
 
     def leave(self) -> None:
@@ -134,7 +134,7 @@ class AskedActor:
             kind, box = await answer
             value = opened(box, self._types(), f"the answer of {self._name}")
         except RayError as error:
-            self._settle(number, asked, self._loss(_reason(error)))
+            self._settle(number, asked, self._loss(reason_of(error)))
         except WireError as error:
             self._settle(number, asked, WorkerError(self._rank, type(error).__name__, str(error), worker=self._name))
         except asyncio.CancelledError:
@@ -169,7 +169,7 @@ class AskedActor:
         return WorkerLost(self._rank, self._ended or reason, worker=self._name)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Of an actor's end, in Ray's words, on one line."""
     words = " ".join(str(error).split())
     return words if len(words) <= 400 else f"{words[:400]}..."

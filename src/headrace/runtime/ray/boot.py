@@ -21,6 +21,8 @@ class ActorBoot:
     """See `Placement.limits`."""
     namespace: str
     """Of the run's actors."""
+    folder: str
+    """Of the site, for one that listens there."""
     log: str | None
     """A file that takes what it prints."""
     paths: list[str]

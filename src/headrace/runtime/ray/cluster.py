@@ -17,10 +17,13 @@ from headrace.errors import HeadraceError
 from headrace.runtime.event_loop import on_own_thread
 from headrace.runtime.local.local_refs import Keepers
 from headrace.runtime.local.service import Service
+from headrace.runtime.local.worker_group import Member
 from headrace.runtime.process.boot import PACKAGE, path_of
-from headrace.runtime.process.site import Site
+from headrace.runtime.process.origin import Origin
+from headrace.runtime.process.processes import Processes
 from headrace.runtime.protocol import Services
-from headrace.runtime.ray.member import ActorOrigin, RayWorker
+from headrace.runtime.ray.member import RayWorker
+from headrace.runtime.ray.near_process import NearProcess
 from headrace.runtime.ray.refs import ActorRefs
 from headrace.runtime.ray.shelf import SHELF, Shelf
 from headrace.runtime.refs import Ref, Refs
@@ -48,9 +51,11 @@ class Head(Protocol):
 
 
 class RayCluster:
-    """See `Apart`."""
+    """See `Apart`.
 
-    keeps_all = True
+    Where all its workers are on this machine, they are near: they are spoken to, and keep columns, as processes do
+    (`runtime/process/`), and Ray has their places and lives. Else all goes through Ray, and so do columns.
+    """
 
     def __init__(
         self,
@@ -60,11 +65,12 @@ class RayCluster:
         head: Head | None = None,
         logs: Path | None = None,
         packages: Sequence[str] = (PACKAGE,),
+        near: bool = True,
     ) -> None:
         """`run` names the run, as its folder does. `address`: of a cluster; unless given, `head` starts one
         here; with neither, this process has to be in one already. `logs`: a folder; what `rollout/0` prints
-        is in rollout-0.log there, where a node sees it."""
-        self._run = run
+        is in rollout-0.log there, where a node sees it. `near`: whether all workers are on this machine."""
+        self.keeps_all = not near
         self._address = address
         self._head = head
         self._logs = logs
@@ -75,34 +81,42 @@ class RayCluster:
         self._refs: ActorRefs | None = None
         self._shelf: Any = None
         self._joins = False
-        self._site: Site | None = None
+        self._is_open = False
+        self._lines = Processes(run, logs=logs, packages=packages, begin=self._begin)
+        """To those that are near; and the run's folder in memory."""
 
     async def open(
         self, services: Services, types: Callable[[], WireTypes], keepers: Keepers, find: Callable[[str], Service]
     ) -> Refs:
         """See `Apart.open`. Raises ClusterError, and what `head` raises."""
-        if self._refs is None:
+        if not self._is_open:
             self._services, self._types = services, types
             await services.compute(LANE, self._connect)
+            self._is_open = True
+        if not self.keeps_all:
+            return await self._lines.open(services, types, keepers, find)
+        if self._refs is None:
+            await services.compute(LANE, self._set_up_shelf)
             self._refs = ActorRefs("", 0, types(), self._namespace)
         return self._refs
 
-    def member(
-        self, kind: type[Any], spec: object, name: str, rank: int, types: WireTypes, where: Placement
-    ) -> RayWorker:
+    def member(self, kind: type[Any], spec: object, name: str, rank: int, types: WireTypes, where: Placement) -> Member:
         """See `Apart.member`."""
+        if not self.keeps_all:
+            return self._lines.member(kind, spec, name, rank, types, where)
         log = None if self._logs is None else self._logs / f"{name.replace('/', '-')}.log"
         closes = callable(getattr(kind, "close", None))
-        origin = ActorOrigin(path_of(kind, self._packages), self._packages, types, spec, closes, log, self._namespace)
-        return RayWorker(name, rank, origin, where, self._services, self._forget)
+        origin = Origin(path_of(kind, self._packages), self._packages, types, spec, closes, log)
+        return RayWorker(name, rank, origin, self._namespace, where, self._services, self._forget)
 
     def make_folder(self, name: str) -> Path:
         """See `Processes.make_folder`: of this machine."""
-        if self._site is None:
-            self._site = Site(self._run)
-        made = self._site.folder / name
-        made.mkdir(mode=0o700)
-        return made
+        return self._lines.make_folder(name)
+
+    async def _begin(
+        self, origin: Origin, name: str, rank: int, generation: int, where: Placement, folder: Path
+    ) -> NearProcess:
+        return await NearProcess.begin(self._services, self._namespace, origin, name, rank, generation, where, folder)
 
     def _forget(self, keeper: str, below: int) -> None:
         if self._refs is not None:
@@ -110,21 +124,22 @@ class RayCluster:
 
     def address(self, worker: str) -> str:
         """See `Apart.address`."""
-        return f"{self._namespace} {worker}"
+        return f"{self._namespace} {worker}" if self.keeps_all else self._lines.address(worker)
 
     async def get(self, ref: Ref, names: Collection[str] | None = None) -> Mapping[str, Any]:
         """See `Apart.get`."""
+        if not self.keeps_all:
+            return await self._lines.get(ref, names)
         assert self._refs is not None
         return await self._refs.get_soon(ref, names)
 
     async def close(self) -> None:
         """See `Apart.close`. The cluster ends where it was started here."""
-        if self._refs is not None:
+        await self._lines.close()
+        if self._is_open:
+            self._is_open = False
             refs, self._refs = self._refs, None
             await on_own_thread(lambda: self._leave(refs))
-        if self._site is not None:
-            self._site.close()
-            self._site = None
 
     def _connect(self) -> None:
         logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of a handler for signals, which are ours to handle
@@ -142,15 +157,18 @@ class RayCluster:
                     f"no Ray cluster lets this run in at {address}: {words[:_WORDS]}; correct runtime.address, and "
                     "give its token by RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
                 ) from error
+
+    def _set_up_shelf(self) -> None:
         shelf: Any = ray.remote(Shelf).options(
             name=SHELF, namespace=self._namespace, num_cpus=0, max_restarts=0, max_concurrency=1000
         )
         self._shelf = shelf.remote()
         ray.get(self._shelf.count.remote(), timeout=_START_S)
 
-    def _leave(self, refs: ActorRefs) -> None:
-        refs.close()
-        ray.kill(self._shelf, no_restart=True)
+    def _leave(self, refs: ActorRefs | None) -> None:
+        if refs is not None:
+            refs.close()
+            ray.kill(self._shelf, no_restart=True)
         if self._joins:
             ray.shutdown()
         if self._head is not None:

@@ -4,48 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import platform
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-from headrace import __version__
 from headrace.runtime.local.local_refs import GENERATION
 from headrace.runtime.local.member_apart import MemberApart
+from headrace.runtime.process.origin import Origin
 from headrace.runtime.protocol import Services
 from headrace.runtime.ray.actor import Actor
 from headrace.runtime.ray.asked_actor import AskedActor
-from headrace.runtime.ray.boot import ActorBoot
-from headrace.runtime.wire.wire_types import WireTypes
+from headrace.runtime.ray.making import boot_of, make_actor
 from headrace.runtime.workers import Placement, WorkerLost
 
-_DEVICES = "CUDA_VISIBLE_DEVICES"
 _BEAT_S = 0.5
-_CALLS = 4096
-"""That one actor may have in flight: most of them wait."""
 _GONE_S = 30.0
 """In which an actor that was killed is gone, and its name free."""
-
-
-@dataclass(frozen=True, slots=True)
-class ActorOrigin:
-    """What a worker is made of, each time."""
-
-    path: str
-    """Of its class: module:Class."""
-    packages: tuple[str, ...]
-    types: WireTypes
-    spec: object
-    closes: bool
-    """Whether it has a method `close`."""
-    log: Path | None
-    namespace: str
 
 
 class RayWorker(MemberApart):
@@ -55,14 +28,16 @@ class RayWorker(MemberApart):
         self,
         name: str,
         rank: int,
-        origin: ActorOrigin,
+        origin: Origin,
+        namespace: str,
         where: Placement,
         services: Services,
         forget: Callable[[str, int], None],
     ) -> None:
-        """`forget`: the refs of a keeper, below a number."""
+        """`namespace`: of the run's actors. `forget`: the refs of a keeper, below a number."""
         super().__init__(name, rank, origin.spec, where, closes=origin.closes)
         self._origin = origin
+        self._namespace = namespace
         self._services = services
         self._forget = forget
         self._asked: AskedActor | None = None
@@ -94,35 +69,8 @@ class RayWorker(MemberApart):
 
     def _actor(self) -> Any:
         """Ray's handle of a new one. Blocking."""
-        origin, where = self._origin, self._where
-        boot = ActorBoot(
-            kind=origin.path,
-            packages=list(origin.packages),
-            name=self.name,
-            rank=self.rank,
-            generation=self._generation,
-            threads=where.threads,
-            limits=dict(where.limits),
-            namespace=origin.namespace,
-            log=None if origin.log is None else str(origin.log),
-            paths=[path for path in sys.path if path],
-            devices=os.environ.get(_DEVICES),
-            version=__version__,
-            python=platform.python_version(),
-        )
-        made: Any = ray.remote(Actor).options(
-            name=self.name,
-            namespace=origin.namespace,
-            num_cpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(
-                ray.get_runtime_context().get_node_id(),
-                soft=False,  # where weights in shared memory are
-            ),
-            max_restarts=0,
-            max_task_retries=0,
-            max_concurrency=_CALLS,
-        )
-        return made.remote(boot.text())
+        boot = boot_of(self._origin, self.name, self.rank, self._generation, self._where, namespace=self._namespace)
+        return make_actor(Actor, boot, self.name)
 
     async def _watch(self, asked: AskedActor, living: asyncio.Task[str]) -> None:
         """Until it has ended, or its event loop has not turned for too long."""

@@ -1,0 +1,56 @@
+"""What every actor's process begins with, before its worker is made."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from headrace import __version__
+from headrace.errors import HeadraceError
+from headrace.runtime.process.boot import class_at
+from headrace.runtime.process.identity import open_many_files
+from headrace.runtime.ray.boot import ActorBoot
+
+_TEAMS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def worker_class(boot: ActorBoot) -> Any:
+    """The worker's, in a process that prints where it is to, and has the threads, devices and modules that it is to
+    have. Raises ValueError."""
+    if boot.log is not None:
+        _print_to(Path(boot.log))
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    if boot.devices is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = boot.devices
+    if boot.threads is not None:
+        os.environ.update(dict.fromkeys(_TEAMS, str(boot.threads)))
+    sys.path += [path for path in boot.paths if path not in sys.path]
+    open_many_files()
+    return class_at(boot.kind, boot.packages)
+
+
+def require_same(boot: ActorBoot) -> None:
+    """Raises HeadraceError for a node on which what is told might mean something else."""
+    for name, here, there in (
+        ("Headrace", __version__, boot.version),
+        ("Python", platform.python_version().rpartition(".")[0], boot.python.rpartition(".")[0]),
+    ):
+        if here != there:
+            raise HeadraceError(
+                f"the node {platform.node()} has {name} {here}, and the controller {there}; install the same there"
+            )
+
+
+def _print_to(log: Path) -> None:
+    """Where the folder of the run is here as well."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError:
+        return
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
