@@ -85,12 +85,15 @@ test-slow: $(READY) $(TRACKERS_READY) $(VLLM_READY) $(SGLANG_READY) $(VERIFIERS_
 	HEADRACE_COPYING=1 $(BIN)/python -m pytest -m "not slow or copied" tests/controller $(SHARED) $(ARGS)
 
 # 5,000 cases of the fault matrix, and how often each fault took effect: in half an hour on a quiet core. A part of them:
-# `make soak SEEDS=500 FIRST=4000`. Then layouts of eight ranks: three minutes.
+# `make soak SEEDS=500 FIRST=4000`. Then layouts of eight ranks: three minutes. Then a run of which KILLS processes are
+# killed at random: two seconds each.
 SEEDS ?= 5000
 FIRST ?= 0
+KILLS ?= 1000
 soak: $(READY)
 	$(BIN)/python -m headrace.controller.simulation --seeds $(SEEDS) --first $(FIRST)
 	HEADRACE_RANKS=8 $(BIN)/python -m pytest -m slow tests/training/test_layouts.py
+	HEADRACE_KILLS=$(KILLS) $(BIN)/python -m pytest -s -m slow tests/controller/test_kills.py
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples

@@ -1,0 +1,79 @@
+"""`kill -9` at random moments, of all kinds of process: nothing is lost, and nothing counted twice.
+
+`make soak` makes HEADRACE_KILLS of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from controller_jobs import make_job
+from killing import RUN, Killing, require_nothing_lost
+
+KILLS = int(os.environ.get("HEADRACE_KILLS", "50"))
+ETA = 2
+APART = {
+    "rollout__workers": 2,
+    "engine__process": True,
+    "trainer__placement": "process",
+    "functions__placement": "process",
+}
+MOSTLY_WORKERS = {
+    "rollout": 8.0,
+    "functions": 3.0,
+    "engine": 2.0,
+    "reward": 2.0,
+    "guardian": 1.0,
+    "trainer": 1.0,
+    "watchdog": 0.5,
+    "janitor": 0.5,
+    RUN: 0.4,
+}
+
+
+def killing(tmp_path: Path, seed: int, **changes: object) -> Killing:
+    job = make_job(
+        tmp_path / "job",
+        trainer__batches=100_000,
+        async__max_staleness=ETA,
+        algorithm__advantage="reinforce_plus_plus",
+        checkpoint__every=4,
+        record__journal="all",
+        data__eval=None,
+        **changes,
+    )
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "headrace.cli.main", "train", str(job), "--dir", str(folder), "--plain"]
+    return Killing(command, folder, seed, tmp_path / "said.log")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240 + 10 * KILLS)
+def test_of_whatever_is_killed_nothing_is_lost_and_nothing_counts_twice(tmp_path: Path) -> None:
+    run = killing(tmp_path, 0, **APART)
+    try:
+        run.kill(KILLS, MOSTLY_WORKERS, mean_s=0.8)
+        run.finish(4)
+    finally:
+        run.close()
+    assert run.killed.total() == KILLS, run.killed
+    came_to = require_nothing_lost(run.folder, ETA)
+    sys.stderr.write(f"killed {dict(run.killed)} in {run.lives} lives; groups that were finished: {dict(came_to)}\n")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'headrace[cluster]'")
+def test_on_one_ray(tmp_path: Path) -> None:
+    run = killing(tmp_path, 1, runtime__kind="ray", rollout__workers=2, engine__replicas=2)
+    try:
+        run.kill(6, {"rollout": 3.0, "engine": 2.0, "trainer": 1.0, "functions": 1.0}, mean_s=4.0)
+        run.finish(4)
+    finally:
+        run.close()
+    assert run.lives == 2, "but for the one that is longer"
+    require_nothing_lost(run.folder, ETA)
