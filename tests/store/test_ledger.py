@@ -196,4 +196,6 @@ def test_a_lost_row_breaks_the_law(store: RunStore) -> None:
     with pytest.raises(LawBroken, match=r"3 attempts were issued but 2 are accounted for \(2 running \+ 0 ready"):
         counts.check()
     with pytest.raises(LawBroken):
-        store.checkpoints.commit(store.checkpoints.prepare(1, lambda folder: None), branch=0, number=1, state={})
+        store.checkpoints.commit(
+            store.checkpoints.prepare(1, lambda folder: (folder / "x").touch()), branch=0, number=1, state={}
+        )

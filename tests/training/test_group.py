@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -10,8 +11,40 @@ import pytest
 from headrace.algorithms.pieces import PieceError
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.wire.wire_types import WireTypes
-from headrace.runtime.workers import Placement
+from headrace.runtime.workers import Placement, WorkerLost
+from headrace.training.group import TrainerGroup
+from headrace.training.layouts.ranks import Layout
 from headrace.training.rank_workers import RankWorkers
+
+
+class Saving:
+    kind: ClassVar[str] = "saving"
+    types: ClassVar[WireTypes] = WireTypes({})
+
+    def __init__(self, spec: object, host: object) -> None:
+        pass
+
+    def save(self, path: str) -> None:
+        (Path(path) / "saved").touch()
+
+
+def test_the_first_that_is_left_saves_and_where_none_is_the_loss_is_raised(tmp_path: Path) -> None:
+    async def main() -> None:
+        runtime = InlineRuntime()
+        try:
+            workers = await runtime.start(Saving, [None, None], Placement())
+            group = TrainerGroup("trainer", RankWorkers(workers, runtime.clock, 1.0, Layout(dp=2)))
+            await workers.kill(0, "on purpose")
+            await group.save(tmp_path)
+            (tmp_path / "saved").unlink()
+            await workers.kill(1, "on purpose, too")
+            with pytest.raises(WorkerLost, match="saving/0 is lost: on purpose"):
+                await group.save(tmp_path)
+            assert not (tmp_path / "saved").exists()
+        finally:
+            await runtime.close()
+
+    asyncio.run(main())
 
 
 class Raising:

@@ -169,7 +169,7 @@ class Checkpoints:
         """Make a folder that `write` fills durable as `step_<number>`; that of `begin`, which is filled, unless given.
         Safe on any thread.
 
-        Raises DiskFull; then the folder is gone again.
+        Raises DiskFull, and StoreError where nothing was written into it; then the folder is gone again.
         """
         with self._prepare_lock:
             final = self._free_name(number)
@@ -178,6 +178,8 @@ class Checkpoints:
                 if write is not None:
                     write(temporary)
                 files = _seal(temporary, number, self._files)
+                if not files:
+                    raise StoreError(f"nothing was written into checkpoint {number}; what was committed before stays")
                 self._files.remove(final)
                 self._files.rename(temporary, final)
                 self._files.sync(self._folder)

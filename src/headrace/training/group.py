@@ -15,7 +15,7 @@ from headrace.runtime.workers import WorkerError
 from headrace.training.gap import Gap
 from headrace.training.layouts.ranks import Layout
 from headrace.training.protocol import StepReport
-from headrace.training.rank_workers import Ranks, RankWorkers
+from headrace.training.rank_workers import Ranks, RankWorkers, who_saves
 from headrace.training.rows.packed_rows import RowToTrain
 from headrace.training.shares import shares
 from headrace.weights.plane import Manifest, Received, WeightOffer, WeightReceiver
@@ -191,9 +191,9 @@ class TrainerGroup:
         await self._all("keep_reference", what="a copy of the weights")
 
     async def save(self, path: Path) -> None:
-        """See `Trainer.save`; where each rank has all, the first that is left does. Raises OSError."""
-        asked = range(self._layout.size) if self._layout.joint else self._ranks.left[:1]
-        await self._ranks.each("save", dict.fromkeys(asked, (str(path),)), what="its part of a checkpoint")
+        """See `Trainer.save`; where each rank has all, the first that is left does. Raises OSError, WorkerLost."""
+        given = dict.fromkeys(who_saves(self._ranks), (str(path),))
+        await self._ranks.each("save", given, what="its part of a checkpoint")
 
     async def load(self, path: Path) -> None:
         """See `Trainer.load`. Raises CheckpointError."""
@@ -349,10 +349,9 @@ class KeptReference:
         self._ranks = ranks
 
     async def save(self, path: Path) -> None:
-        """Into the folder `path`. Raises OSError."""
-        ranks = self._ranks
-        asked = range(ranks.layout.size) if ranks.layout.joint else ranks.left[:1]
-        await self._ranks.each("save_reference", dict.fromkeys(asked, (str(path),)), what="its part of a checkpoint")
+        """Into the folder `path`. Raises OSError, WorkerLost."""
+        given = dict.fromkeys(who_saves(self._ranks), (str(path),))
+        await self._ranks.each("save_reference", given, what="its part of a checkpoint")
 
     async def load(self, path: Path) -> None:
         """What `save` wrote. Raises CheckpointError."""

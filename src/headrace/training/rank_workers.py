@@ -44,6 +44,12 @@ class Ranks(Protocol):
         """What those answer that have arguments, by rank; they compute at the same time."""
 
 
+def who_saves(ranks: Ranks) -> Sequence[int]:
+    """All, where each has a part; else the first that is left, or the first, who says how it was lost: nobody would
+    write nothing, and call it a checkpoint."""
+    return range(ranks.layout.size) if ranks.layout.joint else ranks.left[:1] or [0]
+
+
 class RankHere:
     """The only rank, an object of this process."""
 

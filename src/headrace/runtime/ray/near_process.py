@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ _LANE = "ray"
 _GONE_S = 30.0
 """In which an actor that was killed is gone."""
 _LOOK_S = 0.02
+_EXIT = re.compile(r"Worker exit type: ([A-Z_]+)")
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +78,8 @@ class NearProcess:
         return await asyncio.shield(self._living)
 
     def kill(self) -> None:
-        """See `Begun.kill`. Ray takes a moment for it, in which the worker would answer others."""
-        if self._process is not None:
+        """See `Begun.kill`. Ray takes a moment for it, in which one that has not left would answer others."""
+        if self._process is not None and not (self._living is not None and self._living.done()):
             self._process.kill()
         with contextlib.suppress(RayError):
             ray.kill(self._actor, no_restart=True)
@@ -116,4 +118,6 @@ class NearProcess:
         return why
 
     def _reason(self, error: RayError) -> str:
-        return reason_of(error) + last_words(self._log, self._said)
+        kind = _EXIT.search(str(error))
+        how = reason_of(error) if kind is None else f"its process ended, which Ray calls {kind[1]}"
+        return how + last_words(self._log, self._said)
