@@ -27,17 +27,19 @@ def read(given: object) -> LayoutConfig:
 @pytest.mark.parametrize(
     ("short", "axes"),
     [
-        ("d2t2p1", (2, 2, 1, 3)),
-        ("d2p1m1", (2, 1, 1, 0)),
-        ("d4", (4, 1, 1, 0)),
-        ("t2d3", (3, 2, 1, 3)),
-        ("d2c4", (2, 1, 4, 3)),
+        ("d2t2p1", (2, 2, 1, 1, 3)),
+        ("d2p1m1", (2, 1, 1, 1, 0)),
+        ("d2p2m1", (2, 1, 1, 2, 2)),
+        ("d2t2p2", (2, 2, 1, 2, 2)),
+        ("d4", (4, 1, 1, 1, 0)),
+        ("t2d3", (3, 2, 1, 1, 3)),
+        ("d2c4", (2, 1, 4, 1, 3)),
     ],
 )
 def test_short_forms_are_read(short: str, axes: tuple[int, ...]) -> None:
     layout = read(short)
-    assert (layout.dp, layout.tp, layout.cp, layout.stage) == axes
-    assert layout.ranks == axes[0] * axes[1] * axes[2]
+    assert (layout.dp, layout.tp, layout.cp, layout.pp, layout.stage) == axes
+    assert layout.ranks == axes[0] * axes[1] * axes[2] * axes[3]
 
 
 @pytest.mark.parametrize(
@@ -48,8 +50,8 @@ def test_short_forms_are_read(short: str, axes: tuple[int, ...]) -> None:
         ("d2d2", "'d2d2' is no layout"),
         ("t2m2", "'t2m2' is no layout"),
         ("d0", "'d0' is no layout"),
-        ("d2p2m1", "'d2p2m1' has 2 pipeline stages, and each rank has all layers; use p1"),
-        ({"tp": 2, "zero": 0}, "zero is 0, and tp x cp is 2; use zero: 2 or 3"),
+        ({"tp": 2, "zero": 0}, "zero is 0, and tp x cp x pp is 2; use zero: 2 or 3"),
+        ({"pp": 2, "zero": 0}, "zero is 0, and tp x cp x pp is 2; use zero: 2 or 3"),
     ],
 )
 def test_what_is_no_layout_is_refused(given: object, words: str) -> None:
@@ -60,6 +62,7 @@ def test_what_is_no_layout_is_refused(given: object, words: str) -> None:
 def test_a_layout_is_named_as_it_is_written() -> None:
     assert read("d2t2").text == "d2t2, ZeRO-3"
     assert read({"dp": 3}).text == "d3"
+    assert read("d2p2m1").text == "d2p2 by 1f1b, ZeRO-2"
     assert read({"zero": 2}).text == "d1, ZeRO-2"
 
 
@@ -98,6 +101,7 @@ def test_places_and_layouts_go_together(job: Path, overrides: list[str], words: 
         ("t4", r"tp 4, and the model has 2 key and value heads; use a tp of 1, 2"),
         ("c3", r"cp 3, and each rank of tp 1 has 4 attention heads and 2 of keys and values; use a cp of 1, 2, 4"),
         ("t2c4", r"cp 4, and each rank of tp 2 has 2 attention heads and 1 of keys and values; use a cp of 1, 2"),
+        ("p3", r"pp 3, and the model has 2 layers; use a pp of 2 at most"),
     ],
 )
 def test_what_heads_do_not_divide_into_is_refused_with_what_fits(job: Path, layout: str, words: str) -> None:
@@ -136,6 +140,16 @@ def test_memory_that_ranks_cut_up_counts_once(job: Path) -> None:
         assert uses["trainer: weights gathered for a pass"] == 2 * 2 * gathered
 
 
+def test_stages_have_a_matrix_twice_that_is_embedding_and_output_layer(job: Path) -> None:
+    """Qwen3's two layers, one a stage; in pairs of ranks, of which both gather their stage's weights."""
+    model: Any = CONFIGS["qwen3"]()
+    numbers, matrix = count_parameters(model), model.vocab_size * model.hidden_size
+    assert model.tie_word_embeddings
+    uses = estimate_memory(given(job, "trainer.layout=d2p2"), model, CPU).uses
+    assert uses["trainer: float32 weights"] == 4 * (numbers + matrix)
+    assert uses["trainer: weights gathered for a pass"] == 2 * 4 * (numbers + matrix)
+
+
 def test_on_cuda_each_device_has_one_ranks_part(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**40, 2**40))
     model: Any = CONFIGS["qwen3"]()
@@ -144,3 +158,11 @@ def test_on_cuda_each_device_has_one_ranks_part(job: Path, monkeypatch: pytest.M
     uses = estimate_memory(config, model, torch.device("cuda", 0)).uses
     assert uses["trainer: float32 weights"] == -(-4 * numbers // 3)
     assert uses["trainer: weights gathered for a pass"] == 4 * numbers
+    matrix = model.vocab_size * model.hidden_size
+    stage = (numbers - matrix) // 2 + matrix
+    for schedule in ("1f1b", "gpipe"):
+        config = given(job, f"trainer.layout={{dp: 3, pp: 2, schedule: {schedule}}}")
+        found = estimate_memory(config, model, torch.device("cuda", 0)).uses
+        assert found["trainer: float32 weights"] == -(-4 * stage // 3)
+        assert found["trainer: weights gathered for a pass"] == 4 * stage
+        assert found["trainer: activations"] == (4 if schedule == "gpipe" else 1) * uses["trainer: activations"]

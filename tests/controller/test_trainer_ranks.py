@@ -65,8 +65,13 @@ CRITIC = {
         (["c2"], SMALL | EPOCHS),
         (["t2"], M2PO),
         ([{"zero": 3}], CRITIC | {"critic__layout": "d2c2"}),
+        (["p2"], SMALL | REFERENCE | EPOCHS),
+        ([{"pp": 2, "schedule": "gpipe"}], CRITIC | {"critic__layout": "d2p2"}),
     ],
-    ids=["small micro-batches", "reference", "epochs", "top-p", "context", "whole batch", "critic"],
+    ids=[
+        *("small micro-batches", "reference", "epochs", "top-p", "context", "whole batch", "critic"),
+        *("pipeline", "pipelines of both"),
+    ],
 )
 def test_ranks_step_as_one_does(tmp_path: Path, layouts: list[object], changes: dict[str, Any]) -> None:
     """Loss, norm and weights of the first batch, whose rollouts are the same: to float32's rounding of sums."""

@@ -44,6 +44,7 @@ AS_SGD = OptimizerConfig(lr=1e4, betas=(0.5, 0.9), eps=1e4, weight_decay=1e-6)
 """AdamW divides by sqrt(v) + eps: with eps far above all gradients a step is lr / eps times their momentum."""
 COLUMNS = ("logprob", "entropy", "whole_entropy", "kept_mass", "first_choice")
 SECONDS = 120.0
+MOST = 20
 
 
 def rows(*, kept: bool, begin_alike: bool = True) -> list[PackRow]:
@@ -83,6 +84,8 @@ def loss(outputs: Tensor, micro: MicroBatch) -> LossTerms:
 def trainer(case: dict[str, Any], layout: Layout) -> HFTrainer:
     torch.manual_seed(0)
     config = copy.deepcopy(CONFIGS[case["model"]])
+    if "layers" in case:
+        config = type(config)(**{**config.to_dict(), "num_hidden_layers": case["layers"], "layer_types": None})
     config.vocab_size = VOCAB
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(DEVICE)
     # Norms are written out for models that are not split, as that of `shares` is.
@@ -90,7 +93,9 @@ def trainer(case: dict[str, Any], layout: Layout) -> HFTrainer:
         return HFTrainer(
             model,
             config=TrainerConfig(
-                optimizer=AS_SGD.model_copy(update={"offload": case.get("offload", False)}), max_grad_norm=1e6
+                optimizer=AS_SGD.model_copy(update={"offload": case.get("offload", False)}),
+                max_grad_norm=1e6,
+                max_tokens_per_microbatch=MOST,
             ),
             loss=loss,
             total_steps=10,
@@ -102,8 +107,8 @@ def trainer(case: dict[str, Any], layout: Layout) -> HFTrainer:
 
 
 def step(trained: HFTrainer, given: list[PackRow], layout: Layout, rank: int) -> dict[str, Any]:
-    """One over all rows, in micro-batches of at most 20 tokens."""
-    parts = shares([len(row) for row in given], layout.dp, 20)
+    """One over all rows, in micro-batches of at most `MOST` tokens, or through a pipeline of about twice as many."""
+    parts = shares([len(row) for row in given], layout.dp, MOST * (1 if layout.pp == 1 else 2))
     own = parts[layout.place(rank).dp]
     for place in range(max(map(len, parts))):
         if place < len(own):

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 pytestmark = [pytest.mark.slow, pytest.mark.cpu, pytest.mark.timeout(500)]
 HELPERS = Path(__file__).parents[1] / "helpers"
 RANKS = int(os.environ.get("HEADRACE_RANKS", "4"))
-LAYOUTS: dict[str, dict[str, int]] = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "d2": {"dp": 2},
     "d3": {"dp": 3},
     "d1z3": {"zero": 3},
@@ -30,14 +30,29 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "c4": {"cp": 4, "zero": 2},
     "d2c2": {"dp": 2, "cp": 2, "zero": 3},
     "c2t2": {"cp": 2, "tp": 2, "zero": 3},
+    "p2": {"pp": 2, "zero": 2},
+    "d2p2": {"dp": 2, "pp": 2, "zero": 2},
+    "d2p2z3": {"dp": 2, "pp": 2, "zero": 3},
+    "t2p2": {"tp": 2, "pp": 2, "zero": 2},
+    "c2p2": {"cp": 2, "pp": 2, "zero": 2},
 }
-OF_EIGHT: dict[str, dict[str, int]] = {
+DEEP: dict[str, dict[str, Any]] = {
+    "p2.gpipe": {"pp": 2, "zero": 2, "schedule": "gpipe"},
+    "p3": {"pp": 3, "zero": 2},
+    "p4": {"pp": 4, "zero": 2},
+}
+"""Of a model with five layers."""
+OF_EIGHT: dict[str, dict[str, Any]] = {
     "d8z3": {"dp": 8, "zero": 3},
     "d4t2": {"dp": 4, "tp": 2, "zero": 3},
     "d4c2z2": {"dp": 4, "cp": 2, "zero": 2},
     "d2c4": {"dp": 2, "cp": 4, "zero": 3},
     "d2c2t2": {"dp": 2, "cp": 2, "tp": 2, "zero": 3},
     "d2c2t2z2": {"dp": 2, "cp": 2, "tp": 2, "zero": 2},
+    "d2t2p2": {"dp": 2, "tp": 2, "pp": 2, "zero": 2},
+    "d2t2p2z3": {"dp": 2, "tp": 2, "pp": 2, "zero": 3},
+    "d2c2p2": {"dp": 2, "cp": 2, "pp": 2, "zero": 2},
+    "c2t2p2": {"cp": 2, "tp": 2, "pp": 2, "zero": 2},
 }
 """`make soak` has them beside the others."""
 if RANKS >= 8:
@@ -47,19 +62,21 @@ ONE = "one"
 
 def case(model: str, layout: str, **more: Any) -> dict[str, Any]:
     name = "-".join([model, layout, *(f"{key}={value}" for key, value in more.items())])
-    return {"name": name, "model": model, "layout": LAYOUTS.get(layout, {}), **more}
+    return {"name": name, "model": model, "layout": (LAYOUTS | DEEP).get(layout, {}), **more}
 
 
 def cases() -> list[dict[str, Any]]:
     found = [case("qwen3", layout) for layout in (ONE, *LAYOUTS)]
-    found += [case("qwen3", layout, kept=True) for layout in (ONE, "d2t2", "c2t2", "d2c2")]
+    found += [case("qwen3", layout, layers=5) for layout in (ONE, *DEEP)]
+    found += [case("qwen3", layout, kept=True) for layout in (ONE, "d2t2", "c2t2", "d2c2", "d2p2")]
     found += [case("qwen3", layout, kept=True) for layout in OF_EIGHT if layout in LAYOUTS]
     found += [case("qwen3", "d2t2", checkpointing=True), case("qwen3", "c2t2", checkpointing=True)]
-    found += [case("llama", layout) for layout in (ONE, "d2t2", "c2t2")]
-    found += [case("gemma2", layout) for layout in (ONE, "d2t2", "d2c2")]
+    found += [case("qwen3", "d2p2", checkpointing=True)]
+    found += [case("llama", layout) for layout in (ONE, "d2t2", "c2t2", "t2p2")]
+    found += [case("gemma2", layout) for layout in (ONE, "d2t2", "d2c2", "p2")]
     found += [case("gpt2", layout) for layout in (ONE, "d2z2", "c2")]
-    found += [case("qwen3", layout, dtype="bfloat16") for layout in (ONE, "d2z2", "d2t2", "d2c2")]
-    saved = [case("qwen3", layout, saves=True) for layout in (ONE, "d2t2", "d4z3")]
+    found += [case("qwen3", layout, dtype="bfloat16") for layout in (ONE, "d2z2", "d2t2", "d2c2", "d2p2")]
+    saved = [case("qwen3", layout, saves=True) for layout in (ONE, "d2t2", "d4z3", "p2", "t2p2")]
     return [*found, *saved, *LOADS]
 
 
@@ -69,6 +86,10 @@ LOADS = [
     case("qwen3", ONE, loads="qwen3-d2t2-saves=True"),
     case("qwen3", "d4z3", loads="qwen3-d2t2-saves=True"),
     case("qwen3", "d2t2", loads="qwen3-d4z3-saves=True"),
+    case("qwen3", ONE, loads="qwen3-p2-saves=True"),
+    case("qwen3", "d2t2", loads="qwen3-p2-saves=True"),
+    case("qwen3", "p2", loads="qwen3-d2t2-saves=True"),
+    case("qwen3", "d2p2z3", loads="qwen3-t2p2-saves=True"),
 ]
 
 
@@ -106,7 +127,7 @@ def read(ran: Path, name: str) -> Found:
 def begun(ran: Path, name: str) -> Found:
     """What one rank makes of the same."""
     model, _, *more = name.split("-")
-    kept = [each for each in more if each.startswith(("kept", "dtype"))]
+    kept = [each for each in more if each.startswith(("kept", "dtype", "layers"))]
     return read(ran, "-".join([model, ONE, *kept]))
 
 

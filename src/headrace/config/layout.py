@@ -10,12 +10,15 @@ from pydantic import Field, model_validator
 from headrace.config.base import Section
 
 _SHORT = re.compile(r"(?:[dtmpc][1-9][0-9]{0,3})+")
+MICRO_BATCHES_A_STAGE = 4
+"""So many micro-batches for each stage of a pipeline go through it in one call: of M micro-batches and p stages a rank
+waits for the share (p - 1) / (M + p - 1) of the time while it fills and drains, a fifth or less here."""
 _AXES = {"d": "dp", "t": "tp", "m": "tp", "p": "pp", "c": "cp"}
 
 
 class LayoutConfig(Section):
-    """How many ranks there are along each axis: dp x cp x tp in all. Short: `d2t2` (or `d2m2`) for {dp: 2, tp: 2},
-    `d2c2` for {dp: 2, cp: 2}."""
+    """How many ranks there are along each axis: dp x pp x cp x tp in all. Short: `d2t2` (or `d2m2`) for {dp: 2, tp: 2},
+    `d2c2` for {dp: 2, cp: 2}, `d2p2m1` for {dp: 2, pp: 2}."""
 
     dp: int = Field(default=1, ge=1, le=1024)
     """Data-parallel: each has its share of the rows; their gradients are added up before a step."""
@@ -23,9 +26,16 @@ class LayoutConfig(Section):
     """Tensor-parallel: each has a part of every layer's matrices, and of the vocabulary."""
     cp: int = Field(default=1, ge=1, le=64)
     """Context-parallel: each has a part of every micro-batch's tokens, and around attention of the heads."""
+    pp: int = Field(default=1, ge=1, le=64)
+    """Pipeline-parallel: each has some of the layers, and hands on what they make of each micro-batch."""
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    """With pp, in what order a rank takes micro-batches. `1f1b`: after the first ones a backward pass follows each
+    forward pass, so that it keeps the activations of pp micro-batches at most. `gpipe`: all forward passes first, so
+    that it keeps those of all micro-batches of a call, 4 pp."""
     zero: Literal[0, 2, 3] | None = None
     """What ranks of data and context cut up among them, by FSDP2: 0 nothing, 2 gradients and the optimiser's state, 3
-    weights as well. Unless given, 3 where there are tp or cp, which need one of the two, else 0."""
+    weights as well. Unless given, 2 with pp, whose ranks would gather weights for each micro-batch anew, 3 where there
+    are tp or cp alone, else 0; with pp, tp or cp it is 2 or 3."""
 
     @model_validator(mode="before")
     @classmethod
@@ -35,32 +45,35 @@ class LayoutConfig(Section):
         axes = re.findall(r"([a-z])([0-9]+)", given)
         names = [_AXES.get(letter, letter) for letter, _ in axes]
         if not _SHORT.fullmatch(given) or len(set(names)) < len(names):
-            raise ValueError(f"{given!r} is no layout; write it as d2t2 (d, t or m, c), or {{dp: 2, tp: 2}}")
-        found = dict(zip(names, (int(count) for _, count in axes), strict=True))
-        if (stages := found.pop("pp", 1)) > 1:
-            raise ValueError(f"{given!r} has {stages} pipeline stages, and each rank has all layers; use p1")
-        return found
+            raise ValueError(f"{given!r} is no layout; write it as d2t2 (d, t or m, c, p), or {{dp: 2, tp: 2}}")
+        return dict(zip(names, (int(count) for _, count in axes), strict=True))
 
     @model_validator(mode="after")
     def _cut_up_for_sharing(self) -> Self:
-        if self.zero == 0 and self.tp * self.cp > 1:
-            raise ValueError(f"zero is 0, and tp x cp is {self.tp * self.cp}; use zero: 2 or 3, or leave it out")
+        if self.zero == 0 and (shared := self.tp * self.cp * self.pp) > 1:
+            raise ValueError(f"zero is 0, and tp x cp x pp is {shared}; use zero: 2 or 3, or leave it out")
         return self
 
     @property
     def stage(self) -> Literal[0, 2, 3]:
         """`zero`, also where it is not given."""
         if self.zero is None:
-            return 3 if self.tp * self.cp > 1 else 0
+            return 2 if self.pp > 1 else 3 if self.tp * self.cp > 1 else 0
         return self.zero
 
     @property
     def ranks(self) -> int:
-        return self.dp * self.tp * self.cp
+        return self.dp * self.tp * self.cp * self.pp
+
+    @property
+    def budgets(self) -> int:
+        """How many token budgets of a micro-batch one part of the data takes in one go."""
+        return self.cp * (MICRO_BATCHES_A_STAGE * self.pp if self.pp > 1 else 1)
 
     @property
     def text(self) -> str:
-        """As `d2t2, ZeRO-3`."""
-        axes = (("d", self.dp), ("t", self.tp), ("c", self.cp))
+        """As `d2t2, ZeRO-3`, or `d2p2 by 1f1b, ZeRO-2`."""
+        axes = (("d", self.dp), ("t", self.tp), ("c", self.cp), ("p", self.pp))
         named = "".join(f"{letter}{count}" for letter, count in axes if count > 1) or "d1"
+        named += f" by {self.schedule}" if self.pp > 1 else ""
         return named if self.stage == 0 else f"{named}, ZeRO-{self.stage}"

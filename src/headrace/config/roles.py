@@ -96,4 +96,4 @@ class CriticConfig(Section):
     @property
     def tokens_at_once(self) -> int:
         """Token budget of one pass of all ranks together."""
-        return self.max_tokens_per_microbatch * self.layout.dp * self.layout.cp
+        return self.max_tokens_per_microbatch * self.layout.dp * self.layout.budgets

@@ -58,4 +58,4 @@ class TrainerConfig(Section):
     @property
     def tokens_at_once(self) -> int:
         """Token budget of one pass of all ranks together."""
-        return self.max_tokens_per_microbatch * self.layout.dp * self.layout.cp
+        return self.max_tokens_per_microbatch * self.layout.dp * self.layout.budgets

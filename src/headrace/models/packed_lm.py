@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -53,6 +55,7 @@ class PackedLM(nn.Module):
         self._softcap: float | None = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
         self.shared: SharedPass | None = None
         """With whom a pass is shared; only where samples are kept apart by segments, and the output layer is plain."""
+        self._before: Tensor | None = None
         self.forward_kind, self.has_plain_head = self._probe()
 
     @property
@@ -70,6 +73,36 @@ class PackedLM(nn.Module):
         module = self.model.base_model
         if self.forward_kind is not PackedForward.SEGMENTS:
             return self._run(module, tokens, positions, lengths, self.forward_kind).index_select(0, at)
+        computed, source = self._computed(tokens, positions, lengths)
+        own, shared = computed[0], self.shared
+        return (own if shared is None else shared.hidden(own)).index_select(0, source[at])
+
+    @contextmanager
+    def behind(self, states: Tensor | None) -> Iterator[None]:
+        """Begin, for a while, with what the layers before those of this process made, in the place of embeddings: what
+        `carried` gave there, perhaps filled up. None: with tokens."""
+        self._before = states
+        try:
+            yield
+        finally:
+            self._before = None
+
+    def carried(self, tokens: Tensor, positions: Tensor, lengths: list[int]) -> Tensor:
+        """What the layers of this process make of N tokens that make up samples of these lengths, for whoever has the
+        next ones: [1, `carried_tokens`, hidden]."""
+        return self._computed(tokens, positions, lengths)[0]
+
+    def carried_tokens(self, tokens: Tensor, lengths: list[int]) -> int:
+        """Of how many tokens this process has hidden states, between its layers."""
+        return self._own(len(SharedPrefixes.of(tokens.cpu().numpy(), lengths).kept))
+
+    def _own(self, computed: int) -> int:
+        shared = self.shared
+        return computed if shared is None else shared.padded(computed) // shared.size
+
+    def _computed(self, tokens: Tensor, positions: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
+        """Hidden states of the tokens that are computed, [1, own, hidden], as far as this process has them; and which
+        of all of them each of the N tokens is, [N]."""
         prefixes = SharedPrefixes.of(tokens.cpu().numpy(), lengths)
         kept, source = (torch.from_numpy(places).to(tokens.device) for places in (prefixes.kept, prefixes.source))
         segments = SegmentPlan.of(lengths, tokens.device, prefixes)
@@ -77,8 +110,12 @@ class PackedLM(nn.Module):
         if (shared := self.shared) is not None:
             segments = replace(segments, shared=shared)
             ids, places = shared.tokens(ids), shared.tokens(places)
-        computed = module(input_ids=ids[None], position_ids=places[None], use_cache=False, segments=segments)[0][0]
-        return (computed if shared is None else shared.hidden(computed)).index_select(0, source[at])
+        if self._before is None:
+            given = {"input_ids": ids[None]}
+        else:
+            given = {"inputs_embeds": self._before[:, : self._own(len(kept))]}
+        module = self.model.base_model
+        return module(**given, position_ids=places[None], use_cache=False, segments=segments)[0], source
 
     def all_logits(self, tokens: Tensor, positions: Tensor, lengths: list[int]) -> Tensor:
         """The model's own logits, [N, vocabulary]; for models whose output layer is not a plain one."""
@@ -86,7 +123,7 @@ class PackedLM(nn.Module):
 
     def head(self, hidden: Tensor) -> Tensor:
         """[M, hidden] to logits [M, vocabulary]. Only where `has_plain_head`."""
-        head = _output_layer(self.model)
+        head = output_layer(self.model)
         assert head is not None
         logits = head(hidden)
         return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
@@ -108,15 +145,15 @@ class PackedLM(nn.Module):
         for kind in self._candidates():
             self._set_attention(kind)
             try:
-                if _agree(self._run(self.model, tokens, positions, lengths, kind), logits):
+                if agree(self._run(self.model, tokens, positions, lengths, kind), logits):
                     break
             except UnsupportedAttention:
                 continue
         self.forward_kind = kind
         hidden = self.hidden_states(tokens, positions, lengths, torch.arange(len(tokens), device=self.device))
-        head = _output_layer(self.model)
+        head = output_layer(self.model)
         width = getattr(head, "in_features", None) or getattr(head, "nx", None)
-        return kind, head is not None and width == hidden.shape[-1] and _agree(self.head(hidden), logits)
+        return kind, head is not None and width == hidden.shape[-1] and agree(self.head(hidden), logits)
 
     def _candidates(self) -> list[PackedForward]:
         model, config = self.model, self.model.config.get_text_config()
@@ -134,13 +171,14 @@ class PackedLM(nn.Module):
             self.model.set_attn_implementation(chosen)
 
 
-def _output_layer(model: Any) -> nn.Module | None:
+def output_layer(model: Any) -> Any:
     """What turns hidden states into logits: over the vocabulary, or of a classifier of tokens into its classes."""
     head: nn.Module | None = model.get_output_embeddings()
     return head or getattr(model, "score", None) or getattr(model, "classifier", None)
 
 
-def _agree(value: Tensor, expected: Tensor) -> bool:
+def agree(value: Tensor, expected: Tensor) -> bool:
+    """Whether they differ by no more than rounding in their dtype."""
     if value.shape != expected.shape:
         return False
     bound = _TOLERANCE[expected.dtype] * expected.abs().max().clamp(min=1e-6)

@@ -67,6 +67,11 @@ class KeptTokens:
         count = place < counts[:, None]
         return self.ids[torch.where(count, starts[:, None] + place, 0)], count
 
+    def of(self, run: slice) -> KeptTokens:
+        """Of some tokens that follow each other."""
+        before, own = int(self.counts[: run.start].sum()), int(self.counts[run].sum())
+        return KeptTokens(self.ids[before : before + own], self.counts[run])
+
     def to(self, device: torch.device) -> KeptTokens:
         return KeptTokens(self.ids.to(device), self.counts.to(device))
 
@@ -148,6 +153,30 @@ def pack(rows: Sequence[PackRow]) -> MicroBatch:
         kept=_kept(rows),
         temperatures=_temperatures(rows),
     )
+
+
+def cut_up(micro: MicroBatch, counts: Sequence[int]) -> list[MicroBatch]:
+    """Its samples in runs of so many each, in their order."""
+    runs = []
+    first = 0
+    for count in counts:
+        samples, first = slice(first, first + count), first + count
+        begin, end = (int(micro.sequence_starts[place]) for place in (samples.start, samples.stop))
+        run = slice(begin, end)
+        kept = micro.kept
+        runs.append(
+            MicroBatch(
+                tokens=micro.tokens[run],
+                positions=micro.positions[run],
+                sequence_starts=micro.sequence_starts[samples.start : samples.stop + 1] - begin,
+                mask=micro.mask[run],
+                sample_index=micro.sample_index[run] - samples.start,
+                columns={name: column[run] for name, column in micro.columns.items()},
+                kept=None if kept is None else kept.of(run),
+                temperatures=None if micro.temperatures is None else micro.temperatures[run],
+            )
+        )
+    return runs
 
 
 def _kept(rows: Sequence[PackRow]) -> KeptTokens | None:

@@ -32,7 +32,7 @@ from headrace.training.optimizer.adamw import OptimizerSettings
 from headrace.training.optimizer.lr_schedule import ScheduleSettings, learning_rate
 from headrace.training.optimizer.trained_weights import TrainedWeights
 from headrace.training.optimizer.whole_weights import WholeWeights
-from headrace.training.protocol import Loss, Outputs, StepReport
+from headrace.training.protocol import Loss, LossTerms, Outputs, StepReport
 from headrace.training.state import (
     TrainerRecord,
     read_record,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from headrace.training.layouts.group import RankGroup
-    from headrace.training.layouts.sharded_model import ShardedModel
+    from headrace.training.layouts.sharded_model import JointModel
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,9 @@ class TrainerSettings(Protocol):
 
     @property
     def max_grad_norm(self) -> float: ...
+
+    @property
+    def max_tokens_per_microbatch(self) -> int: ...
 
 
 class HFTrainer:
@@ -124,7 +127,7 @@ class HFTrainer:
         self._dtype = dtype
         self._layout = layout
         self._ranks: RankGroup | None = None
-        self._sharded: ShardedModel | None = None
+        self._joint: JointModel | None = None
         self._whole: WholeWeights | None = None
         if not layout.joint:
             self._whole = WholeWeights(model, dtype, config.optimizer, offload=self._offloads)
@@ -156,24 +159,30 @@ class HFTrainer:
     def _accumulated(self, micro: MicroBatch) -> Mapping[str, Tensor]:
         given, micro = micro, micro.to(self._lm.device)
         with deterministic() if self._in_order else nullcontext():
-            outputs = self._pass(self._outputs, micro)
-            mark("microbatch")
-            terms = self._loss(outputs, micro)
-            if terms.numerator.requires_grad:
-                terms.numerator.backward()
-            elif self._sharded is not None:  # all ranks make it
-                (0.0 * outputs.sum()).backward()
-        self._sums.add(terms, micro, self._operations.of(micro.lengths))
-        return {name: column.to(given.tokens.device) for name, column in terms.columns.items()}
+            passed = self._passed(micro) if self._joint is None else self._joint.train(self._outputs, self._loss, micro)
+        for part, terms in passed:
+            self._sums.add(terms, part, self._operations.of(part.lengths))
+        return {
+            name: torch.cat([terms.columns[name] for _, terms in passed]).to(given.tokens.device)
+            for name in (passed[0][1].columns if passed else ())
+        }
+
+    def _passed(self, micro: MicroBatch) -> list[tuple[MicroBatch, LossTerms]]:
+        outputs = self._outputs(self._lm, micro)
+        mark("microbatch")
+        terms = self._loss(outputs, micro)
+        if terms.numerator.requires_grad:
+            terms.numerator.backward()
+        return [(micro, terms)]
 
     def idle(self, *, trains: bool) -> None:
         """Take part in a pass over other ranks' rows; `trains`: there and back."""
-        assert self._sharded is not None, "its passes are its own"
+        assert self._joint is not None, "its passes are its own"
         with self._at_work():
-            with torch.set_grad_enabled(trains):
-                found = self._sharded.idle(self._outputs)
             if trains:
-                (0.0 * found.sum()).backward()
+                self._joint.train(self._outputs, self._loss, None)
+            else:
+                self._joint.compute(self._outputs, None)
 
     def step(self) -> StepReport:
         sums, self._sums = self._sums, BatchSums()
@@ -209,12 +218,13 @@ class HFTrainer:
             return
         # Most runs need none of this, and torch takes its time to import it.
         from headrace.training.layouts.group import RankGroup
-        from headrace.training.layouts.sharded_model import ShardedModel
+        from headrace.training.layouts.pipelined_model import joint_model
         from headrace.training.optimizer.sharded_weights import ShardedWeights
 
         ranks = self._ranks = RankGroup(self._layout, rank, meeting, seconds, self._lm.device)
-        self._sharded = ShardedModel(self._lm, ranks, self._dtype, offload=self._offloads)
-        self._trained = ShardedWeights(self._model, self._dtype, self._config.optimizer, ranks)
+        budget = self._config.max_tokens_per_microbatch * self._layout.cp
+        self._joint, outlines = joint_model(self._lm, ranks, self._dtype, budget, offload=self._offloads)
+        self._trained = ShardedWeights(self._model, outlines, self._dtype, self._config.optimizer, ranks)
         if self._keeps_reference:
             self.keep_reference()
 
@@ -301,7 +311,7 @@ class HFTrainer:
 
     def export(self, path: Path) -> None:
         tokenizer = self._tokenizer if self._is_first else None
-        if self._sharded is None:
+        if self._joint is None:
             save_pretrained_folder(self._model, None if tokenizer is None else tokenizer(), path)
             return
         tensors = self._gathered()
@@ -335,7 +345,7 @@ class HFTrainer:
             self._between_layers()
 
     def _pass(self, outputs: Outputs, micro: MicroBatch) -> Tensor:
-        return outputs(self._lm, micro) if self._sharded is None else self._sharded(outputs, micro)
+        return outputs(self._lm, micro) if self._joint is None else self._joint.compute(outputs, micro)
 
     def _gathered(self, copy: list[Tensor] | None = None) -> dict[str, Tensor]:
         """All weights, on the host: of the first rank; the others have none."""

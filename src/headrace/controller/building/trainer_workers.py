@@ -68,4 +68,4 @@ async def _group(
     workers = await started(kind, spec, runtime, config, layout.size)
     ranks = RankWorkers(workers, runtime.clock, config.runtime.stall_timeout_s, layout)
     await ranks.come_together()
-    return await TrainerGroup.of(kind.kind, ranks, own.max_tokens_per_microbatch * layout.cp)
+    return await TrainerGroup.of(kind.kind, ranks, own.max_tokens_per_microbatch * own.layout.budgets)

@@ -39,6 +39,10 @@ def _check_divides(name: str, layout: LayoutConfig, text: Any) -> None:
     heads = int(text.num_attention_heads)
     key_heads = int(getattr(text, "num_key_value_heads", None) or heads)
     tp, cp = layout.tp, layout.cp
+    if layout.pp > (layers := int(text.num_hidden_layers)):
+        raise ConfigError(
+            f"{name}.layout has pp {layout.pp}, and the model has {layers} layers; use a pp of {layers} at most"
+        )
     counts = {
         "attention heads": heads,
         "key and value heads": key_heads,

@@ -11,13 +11,13 @@ import torch
 
 from headrace.algorithms.kept_sets import most_bytes
 from headrace.config import ConfigError, EngineConfig, TrainConfig
-from headrace.config.layout import LayoutConfig
+from headrace.config.layout import MICRO_BATCHES_A_STAGE
 from headrace.config.model import EngineSection
 from headrace.controller.planning.activations import DecoderShape, engine_bytes, scored_bytes, trained_bytes
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.out_of_memory import what_to_lower
 from headrace.controller.planning.table_size import most_sampled, table_bytes
-from headrace.controller.planning.trained_memory import trained_bytes_of
+from headrace.controller.planning.trained_memory import gathered, trained_bytes_of
 from headrace.controller.planning.transports import transport_of
 from headrace.engines.embedded.cache_plan import CachePlan, cache_shape, context_limit, plan_cache
 from headrace.models.loading import count_parameters, read_model_config
@@ -90,7 +90,7 @@ def estimate_memory(
         cache = plan_kv_cache(model_config, config.engine, _engine_dtype(config), device, config.engine.total)
     else:
         cache = _cache_beside(config, model_config, str(device), free, uses)
-    kept: dict[str, int] = _off_device(config, parameters, device) if trainer else {}
+    kept: dict[str, int] = _off_device(config, parameters, model_config.get_text_config(), device) if trainer else {}
     if engine and not trainer and not config.engine.apart:
         kept["weight plane: version 0, on the host"] = _BYTES[_engine_dtype(config)] * parameters
         uses |= kept if device.type == "cpu" else {}
@@ -137,7 +137,7 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     engine_weights = config.engine.total * engine_itemsize * (parameters + tied)
     layout = config.trainer.layout
     ranks = 1 if layout.stage else layout.dp
-    trained = trained_bytes_of(config.trainer, parameters, config.model.dtype, device)
+    trained = trained_bytes_of(config.trainer, parameters, text, config.model.dtype, device)
     uses = {
         "trainer: float32 weights": trained.weights,
         "trainer: gradients (float32)": trained.gradients,
@@ -146,7 +146,7 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
         "engine: next version while it is received": engine_weights,
     }
     if layout.stage:
-        uses["trainer: weights gathered for a pass"] = trainer_bytes * _gathered(layout, text, parameters, device)
+        uses["trainer: weights gathered for a pass"] = trainer_bytes * gathered(layout, parameters, text, device)
     elif config.model.dtype == "bfloat16":
         uses["trainer: bfloat16 weights"] = ranks * trainer_bytes * parameters
     transport = transport_of(config, device)
@@ -164,10 +164,10 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
         uses["teacher: weights, if it is as large as the policy"] = trainer_bytes * parameters
     if algorithm.needs_critic:
         of_critic = config.critic.layout
-        trained = trained_bytes_of(config.critic, parameters, config.model.dtype, device)
+        trained = trained_bytes_of(config.critic, parameters, text, config.model.dtype, device)
         uses["critic: weights, gradients and moments (float32)"] = trained.total
         if of_critic.stage:
-            uses["critic: weights gathered for a pass"] = trainer_bytes * _gathered(of_critic, text, parameters, device)
+            uses["critic: weights gathered for a pass"] = trainer_bytes * gathered(of_critic, parameters, text, device)
     if config.reward.model.path is not None:
         scored = count_parameters(read_model_config(config.reward.model.path))
         uses["reward model: weights"] = trainer_bytes * scored
@@ -178,11 +178,13 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     return {use: size for use, size in uses.items() if size}
 
 
-def _off_device(config: TrainConfig, parameters: int, device: torch.device) -> dict[str, int]:
+def _off_device(config: TrainConfig, parameters: int, text: Any, device: torch.device) -> dict[str, int]:
     """What models in training have in the host's memory, beside a device. Raises ConfigError if it has not so much."""
     models = {"trainer": config.trainer} | ({"critic": config.critic} if config.algorithm.needs_critic else {})
     found = {
-        f"{name}: float32 weights, moments": trained_bytes_of(own, parameters, config.model.dtype, device).off_device
+        f"{name}: float32 weights, moments": trained_bytes_of(
+            own, parameters, text, config.model.dtype, device
+        ).off_device
         for name, own in models.items()
     }
     wanted, free = sum(found.values()), free_bytes(torch.device("cpu"))
@@ -194,26 +196,17 @@ def _off_device(config: TrainConfig, parameters: int, device: torch.device) -> d
     return {use: size for use, size in found.items() if size}
 
 
-def _gathered(layout: LayoutConfig, text: Any, parameters: int, device: torch.device) -> int:
-    """Weights that ranks have beside their own parts at the height of a pass: all (ZeRO-2), or those of a layer and of
-    what is outside of layers. All ranks in the host's memory, one on its device."""
-    whole = parameters
-    if layout.stage == 3:
-        outside = min(text.vocab_size * text.hidden_size * (1 if text.tie_word_embeddings else 2), parameters)
-        whole = outside + (parameters - outside) // max(1, int(text.num_hidden_layers))
-    return whole * (layout.dp * layout.cp if device.type == "cpu" else 1)
-
-
 def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
     """Of all passes, at their height: the lanes compute at the same time."""
     shape, itemsize = DecoderShape.of(model_config), _BYTES[config.model.dtype]
     algorithm, longest = config.algorithm, most_sampled(config, context_limit(model_config, config.engine))
     checkpointing = config.model.gradient_checkpointing
-    most = max(config.trainer.max_tokens_per_microbatch, longest)
-    uses = {"trainer: activations": trained_bytes(shape, most, itemsize, checkpointing=checkpointing)}
-    if algorithm.needs_critic:
-        most = max(config.critic.max_tokens_per_microbatch, longest)
-        uses["critic: activations"] = trained_bytes(shape, most, itemsize, checkpointing=checkpointing)
+    trained = {"trainer": config.trainer} | ({"critic": config.critic} if algorithm.needs_critic else {})
+    uses = {}
+    for name, own in trained.items():
+        most = max(own.max_tokens_per_microbatch, longest)
+        at_once = MICRO_BATCHES_A_STAGE if own.layout.pp > 1 and own.layout.schedule == "gpipe" else 1
+        uses[f"{name}: activations"] = at_once * trained_bytes(shape, most, itemsize, checkpointing=checkpointing)
     own_reference = algorithm.needs_reference and config.reference.placement != "hybrid"
     scoring = {
         "reference": (own_reference, config.reference.max_tokens_per_microbatch),

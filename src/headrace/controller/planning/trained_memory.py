@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from headrace.config.layout import LayoutConfig
 from headrace.config.roles import CriticConfig
 from headrace.config.trainer import TrainerConfig
 
@@ -28,12 +30,15 @@ class TrainedBytes:
 
 
 def trained_bytes_of(
-    own: TrainerConfig | CriticConfig, parameters: int, dtype: str, device: torch.device
+    own: TrainerConfig | CriticConfig, parameters: int, text: Any, dtype: str, device: torch.device
 ) -> TrainedBytes:
-    """`dtype`: of the passes. What other weights they need is not counted."""
-    one, layout = _FLOAT32 * parameters, own.layout
+    """Of a model of so many `parameters`; `text`: its config. `dtype`: of the passes. What other weights they need is
+    not counted."""
+    layout = own.layout
+    every, fullest = of_stages(layout, parameters, text)
+    one = _FLOAT32 * every
     if layout.stage and device.type != "cpu":
-        one = -(-one // layout.ranks)
+        one = -(-_FLOAT32 * fullest // (layout.ranks // layout.pp))
     elif not layout.stage:
         one *= layout.dp
     if not own.optimizer.offload or device.type == "cpu":
@@ -41,3 +46,34 @@ def trained_bytes_of(
     if layout.stage:
         return TrainedBytes(0, 0, 0, off_device=4 * one * layout.ranks)
     return TrainedBytes(one if dtype == "float32" else 0, one, 0, off_device=3 * one)
+
+
+def gathered(layout: LayoutConfig, parameters: int, text: Any, device: torch.device) -> int:
+    """Weights that ranks have beside their own parts at the height of a pass: all of their stage (ZeRO-2), or those of
+    a layer and of what is outside of layers. All ranks in the host's memory, one on its device."""
+    every, fullest = of_stages(layout, parameters, text)
+    if layout.stage == 3:
+        ends = min(layout.pp, 2)
+        outside = _outside(parameters, text) if ends == 1 else _matrix(text)
+        layer = (parameters - _outside(parameters, text)) // max(1, int(text.num_hidden_layers))
+        every, fullest = ends * outside + layout.pp * layer, outside + layer
+    return every * layout.dp * layout.cp if device.type == "cpu" else fullest
+
+
+def of_stages(layout: LayoutConfig, parameters: int, text: Any) -> tuple[int, int]:
+    """Parameters of all stages together, and of the one that has most: the first, with the embedding. A matrix that is
+    both embedding and output layer is the last one's too."""
+    if layout.pp == 1:
+        return parameters, parameters
+    layers = max(1, int(text.num_hidden_layers))
+    layer = (parameters - _outside(parameters, text)) // layers
+    twice = _matrix(text) if text.tie_word_embeddings else 0
+    return parameters + twice, -(-layers // layout.pp) * layer + _matrix(text)
+
+
+def _matrix(text: Any) -> int:
+    return int(text.vocab_size) * int(text.hidden_size)
+
+
+def _outside(parameters: int, text: Any) -> int:
+    return min(_matrix(text) * (1 if text.tie_word_embeddings else 2), parameters)

@@ -81,7 +81,11 @@ class SharedPass:
         parts = states[0].unflatten(0, (self.context.size, -1))  # [S, R, H / S, D]
         return exchanged(parts, self.context.group).transpose(0, 1).flatten(1, 2)[None]
 
+    @property
+    def size(self) -> int:
+        """How many ranks share it."""
+        return (1 if self.tensor is None else self.tensor.size) * (1 if self.context is None else self.context.size)
+
     def padded(self, tokens: int) -> int:
         """So many, that all ranks have as many."""
-        ranks = (1 if self.tensor is None else self.tensor.size) * (1 if self.context is None else self.context.size)
-        return -(-tokens // ranks) * ranks
+        return -(-tokens // self.size) * self.size

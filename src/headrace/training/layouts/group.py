@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
+from itertools import product
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from headrace.models.parallel.shared_pass import Ranks, SharedPass
 from headrace.training.data_parallel import Meeting
-from headrace.training.layouts.ranks import Layout
+from headrace.training.layouts.ranks import Layout, Place
 from headrace.training.merging import gathered, merged, plain
 from headrace.training.sums import BatchSums
 
 _HOST = "127.0.0.1"
-_TENSOR, _SHARDS = "tensor", "shards"
+_STAGES, _SHARDS, _TENSOR = "stages", "shards", "tensor"
 
 
 class RankGroup:
@@ -27,7 +30,6 @@ class RankGroup:
     def __init__(self, layout: Layout, rank: int, meeting: Meeting | int, seconds: float, device: torch.device) -> None:
         """Once all are there. `meeting`, `seconds`: see `DataParallel`. `device`: of this rank alone, if it is not the
         CPU. torch's default group of this process is theirs. Raises RuntimeError."""
-        assert layout.pp == 1, "stages are no part of this"
         wait = timedelta(seconds=seconds)
         store = (
             meeting.store if isinstance(meeting, Meeting) else TCPStore(_HOST, meeting, is_master=False, timeout=wait)
@@ -40,12 +42,16 @@ class RankGroup:
         dist.init_process_group(backend, store=store, rank=rank, world_size=layout.size, timeout=wait)
         self.layout = layout
         self.rank = rank
-        shape, names = (layout.dp * layout.cp, layout.tp), (_SHARDS, _TENSOR)
+        self.stage = layout.place(rank).pp
+        shape, names = (layout.pp, layout.dp * layout.cp, layout.tp), (_STAGES, _SHARDS, _TENSOR)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
         self.shards: DeviceMesh = mesh[_SHARDS]
         """Of data and context: among which parameters are cut up."""
         self.tensor: DeviceMesh | None = mesh[_TENSOR] if layout.tp > 1 else None
-        self._context = self._context_group()
+        self.stages: dist.ProcessGroup = mesh[_STAGES].get_group()
+        """Of a pipeline, in their order: who have the same part of the data, of the tokens and of each matrix."""
+        self._context = self._own(self._along_context()) if layout.cp > 1 else None
+        self._ends = self._own(self._at_the_ends()) if layout.pp > 1 else None
 
     def shared_pass(self) -> SharedPass | None:
         """With whom this rank shares its passes."""
@@ -66,17 +72,42 @@ class RankGroup:
         dist.broadcast(found, 0)
         return float(found)
 
+    def most(self, count: int) -> int:
+        """The largest that any rank has."""
+        if self.layout.dp == 1:  # all ranks have the same rows
+            return count
+        found = torch.tensor([count])
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
+
+    def from_stage(self, stage: int, tensor: Tensor) -> Tensor:
+        """That of this stage, which the others give room for."""
+        if self.layout.pp > 1:
+            dist.broadcast(tensor, group=self.stages, group_src=stage)
+        return tensor
+
+    def add_ends(self, tensor: Tensor) -> None:
+        """Give the first and the last stage the sum of theirs: the same bits. By those two."""
+        dist.all_reduce(tensor, group=self._ends)
+
     def close(self) -> None:
         """torch's default group is nobody's again."""
         dist.destroy_process_group()
 
-    def _context_group(self) -> dist.ProcessGroup | None:
-        layout, own = self.layout, None
-        if layout.cp == 1:
-            return None
-        for dp in range(layout.dp):
-            for tp in range(layout.tp):
-                ranks = [rank for rank, place in layout.places() if (place.dp, place.tp) == (dp, tp)]
-                group = dist.new_group(ranks)
-                own = group if self.rank in ranks else own
+    def _own(self, groups: Iterator[list[int]]) -> dist.ProcessGroup | None:
+        """That of `groups` which this rank is in. All are made by all ranks."""
+        own = None
+        for ranks in groups:
+            group = dist.new_group(ranks)
+            own = group if self.rank in ranks else own
         return own
+
+    def _along_context(self) -> Iterator[list[int]]:
+        layout = self.layout
+        for pp, dp, tp in product(range(layout.pp), range(layout.dp), range(layout.tp)):
+            yield [layout.rank(Place(dp, pp, cp, tp)) for cp in range(layout.cp)]
+
+    def _at_the_ends(self) -> Iterator[list[int]]:
+        layout = self.layout
+        for dp, cp, tp in product(range(layout.dp), range(layout.cp), range(layout.tp)):
+            yield [layout.rank(Place(dp, pp, cp, tp)) for pp in (0, layout.pp - 1)]

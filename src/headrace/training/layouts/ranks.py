@@ -33,6 +33,8 @@ class Layout:
     zero: Literal[0, 2, 3] = 0
     """0: each rank has all that it computes with. 2: gradients and the optimiser's state are cut up among the ranks of
     data and context. 3: weights too."""
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    """Of a pipeline: see `LayoutConfig.schedule`."""
 
     @property
     def size(self) -> int:
@@ -76,7 +78,7 @@ WHOLE = Layout()
 
 
 def layout_of(config: LayoutConfig) -> Layout:
-    return Layout(config.dp, config.tp, cp=config.cp, zero=config.stage)
+    return Layout(config.dp, config.tp, config.pp, config.cp, config.stage, config.schedule)
 
 
 def grouping(senders: int, receivers: int) -> list[list[int]]:

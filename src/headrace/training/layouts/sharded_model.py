@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,14 +12,28 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from headrace.config import ConfigError
 from headrace.models.packed_lm import PackedForward, PackedLM
 from headrace.models.packing import MicroBatch
+from headrace.runtime.progress import mark
 from headrace.training.layouts.group import RankGroup
 from headrace.training.layouts.sharding import parts, shard, split_layers
-from headrace.training.protocol import Outputs
+from headrace.training.protocol import Loss, LossTerms, Outputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PASS = "headrace_pass"
+Trained = tuple[MicroBatch, LossTerms]
+"""A micro-batch, and what the loss made of it."""
+
+
+class JointModel(Protocol):
+    """A model that ranks compute together: everything here is done by all of them, in one order."""
+
+    def train(self, outputs: Outputs, loss: Loss, micro: MicroBatch | None) -> list[Trained]:
+        """A pass over `micro`, there and back; over nothing, for the sake of other ranks, if there is none. What the
+        loss made of the micro-batches that it was passed as; nothing of a rank that does not see the loss."""
+
+    def compute(self, outputs: Outputs, micro: MicroBatch | None) -> Tensor:
+        """What `outputs` makes of it, without gradient, in all ranks that it was given to."""
 
 
 class ShardedModel:
@@ -36,46 +50,60 @@ class ShardedModel:
             )
         if ranks.tensor is not None:
             split_layers(model, ranks.tensor)
-        self._keeps = ranks.layout.zero == 2
-        shard(model, ranks.shards, dtype, keeps_weights=self._keeps, offload=offload)
+        self.keeps = ranks.layout.zero == 2
+        """Whether weights stay gathered between a pass and the pass back."""
+        shard(model, ranks.shards, dtype, keeps_weights=self.keeps, offload=offload)
         lm.shared = shared
         self._lm = lm
         setattr(model, _PASS, MethodType(_headrace_pass, model))
         register_fsdp_forward_method(model, _PASS)
 
-    def __call__(self, outputs: Outputs, micro: MicroBatch) -> Tensor:
-        """What `outputs` makes of it, by all ranks. Where no token is in the mask the pass is over others: ranks differ
-        in what they have."""
+    def train(self, outputs: Outputs, loss: Loss, micro: MicroBatch | None) -> list[Trained]:
+        """See `JointModel`."""
+        found = self.passed(outputs, micro)
+        mark("microbatch")
+        if micro is None:
+            (0.0 * found.sum()).backward()
+            return []
+        terms = loss(found, micro)
+        differentiable(terms, found).backward()
+        return [(micro, terms)]
+
+    @torch.no_grad()
+    def compute(self, outputs: Outputs, micro: MicroBatch | None) -> Tensor:
+        """See `JointModel`."""
         try:
-            if micro.mask.any():
-                return self._pass(outputs, micro)
-            other = self._pass_over_two(outputs)
-            return other.new_zeros((micro.num_tokens, *other.shape[1:])) + 0.0 * other.sum()
+            return self.passed(outputs, micro)
         finally:
-            self._let_go()
+            self.let_go()
 
-    def idle(self, outputs: Outputs) -> Tensor:
-        """The pass of a rank that has no rows: over two tokens."""
-        try:
-            return self._pass_over_two(outputs)
-        finally:
-            self._let_go()
+    def passed(self, outputs: Outputs, micro: MicroBatch | None, before: Tensor | None = None) -> Tensor:
+        """What `outputs` makes of it. Where no token is in the mask the pass is over two others, as without rows: ranks
+        differ in what they have. `before`: see `PackedLM.behind`."""
+        if micro is not None and micro.mask.any():
+            return self.run(outputs, micro, before)
+        other = self.run(outputs, two_tokens(self._lm.device), before)
+        return other if micro is None else other.new_zeros((micro.num_tokens, *other.shape[1:])) + 0.0 * other.sum()
 
-    def _pass_over_two(self, outputs: Outputs) -> Tensor:
-        return self._pass(outputs, _two_tokens(self._lm.device))
-
-    def _pass(self, outputs: Outputs, micro: MicroBatch) -> Tensor:
-        found: Tensor = getattr(self._lm.model, _PASS)(outputs, self._lm, micro)
+    def run(self, outputs: Outputs, micro: MicroBatch, before: Tensor | None = None) -> Tensor:
+        """What `outputs` makes of it as it is."""
+        found: Tensor = getattr(self._lm.model, _PASS)(outputs, self._lm, micro, before)
         return found
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         """Of gathered weights that no backward pass lets go of."""
-        if self._keeps and not torch.is_grad_enabled():
+        if self.keeps:
             for part in parts(self._lm.model):
                 part.reshard()
 
 
-def _two_tokens(device: torch.device) -> MicroBatch:
+def differentiable(terms: LossTerms, outputs: Tensor) -> Tensor:
+    """The numerator; where it does not depend on `outputs`, nothing of them, since all ranks make the pass back."""
+    return terms.numerator if terms.numerator.requires_grad else 0.0 * outputs.sum()
+
+
+def two_tokens(device: torch.device) -> MicroBatch:
+    """What a rank passes over that has no rows."""
     return MicroBatch(
         tokens=torch.zeros(2, dtype=torch.int64, device=device),
         positions=torch.arange(2, device=device),
@@ -86,6 +114,9 @@ def _two_tokens(device: torch.device) -> MicroBatch:
     )
 
 
-def _headrace_pass(model: PreTrainedModel, outputs: Outputs, lm: PackedLM, micro: MicroBatch) -> Tensor:
+def _headrace_pass(
+    model: PreTrainedModel, outputs: Outputs, lm: PackedLM, micro: MicroBatch, before: Tensor | None
+) -> Tensor:
     """A method of the model, so that FSDP2 gathers before it, and learns of its end."""
-    return outputs(lm, micro)
+    with lm.behind(before):
+        return outputs(lm, micro)

@@ -53,10 +53,13 @@ def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
             styles[name] = ColwiseParallel() if style == _COLUMNS else RowwiseParallel(output_layouts=Shard(1))
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     inside = {id(module): name for name, module in base.named_modules()}
-    styles[inside[id(embedding)]] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
-    tied = head.weight is embedding.weight
+    has_embedding, has_head = (hasattr(module, "weight") for module in (embedding, head))  # a stage may have neither
+    if has_embedding:
+        styles[inside[id(embedding)]] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
+    tied = has_embedding and has_head and head.weight is embedding.weight
     parallelize_module(base, mesh, styles)
-    parallelize_module(head, mesh, ColwiseParallel())
+    if has_head:
+        parallelize_module(head, mesh, ColwiseParallel())
     if tied:  # each was cut by itself
         head.weight = embedding.weight
     if left := [name for name, parameter in model.named_parameters() if not hasattr(parameter, "placements")]:

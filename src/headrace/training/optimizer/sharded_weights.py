@@ -11,18 +11,33 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from headrace.models.parallel.stages import Outline
 from headrace.training.layouts.group import RankGroup
 from headrace.training.optimizer.adamw import FusedAdamW, OptimizerSettings, Trained
 from headrace.training.pieces import Piece
 from headrace.training.sums import BatchSums
 
+_PARTS = ("master", "exp_avg", "exp_avg_sq")
+
 
 class ShardedWeights:
     """Implements `TrainedWeights` over the DTensors that FSDP2 leaves: masters in float32, of which it makes the
-    weights that it computes with, and gradients that it has summed over ranks of data and context."""
+    weights that it computes with, and gradients that it has summed over ranks of data and context.
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype, settings: OptimizerSettings, ranks: RankGroup) -> None:
-        """`dtype`: of the weights that are handed out."""
+    Of a model that is cut into stages each rank has those of its own. The matrix that is both embedding and output
+    layer is the first stage's and the last one's, who step it alike, by the sum of both gradients."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        outlines: Mapping[str, Outline],
+        dtype: torch.dtype,
+        settings: OptimizerSettings,
+        ranks: RankGroup,
+    ) -> None:
+        """`outlines`: of all parameters, of which `model` has those of this rank's stage. `dtype`: of the weights that
+        are handed out."""
+        self._outlines = outlines
         self._dtype = dtype
         self._ranks = ranks
         self._parameters: dict[str, DTensor] = {}
@@ -50,10 +65,15 @@ class ShardedWeights:
     def sum_up(self, sums: BatchSums) -> tuple[BatchSums, float]:
         """See `TrainedWeights.sum_up`."""
         squares = [torch.zeros((), dtype=torch.float64)]
-        for parameter in self._parameters.values():
+        for name, parameter in self._parameters.items():
+            stages = len(self._outlines[name].stages)
+            if stages > 1:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                self._ranks.add_ends(_local(parameter.grad))
             if isinstance(grad := parameter.grad, DTensor):
                 own = torch.linalg.vector_norm(grad.to_local(), dtype=torch.float64)
-                squares.append(own**2 / _copies(parameter))
+                squares.append(own**2 / (stages * _copies(parameter)))
         return self._ranks.merged(sums), self._ranks.total(float(sum(squares))) ** 0.5
 
     def update(self, scale: float, lr: float) -> None:
@@ -88,25 +108,35 @@ class ShardedWeights:
 
     @torch.no_grad()
     def named(self, copy: list[Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
-        """See `TrainedWeights.named`. Gathered one by one."""
-        values = copy or [*self._masters.values()]
-        for (name, parameter), own in zip(self._parameters.items(), values, strict=True):
-            mesh = parameter.device_mesh
-            part = DTensor.from_local(
-                own.detach().to(mesh.device_type, self._dtype),
-                mesh,
-                parameter.placements,
-                shape=parameter.shape,
-                stride=parameter.stride(),
+        """See `TrainedWeights.named`. Gathered one by one, and told the other stages."""
+        values = dict(zip(self._parameters, copy or self._masters.values(), strict=True))
+        for name, outline in self._outlines.items():
+            own = values.get(name)
+            device = self._ranks.shards.device_type
+            whole = (
+                torch.empty(outline.shape, dtype=self._dtype, device=device) if own is None else self._whole(name, own)
             )
-            # In two steps: torch warns of one over two meshes, and takes these two.
-            yield name, part.redistribute(placements=[Replicate(), *part.placements[1:]]).full_tensor()
+            yield name, self._ranks.from_stage(outline.stages[0], whole)
+
+    def _whole(self, name: str, own: Tensor) -> Tensor:
+        """From the parts that the ranks of a stage have of it."""
+        parameter = self._parameters[name]
+        mesh = parameter.device_mesh
+        part = DTensor.from_local(
+            own.detach().to(mesh.device_type, self._dtype),
+            mesh,
+            parameter.placements,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+        # In two steps: torch warns of one over two meshes, and takes these two.
+        return part.redistribute(placements=[Replicate(), *part.placements[1:]]).full_tensor()
 
     def outlines(self) -> dict[str, Tensor]:
         """See `TrainedWeights.outlines`."""
         return {
-            name: torch.empty(parameter.shape, dtype=self._dtype, device="meta")
-            for name, parameter in self._parameters.items()
+            name: torch.empty(outline.shape, dtype=self._dtype, device="meta")
+            for name, outline in self._outlines.items()
         }
 
     @torch.no_grad()
@@ -115,17 +145,25 @@ class ShardedWeights:
         pieces = self.state()
         into = dict(zip(self._parameters, copy, strict=True))
         for name, tensor in tensors:
+            if name not in into:
+                continue
             begin, own = pieces[f"master.{name}"].begin, into[name]
             into[name].copy_(tensor[tuple(slice(b, b + n) for b, n in zip(begin, own.shape, strict=True))])
 
     def state(self) -> Mapping[str, Piece]:
         """See `TrainedWeights.state`."""
-        found = {}
-        for name, parameter in self._parameters.items():
+        found: dict[str, Piece] = {}
+        for name, outline in self._outlines.items():
+            parameter = self._parameters.get(name)
+            if parameter is None:  # of another stage: of its tensors this rank has nothing
+                nothing = Piece(torch.empty((0, *outline.shape[1:])), outline.shape, (0,) * len(outline.shape), False)
+                found |= {f"{part}.{name}": nothing for part in _PARTS}
+                continue
             mesh, placements = parameter.device_mesh, parameter.placements
             _, begin = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
             here = zip(mesh.get_coordinate() or (), placements, strict=True)
             is_first = all(place == 0 for place, placed in here if isinstance(placed, Replicate))
+            is_first = is_first and self._ranks.stage == outline.stages[0]
             parts = {"master": self._masters[name].detach()}
             parts["exp_avg"], parts["exp_avg_sq"] = self._moments[name]
             for part, own in parts.items():

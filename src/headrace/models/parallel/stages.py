@@ -1,0 +1,139 @@
+"""A Hugging Face decoder cut into stages: embedding | layers | norm and output layer, by layers.
+
+What a stage does not have is replaced by a module that passes hidden states on, so that the model's own code runs each
+stage, and parameters keep their names. A stage behind the first is given hidden states as if they were embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from headrace.config import ConfigError
+from headrace.models.packed_lm import PackedForward, PackedLM, agree, output_layer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_PROBE_LENGTHS = (5, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A parameter of the whole model."""
+
+    shape: tuple[int, ...]
+    stages: tuple[int, ...]
+    """Those that have it: two have the matrix that is both embedding and output layer."""
+
+
+class PassedOn(nn.Module):
+    """In the place of what another stage has."""
+
+    def forward(self, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
+        return hidden_states
+
+
+def layers_of(stage: int, stages: int, layers: int) -> range:
+    """As even as can be; the first stages have one more, since the last has the output layer beside its layers."""
+    share, more = divmod(layers, stages)
+    begin = stage * share + min(stage, more)
+    return range(begin, begin + share + (stage < more))
+
+
+def keep_stage(lm: PackedLM, stage: int, stages: int) -> dict[str, Outline]:
+    """Cut everything else from the model of `lm`. What parameters the whole model had, by name, in its order. Raises
+    ConfigError for an architecture that is not made of such parts, or has fewer layers than stages."""
+    if stages > 1:
+        _require_fits(lm, stages)
+    outlines = _outlines(lm, stages)
+    for parent, name, _ in _left_out(lm.model, stage, stages):
+        parent[name] = PassedOn()
+    return outlines
+
+
+def _require_fits(lm: PackedLM, stages: int) -> None:
+    model: Any = lm.model
+    refused = (
+        f"layout has pp {stages}, and {type(model).__name__} is not made of an embedding, layers, a norm and an output "
+        "layer that compute the same one after another; use pp: 1"
+    )
+    if lm.forward_kind is not PackedForward.SEGMENTS or not lm.has_plain_head:
+        raise ConfigError(refused)
+    if not isinstance(getattr(model.base_model, "layers", None), nn.ModuleList) or not hasattr(
+        model.base_model, "norm"
+    ):
+        raise ConfigError(refused)
+    if (layers := len(model.base_model.layers)) < stages:
+        raise ConfigError(f"layout has pp {stages}, and the model has {layers} layers; use a pp of {layers} at most")
+    if not _agrees(lm, stages):
+        raise ConfigError(refused)
+
+
+@torch.no_grad()
+def _agrees(lm: PackedLM, stages: int) -> bool:
+    """Whether two short samples come out of the stages, one after another, as out of the whole model."""
+    lengths = list(_PROBE_LENGTHS)
+    tokens = torch.arange(1, 1 + sum(lengths), device=lm.device) % lm.model.config.get_text_config().vocab_size
+    positions = torch.cat([torch.arange(length, device=lm.device) for length in lengths])
+    everywhere = torch.arange(len(tokens), device=lm.device)
+    whole = lm.head(lm.hidden_states(tokens, positions, lengths, everywhere))
+    states: Tensor | None = None
+    try:
+        for stage in range(stages):
+            with _only(lm.model, stage, stages), lm.behind(states):
+                if stage < stages - 1:
+                    states = lm.carried(tokens, positions, lengths)
+                else:
+                    return agree(lm.head(lm.hidden_states(tokens, positions, lengths, everywhere)), whole)
+    except (AttributeError, TypeError, RuntimeError):
+        return False
+    return False
+
+
+def _outlines(lm: PackedLM, stages: int) -> dict[str, Outline]:
+    had: dict[str, list[int]] = {name: [] for name, _ in lm.model.named_parameters()}
+    for stage in range(stages):
+        with _only(lm.model, stage, stages):
+            for name, _ in lm.model.named_parameters():
+                had[name].append(stage)
+    return {name: Outline(tuple(tensor.shape), tuple(had[name])) for name, tensor in lm.model.named_parameters()}
+
+
+@contextmanager
+def _only(model: PreTrainedModel, stage: int, stages: int) -> Iterator[None]:
+    """With this stage alone, for a while."""
+    left_out = _left_out(model, stage, stages)
+    for parent, name, _ in left_out:
+        parent[name] = PassedOn()
+    try:
+        yield
+    finally:
+        for parent, name, module in left_out:
+            parent[name] = module
+
+
+def _left_out(model: Any, stage: int, stages: int) -> list[tuple[dict[str, Any], str, nn.Module]]:
+    """Where the modules are that a stage does not have: their parent's, their name there, and themselves."""
+    if stages == 1:
+        return []
+    base, head, embedding = model.base_model, output_layer(model), model.get_input_embeddings()
+    own = layers_of(stage, stages, len(base.layers))
+    others: list[nn.Module] = [layer for number, layer in enumerate(base.layers) if number not in own]
+    is_last = stage == stages - 1
+    if stage and not (is_last and head.weight is embedding.weight):
+        others.append(embedding)
+    if not is_last:
+        others += [base.norm, head]
+    wanted = {id(module) for module in others}
+    return [
+        (parent._modules, name, module)
+        for parent in model.modules()
+        for name, module in parent._modules.items()
+        if id(module) in wanted
+    ]
