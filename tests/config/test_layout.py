@@ -51,6 +51,7 @@ def test_short_forms_are_read(short: str, axes: tuple[int, ...]) -> None:
         ("t2m2", "'t2m2' is no layout"),
         ("d0", "'d0' is no layout"),
         ({"tp": 2, "zero": 0}, "zero is 0, and tp x cp x pp is 2; use zero: 2 or 3"),
+        ({"schedule": "gpipe"}, "schedule is gpipe, and without pp there is none; give pp, or leave it out"),
         ({"pp": 2, "zero": 0}, "zero is 0, and tp x cp x pp is 2; use zero: 2 or 3"),
     ],
 )

@@ -115,8 +115,8 @@ def test_a_resumed_run_of_ranks_is_the_run_bit_for_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "rank", "branches"),
-    [({"dp": 2}, 1, [0, 0, 1, 1]), ({"dp": 2}, 0, [0, 0, 1, 1]), ({"tp": 2}, 1, [1, 1, 1, 1])],
-    ids=["each has all", "each has all, the first dies", "each has a part"],
+    [({"dp": 2}, 1, [0, 0, 1, 1]), ({"dp": 2}, 0, [0, 0, 1, 1]), ({"tp": 2}, 1, [1] * 4), ({"pp": 2}, 0, [1] * 4)],
+    ids=["each has all", "each has all, the first dies", "each has a part", "each has some layers"],
 )
 def test_a_rank_that_is_killed_costs_the_batch_where_another_has_all_else_all_since_the_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, int], rank: int, branches: list[int]

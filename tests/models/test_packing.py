@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.algorithms.kept_sets import KeptSets
 from headrace.models.length_batches import SegmentPlan
-from headrace.models.packing import PackRow, pack, plan_microbatches
+from headrace.models.packing import PackRow, cut_up, pack, plan_microbatches
 
 
 def row(tokens: list[int], mask: list[bool], **columns: object) -> PackRow:
@@ -32,6 +33,32 @@ def test_rows_lie_end_to_end_and_everything_is_aligned_with_the_tokens() -> None
     assert (micro.num_tokens, micro.num_samples, micro.lengths) == (6, 3, [3, 1, 2])
     assert micro.tokens.dtype == micro.positions.dtype == micro.sample_index.dtype == torch.int64
     assert all(column.dtype == torch.float32 for column in micro.columns.values())
+
+
+def test_a_micro_batch_is_cut_up_into_what_its_samples_packed_by_themselves_are() -> None:
+    rng = np.random.default_rng(0)
+    rows = []
+    for length in (5, 1, 4, 2, 7):
+        counts = rng.integers(0, 4, length).astype(np.int32)
+        sets = KeptSets.of(np.concatenate([np.arange(n, dtype=np.int32) for n in counts]), counts, 16)
+        rows.append(
+            PackRow(
+                rng.integers(0, 16, length),
+                rng.random(length) < 0.5,
+                {"weights": rng.normal(size=length)},
+                sets,
+                np.ones(length, np.float32),
+            )
+        )
+    found = cut_up(pack(rows), [2, 1, 2])
+    for part, expected in zip(found, (pack(rows[:2]), pack(rows[2:3]), pack(rows[3:])), strict=True):
+        for name in ("tokens", "positions", "sequence_starts", "mask", "sample_index", "temperatures"):
+            assert torch.equal(getattr(part, name), getattr(expected, name)), name
+        assert torch.equal(part.columns["weights"], expected.columns["weights"])
+        assert part.kept is not None
+        assert expected.kept is not None
+        assert torch.equal(part.kept.ids, expected.kept.ids)
+        assert torch.equal(part.kept.counts, expected.kept.counts)
 
 
 def test_what_does_not_fit_together_is_refused() -> None:

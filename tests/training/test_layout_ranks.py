@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.training.layouts.pipelined_model import bin_of
 from headrace.training.layouts.ranks import Layout, Order, Place, grouping
 
 COUNTS = st.integers(1, 4)
@@ -69,3 +70,11 @@ def test_each_sender_has_one_receiver(senders: int, receivers: int) -> None:
     assert sorted(one for each in found for one in each) == [*range(senders)]
     counts = [len(each) for each in found]
     assert max(counts) - min(counts) <= 1
+
+
+@given(st.integers(1, 1_000_000))
+def test_what_stages_hand_on_is_filled_up_to_one_of_a_few_sizes(tokens: int) -> None:
+    assert [bin_of(each) for each in (1, 5, 9, 100, 112, 113, 4096, 4097)] == [1, 5, 10, 112, 112, 128, 4096, 5120]
+    size = bin_of(tokens)
+    assert tokens <= size <= 1.25 * tokens
+    assert bin_of(size) == size

@@ -166,9 +166,10 @@ def test_a_checkpoint_goes_on_in_another_layout(ran: Path, given: dict[str, Any]
         assert float((found.weights[key] - tensor).abs().max()) <= 3e-6, key
 
 
-def test_a_checkpoint_has_a_model_that_transformers_loads(ran: Path) -> None:
+@pytest.mark.parametrize("layout", ["d2t2", "t2p2"])
+def test_a_checkpoint_has_a_model_that_transformers_loads(ran: Path, layout: str) -> None:
     """And each rank's file no more than its share of masters and moments."""
-    whole, saved = ran / "qwen3-one-saves=True" / "saved", ran / "qwen3-d2t2-saves=True" / "saved"
+    whole, saved = ran / "qwen3-one-saves=True" / "saved", ran / f"qwen3-{layout}-saves=True" / "saved"
     one, other = (load_file(each / "model" / "model.safetensors") for each in (whole, saved))
     assert one.keys() == other.keys()
     assert all(float((other[key] - tensor).abs().max()) <= 3e-6 for key, tensor in one.items())

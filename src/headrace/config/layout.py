@@ -49,9 +49,11 @@ class LayoutConfig(Section):
         return dict(zip(names, (int(count) for _, count in axes), strict=True))
 
     @model_validator(mode="after")
-    def _cut_up_for_sharing(self) -> Self:
+    def _consistent(self) -> Self:
         if self.zero == 0 and (shared := self.tp * self.cp * self.pp) > 1:
             raise ValueError(f"zero is 0, and tp x cp x pp is {shared}; use zero: 2 or 3, or leave it out")
+        if self.pp == 1 and self.schedule != "1f1b":
+            raise ValueError(f"schedule is {self.schedule}, and without pp there is none; give pp, or leave it out")
         return self
 
     @property

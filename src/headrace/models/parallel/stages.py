@@ -91,8 +91,8 @@ def _agrees(lm: PackedLM, stages: int) -> bool:
                     states = lm.carried(tokens, positions, lengths)
                 else:
                     return agree(lm.head(lm.hidden_states(tokens, positions, lengths, everywhere)), whole)
-    except (AttributeError, TypeError, RuntimeError):
-        return False
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        return False  # other parts, called in another way
     return False
 
 

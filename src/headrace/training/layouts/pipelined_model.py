@@ -26,8 +26,10 @@ from headrace.training.layouts.sharding import parts
 from headrace.training.protocol import Loss, Outputs
 
 _STEPS = 4
-"""Sizes of what stages hand on, for each doubling. Receivers make room for one size, which a stage keeps as long as it
-serves: of a few sizes, of which each is filled up by a quarter at most. What fills is sent, and never computed with."""
+"""Sizes of what stages hand on, for each doubling. A `PipelineStage` keeps the shapes of its first step, and receives
+another one into the old memory without a word; a new one is a handshake through all stages, and memory for all
+micro-batches of a call. So there are a few sizes, and each is filled up by a quarter at most. What fills is sent, and
+never computed with: every stage knows how many tokens there are."""
 
 
 @dataclass(slots=True)
@@ -61,8 +63,8 @@ class PipelinedModel:
         self._stages = ranks.layout.pp
         self._is_last = ranks.stage == self._stages - 1
         self._call: _Call | None = None
-        self._built: dict[bool, tuple[tuple[int, int], Any]] = {}
-        """By whether it trains: the last schedule, and of how many micro-batches of what size it is."""
+        self._built: dict[bool, tuple[tuple[int, int], PipelineStage, Any]] = {}
+        """By whether it trains: of how many micro-batches of what size the last schedule is, its stage, and itself."""
         for part in parts(lm.model):  # once the call has ended
             part.set_reshard_after_backward(not sharded.keeps)
 
@@ -91,20 +93,19 @@ class PipelinedModel:
         return found + [None] * (self._ranks.most(max(len(found), 1)) - len(found))
 
     def _pass(self, call: _Call) -> _Call:
-        self._call, trains = call, call.loss is not None
+        self._call, trains, count = call, call.loss is not None, len(call.chunks)
+        stage, schedule = self._scheduled(call)
+        given = (torch.zeros(count, 1, device=self._lm.device),) if stage.is_first else ()
+        target = torch.arange(count) if trains and stage.is_last else None
         try:
-            schedule = self._schedule(call)
-            count = len(call.chunks)
-            given = (torch.zeros(count, 1, device=self._lm.device),) if self._ranks.stage == 0 else ()
-            target = torch.arange(count) if trains and self._is_last else None
             schedule.step(*given, target=target, return_outputs=False)
         except RuntimeError:
             if call.error is not None:  # torch raises another, with all arguments in its words
                 raise call.error from None
             raise
-        finally:
-            self._call = None
-            self._sharded.let_go()
+        stage.clear_runtime_states()  # what it was given, and gradients of that
+        self._sharded.let_go()
+        self._call = None
         return call
 
     def _compute(self, before: Tensor | None) -> Tensor:
@@ -140,15 +141,16 @@ class PipelinedModel:
         call.trained.append((chunk, terms))
         return differentiable(terms, outputs)
 
-    def _schedule(self, call: _Call) -> Any:
-        """For as many micro-batches, of a size that all fit in; the last one if it is for that."""
+    def _scheduled(self, call: _Call) -> tuple[PipelineStage, Any]:
+        """For as many micro-batches, of a size that all fit in; the last one if it is for that. A new one begins with a
+        handshake of all stages, which all build it."""
         trains, chunks = call.loss is not None, call.chunks
         rows = [self._computed(chunk) for chunk in chunks]
         size = call.size = bin_of(max(self._lm.carried_tokens(micro.tokens, micro.lengths) for micro in rows))
         key = len(chunks), size
         known = self._built.get(trains)
         if known is not None and known[0] == key:
-            return known[1]
+            return known[1:]
         self._built.pop(trains, None)
         hidden = int(self._lm.model.config.get_text_config().hidden_size)
         states = torch.empty(1, size, hidden, dtype=self._dtype, device="meta", requires_grad=trains)
@@ -164,9 +166,9 @@ class PipelinedModel:
         )
         loss = self._loss if trains else None
         one_by_one = trains and self._ranks.layout.schedule == "1f1b" and len(chunks) >= self._stages
-        made = (Schedule1F1B if one_by_one else ScheduleGPipe)(stage, len(chunks), loss, scale_grads=False)
-        self._built[trains] = key, made
-        return made
+        schedule = (Schedule1F1B if one_by_one else ScheduleGPipe)(stage, len(chunks), loss, scale_grads=False)
+        self._built[trains] = key, stage, schedule
+        return stage, schedule
 
     def _computed(self, chunk: MicroBatch | None) -> MicroBatch:
         return chunk if chunk is not None and bool(chunk.mask.any()) else two_tokens(self._lm.device)
