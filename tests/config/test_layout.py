@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from controller_jobs import CONFIGS, make_job
+from hypothesis import given as of
+from hypothesis import strategies as st
 
 from headrace.config import ConfigError, TrainConfig
-from headrace.config.layout import LayoutConfig
+from headrace.config.layout import LayoutConfig, layers_of
 from headrace.config.reading.load import load_config
 from headrace.controller.planning.layouts import check_layouts
 from headrace.controller.planning.memory_estimate import estimate_memory
@@ -65,6 +67,19 @@ def test_a_layout_is_named_as_it_is_written() -> None:
     assert read({"dp": 3}).text == "d3"
     assert read("d2p2m1").text == "d2p2 by 1f1b, ZeRO-2"
     assert read({"zero": 2}).text == "d1, ZeRO-2"
+
+
+def test_stages_have_layers_that_follow_each_other_the_first_one_more_where_they_do_not_divide() -> None:
+    assert [[*layers_of(stage, 3, 8)] for stage in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert [[*layers_of(stage, 4, 5)] for stage in range(4)] == [[0, 1], [2], [3], [4]]
+
+
+@of(stages=st.integers(1, 9), more=st.integers(0, 40))
+def test_every_layer_is_one_stages(stages: int, more: int) -> None:
+    layers = stages + more
+    found = [[*layers_of(stage, stages, layers)] for stage in range(stages)]
+    assert [layer for each in found for layer in each] == [*range(layers)]
+    assert max(map(len, found)) - min(map(len, found)) <= 1
 
 
 @pytest.fixture(scope="module")

@@ -162,6 +162,12 @@ def test_each_rank_has_weights_gradients_and_moments(job: Path) -> None:
             load_config(TrainConfig, job, given)
 
 
+def test_a_plan_says_how_layers_are_cut_into_stages(job: Path) -> None:
+    config = load_config(TrainConfig, job, ["trainer.placement=process", "trainer.layout=d3p2"])
+    words = "6 rank(s) (d3p2 by 1f1b, ZeRO-2, in stages of 1, 1 layers), each in a process of its own"
+    assert words in describe_plan(make_plan(config))
+
+
 def test_memory_in_bfloat16_and_weights_by_disk(job: Path) -> None:
     model = CONFIGS["qwen3"]()
     numbers = count_parameters(model)

@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 import torch
 from devices import DEVICE
-from hypothesis import given
-from hypothesis import strategies as st
 from models_helpers import CONFIGS, SHAPE
 from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from headrace.config import ConfigError
 from headrace.models.packed_lm import PackedLM
-from headrace.models.parallel.stages import keep_stage, layers_of
+from headrace.models.parallel.stages import keep_stage
 
 LENGTHS = [7, 4, 1]
 TOKENS = torch.arange(1, 13, device=DEVICE)
@@ -26,19 +24,6 @@ def made(config: PreTrainedConfig, **changes: Any) -> PreTrainedModel:
     torch.manual_seed(0)
     config = type(config)(**{**config.to_dict(), "layer_types": None, **changes})
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(DEVICE).eval()
-
-
-def test_stages_have_layers_that_follow_each_other_the_first_one_more_where_they_do_not_divide() -> None:
-    assert [[*layers_of(stage, 3, 8)] for stage in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7]]
-    assert [[*layers_of(stage, 4, 5)] for stage in range(4)] == [[0, 1], [2], [3], [4]]
-
-
-@given(stages=st.integers(1, 9), more=st.integers(0, 40))
-def test_every_layer_is_one_stages(stages: int, more: int) -> None:
-    layers = stages + more
-    found = [[*layers_of(stage, stages, layers)] for stage in range(stages)]
-    assert [layer for each in found for layer in each] == [*range(layers)]
-    assert max(map(len, found)) - min(map(len, found)) <= 1
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gemma2", "gemma3"])

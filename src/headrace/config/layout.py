@@ -79,3 +79,11 @@ class LayoutConfig(Section):
         named = "".join(f"{letter}{count}" for letter, count in axes if count > 1) or "d1"
         named += f" by {self.schedule}" if self.pp > 1 else ""
         return named if self.stage == 0 else f"{named}, ZeRO-{self.stage}"
+
+
+def layers_of(stage: int, stages: int, layers: int) -> range:
+    """Which layers a stage of a pipeline has: as even as can be; the first stages have one more, since the last has the
+    output layer beside its layers."""
+    share, more = divmod(layers, stages)
+    begin = stage * share + min(stage, more)
+    return range(begin, begin + share + (stage < more))

@@ -11,6 +11,7 @@ from headrace.config.model import EngineSection
 from headrace.controller.building.processors import threads_of_worker
 from headrace.controller.building.threads import available_threads, takes_turns
 from headrace.controller.planning import rollout_worker_count
+from headrace.controller.planning.layouts import stages_in_words
 from headrace.controller.planning.memory_estimate import GIB, MIB
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.prompt_notes import first_prompt
@@ -304,7 +305,9 @@ def _roles(plan: Plan) -> list[str]:
             layout = layouts.get(name, LayoutConfig())
             own = "a process of its own"
             if layout.ranks > 1 or layout.stage:
-                own = f"{layout.ranks} rank(s) ({layout.text}), each in a process of its own"
+                path = (plan.config.critic.model if name != "actor" else None) or plan.config.model.path
+                named = layout.text + stages_in_words(layout, path)
+                own = f"{layout.ranks} rank(s) ({named}), each in a process of its own"
                 if plan.memory.on_device and layout.ranks > 1:
                     own += " and on a device of its own, by NCCL (not run: Headrace's tests have one device)"
             place = f"{own}: {threads_of_worker(plan.config)} CPU thread(s)"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.config import ConfigError
+from headrace.config.layout import layers_of
 from headrace.models.packed_lm import PackedForward, PackedLM, agree, output_layer
 
 if TYPE_CHECKING:
@@ -37,13 +38,6 @@ class PassedOn(nn.Module):
 
     def forward(self, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
         return hidden_states
-
-
-def layers_of(stage: int, stages: int, layers: int) -> range:
-    """As even as can be; the first stages have one more, since the last has the output layer beside its layers."""
-    share, more = divmod(layers, stages)
-    begin = stage * share + min(stage, more)
-    return range(begin, begin + share + (stage < more))
 
 
 def keep_stage(lm: PackedLM, stage: int, stages: int) -> dict[str, Outline]:
