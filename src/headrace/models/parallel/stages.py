@@ -45,28 +45,36 @@ def keep_stage(lm: PackedLM, stage: int, stages: int) -> dict[str, Outline]:
     ConfigError for an architecture that is not made of such parts, or has fewer layers than stages."""
     if stages > 1:
         _require_fits(lm, stages)
-    outlines = _outlines(lm, stages)
+    outlines = _outlines(lm.model, stages)
     for parent, name, _ in _left_out(lm.model, stage, stages):
-        parent[name] = PassedOn()
+        setattr(parent, name, PassedOn())
     return outlines
 
 
 def _require_fits(lm: PackedLM, stages: int) -> None:
     model: Any = lm.model
-    refused = (
-        f"layout has pp {stages}, and {type(model).__name__} is not made of an embedding, layers, a norm and an output "
-        "layer that compute the same one after another; use pp: 1"
+    layers: Any = getattr(model.base_model, "layers", None)
+    has_parts = (
+        lm.forward_kind is PackedForward.SEGMENTS
+        and lm.has_plain_head
+        and isinstance(layers, nn.ModuleList)
+        and hasattr(model.base_model, "norm")
     )
-    if lm.forward_kind is not PackedForward.SEGMENTS or not lm.has_plain_head:
-        raise ConfigError(refused)
-    if not isinstance(getattr(model.base_model, "layers", None), nn.ModuleList) or not hasattr(
-        model.base_model, "norm"
-    ):
-        raise ConfigError(refused)
-    if (layers := len(model.base_model.layers)) < stages:
-        raise ConfigError(f"layout has pp {stages}, and the model has {layers} layers; use a pp of {layers} at most")
-    if not _agrees(lm, stages):
-        raise ConfigError(refused)
+    if has_parts and len(layers) < stages:
+        raise ConfigError(
+            f"layout has pp {stages}, and the model has {len(layers)} layers; use a pp of {len(layers)} at most"
+        )
+    if not (has_parts and _are_apart(model, stages) and _agrees(lm, stages)):
+        raise ConfigError(
+            f"layout has pp {stages}, and {type(model).__name__} is not made of an embedding, layers, a norm and an "
+            "output layer that compute the same one after another; use pp: 1"
+        )
+
+
+def _are_apart(model: Any, stages: int) -> bool:
+    """Whether every parameter is one stage's, but for an embedding that is the output layer too."""
+    embedding, outlines = model.get_input_embeddings().weight, _outlines(model, stages)
+    return all(len(outlines[name].stages) == 1 or one is embedding for name, one in model.named_parameters())
 
 
 @torch.no_grad()
@@ -90,13 +98,13 @@ def _agrees(lm: PackedLM, stages: int) -> bool:
     return False
 
 
-def _outlines(lm: PackedLM, stages: int) -> dict[str, Outline]:
-    had: dict[str, list[int]] = {name: [] for name, _ in lm.model.named_parameters()}
+def _outlines(model: PreTrainedModel, stages: int) -> dict[str, Outline]:
+    had: dict[str, list[int]] = {name: [] for name, _ in model.named_parameters()}
     for stage in range(stages):
-        with _only(lm.model, stage, stages):
-            for name, _ in lm.model.named_parameters():
+        with _only(model, stage, stages):
+            for name, _ in model.named_parameters():
                 had[name].append(stage)
-    return {name: Outline(tuple(tensor.shape), tuple(had[name])) for name, tensor in lm.model.named_parameters()}
+    return {name: Outline(tuple(one.shape), tuple(had[name])) for name, one in model.named_parameters()}
 
 
 @contextmanager
@@ -104,16 +112,16 @@ def _only(model: PreTrainedModel, stage: int, stages: int) -> Iterator[None]:
     """With this stage alone, for a while."""
     left_out = _left_out(model, stage, stages)
     for parent, name, _ in left_out:
-        parent[name] = PassedOn()
+        setattr(parent, name, PassedOn())
     try:
         yield
     finally:
         for parent, name, module in left_out:
-            parent[name] = module
+            setattr(parent, name, module)
 
 
-def _left_out(model: Any, stage: int, stages: int) -> list[tuple[dict[str, Any], str, nn.Module]]:
-    """Where the modules are that a stage does not have: their parent's, their name there, and themselves."""
+def _left_out(model: Any, stage: int, stages: int) -> list[tuple[nn.Module, str, nn.Module]]:
+    """The modules that a stage does not have: of each its parent, its name there, and itself."""
     if stages == 1:
         return []
     base, head, embedding = model.base_model, output_layer(model), model.get_input_embeddings()
@@ -126,8 +134,8 @@ def _left_out(model: Any, stage: int, stages: int) -> list[tuple[dict[str, Any],
         others += [base.norm, head]
     wanted = {id(module) for module in others}
     return [
-        (parent._modules, name, module)
+        (parent, name, module)
         for parent in model.modules()
-        for name, module in parent._modules.items()
+        for name, module in parent.named_children()
         if id(module) in wanted
     ]

@@ -73,11 +73,11 @@ class RankGroup:
         return float(found)
 
     def most(self, count: int) -> int:
-        """The largest that any rank has."""
-        if self.layout.dp == 1:  # all ranks have the same rows
+        """The largest that any part of the data has; what one has is the same in all of its ranks."""
+        if self.layout.dp == 1:
             return count
         found = torch.tensor([count])
-        dist.all_reduce(found, dist.ReduceOp.MAX)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.shards.get_group())
         return int(found)
 
     def from_stage(self, stage: int, tensor: Tensor) -> Tensor:
