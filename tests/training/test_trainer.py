@@ -23,6 +23,7 @@ from training_helpers import (
 from headrace.config import ConfigError
 from headrace.config.trainer import OptimizerConfig, TrainerConfig
 from headrace.models.packing import PackRow, pack, plan_microbatches
+from headrace.training.optimizer.whole_weights import l2_norm
 from headrace.training.protocol import LossTerms, StepReport
 from headrace.training.trainer import HFTrainer
 
@@ -268,3 +269,10 @@ def test_clipping_leaves_the_norm_reported() -> None:
     loudly, quietly = (torch.cat([*map(torch.flatten, state(each, "exp_avg").values())]) for each in (trainer, quiet))
     ratio = loudly.norm() / quietly.norm()
     assert float(ratio) == pytest.approx(a.grad_norm / 1e-3, rel=2e-3)
+
+
+@pytest.mark.parametrize("count", [1, 255, 256, 5_000_003])
+def test_the_norm_of_many_gradients_is_as_exact_as_that_of_few(count: int) -> None:
+    """By three numbers again and again, whose squares add up to 0.14."""
+    flat = torch.tensor([0.1, -0.2, 0.3]).repeat(count)
+    assert l2_norm(flat) == pytest.approx((0.14 * count) ** 0.5, rel=2e-7)

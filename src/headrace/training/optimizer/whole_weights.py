@@ -15,6 +15,9 @@ from headrace.training.optimizer.offloaded import OffloadedAdamW
 from headrace.training.pieces import Piece
 from headrace.training.sums import BatchSums
 
+_RUN = 256
+"""Squares that are added up in float32: of 50 million at once, on a CPU, the norm comes out 0.4 % too small."""
+
 
 class WholeWeights:
     """Implements `TrainedWeights`."""
@@ -45,7 +48,7 @@ class WholeWeights:
         if self._ranks is not None:
             sums = self._ranks.merged(sums)
             self._ranks.add_up(self._flat.grads)
-        norm = float(torch.linalg.vector_norm(self._flat.grads))
+        norm = l2_norm(self._flat.grads)
         return sums, norm if self._ranks is None else self._ranks.of_first(norm)
 
     def update(self, scale: float, lr: float) -> None:
@@ -97,3 +100,11 @@ class WholeWeights:
     def publish(self) -> None:
         """See `TrainedWeights.publish`."""
         self._flat.publish()
+
+
+def l2_norm(flat: Tensor) -> float:
+    """Of many numbers, float32 [N]."""
+    whole = len(flat) // _RUN * _RUN
+    runs = torch.linalg.vector_norm(flat[:whole].view(-1, _RUN), dim=1)
+    rest = torch.linalg.vector_norm(flat[whole:])
+    return float(torch.linalg.vector_norm(torch.cat([runs, rest[None]]), dtype=torch.float64))
