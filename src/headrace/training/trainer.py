@@ -218,7 +218,7 @@ class HFTrainer:
             return
         # Most runs need none of this, and torch takes its time to import it.
         from headrace.training.layouts.group import RankGroup
-        from headrace.training.layouts.pipelined_model import joint_model
+        from headrace.training.layouts.sharded_model import joint_model
         from headrace.training.optimizer.sharded_weights import ShardedWeights
 
         ranks = self._ranks = RankGroup(self._layout, rank, meeting, seconds, self._lm.device)

@@ -18,10 +18,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch, cut_up, plan_microbatches
-from headrace.models.parallel.stages import Outline, keep_stage
 from headrace.runtime.progress import mark
 from headrace.training.layouts.group import RankGroup
-from headrace.training.layouts.sharded_model import JointModel, ShardedModel, Trained, differentiable, two_tokens
+from headrace.training.layouts.sharded_model import ShardedModel, Trained, differentiable, two_tokens
 from headrace.training.layouts.sharding import parts
 from headrace.training.protocol import Loss, Outputs
 
@@ -197,16 +196,6 @@ class _Stage(nn.Module):
 
     def forward(self, before: Tensor) -> Tensor:
         return self._compute(None if self._is_first else before)
-
-
-def joint_model(
-    lm: PackedLM, ranks: RankGroup, dtype: torch.dtype, budget: int, *, offload: bool = False
-) -> tuple[JointModel, dict[str, Outline]]:
-    """This rank's part of the model of `lm`, cut out of it; and what parameters the whole has. As `ShardedModel`;
-    `budget`: see `PipelinedModel`."""
-    outlines = keep_stage(lm, ranks.stage, ranks.layout.pp)
-    sharded = ShardedModel(lm, ranks, dtype, offload=offload)
-    return (sharded if ranks.layout.pp == 1 else PipelinedModel(sharded, lm, ranks, dtype, budget)), outlines
 
 
 def bin_of(tokens: int) -> int:

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from headrace.config import ConfigError
 from headrace.models.packed_lm import PackedForward, PackedLM
 from headrace.models.packing import MicroBatch
+from headrace.models.parallel.stages import Outline, keep_stage
 from headrace.runtime.progress import mark
 from headrace.training.layouts.group import RankGroup
 from headrace.training.layouts.sharding import parts, shard, split_layers
@@ -95,6 +96,21 @@ class ShardedModel:
         if self.keeps:
             for part in parts(self._lm.model):
                 part.reshard()
+
+
+def joint_model(
+    lm: PackedLM, ranks: RankGroup, dtype: torch.dtype, budget: int, *, offload: bool = False
+) -> tuple[JointModel, dict[str, Outline]]:
+    """This rank's part of the model of `lm`, cut out of it; and what parameters the whole has. As `ShardedModel`, and
+    `keep_stage`; `budget`: see `PipelinedModel`."""
+    outlines = keep_stage(lm, ranks.stage, ranks.layout.pp)
+    sharded = ShardedModel(lm, ranks, dtype, offload=offload)
+    if ranks.layout.pp == 1:
+        return sharded, outlines
+    # torch takes its time to import schedules.
+    from headrace.training.layouts.pipelined_model import PipelinedModel
+
+    return PipelinedModel(sharded, lm, ranks, dtype, budget), outlines
 
 
 def differentiable(terms: LossTerms, outputs: Tensor) -> Tensor:
