@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given as of
 from hypothesis import strategies as st
 
 from headrace.config import ConfigError, TrainConfig
-from headrace.config.layout import LayoutConfig, layers_of
+from headrace.config.layout import LayoutConfig, layers_of_stages
 from headrace.config.reading.load import load_config
 from headrace.controller.planning.layouts import check_layouts
 from headrace.controller.planning.memory_estimate import estimate_memory
@@ -69,17 +70,33 @@ def test_a_layout_is_named_as_it_is_written() -> None:
     assert read({"zero": 2}).text == "d1, ZeRO-2"
 
 
-def test_stages_have_layers_that_follow_each_other_the_first_one_more_where_they_do_not_divide() -> None:
-    assert [[*layers_of(stage, 3, 8)] for stage in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7]]
-    assert [[*layers_of(stage, 4, 5)] for stage in range(4)] == [[0, 1], [2], [3], [4]]
+def test_the_last_stage_has_fewer_layers_since_it_has_the_output_layer() -> None:
+    """Qwen3 8B: 36 layers of 192.9 million numbers, an output layer of 622.3 million, 3.2 layers: of four stages, the
+    last has 6 (9.2), the others 10. Qwen3 0.6B, whose output layer is as large as 9.9 of its 28: 19 and 9 (18.9)."""
+    assert layers_of_stages(36, 4, 3.2) == [10, 10, 10, 6]
+    assert layers_of_stages(28, 2, 9.9) == [19, 9]
+    assert layers_of_stages(8, 3, 0.0) == [3, 2, 3]
+    assert layers_of_stages(8, 2, 0.0) == [4, 4]
+    assert layers_of_stages(5, 4, 0.3) == [2, 1, 1, 1]
+    assert layers_of_stages(3, 3, 9.0) == [1, 1, 1]
+    assert layers_of_stages(7, 1, 9.0) == [7]
 
 
-@of(stages=st.integers(1, 9), more=st.integers(0, 40))
-def test_every_layer_is_one_stages(stages: int, more: int) -> None:
+@of(stages=st.integers(1, 6), more=st.integers(0, 20), output=st.floats(0, 12))
+def test_no_cut_has_less_in_the_stage_that_has_most(stages: int, more: int, output: float) -> None:
     layers = stages + more
-    found = [[*layers_of(stage, stages, layers)] for stage in range(stages)]
-    assert [layer for each in found for layer in each] == [*range(layers)]
-    assert max(map(len, found)) - min(map(len, found)) <= 1
+    found = layers_of_stages(layers, stages, output)
+    assert len(found) == stages
+    assert sum(found) == layers
+    assert min(found) >= 1
+    assert sorted(found[:-1], reverse=True) == found[:-1]
+
+    def most(counts: tuple[int, ...]) -> float:
+        return max((*counts[:-1], counts[-1] + output))
+
+    if stages <= 3:
+        cuts = (each for each in product(range(1, layers + 1), repeat=stages) if sum(each) == layers)
+        assert most(tuple(found)) == min(map(most, cuts))
 
 
 @pytest.fixture(scope="module")

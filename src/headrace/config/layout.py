@@ -81,9 +81,17 @@ class LayoutConfig(Section):
         return named if self.stage == 0 else f"{named}, ZeRO-{self.stage}"
 
 
-def layers_of(stage: int, stages: int, layers: int) -> range:
-    """Which layers a stage of a pipeline has: as even as can be; the first stages have one more, since the last has the
-    output layer beside its layers."""
-    share, more = divmod(layers, stages)
-    begin = stage * share + min(stage, more)
-    return range(begin, begin + share + (stage < more))
+def layers_of_stages(layers: int, stages: int, output: float) -> list[int]:
+    """How many layers each stage of a pipeline has: so that the one with most to compute has as little as can be, where
+    the output layer, which the last one has beside its layers, counts as `output` of them. Of several such cuts
+    the one that leaves most to the last; the others are as even as can be, the first ones with one more."""
+    if stages == 1:
+        return [layers]
+    others = stages - 1
+
+    def most(last: int) -> float:
+        return max(-(-(layers - last) // others), last + output)
+
+    last = min(range(1, layers - others + 1), key=lambda last: (most(last), -last))
+    share, more = divmod(layers - last, others)
+    return [*(share + (stage < more) for stage in range(others)), last]

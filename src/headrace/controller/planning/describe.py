@@ -11,12 +11,13 @@ from headrace.config.model import EngineSection
 from headrace.controller.building.processors import threads_of_worker
 from headrace.controller.building.threads import available_threads, takes_turns
 from headrace.controller.planning import rollout_worker_count
-from headrace.controller.planning.layouts import stages_in_words
 from headrace.controller.planning.memory_estimate import GIB, MIB
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.prompt_notes import first_prompt
 from headrace.controller.planning.table_size import largest_group, table_bytes
+from headrace.controller.planning.trained_memory import stages_of
 from headrace.experience.schedule import reachable_staleness
+from headrace.models.loading import count_parameters, read_model_config
 from headrace.rewards.reward_pool import worker_count
 
 _LANE_OF = {"rollout": "engine", "actor": "trainer"}
@@ -305,9 +306,9 @@ def _roles(plan: Plan) -> list[str]:
             layout = layouts.get(name, LayoutConfig())
             own = "a process of its own"
             if layout.ranks > 1 or layout.stage:
-                path = (plan.config.critic.model if name != "actor" else None) or plan.config.model.path
-                named = layout.text + stages_in_words(layout, path)
-                own = f"{layout.ranks} rank(s) ({named}), each in a process of its own"
+                own = (
+                    f"{layout.ranks} rank(s) ({layout.text}{_stages(plan, name, layout)}), each in a process of its own"
+                )
                 if plan.memory.on_device and layout.ranks > 1:
                     own += " and on a device of its own, by NCCL (not run: Headrace's tests have one device)"
             place = f"{own}: {threads_of_worker(plan.config)} CPU thread(s)"
@@ -380,3 +381,13 @@ def _memory(plan: Plan) -> list[str]:
 
 def _size(count: int) -> str:
     return f"{count / GIB:,.2f} GiB" if count >= GIB else f"{count / MIB:,.2f} MiB"
+
+
+def _stages(plan: Plan, name: str, layout: LayoutConfig) -> str:
+    """As `, in stages of 3, 3, 2 layers`; nothing without stages."""
+    if layout.pp == 1:
+        return ""
+    scores = name != "actor"
+    config = read_model_config((plan.config.critic.model if scores else None) or plan.config.model.path)
+    counts = stages_of(layout, count_parameters(config), config.get_text_config(), scores=scores)
+    return f", in stages of {', '.join(map(str, counts))} layers"

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from headrace.config import ConfigError, TrainConfig
-from headrace.config.layout import LayoutConfig, layers_of
-from headrace.models.loading import read_model_config
+from headrace.config.layout import LayoutConfig
 
 
 def check_layouts(config: TrainConfig, policy: Any, device: torch.device) -> None:
@@ -20,15 +19,6 @@ def check_layouts(config: TrainConfig, policy: Any, device: torch.device) -> Non
             _check_devices(name, layout, device)
         if name == "trainer":
             _check_divides(name, layout, policy.get_text_config())
-
-
-def stages_in_words(layout: LayoutConfig, path: str) -> str:
-    """As `, in stages of 3, 3, 2 layers` of the model at `path`; nothing without stages."""
-    if layout.pp == 1:
-        return ""
-    layers = int(read_model_config(path).get_text_config().num_hidden_layers)
-    counts = [str(len(layers_of(stage, layout.pp, layers))) for stage in range(layout.pp)]
-    return f", in stages of {', '.join(counts)} layers"
 
 
 def _check_devices(name: str, layout: LayoutConfig, first: torch.device) -> None:

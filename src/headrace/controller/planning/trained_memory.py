@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from headrace.config.layout import LayoutConfig
+from headrace.config.layout import LayoutConfig, layers_of_stages
 from headrace.config.roles import CriticConfig
 from headrace.config.trainer import TrainerConfig
 
@@ -55,20 +55,29 @@ def gathered(layout: LayoutConfig, parameters: int, text: Any, device: torch.dev
     if layout.stage == 3:
         ends = min(layout.pp, 2)
         outside = _outside(parameters, text) if ends == 1 else _matrix(text)
-        layer = (parameters - _outside(parameters, text)) // max(1, int(text.num_hidden_layers))
+        layer = _layer(parameters, text)
         every, fullest = ends * outside + layout.pp * layer, outside + layer
     return every * layout.dp * layout.cp if device.type == "cpu" else fullest
 
 
 def of_stages(layout: LayoutConfig, parameters: int, text: Any) -> tuple[int, int]:
-    """Parameters of all stages together, and of the one that has most: the first, with the embedding. A matrix that is
-    both embedding and output layer is the last one's too."""
+    """Parameters of all stages together, and of the one that has most. A matrix that is both embedding and output layer
+    is in the first and in the last."""
     if layout.pp == 1:
         return parameters, parameters
-    layers = max(1, int(text.num_hidden_layers))
-    layer = (parameters - _outside(parameters, text)) // layers
+    layer, counts = _layer(parameters, text), stages_of(layout, parameters, text)
     twice = _matrix(text) if text.tie_word_embeddings else 0
-    return parameters + twice, -(-layers // layout.pp) * layer + _matrix(text)
+    return parameters + twice, max(counts[0], counts[-1]) * layer + _matrix(text)
+
+
+def stages_of(layout: LayoutConfig, parameters: int, text: Any, *, scores: bool = False) -> list[int]:
+    """How many layers each stage has. `scores`: the output layer gives a number, not one for each token."""
+    output = 0.0 if scores else _matrix(text) / max(1, _layer(parameters, text))
+    return layers_of_stages(int(text.num_hidden_layers), layout.pp, output)
+
+
+def _layer(parameters: int, text: Any) -> int:
+    return (parameters - _outside(parameters, text)) // max(1, int(text.num_hidden_layers))
 
 
 def _matrix(text: Any) -> int:

@@ -1,4 +1,4 @@
-"""A Hugging Face decoder cut into stages: embedding | layers | norm and output layer, by layers.
+"""A Hugging Face decoder cut into stages: embedding | layers | norm and output layer.
 
 What a stage does not have is replaced by a module that passes hidden states on, so that the model's own code runs each
 stage, and parameters keep their names. A stage behind the first is given hidden states as if they were embeddings.
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.config import ConfigError
-from headrace.config.layout import layers_of
+from headrace.config.layout import layers_of_stages
 from headrace.models.packed_lm import PackedForward, PackedLM, agree, output_layer
 
 if TYPE_CHECKING:
@@ -125,7 +125,8 @@ def _left_out(model: Any, stage: int, stages: int) -> list[tuple[nn.Module, str,
     if stages == 1:
         return []
     base, head, embedding = model.base_model, output_layer(model), model.get_input_embeddings()
-    own = layers_of(stage, stages, len(base.layers))
+    counts = layers_of_stages(len(base.layers), stages, head.weight.numel() / _numbers(base.layers[0]))
+    own = range(sum(counts[:stage]), sum(counts[: stage + 1]))
     others: list[nn.Module] = [layer for number, layer in enumerate(base.layers) if number not in own]
     is_last = stage == stages - 1
     if stage and not (is_last and head.weight is embedding.weight):
@@ -139,3 +140,7 @@ def _left_out(model: Any, stage: int, stages: int) -> list[tuple[nn.Module, str,
         for name, module in parent.named_children()
         if id(module) in wanted
     ]
+
+
+def _numbers(layer: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in layer.parameters())
