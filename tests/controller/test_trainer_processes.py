@@ -17,10 +17,9 @@ from devices import BETWEEN_PROCESSES
 from safetensors.torch import load_file
 
 from headrace.cli.main import main
-from headrace.roles.workers.trainer import of_this_life
 from headrace.store import RunReader
 from headrace.training.group import Following, TrainerGroup
-from headrace.weights.transport import open_transport
+from headrace.weights.transport import of_this_life, open_transport
 from headrace.weights.version import Version
 
 KL = {"algorithm__kl__coefficient": 0.1}

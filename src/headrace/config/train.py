@@ -156,9 +156,9 @@ class TrainConfig(Section):
     @property
     def transport(self) -> Literal["memory", "shm", "cuda_ipc", "disk"]:
         """How weights are published: `weights.transport`, or what it is unless given, which on a CUDA device may be
-        `cuda_ipc` instead of `shm`. What goes on by gloo is published in shared memory."""
+        `cuda_ipc` instead of `shm`. What goes on by gloo or over relays is published in shared memory."""
         given = self.weights.transport
-        if given == "gloo":
+        if given == "gloo" or given == "collective":
             return "shm"
         return given or ("shm" if self._followers_in_processes else "memory")
 
@@ -304,8 +304,13 @@ class TrainConfig(Section):
             self._servers_reach_weights()
         elif self.transport in ("shm", "cuda_ipc") and not apart:
             raise ValueError(
-                f"weights.transport is {self.transport}, which is for models in processes of their own; set "
+                f"weights.transport is {self.weights.transport}, which is for models in processes of their own; set "
                 "engine.process: true, trainer.placement: process or proximal.placement: process, or use memory"
+            )
+        elif self.weights.transport == "collective" and self.servers_beyond:
+            raise ValueError(
+                f"weights.transport is collective, whose relays are Headrace's own workers, and engine.url "
+                f"{self.servers_beyond[0]!r} is a server of another machine; use gloo"
             )
         elif self.transport == "cuda_ipc" and self.engine.has_server:
             raise ValueError(

@@ -31,6 +31,8 @@ class Loop:
     critic: Role | None
     actor: Role
     followers: Role
+    relays: Role | None
+    """Bring versions to where the trainer's memory is not seen."""
     returns: Sequence[Role]
     """Bring the judges' engines back."""
     evaluator: Role | None
@@ -57,6 +59,8 @@ class RoleTasks:
         the last."""
         loop = self._loop
         roles = {"weight followers": loop.followers}
+        if loop.relays is not None:
+            roles["weight relays"] = loop.relays
         roles |= {f"return of judge {index}": role for index, role in enumerate(loop.returns)}
         if loop.watch is not None:
             roles["engine watch"] = loop.watch

@@ -77,7 +77,8 @@ def loop_of(parts: Parts) -> Loop:
         # Train, publish: micro-batches as their rows come, a step of both, and the version that follows is offered.
         critic=parts.critic,
         actor=parts.actor,
-        # Swap: each engine takes it by itself.
+        # Swap: each engine takes it by itself, where the trainer's memory is not seen from a relay.
+        relays=parts.relays,
         followers=parts.followers,
         returns=parts.returns,
         # Beside it.

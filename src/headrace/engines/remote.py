@@ -25,6 +25,7 @@ from headrace.runtime.patience import StandStill
 from headrace.runtime.protocol import Services, WaitTimeout
 from headrace.runtime.workers import Peer, WorkerError, WorkerLost
 from headrace.weights.plane import WeightError, WeightReceiver
+from headrace.weights.seen import Seen
 from headrace.weights.version import INITIAL, Version
 
 _SWAP_S = 7200.0
@@ -68,11 +69,13 @@ class RemoteEngine:
         client: str,
         *,
         rank: int = 0,
+        worker: str = "",
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`client`: who asks; nobody else has this name. `rank` of the worker. `changed` is called when version or
-        failure has."""
+        """`client`: who asks; nobody else has this name. `rank` of the worker, and `worker`, its name, where it takes
+        weights. `changed` is called when version or failure has."""
         self.rank = rank
+        self._worker = worker
         self._peer = peer
         self._services = services
         self._client = client
@@ -213,10 +216,15 @@ class RemoteEngine:
             self._to_abort += mine
             self._tell_soon()
 
+    async def sees(self) -> Seen:
+        """Where its worker is. Raises EngineError."""
+        found: Seen = await self._call("sees", what="where it is", seconds=_START_S)
+        return found
+
     async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
         """See `Engine.update`. What the engine receives is the receiver's offer. Raises WeightError, EngineError."""
         self._serving()
-        offer = receiver.offer()
+        offer = receiver.near(self._worker).offer()
         if offer is None:
             return None
         report: SwapReport | None = await self._call("update", offer, mode, what="new weights", seconds=_SWAP_S)
@@ -227,7 +235,7 @@ class RemoteEngine:
     async def revive(self, receiver: WeightReceiver | None) -> None:
         """Of an engine that died in a worker that lives: another in its place, see `Revive`. Then a new `RemoteEngine`
         speaks to it. Raises WeightError, EngineError."""
-        offer = None if receiver is None else receiver.offer()
+        offer = None if receiver is None else receiver.near(self._worker).offer()
         await self._call("revive", offer, what="the engine to come back", seconds=_START_S)
 
     def kill(self, reason: str) -> None:

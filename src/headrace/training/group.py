@@ -20,6 +20,9 @@ from headrace.training.rows.packed_rows import RowToTrain
 from headrace.training.shares import shares
 from headrace.weights.plane import Manifest, Received, WeightOffer, WeightReceiver
 from headrace.weights.receiving import receiver_at
+from headrace.weights.relay.receiver import OverRelays
+from headrace.weights.relay.relays import Relays
+from headrace.weights.seen import Seen
 from headrace.weights.version import Version
 
 T = TypeVar("T")
@@ -41,6 +44,7 @@ class TrainerGroup:
         """Of each row of the batch that is held the rank that has it, and its place there."""
         self._lengths: list[int] = []
         """Of the same rows."""
+        self._relays: Relays | None = None
         self._steps = self._settled = 0
         """Made by all since they were made or told where to go on; and at the last `settled`."""
 
@@ -160,9 +164,21 @@ class TrainerGroup:
         """Copy the weights as they are. Raises WeightError."""
         await self._jointly("snapshot", version, what="a copy of the weights")
 
+    async def sees(self) -> Seen:
+        """Where its weights leave from."""
+        found: Seen = await self._call("sees", what="where it is")
+        return found
+
+    def goes_on(self, relays: Relays) -> None:
+        """Its versions leave over relays too."""
+        self._relays = relays
+
     async def send(self) -> None:
-        """Have the copy received from now on. The trainer may go on meanwhile. Raises WeightError."""
+        """Have the copy received from now on, near all that can be reached. The trainer may go on meanwhile. Raises
+        WeightError."""
         await self._call("send", what="weights on their way")
+        if self._relays is not None:
+            await self._relays.carry(self.plane()[1])
 
     async def publish(self, version: Version) -> None:
         """Both moves at once."""
@@ -171,7 +187,8 @@ class TrainerGroup:
 
     def receiver(self) -> WeightReceiver:
         """A new receiving end of its weights."""
-        return Following(self.plane)
+        published = Following(self.plane)
+        return published if self._relays is None else OverRelays(published, self._relays)
 
     def plane(self) -> tuple[str, str]:
         """Transport and address of its weights, as it is now."""

@@ -26,6 +26,7 @@ from headrace.training.rows.spans import SPANNED, check_spans
 from headrace.training.scoring import Scoring
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.plane import Snapshot, WeightPublisher
+from headrace.weights.seen import Seen, seen_here
 from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import Version
 
@@ -37,7 +38,7 @@ _OUT = "weights out"
 _VALUES = ("values", "returns")
 
 TRAINER_TYPES = ROW_TYPES.with_types(
-    WireTypes({"gap": Gap, "pack_row": PackRow, "step_report": StepReport, "version": Version})
+    WireTypes({"gap": Gap, "pack_row": PackRow, "seen": Seen, "step_report": StepReport, "version": Version})
 )
 """What crosses to and from a rank."""
 
@@ -227,6 +228,10 @@ class TrainerRank:
     def plane(self) -> tuple[str, str]:
         """Transport and address that a receiver of its weights is made of."""
         return self._plane.transport, self._plane.address
+
+    def sees(self) -> Seen:
+        """Where it is."""
+        return seen_here()
 
     def snapshot(self, version: Version) -> None:
         """Copy the weights as they are. Raises WeightError."""

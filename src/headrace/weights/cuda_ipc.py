@@ -17,7 +17,7 @@ import torch
 
 from headrace.weights.plane import Manifest, WeightError
 from headrace.weights.slot_format import HEADER, SLOTS, places, slot_name
-from headrace.weights.slots import Slot, SlotPublisher, SlotReceiver, mapped_file, tensors_in
+from headrace.weights.slots import Slot, SlotPublisher, SlotReceiver, mapped_file
 
 _HANDLES = "handles.json"
 _BYTES = (1, 4, 6)
@@ -47,7 +47,7 @@ class CudaIpcPublisher(SlotPublisher):
         handles = {"device": _name(self._device), "slots": [_handle(memory) for memory in memories]}
         (self._folder / _HANDLES).write_text(json.dumps(handles))
         return [
-            Slot(mapped_file(self._folder / slot_name(number), HEADER, create=True), tensors_in(memory, found))
+            Slot(mapped_file(self._folder / slot_name(number), HEADER, create=True), memory, found)
             for number, memory in enumerate(memories)
         ]
 
@@ -68,7 +68,7 @@ class CudaIpcReceiver(SlotReceiver):
             if len(memory) < size:
                 raise WeightError(f"{self._folder} has {len(memory)} bytes a slot, and {size} are needed; publish anew")
             file = mapped_file(self._folder / slot_name(number), HEADER, create=False)
-            opened.append(Slot(file, tensors_in(memory, found)))
+            opened.append(Slot(file, memory, found))
         return opened
 
 

@@ -149,6 +149,10 @@ class WeightReceiver(Protocol):
     def offer(self) -> WeightOffer | None:
         """By which another process receives the newest version; None before the first. Never blocks."""
 
+    def near(self, worker: str) -> WeightReceiver:
+        """The same, as it is for the worker of this name: what is published may be nearer to some than to others."""
+        return self
+
     def receive(self) -> tuple[Manifest, Mapping[str, torch.Tensor]]:
         """The newest whole version, verified against its manifest. The tensors are read-only for the caller.
 

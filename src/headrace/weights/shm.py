@@ -14,7 +14,7 @@ import torch
 
 from headrace.weights.plane import Manifest
 from headrace.weights.slot_format import SLOTS, places, slot_name
-from headrace.weights.slots import Slot, SlotPublisher, SlotReceiver, mapped_file, tensors_in
+from headrace.weights.slots import Slot, SlotPublisher, SlotReceiver, mapped_file
 
 IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 """Whether one processor sees another's writes in their order."""
@@ -42,4 +42,4 @@ class ShmReceiver(SlotReceiver):
 def _slots(folder: Path, manifest: Manifest, *, create: bool) -> list[Slot]:
     found, size = places(manifest.entries)
     files = [mapped_file(folder / slot_name(number), size, create=create) for number in range(SLOTS)]
-    return [Slot(file, tensors_in(torch.frombuffer(file, dtype=torch.uint8), found)) for file in files]
+    return [Slot(file, torch.frombuffer(file, dtype=torch.uint8), found) for file in files]

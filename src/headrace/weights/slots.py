@@ -71,9 +71,11 @@ def tensors_in(memory: torch.Tensor, found: Iterable[tuple[TensorEntry, int]]) -
 class Slot:
     """One slot's file, and its tensors."""
 
-    def __init__(self, file: mmap.mmap, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, file: mmap.mmap, memory: torch.Tensor, found: Iterable[tuple[TensorEntry, int]]) -> None:
+        """`memory`: bytes [n], of the file itself or of a device. `found`: see `tensors_in`."""
         self._numbers = memoryview(file)[:40].cast("q")
-        self.tensors = tensors
+        self.memory = memory
+        self.tensors: Mapping[str, torch.Tensor] = tensors_in(memory, found)
 
     @property
     def generation(self) -> int:
@@ -140,13 +142,7 @@ class SlotPublisher(WeightPublisher, ABC):
         require_newer(version, None if self._manifest is None else self._manifest.version)
         found = dict(named_once(version, tensors))
         manifest = build_manifest(version, found, checksums=False)
-        if not self._slots:
-            self._begin(manifest)
-        elif self._manifest is not None and manifest.entries != self._manifest.entries:
-            raise WeightError(f"cannot publish {version}: its tensors are not those of {self._manifest.version}")
-        slot = self._slots[self._published % SLOTS]
-        slot.generation = 2 * self._published + 1
-        copies = dict(slot.tensors)
+        copies = dict(self.begin(manifest).tensors)
         for name, tensor in found.items():
             if tensor.is_cuda and not copies[name].is_cuda:
                 copies[name] = torch.empty_like(tensor, memory_format=torch.contiguous_format)
@@ -162,15 +158,37 @@ class SlotPublisher(WeightPublisher, ABC):
                 mark("chunk")
                 slot.tensors[name].copy_(tensor)
         rest()
-        slot.version = snapshot.version
+        self.end(snapshot.manifest, snapshot.check)
+        return snapshot.manifest
+
+    def begin(self, manifest: Manifest) -> Slot:
+        """For whoever writes a version's bytes as they come: the slot that does not have the newest version, of which
+        nobody takes anything until `end`. Raises WeightError, as `snapshot`."""
+        version = manifest.version
+        require_newer(version, None if self._manifest is None else self._manifest.version)
+        if not self._slots:
+            self._make(manifest)
+        elif self._manifest is not None and manifest.entries != self._manifest.entries:
+            raise WeightError(f"cannot publish {version}: its tensors are not those of {self._manifest.version}")
+        slot = self._slots[self._published % SLOTS]
+        slot.generation = 2 * self._published + 1
+        return slot
+
+    def end(self, manifest: Manifest, check: SwapCheck | None) -> None:
+        """What `begin` gave is whole. Raises WeightError."""
+        slot = self._slots[self._published % SLOTS]
+        slot.version = manifest.version
         slot.checksum = _checksum(slot.tensors.values()) if self.checks_arrival else NONE
-        slot.has_check = snapshot.check is not None
+        slot.has_check = check is not None
         generation = 2 * (self._published + 1)
-        self._write_check(generation, snapshot.check)
+        self._write_check(generation, check)
         self._published += 1
         slot.generation = generation
-        self._manifest = snapshot.manifest
-        return snapshot.manifest
+        self._manifest = manifest
+
+    def whole(self, version: Version) -> Slot | None:
+        """The slot that has it."""
+        return next((slot for slot in self._slots if slot.is_whole and slot.version == version), None)
 
     @abstractmethod
     def receiver(self) -> SlotReceiver: ...
@@ -188,7 +206,7 @@ class SlotPublisher(WeightPublisher, ABC):
         except OSError as error:
             raise WeightError(f"cannot publish in {self._folder}: {error}; make room there") from error
 
-    def _begin(self, manifest: Manifest) -> None:
+    def _make(self, manifest: Manifest) -> None:
         try:
             self._slots = list(self._made(manifest))
             making = self._folder / f"{LAYOUT}.new"
@@ -225,6 +243,12 @@ class SlotReceiver(WeightReceiver, ABC):
     def latest(self) -> Version | None:
         slot = self._newest()
         return None if slot is None else slot.version
+
+    def whole(self) -> list[Slot]:
+        """Those that have a version, the newest one first."""
+        self._newest()
+        found = [] if self._opened is None else [slot for slot in self._opened.slots if slot.is_whole]
+        return sorted(found, key=lambda slot: slot.generation, reverse=True)
 
     def offer(self) -> WeightOffer | None:
         for _ in range(_TRIES):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Literal
 
@@ -31,3 +32,16 @@ def open_transport(transport: Transport, folder: Path, device: torch.device | No
         case "cuda_ipc":
             assert device is not None, "cuda_ipc is for a device"
             return CudaIpcPublisher(folder, device)
+
+
+def of_this_life(transport: Transport, folder: Path) -> Path:
+    """Where weights leave from. Where that is memory, an empty folder: what a worker left that was lost is removed, and
+    whoever has it mapped keeps it."""
+    if transport not in IN_MEMORY:
+        return folder
+    lives = [path for path in folder.iterdir() if path.name.isdigit()]
+    for path in lives:
+        shutil.rmtree(path, ignore_errors=True)
+    own = folder / str(1 + max((int(path.name) for path in lives), default=-1))
+    own.mkdir(mode=0o700)
+    return own

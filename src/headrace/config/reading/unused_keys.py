@@ -89,6 +89,8 @@ def _of_run(config: TrainConfig) -> Iterator[_Rule]:
     )
     reason = "weights.transport is not gloo" if not config.sends_weights else "no engine.url is beyond this machine"
     yield rule(not (config.sends_weights and config.servers_beyond), "weights", config.weights, ("host",), reason)
+    relays = config.weights.transport == "collective" or config.runtime.kind == "ray"
+    yield rule(not relays, "weights", config.weights, ("deltas",), "weights.transport is not collective")
     curriculum = config.data.curriculum
     by_rate = curriculum.pass_rate is not None
     passes = ("passes_above",)

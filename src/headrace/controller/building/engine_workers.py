@@ -180,8 +180,9 @@ class _Asked:
 
     def engine(self, number: int) -> RemoteEngine:
         """The one at this place."""
-        peer = PeerOfRank(*self.places[number])
-        return RemoteEngine(peer, self._runtime, CLIENT, rank=number, changed=self._changed.notify)
+        workers, rank = self.places[number]
+        peer, worker = PeerOfRank(workers, rank), workers.handles[rank].worker
+        return RemoteEngine(peer, self._runtime, CLIENT, rank=number, worker=worker, changed=self._changed.notify)
 
     def pool(self, **more: Any) -> EnginePool:
         """Of all of them, which hears of their changes. `more`: see `EnginePool`."""

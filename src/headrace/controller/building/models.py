@@ -13,6 +13,7 @@ from headrace.controller.building.engine_workers import load_engines, load_judge
 from headrace.controller.building.frozen_workers import frozen_worker
 from headrace.controller.building.reward_model import load_model_reward
 from headrace.controller.building.trainer_workers import policy_group, value_group
+from headrace.controller.building.weight_relays import weight_relays
 from headrace.controller.checkpointer import Part
 from headrace.controller.planning.plan import Plan
 from headrace.engines.absent import AbsentEngine
@@ -24,6 +25,7 @@ from headrace.roles.workers.frozen import FrozenSpec, FrozenWorker, ProximalWork
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.together import together
 from headrace.training.group import TrainerGroup
+from headrace.weights.relay.relays import Relays
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class Models:
     reward: ModelReward | None = None
     judges: Mapping[str, EnginePool] = field(default_factory=dict)
     """See `load_judges`."""
+    relays: Relays | None = None
+    """By which versions reach those that do not see the trainer's memory; None where nobody needs them."""
     renew: Mapping[str, Callable[[], Awaitable[None]]] = field(default_factory=dict)
     """How the trainer and the critic, by the name of their kind of worker, are made anew as they were at the beginning:
     those that can be."""
@@ -101,6 +105,9 @@ async def load_models(
     )
     if algorithm.needs_reference and config.reference.refresh_every is not None:
         models = replace(models, refreshed=models.reference or models.trainer.kept_reference)
+    if in_memory is not None and plan.needs_engine and plan.transport == "shm":
+        relays = await weight_relays(models.trainer, models.engines, models.proximal, config, runtime, in_memory)
+        models = replace(models, relays=relays)
     # In this process nothing is loaded while anything computes.
     groups = {"trainer": models.trainer, "critic": models.critic}
     renew = {name: group.restart for name, group in groups.items() if group and name in config.trainer_processes}

@@ -59,7 +59,7 @@ def scorers(
     if models.proximal is not None:
         follows = FollowedWeights(
             context,
-            models.trainer.receiver(),
+            models.trainer.receiver().near(models.proximal.worker),
             published,
             models.proximal.take,
             name="proximal",

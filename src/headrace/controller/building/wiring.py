@@ -42,6 +42,7 @@ from headrace.roles.rollout import RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
 from headrace.roles.weight_follower import WeightFollowerRole, taken_up
 from headrace.roles.weight_followers import WeightFollowersRole
+from headrace.roles.weight_relays import WeightRelaysRole
 from headrace.roles.workers.functions import FunctionsWorker
 from headrace.rollout.workflow import outside_player
 from headrace.runtime.protocol import Runtime
@@ -83,6 +84,8 @@ class Parts:
     critic: CriticRole | None
     actor: ActorRole
     followers: WeightFollowersRole
+    relays: WeightRelaysRole | None
+    """None where versions need none."""
     returns: tuple[EngineReturnRole, ...]
     """Of each judge's engine one."""
     watch: EngineWatchRole | None
@@ -166,6 +169,9 @@ def connect(
     published.listen(pool.changed.notify)
     pool.changed.listen(flow.changed.notify)
     pool.tell = recorder.event
+    if models.relays is not None:
+        models.relays.tell_to(recorder.event)
+        models.relays.changed.listen(published.notify)
     judges = [*models.judges.values()]
     truncated = algorithm.truncated == "mask"
     rule = StalenessRule(eta, config.deadline_rule == "mask", config.deadline_rule == "late", truncated)
@@ -293,10 +299,15 @@ def connect(
             pool,
             runtime,
             lambda member: WeightFollowerRole(
-                context, pool, member, models.trainer.receiver(), SwapMode(config.async_.swap)
+                context,
+                pool,
+                member,
+                models.trainer.receiver().near(pool.handles[member.index].worker if pool.handles else ""),
+                SwapMode(config.async_.swap),
             ),
             config.runtime.stall_timeout_s,
         ),
+        relays=None if models.relays is None else WeightRelaysRole(context, models.relays),
         returns=tuple(returns_of(judges, context, recorder)),
         watch=None if pool.is_absent else EngineWatchRole(context, pool, models.trainer.receiver(), judges),
         evaluator=EvaluatorRole(

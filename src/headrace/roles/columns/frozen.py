@@ -14,6 +14,7 @@ from headrace.training.rows.packed_rows import RowToTrain
 from headrace.training.scoring import Scoring
 from headrace.training.taking import taken
 from headrace.weights.plane import WeightError, WeightReceiver
+from headrace.weights.seen import Seen, seen_here
 from headrace.weights.version import Version
 
 _LOST = RefLost.__name__
@@ -25,6 +26,13 @@ class AskedModel(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def worker(self) -> str:
+        """The name of its worker."""
+
+    async def sees(self) -> Seen:
+        """Where it is."""
 
     async def scores(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
         """Of each row a ref to the log-probs of its tokens; from one forward pass. Raises RefLost."""
@@ -51,6 +59,15 @@ class OnLane:
     async def scores(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
         """See `AskedModel.scores`."""
         return await self._runtime.compute(self.name, self._scoring, rows)
+
+    @property
+    def worker(self) -> str:
+        """See `AskedModel.worker`."""
+        return self.name
+
+    async def sees(self) -> Seen:
+        """See `AskedModel.sees`."""
+        return seen_here()
 
     async def take(self, receiver: WeightReceiver) -> Version:
         """See `AskedModel.take`."""
@@ -85,6 +102,16 @@ class InWorker:
             raise
         return found
 
+    @property
+    def worker(self) -> str:
+        """See `AskedModel.worker`."""
+        return self._workers.handles[0].worker
+
+    async def sees(self) -> Seen:
+        """See `AskedModel.sees`."""
+        found: Seen = await self._call("sees", what="where it is")
+        return found
+
     async def take(self, receiver: WeightReceiver) -> Version:
         """See `AskedModel.take`."""
         version: Version = await self._call("take", receiver.offer(), what="new weights")
@@ -98,9 +125,9 @@ class InWorker:
         """See `AskedModel.load`."""
         await self._call("load", str(path), what="its part of a checkpoint")
 
-    async def _call(self, method: str, argument: object, *, what: str) -> Any:
+    async def _call(self, method: str, *arguments: object, what: str) -> Any:
         try:
-            return (await self._workers.call(method, argument, rank=0, what=what))[0]
+            return (await self._workers.call(method, *arguments, rank=0, what=what))[0]
         except WorkerError as error:
             if error.type in _ERRORS:
                 raise _ERRORS[error.type](error.text) from error

@@ -28,6 +28,7 @@ from headrace.engines.remote_types import (
 )
 from headrace.runtime.protocol import Services, WaitTimeout
 from headrace.weights.plane import WeightOffer, WeightReceiver
+from headrace.weights.seen import Seen, seen_here
 from headrace.weights.version import Version
 
 
@@ -127,6 +128,10 @@ class EngineHost(Generic[E]):
         mine = self._clients.get(client)
         if mine is not None:
             self._engine.abort([each for each in request_ids if each in mine.asked])
+
+    async def sees(self) -> Seen:
+        """Where it is."""
+        return seen_here()
 
     async def update(self, offer: WeightOffer, mode: SwapMode) -> SwapReport | None:
         """See `Engine.update`. Raises WeightError, EngineError."""

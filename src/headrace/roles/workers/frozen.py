@@ -19,6 +19,7 @@ from headrace.training.taking import taken
 from headrace.weights.offer_types import WEIGHT_TYPES
 from headrace.weights.plane import WeightOffer
 from headrace.weights.receiving import receiver_of
+from headrace.weights.seen import Seen, seen_here
 from headrace.weights.version import Version
 
 
@@ -56,6 +57,10 @@ class FrozenWorker:
     def take(self, offer: WeightOffer) -> Version:
         """See `AskedModel.take`."""
         return taken(self._model, receiver_of(offer))
+
+    def sees(self) -> Seen:
+        """Where it is."""
+        return seen_here()
 
     def save(self, path: str) -> None:
         """See `AskedModel.save`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -30,7 +29,7 @@ from headrace.training.trainer import HFTrainer
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.plane import WeightPublisher
 from headrace.weights.swap_check import SHORT, SwapCheck, check_tokens, make_check
-from headrace.weights.transport import IN_MEMORY, Transport, open_transport
+from headrace.weights.transport import Transport, of_this_life, open_transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,16 +162,3 @@ def _aside(spec: TrainerSpec) -> Callable[[], WeightPublisher]:
         return MemoryPublisher
     publisher = open_transport("shm", of_this_life("shm", Path(spec.aside)))
     return lambda: publisher
-
-
-def of_this_life(transport: Transport, folder: Path) -> Path:
-    """Where weights leave from. Where that is memory, an empty folder: what a worker left that was lost is removed, and
-    whoever has it mapped keeps it."""
-    if transport not in IN_MEMORY:
-        return folder
-    lives = [path for path in folder.iterdir() if path.name.isdigit()]
-    for path in lives:
-        shutil.rmtree(path, ignore_errors=True)
-    own = folder / str(1 + max((int(path.name) for path in lives), default=-1))
-    own.mkdir(mode=0o700)
-    return own

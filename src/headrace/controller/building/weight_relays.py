@@ -1,0 +1,103 @@
+"""The relays of a run's weight plane: which are needed, made, and told who takes versions from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headrace.config import ConfigError, TrainConfig
+from headrace.controller.building.processors import silence_s
+from headrace.engines.pool import EnginePool, Hires
+from headrace.engines.protocol import Engine, EngineError
+from headrace.engines.remote import RemoteEngine
+from headrace.roles.columns.frozen import AskedModel
+from headrace.roles.workers.relay import RelaySpec, RelayWorker
+from headrace.runtime.protocol import Runtime, WaitTimeout
+from headrace.runtime.workers import Handle, Placement, WorkerError, WorkerLost, Workers
+from headrace.training.group import TrainerGroup
+from headrace.weights.relay.relays import Relays
+from headrace.weights.seen import Seen, relays_needed, way_between
+
+
+async def weight_relays(
+    trainer: TrainerGroup,
+    engines: EnginePool,
+    proximal: AskedModel | None,
+    config: TrainConfig,
+    runtime: Runtime,
+    in_memory: Callable[[str], Path],
+) -> Relays | None:
+    """By which versions of `trainer` reach those that do not see its memory, or with `weights.transport: collective`
+    each; None if nobody needs them. Raises ConfigError, WorkerError, WorkerLost, WaitTimeout."""
+    source = await trainer.sees()
+    ends = await _ends(engines, proximal)
+    needed = relays_needed(source, ends, each=config.weights.transport == "collective")
+    if not needed:
+        return None
+    spec = RelaySpec(str(in_memory("relays")))
+    workers = await runtime.start(RelayWorker, [spec] * (1 + len(needed)), _where(config))
+    seen: list[Seen] = await workers.call("sees", what="where relays are")
+    for place, near in enumerate((source, *(ends[users[0]] for users in needed))):
+        if way_between(near, seen[place]) == "collective":
+            raise ConfigError(
+                f"relay {place} of the weight plane is not on the machine of those that it serves, whose memory it "
+                "has to see; place them on the trainer's node"
+            )
+    beyond = any(way_between(source, one) == "collective" for one in seen)
+    deltas = beyond if config.weights.deltas is None else config.weights.deltas
+    relays = Relays(workers, runtime.clock, config.runtime.stall_timeout_s, deltas=deltas, summed=beyond)
+    for rank, users in enumerate(((), *needed)):
+        await relays.take_in(rank, users)
+    trainer.goes_on(relays)
+    if engines.hires is not None:
+        engines.hires = _HiresWithRelay(engines.hires, relays, workers, spec)
+    return relays
+
+
+async def _ends(engines: EnginePool, proximal: AskedModel | None) -> dict[str, Seen]:
+    """Of each worker that takes the policy's versions where it is."""
+    found = {}
+    for handle, member in zip(engines.handles, engines.members, strict=True):
+        if isinstance(member.engine, RemoteEngine):
+            found[handle.worker] = await member.engine.sees()
+    if proximal is not None:
+        found[proximal.worker] = await proximal.sees()
+    return found
+
+
+def _where(config: TrainConfig) -> Placement:
+    return Placement(
+        process=True,
+        threads=1,
+        deadline_s=config.runtime.stall_timeout_s,
+        silence_s=silence_s(config),
+        limits=config.runtime.stuck.limits,
+    )
+
+
+class _HiresWithRelay:
+    """`Hires`: an engine that comes has a relay of its own."""
+
+    def __init__(self, engines: Hires, relays: Relays, workers: Workers[Any], spec: RelaySpec) -> None:
+        self._engines = engines
+        self._relays = relays
+        self._workers = workers
+        self._spec = spec
+        self._ranks: dict[int, int] = {}
+        """Of engines that came, by index."""
+
+    async def hire(self) -> tuple[Engine, Handle]:
+        """See `Hires.hire`."""
+        engine, handle = await self._engines.hire()
+        try:
+            rank = await self._workers.add(self._spec)
+            await self._relays.take_in(rank, [handle.worker])
+            await self._relays.mend()
+        except (WorkerError, WorkerLost, WaitTimeout) as error:
+            raise EngineError(f"a relay of weights for {handle.worker} did not start: {error}") from error
+        return engine, handle
+
+    async def release(self, index: int) -> None:
+        """See `Hires.release`."""
+        await self._engines.release(index)

@@ -1,0 +1,65 @@
+"""A relay of the weight plane as a worker: `weights/relay/relays.py` is how it is spoken to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from headrace.runtime.wire.wire_types import WireTypes
+from headrace.runtime.workers import Host
+from headrace.weights.relay.journey import RELAY_TYPES, Found, Journey, Meeting, Sent
+from headrace.weights.relay.relay import Relay
+from headrace.weights.seen import Seen, seen_here
+from headrace.weights.transport import of_this_life
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySpec:
+    """From which a relay makes itself."""
+
+    memory: str
+    """A folder in memory of its machine, for what it keeps; it goes with the run."""
+
+
+class RelayWorker:
+    """In a process of its own: whoever waits for a peer in gloo waits for up to a deadline, whatever happens."""
+
+    kind: ClassVar[str] = "relay"
+    types: ClassVar[WireTypes] = RELAY_TYPES.with_types(WireTypes({"relay_spec": RelaySpec}))
+
+    def __init__(self, spec: RelaySpec, host: Host) -> None:
+        if host.threads is not None:
+            torch.set_num_threads(host.threads)
+        folder = Path(spec.memory) / str(host.rank)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._relay = Relay(of_this_life("shm", folder))
+
+    def sees(self) -> Seen:
+        return seen_here()
+
+    def plane(self) -> tuple[str, str]:
+        """Transport and address of what it keeps."""
+        return self._relay.transport, self._relay.address
+
+    def listen(self, host: str) -> int:
+        """See `Relay.listen`."""
+        return self._relay.listen(host)
+
+    def join(self, meeting: Meeting, rank: int, host: str) -> None:
+        """See `Relay.join`."""
+        self._relay.join(meeting, rank, host)
+
+    def look(self, address: str) -> Found:
+        """See `Relay.look`."""
+        return self._relay.look(address)
+
+    def send(self, journey: Journey, address: str) -> Sent:
+        """See `Relay.send`."""
+        return self._relay.send(journey, address)
+
+    def take(self, journey: Journey) -> bool:
+        """See `Relay.take`."""
+        return self._relay.take(journey)

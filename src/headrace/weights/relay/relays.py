@@ -1,0 +1,340 @@
+"""The relays of a run, as the controller has them: forms their groups, and has versions leave along chains.
+
+A version is at a relay once that says so. One that cannot be reached is left out, told of, made anew if it was lost,
+and given the newest version by itself. A group is formed anew when relays come, leave or fail; what fails leaves every
+relay with the version that it had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.runtime.signal import Signal
+from headrace.runtime.supervision import pause_after
+from headrace.runtime.workers import WorkerError, WorkerLost, Workers
+from headrace.weights.plane import WeightError, WeightOffer
+from headrace.weights.relay.journey import Found, Journey, Meeting, Sent
+from headrace.weights.version import Version
+
+SOURCE = 0
+"""Its rank, and its place in every group."""
+_LAST_WORDS_S = 10.0
+"""In which all of a journey that failed have to have said so: a peer's end is known at once, its silence later."""
+_SHORT_S = 60.0
+"""Of calls that wait for nobody else, or for a group to come together."""
+_ATTEMPTS, _TOGETHER = 5, 2
+"""To have all that can be reached have the newest version; and those in which they are tried together."""
+
+Fault = Exception
+
+
+@dataclass(slots=True)
+class _Place:
+    """One relay of receivers."""
+
+    host: str
+    """Address that it speaks from."""
+    plane: tuple[str, str] = ("", "")
+    """Transport and address of what it keeps."""
+    last: Version | None = None
+    """The newest that it ever had."""
+    offer: WeightOffer | None = None
+    """Of the version that it has now."""
+    failures: int = 0
+    """In a row."""
+    due: float = 0.0
+    """When it is tried again."""
+
+
+class Relays:
+    def __init__(
+        self,
+        workers: Workers[Any],
+        clock: Clock,
+        seconds: float,
+        *,
+        deltas: bool,
+        summed: bool = False,
+    ) -> None:
+        """`workers`: the first is the source's. `seconds`: that a journey may take. `deltas`: whether what changed is
+        sent where a receiver has the version before. `summed`: whether what goes whole has checksums."""
+        self.changed = Signal()
+        """A version is at a relay, or one was lost."""
+        workers.changed.listen(self.changed.notify)
+        self.newest: WeightOffer | None = None
+        """At the source."""
+        self._workers = workers
+        self._clock = clock
+        self._seconds = seconds
+        self._deltas = deltas
+        self._summed = summed
+        self._places: dict[int, _Place] = {}
+        self._rank_of: dict[str, int] = {}
+        self._group: tuple[int, ...] = ()
+        self._port: int | None = None
+        self._numbers = count()
+        self._turn = asyncio.Lock()
+        self._address = ""
+        self._tell: Callable[[str, dict[str, Any]], None] | None = None
+        self._untold: list[tuple[str, dict[str, Any]]] = []
+        self._before: Version | None = None
+
+    async def take_in(self, rank: int, users: Sequence[str], host: str = "127.0.0.1") -> None:
+        """A relay that is there: the source's first. `users`: the workers that take versions from it. `host`: the
+        address that it speaks from. Raises WorkerError, WorkerLost, WaitTimeout."""
+        self._places[rank] = _Place(host)
+        self._rank_of |= dict.fromkeys(users, rank)
+        await self._begun(rank)
+
+    def let_go(self, rank: int) -> None:
+        """It leaves."""
+        del self._places[rank]
+        self._rank_of = {worker: of for worker, of in self._rank_of.items() if of != rank}
+        self._group = ()
+
+    def tell_to(self, tell: Callable[[str, dict[str, Any]], None]) -> None:
+        """`tell` is given events of the run, those before it was there first."""
+        self._tell = tell
+        untold, self._untold = self._untold, []
+        for event in untold:
+            tell(*event)
+
+    def rank_of(self, worker: str) -> int | None:
+        """The relay of a worker; None for one that takes versions from the source itself."""
+        return self._rank_of.get(worker)
+
+    def version_at(self, rank: int) -> Version | None:
+        """The newest that was there; before the first the newest that there is."""
+        place = self._places[rank]
+        return place.last or (None if self.newest is None else self.newest.version)
+
+    def offer_at(self, rank: int) -> WeightOffer:
+        """Of what is there. Raises WeightError."""
+        offer = self._places[rank].offer
+        if offer is None:
+            raise WeightError(f"relay {rank} has no version yet; it is given one as soon as it can be reached")
+        return offer
+
+    async def carry(self, address: str) -> None:
+        """Have the newest version of the trainer that publishes at `address` leave for all that can be reached.
+        Returns once it is there, or was tried: what fails is told of, and left to `mend`."""
+        async with self._turn:
+            self._address = address
+            await self._reach_all()
+
+    async def mend(self) -> None:
+        """Make lost relays anew, and give those that are behind the newest version: those whose pause is over."""
+        async with self._turn:
+            for rank in self._places:
+                await self._made_anew(rank)
+            if self._address:
+                await self._reach_all()
+
+    def next_due(self) -> float | None:
+        """Seconds until `mend` has something to do; None if nothing is to be done."""
+        lost = self._workers.lost
+        waiting = [
+            place.due
+            for rank, place in self._places.items()
+            if rank in lost or (rank != SOURCE and self._is_behind(rank))
+        ]
+        return max(min(waiting) - self._clock.now(), 0.0) if waiting else None
+
+    async def _reach_all(self) -> None:
+        """In one chain; what is left of them in another; and then one by one, so that it is known who it is that the
+        others do not get past."""
+        for attempt in range(_ATTEMPTS):
+            if not await self._made_anew(SOURCE) or not await self._looked() or not (behind := self._behind()):
+                return
+            for ranks in [behind] if attempt < _TOGETHER else [[rank] for rank in behind]:
+                await self._together(ranks, alone=attempt >= _TOGETHER)
+        for rank in self._behind():
+            self._left_out(rank, WeightError("newer versions come faster than they are carried on"))
+
+    def _behind(self) -> list[int]:
+        """Those that can be tried now."""
+        lost, now = self._workers.lost, self._clock.now()
+        return [
+            rank
+            for rank, place in self._places.items()
+            if rank != SOURCE and rank not in lost and place.due <= now and self._is_behind(rank)
+        ]
+
+    def _is_behind(self, rank: int) -> bool:
+        offer = self._places[rank].offer
+        return self.newest is not None and (offer is None or offer.version < self.newest.version)
+
+    async def _looked(self) -> bool:
+        """What there is to be sent."""
+        try:
+            found: Found = await self._call(SOURCE, "look", self._address, what="what there is to be sent")
+        except (WorkerError, WorkerLost, WaitTimeout) as error:
+            self._left_out(SOURCE, error)
+            return False
+        self.newest, self._before = found.offer or self.newest, found.before
+        return True
+
+    async def _together(self, ranks: Sequence[int], *, alone: bool) -> None:
+        """Send the newest version along these; to those that have the one before only what changed. Whose fault it was
+        if something failed is told, if it is known. `alone`: then it is the one that is tried."""
+        base = self._before if self._deltas else None
+        changed = [rank for rank in ranks if base is not None and self._has(rank, base)]
+        for some, of in ((changed, base), ([rank for rank in ranks if rank not in changed], None)):
+            if some and not await self._along(some, of, alone=alone):
+                return
+
+    async def _along(self, ranks: Sequence[int], base: Version | None, *, alone: bool) -> bool:
+        """False if something failed."""
+        newest = self.newest
+        assert newest is not None
+        assert newest.manifest is not None
+        sent: Sent | None = None
+        if (faults := await self._formed([SOURCE, *ranks])) is None:
+            order = (SOURCE, *(self._group.index(rank) for rank in ranks))
+            journey = Journey(newest.manifest, order, base, self._summed, newest.swap_check)
+            began = self._clock.now()
+            asked = dict.fromkeys(ranks, ("take", (journey,)))
+            answers, faults = await self._each({SOURCE: ("send", (journey, self._address)), **asked})
+            there = [rank for rank in ranks if answers.get(rank) is True]
+            for rank in there:
+                place = self._places[rank]
+                place.last = newest.version
+                place.offer = replace(newest, transport=place.plane[0], address=place.plane[1])
+                place.failures, place.due = 0, 0.0
+            sent = answers.get(SOURCE)
+            if there and sent is not None:
+                self._tell_of(newest.version, sent, there, self._clock.now() - began, base)
+            if there:
+                self.changed.notify()
+            if not faults and not (sent is not None and sent.overtaken):
+                return True
+        self._group = ()
+        if sent is not None and sent.overtaken:
+            return False  # what is newer is on its way
+        for rank, error in faults.items():
+            known = isinstance(error, WorkerLost) or (isinstance(error, WorkerError) and error.type != "PeerError")
+            if known or (alone and rank != SOURCE and self._may_be_heard(SOURCE)):
+                self._left_out(rank, error)
+        return False
+
+    def _has(self, rank: int, version: Version) -> bool:
+        offer = self._places[rank].offer
+        return offer is not None and offer.version == version
+
+    def _may_be_heard(self, rank: int) -> bool:
+        return rank not in self._workers.lost
+
+    def _left_out(self, rank: int, error: Fault) -> None:
+        place = self._places[rank]
+        place.failures += 1
+        pause = pause_after(place.failures)
+        place.due = self._clock.now() + pause
+        if rank in self._workers.lost:
+            place.offer = None
+        self._say("relay_left_out", {"relay": rank, "message": f"{error}; it is tried again in {pause:g} s"})
+
+    async def _formed(self, members: Sequence[int]) -> dict[int, Fault] | None:
+        """A group that has these; the faults of those that could not join. Whoever else is in the group stays."""
+        if self._group and all(rank in self._group for rank in members):
+            return None
+        try:
+            if self._port is None:
+                host = self._places[SOURCE].host
+                self._port = await self._call(SOURCE, "listen", host, what="a place where relays meet")
+        except (WorkerError, WorkerLost, WaitTimeout) as error:
+            return {SOURCE: error}
+        lost = self._workers.lost
+        all_of_them = [rank for rank in self._places if rank in members or (rank in self._group and rank not in lost)]
+        meeting = Meeting(self._places[SOURCE].host, self._port, f"group {next(self._numbers)}", len(all_of_them))
+        asked = {rank: ("join", (meeting, number, self._places[rank].host)) for number, rank in enumerate(all_of_them)}
+        _, faults = await self._each(asked)
+        self._group = () if faults else tuple(all_of_them)
+        return faults or None
+
+    async def _made_anew(self, rank: int) -> bool:
+        """Whether it is there, perhaps anew: if it was lost, and its pause is over."""
+        place = self._places[rank]
+        if self._may_be_heard(rank):
+            return True
+        if place.due > self._clock.now():
+            return False
+        self._group = ()
+        try:
+            await self._workers.restart(rank)
+            await self._begun(rank)
+        except (WorkerError, WorkerLost, WaitTimeout) as error:
+            self._left_out(rank, error)
+            return False
+        return True
+
+    async def _begun(self, rank: int) -> None:
+        """It has just been made. Raises WorkerError, WorkerLost, WaitTimeout."""
+        place = self._places[rank]
+        place.plane, place.offer = await self._call(rank, "plane", what="where it keeps versions"), None
+        if rank == SOURCE:
+            self._port = None
+
+    async def _each(self, asked: Mapping[int, tuple[str, tuple[Any, ...]]]) -> tuple[dict[int, Any], dict[int, Fault]]:
+        """What each answers, and what failed. Once one has failed the others have to answer soon: who does not is
+        ended."""
+        calls = {
+            rank: asyncio.create_task(self._call(rank, method, *args, what=f"weights on their way ({method})"))
+            for rank, (method, args) in asked.items()
+        }
+        try:
+            await asyncio.wait([*calls.values()], return_when=asyncio.FIRST_EXCEPTION)
+            left = [task for task in calls.values() if not task.done()]
+            if left:
+                try:
+                    await self._clock.wait_for(asyncio.wait(left), _LAST_WORDS_S, "relays of a journey that failed")
+                except WaitTimeout as late:
+                    for rank, task in calls.items():
+                        if not task.done():
+                            await self._workers.kill(rank, f"it does not answer: {late}")
+        finally:
+            for task in calls.values():
+                task.cancel()
+            await asyncio.gather(*calls.values(), return_exceptions=True)
+        answers: dict[int, Any] = {}
+        faults: dict[int, Fault] = {}
+        for rank, task in calls.items():
+            error = task.exception()
+            if error is None:
+                answers[rank] = task.result()
+            elif isinstance(error, WorkerError | WorkerLost | WaitTimeout):
+                faults[rank] = error
+            else:
+                raise error
+        return answers, faults
+
+    async def _call(self, rank: int, method: str, *args: Any, what: str) -> Any:
+        seconds = self._seconds if method in ("send", "take") else _SHORT_S
+        return (await self._workers.call(method, *args, rank=rank, what=what, seconds=seconds))[0]
+
+    def _tell_of(
+        self, version: Version, sent: Sent, ranks: Sequence[int], seconds: float, base: Version | None
+    ) -> None:
+        self._say(
+            "weights_carried",
+            {
+                "version": str(version),
+                "transport": "collective (gloo)",
+                "relays": list(ranks),
+                "bytes": sent.size,
+                "share": round(sent.sent / max(sent.size, 1), 4),
+                "seconds": round(seconds, 4),
+                "bytes_per_s": round(sent.size / seconds) if seconds else None,
+                **({} if base is None else {"base": str(base)}),
+            },
+        )
+
+    def _say(self, kind: str, data: dict[str, Any]) -> None:
+        if self._tell is None:
+            self._untold.append((kind, data))
+        else:
+            self._tell(kind, data)

@@ -1,0 +1,49 @@
+"""Runs whose versions go over relays: the same weights as by shared memory, whoever is killed on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from controller_jobs import make_job
+from safetensors.torch import load_file
+
+from headrace.cli.main import main
+from headrace.store import RunReader
+
+pytestmark = [pytest.mark.slow, pytest.mark.cpu]
+
+APART: dict[str, Any] = {
+    "engine__process": True,
+    "trainer__placement": "process",
+    "async__mode": "sync",
+    "runtime__threads": 1,
+}
+
+
+def ran(folder: Path, transport: str, **changes: Any) -> tuple[dict[str, torch.Tensor], list[tuple[Any, ...]], Any]:
+    """Of a finished run: the last weights, the mean reward of each batch, and what was carried."""
+    job = make_job(folder / "job", trainer__batches=3, **APART, weights__transport=transport, **changes)
+    assert main(["train", str(job), "data.shuffle=false", "--dir", str(folder / "run"), "--plain"]) == 0
+    with RunReader(folder / "run") as reader:
+        assert reader.status().name == "finished"
+        reader.counts().check()
+        batches = [(row.number, row.record["reward_mean"]) for row in reader.metrics.read("batch")]
+        carried = [event.data for event in reader.events.read() if event.kind == "weights_carried"]
+        assert [event for event in reader.events.read() if event.kind.endswith(("_left_out", "_failed"))] == []
+    return load_file(folder / "run" / "checkpoints" / "step_3" / "model" / "model.safetensors"), batches, carried
+
+
+def test_a_run_is_the_same_over_relays(tmp_path: Path) -> None:
+    weights, batches, carried = ran(tmp_path / "relays", "collective", weights__deltas=True)
+    others, by_shm, nothing = ran(tmp_path / "shm", "shm")
+    assert batches == by_shm
+    assert weights.keys() == others.keys()
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    assert [each["version"] for each in carried] == ["v0", "v1", "v2", "v3"]
+    assert carried[0]["share"] == 1.0
+    assert all(each["relays"] == [1] and each["transport"] == "collective (gloo)" for each in carried)
+    assert all(each["bytes_per_s"] > 0 for each in carried)
+    assert nothing == []
