@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from headrace.config import ConfigError, TrainConfig
+from headrace.config.values.hosts import is_loopback
 from headrace.controller.building.processors import silence_s
 from headrace.engines.pool import EnginePool, Hires
-from headrace.engines.protocol import Engine, EngineError
+from headrace.engines.protocol import Engine
 from headrace.engines.remote import RemoteEngine
 from headrace.roles.columns.frozen import AskedModel
 from headrace.roles.workers.relay import RelaySpec, RelayWorker
@@ -18,6 +21,10 @@ from headrace.runtime.workers import Handle, Placement, WorkerError, WorkerLost,
 from headrace.training.group import TrainerGroup
 from headrace.weights.relay.relays import Relays
 from headrace.weights.seen import Seen, relays_needed, way_between
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
 
 
 async def weight_relays(
@@ -45,14 +52,26 @@ async def weight_relays(
                 "has to see; place them on the trainer's node"
             )
     beyond = any(way_between(source, one) == "collective" for one in seen)
+    host = config.weights.host if beyond else LOOPBACK
+    if beyond and is_loopback(host):
+        raise ConfigError(
+            f"weights have to reach {', '.join(next(iter(needed)))} on another machine, and weights.host is {host!r}; "
+            "set it to an address of the trainer's machine that the others reach"
+        )
     deltas = beyond if config.weights.deltas is None else config.weights.deltas
     relays = Relays(workers, runtime.clock, config.runtime.stall_timeout_s, deltas=deltas, summed=beyond)
     for rank, users in enumerate(((), *needed)):
-        await relays.take_in(rank, users)
+        await relays.take_in(rank, users, host if not rank else await _address(workers, rank, host))
     trainer.goes_on(relays)
     if engines.hires is not None:
-        engines.hires = _HiresWithRelay(engines.hires, relays, workers, spec)
+        engines.hires = _HiresWithRelay(engines, engines.hires, relays, workers, spec, host)
     return relays
+
+
+async def _address(workers: Workers[Any], rank: int, host: str) -> str:
+    """That a relay speaks from, to others at `host`."""
+    found: str = (await workers.call("address_towards", host, rank=rank, what="its address"))[0]
+    return found
 
 
 async def _ends(engines: EnginePool, proximal: AskedModel | None) -> dict[str, Seen]:
@@ -77,27 +96,33 @@ def _where(config: TrainConfig) -> Placement:
 
 
 class _HiresWithRelay:
-    """`Hires`: an engine that comes has a relay of its own."""
+    """`Hires`: an engine that comes has a relay of its own, which leaves with it."""
 
-    def __init__(self, engines: Hires, relays: Relays, workers: Workers[Any], spec: RelaySpec) -> None:
-        self._engines = engines
+    def __init__(
+        self, pool: EnginePool, hires: Hires, relays: Relays, workers: Workers[Any], spec: RelaySpec, host: str
+    ) -> None:
+        self._pool = pool
+        self._hires = hires
         self._relays = relays
         self._workers = workers
         self._spec = spec
-        self._ranks: dict[int, int] = {}
-        """Of engines that came, by index."""
+        self._host = host
 
     async def hire(self) -> tuple[Engine, Handle]:
-        """See `Hires.hire`."""
-        engine, handle = await self._engines.hire()
+        """See `Hires.hire`. If no relay starts, it takes versions from the trainer's memory, or, where it does not see
+        that, none."""
+        engine, handle = await self._hires.hire()
         try:
             rank = await self._workers.add(self._spec)
-            await self._relays.take_in(rank, [handle.worker])
+            await self._relays.take_in(rank, [handle.worker], await _address(self._workers, rank, self._host))
             await self._relays.mend()
         except (WorkerError, WorkerLost, WaitTimeout) as error:
-            raise EngineError(f"a relay of weights for {handle.worker} did not start: {error}") from error
+            logger.warning("the relay of weights for %s did not start: %s", handle.worker, error)
         return engine, handle
 
     async def release(self, index: int) -> None:
         """See `Hires.release`."""
-        await self._engines.release(index)
+        worker = self._pool.handles[index].worker
+        await self._hires.release(index)
+        with suppress(WorkerError, WorkerLost, WaitTimeout):
+            await self._relays.let_go(worker)

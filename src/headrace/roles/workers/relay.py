@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -11,6 +12,7 @@ import torch
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.weights.relay.journey import RELAY_TYPES, Found, Journey, Meeting, Sent
+from headrace.weights.relay.line import STILL_S
 from headrace.weights.relay.relay import Relay
 from headrace.weights.seen import Seen, seen_here
 from headrace.weights.transport import of_this_life
@@ -22,6 +24,8 @@ class RelaySpec:
 
     memory: str
     """A folder in memory of its machine, for what it keeps; it goes with the run."""
+    still_s: float = STILL_S
+    """That one bucket may take from one relay to the next."""
 
 
 class RelayWorker:
@@ -35,10 +39,16 @@ class RelayWorker:
             torch.set_num_threads(host.threads)
         folder = Path(spec.memory) / str(host.rank)
         folder.mkdir(mode=0o700, exist_ok=True)
-        self._relay = Relay(of_this_life("shm", folder))
+        self._relay = Relay(of_this_life("shm", folder), spec.still_s)
 
     def sees(self) -> Seen:
         return seen_here()
+
+    def address_towards(self, host: str) -> str:
+        """Of this machine, as one at `host` sees it. Raises OSError."""
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as way:
+            way.connect((host, 9))  # nothing is sent: the kernel chooses where it would leave from
+            return str(way.getsockname()[0])
 
     def plane(self) -> tuple[str, str]:
         """Transport and address of what it keeps."""

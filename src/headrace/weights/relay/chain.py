@@ -59,6 +59,7 @@ def send(line: Line, to: int, parts: Iterator[Bucket], is_whole: Callable[[], bo
         sending.put(_header(bucket.kind, len(bucket.part), bucket.checksum))
         sending.put(bucket.part)
         sent += len(bucket.part)
+    mark("chunk")
     sending.settle()
     verdict = is_whole()
     sending.put(_header(_END, int(verdict), _NO_SUM))

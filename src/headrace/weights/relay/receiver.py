@@ -16,7 +16,9 @@ T = TypeVar("T")
 
 
 class OverRelays(WeightReceiver):
-    """Of a trainer whose versions go on over relays: itself what is published, `near` a worker what is at its relay."""
+    """Of a trainer whose versions go on over relays: what is published, and `near` a worker what is at its relay.
+    What is published is what relays told of it: whoever asks need not see the trainer's memory, if they do not receive
+    themselves."""
 
     def __init__(self, published: WeightReceiver, relays: Relays) -> None:
         self._published = published
@@ -25,15 +27,16 @@ class OverRelays(WeightReceiver):
     def near(self, worker: str) -> WeightReceiver:
         """See `WeightReceiver.near`."""
         rank = self._relays.rank_of(worker)
-        return self._published if rank is None else AtRelay(self._relays, rank)
+        return self if rank is None else AtRelay(self._relays, rank)
 
     def latest(self) -> Version | None:
         """See `WeightReceiver.latest`."""
-        return self._published.latest()
+        newest = self._relays.newest
+        return None if newest is None else newest.version
 
     def offer(self) -> WeightOffer | None:
         """See `WeightReceiver.offer`."""
-        return self._published.offer()
+        return self._relays.newest
 
     def receive(self) -> tuple[Manifest, Mapping[str, Tensor]]:
         """See `WeightReceiver.receive`."""

@@ -22,8 +22,9 @@ class Relay:
     """Of the source, which reads a trainer's slots, or of a receiver, which has its own: whoever is on its machine
     takes versions from there, as from a trainer."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder`: empty, of this relay alone, in memory."""
+    def __init__(self, folder: Path, still_s: float = STILL_S) -> None:
+        """`folder`: empty, of this relay alone, in memory. `still_s`: that any wait for another may take."""
+        self._still_s = still_s
         self._slots = ShmPublisher(folder)
         self._store: Store | None = None
         self._line: Line | None = None
@@ -41,7 +42,7 @@ class Relay:
     def listen(self, host: str) -> int:
         """The port of the store by which groups find together, at an address of this machine. Raises WeightError."""
         try:
-            self._store, port = listening_store(host, STILL_S)
+            self._store, port = listening_store(host, self._still_s)
         except OSError as error:
             raise WeightError(f"relays cannot meet at {host}: {error}; set weights.host to an address here") from error
         return port
@@ -56,13 +57,13 @@ class Relay:
                     meeting.host,
                     meeting.port,
                     is_master=False,
-                    timeout=timedelta(seconds=STILL_S),
+                    timeout=timedelta(seconds=self._still_s),
                     wait_for_workers=False,
                 )
             except RuntimeError as error:
                 words = " ".join(str(error).split())[:300]
                 raise PeerError(f"the source's relay at {meeting.host}:{meeting.port}: {words}") from error
-        self._line = Line(PrefixStore(meeting.name, store), rank, meeting.size, host)
+        self._line = Line(PrefixStore(meeting.name, store), rank, meeting.size, host, self._still_s)
 
     def leave(self) -> None:
         """The group."""

@@ -19,17 +19,15 @@ from headrace.runtime.supervision import pause_after
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
 from headrace.weights.plane import WeightError, WeightOffer
 from headrace.weights.relay.journey import Found, Journey, Meeting, Sent
+from headrace.weights.relay.line import STILL_S, PeerError
 from headrace.weights.version import Version
 
 SOURCE = 0
 """Its rank, and its place in every group."""
-_LAST_WORDS_S = 10.0
+_LAST_WORDS_S = STILL_S + 5.0
 """In which all of a journey that failed have to have said so: a peer's end is known at once, its silence later."""
 _SHORT_S = 60.0
 """Of calls that wait for nobody else, or for a group to come together."""
-_ATTEMPTS, _TOGETHER = 5, 2
-"""To have all that can be reached have the newest version; and those in which they are tried together."""
-
 Fault = Exception
 
 
@@ -49,6 +47,10 @@ class _Place:
     """In a row."""
     due: float = 0.0
     """When it is tried again."""
+    fault: str = ""
+    """The last one; empty once it has taken a version."""
+    is_told: bool = False
+    """That it was lost."""
 
 
 class Relays:
@@ -87,15 +89,20 @@ class Relays:
     async def take_in(self, rank: int, users: Sequence[str], host: str = "127.0.0.1") -> None:
         """A relay that is there: the source's first. `users`: the workers that take versions from it. `host`: the
         address that it speaks from. Raises WorkerError, WorkerLost, WaitTimeout."""
-        self._places[rank] = _Place(host)
-        self._rank_of |= dict.fromkeys(users, rank)
-        await self._begun(rank)
+        async with self._turn:
+            self._places[rank] = _Place(host)
+            self._rank_of |= dict.fromkeys(users, rank)
+            await self._begun(rank)
 
-    def let_go(self, rank: int) -> None:
-        """It leaves."""
-        del self._places[rank]
-        self._rank_of = {worker: of for worker, of in self._rank_of.items() if of != rank}
-        self._group = ()
+    async def let_go(self, worker: str) -> None:
+        """It takes no versions any more; its relay ends, if it was the last to take them from there. Raises
+        WorkerError, WorkerLost, WaitTimeout."""
+        async with self._turn:
+            rank = self._rank_of.pop(worker, None)
+            if rank is not None and rank not in self._rank_of.values():
+                del self._places[rank]
+                self._group = ()
+                await self._workers.leave(rank)
 
     def tell_to(self, tell: Callable[[str, dict[str, Any]], None]) -> None:
         """`tell` is given events of the run, those before it was there first."""
@@ -115,46 +122,54 @@ class Relays:
 
     def offer_at(self, rank: int) -> WeightOffer:
         """Of what is there. Raises WeightError."""
-        offer = self._places[rank].offer
-        if offer is None:
-            raise WeightError(f"relay {rank} has no version yet; it is given one as soon as it can be reached")
-        return offer
+        place = self._places[rank]
+        if place.offer is None:
+            why = f" ({place.fault})" if place.fault else ""
+            raise WeightError(f"relay {rank} has no version yet{why}; it is given one as soon as it can be reached")
+        return place.offer
 
     async def carry(self, address: str) -> None:
         """Have the newest version of the trainer that publishes at `address` leave for all that can be reached.
-        Returns once it is there, or was tried: what fails is told of, and left to `mend`."""
+        Returns once it is there, or was tried twice: what fails is told of, and left to `mend`."""
         async with self._turn:
             self._address = address
-            await self._reach_all()
+            for _ in range(2):
+                if not await self._looked():
+                    return
+                await self._along_chain()
 
     async def mend(self) -> None:
-        """Make lost relays anew, and give those that are behind the newest version: those whose pause is over."""
+        """Make lost relays anew, and give those that are behind the newest version: those whose pause is over. Those
+        that failed are tried one by one, in a group of two, so that nobody else waits for them."""
         async with self._turn:
-            for rank in self._places:
+            for rank in list(self._places):
                 await self._made_anew(rank)
-            if self._address:
-                await self._reach_all()
+            if not self._address or not await self._looked():
+                return
+            await self._along_chain()
+            for rank in self._behind():
+                await self._along([rank], self._base_of(rank), alone=True)
 
     def next_due(self) -> float | None:
         """Seconds until `mend` has something to do; None if nothing is to be done."""
-        lost = self._workers.lost
+        lost, source = self._workers.lost, self._places[SOURCE]
         waiting = [
-            place.due
+            max(place.due, source.due)
             for rank, place in self._places.items()
             if rank in lost or (rank != SOURCE and self._is_behind(rank))
         ]
         return max(min(waiting) - self._clock.now(), 0.0) if waiting else None
 
-    async def _reach_all(self) -> None:
-        """In one chain; what is left of them in another; and then one by one, so that it is known who it is that the
-        others do not get past."""
-        for attempt in range(_ATTEMPTS):
-            if not await self._made_anew(SOURCE) or not await self._looked() or not (behind := self._behind()):
-                return
-            for ranks in [behind] if attempt < _TOGETHER else [[rank] for rank in behind]:
-                await self._together(ranks, alone=attempt >= _TOGETHER)
+    async def _along_chain(self) -> None:
+        """Send the newest version to those that are behind and have not failed: to those that have the one before only
+        what changed."""
+        of_base: dict[Version | None, list[int]] = {}
         for rank in self._behind():
-            self._left_out(rank, WeightError("newer versions come faster than they are carried on"))
+            if not self._places[rank].failures:
+                of_base.setdefault(self._base_of(rank), []).append(rank)
+        for base, ranks in of_base.items():
+            if not await self._along(ranks, base, alone=False):
+                return
 
     def _behind(self) -> list[int]:
         """Those that can be tried now."""
@@ -165,12 +180,19 @@ class Relays:
             if rank != SOURCE and rank not in lost and place.due <= now and self._is_behind(rank)
         ]
 
+    def _base_of(self, rank: int) -> Version | None:
+        """The version that it is sent the changes to; None where it is sent the whole."""
+        offer = self._places[rank].offer
+        return self._before if self._deltas and offer is not None and offer.version == self._before else None
+
     def _is_behind(self, rank: int) -> bool:
         offer = self._places[rank].offer
         return self.newest is not None and (offer is None or offer.version < self.newest.version)
 
     async def _looked(self) -> bool:
-        """What there is to be sent."""
+        """Whether it is known what there is to be sent."""
+        if not await self._made_anew(SOURCE):
+            return False
         try:
             found: Found = await self._call(SOURCE, "look", self._address, what="what there is to be sent")
         except (WorkerError, WorkerLost, WaitTimeout) as error:
@@ -179,22 +201,14 @@ class Relays:
         self.newest, self._before = found.offer or self.newest, found.before
         return True
 
-    async def _together(self, ranks: Sequence[int], *, alone: bool) -> None:
-        """Send the newest version along these; to those that have the one before only what changed. Whose fault it was
-        if something failed is told, if it is known. `alone`: then it is the one that is tried."""
-        base = self._before if self._deltas else None
-        changed = [rank for rank in ranks if base is not None and self._has(rank, base)]
-        for some, of in ((changed, base), ([rank for rank in ranks if rank not in changed], None)):
-            if some and not await self._along(some, of, alone=alone):
-                return
-
     async def _along(self, ranks: Sequence[int], base: Version | None, *, alone: bool) -> bool:
-        """False if something failed."""
+        """False if something failed: whose fault it was is told, if it is known. `alone`: it is the only one, and the
+        group is its own."""
         newest = self.newest
         assert newest is not None
         assert newest.manifest is not None
         sent: Sent | None = None
-        if (faults := await self._formed([SOURCE, *ranks])) is None:
+        if (faults := await self._formed([SOURCE, *ranks], alone=alone)) is None:
             order = (SOURCE, *(self._group.index(rank) for rank in ranks))
             journey = Journey(newest.manifest, order, base, self._summed, newest.swap_check)
             began = self._clock.now()
@@ -205,7 +219,8 @@ class Relays:
                 place = self._places[rank]
                 place.last = newest.version
                 place.offer = replace(newest, transport=place.plane[0], address=place.plane[1])
-                place.failures, place.due = 0, 0.0
+            for place in [self._places[rank] for rank in ([SOURCE, *there] if there else [])]:
+                place.failures, place.due, place.fault = 0, 0.0, ""
             sent = answers.get(SOURCE)
             if there and sent is not None:
                 self._tell_of(newest.version, sent, there, self._clock.now() - began, base)
@@ -216,40 +231,37 @@ class Relays:
         self._group = ()
         if sent is not None and sent.overtaken:
             return False  # what is newer is on its way
-        for rank, error in faults.items():
-            known = isinstance(error, WorkerLost) or (isinstance(error, WorkerError) and error.type != "PeerError")
-            if known or (alone and rank != SOURCE and self._may_be_heard(SOURCE)):
-                self._left_out(rank, error)
+        known = {rank: error for rank, error in faults.items() if not _of_peer(error)}
+        if not known:  # that of one whom nobody reaches is not: each of them has to be tried alone
+            known = {rank: error for rank, error in faults.items() if rank != SOURCE}
+        for rank, error in known.items():
+            self._left_out(rank, error)
         return False
-
-    def _has(self, rank: int, version: Version) -> bool:
-        offer = self._places[rank].offer
-        return offer is not None and offer.version == version
-
-    def _may_be_heard(self, rank: int) -> bool:
-        return rank not in self._workers.lost
 
     def _left_out(self, rank: int, error: Fault) -> None:
         place = self._places[rank]
         place.failures += 1
         pause = pause_after(place.failures)
         place.due = self._clock.now() + pause
+        place.fault = str(error)
         if rank in self._workers.lost:
-            place.offer = None
+            place.offer, place.is_told = None, True
         self._say("relay_left_out", {"relay": rank, "message": f"{error}; it is tried again in {pause:g} s"})
 
-    async def _formed(self, members: Sequence[int]) -> dict[int, Fault] | None:
-        """A group that has these; the faults of those that could not join. Whoever else is in the group stays."""
+    async def _formed(self, members: Sequence[int], *, alone: bool) -> dict[int, Fault] | None:
+        """A group that has these; the faults of those that could not join. Whoever else is in the group stays, unless
+        they are to be `alone`."""
         if self._group and all(rank in self._group for rank in members):
             return None
+        lost = self._workers.lost
+        stay = [] if alone else [rank for rank in self._group if rank not in lost]
         try:
             if self._port is None:
                 host = self._places[SOURCE].host
                 self._port = await self._call(SOURCE, "listen", host, what="a place where relays meet")
         except (WorkerError, WorkerLost, WaitTimeout) as error:
             return {SOURCE: error}
-        lost = self._workers.lost
-        all_of_them = [rank for rank in self._places if rank in members or (rank in self._group and rank not in lost)]
+        all_of_them = [rank for rank in self._places if rank in members or rank in stay]
         meeting = Meeting(self._places[SOURCE].host, self._port, f"group {next(self._numbers)}", len(all_of_them))
         asked = {rank: ("join", (meeting, number, self._places[rank].host)) for number, rank in enumerate(all_of_them)}
         _, faults = await self._each(asked)
@@ -258,11 +270,13 @@ class Relays:
 
     async def _made_anew(self, rank: int) -> bool:
         """Whether it is there, perhaps anew: if it was lost, and its pause is over."""
-        place = self._places[rank]
-        if self._may_be_heard(rank):
-            return True
+        place, lost = self._places[rank], self._workers.lost
+        if rank in lost and not place.is_told:
+            self._left_out(rank, WorkerLost(rank, lost[rank], worker=self._workers.handles[rank].worker))
         if place.due > self._clock.now():
             return False
+        if rank not in lost:
+            return True
         self._group = ()
         try:
             await self._workers.restart(rank)
@@ -276,6 +290,7 @@ class Relays:
         """It has just been made. Raises WorkerError, WorkerLost, WaitTimeout."""
         place = self._places[rank]
         place.plane, place.offer = await self._call(rank, "plane", what="where it keeps versions"), None
+        place.is_told = False
         if rank == SOURCE:
             self._port = None
 
@@ -303,7 +318,7 @@ class Relays:
         answers: dict[int, Any] = {}
         faults: dict[int, Fault] = {}
         for rank, task in calls.items():
-            error = task.exception()
+            error = WorkerLost(rank, "it did not answer") if task.cancelled() else task.exception()
             if error is None:
                 answers[rank] = task.result()
             elif isinstance(error, WorkerError | WorkerLost | WaitTimeout):
@@ -338,3 +353,8 @@ class Relays:
             self._untold.append((kind, data))
         else:
             self._tell(kind, data)
+
+
+def _of_peer(error: Fault) -> bool:
+    """Whether it only says that another one could not be reached."""
+    return isinstance(error, WorkerError) and error.type == PeerError.__name__
