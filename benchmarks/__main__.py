@@ -20,6 +20,7 @@ ALONE = (
     "rollouts",
     "million_prompts",
     "shared_memory",
+    "weight_relays",
 )
 
 if __name__ == "__main__":

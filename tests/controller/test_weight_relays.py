@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from controller_jobs import make_job
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 
 from headrace.cli.main import main
 from headrace.store import RunReader
+from headrace.weights.relay.relays import Relays
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu]
 
@@ -47,3 +49,43 @@ def test_a_run_is_the_same_over_relays(tmp_path: Path) -> None:
     assert all(each["relays"] == [1] and each["transport"] == "collective (gloo)" for each in carried)
     assert all(each["bytes_per_s"] > 0 for each in carried)
     assert nothing == []
+
+
+def test_the_run_goes_on_whoever_is_killed_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine's relay, the trainer's, and the trainer itself, each as a version leaves."""
+    carry, victims = Relays.carry, iter([None, None, "relay/2", None, "relay/0", None, "trainer/0"])
+
+    async def watched(relays: Relays, address: str) -> None:
+        if (victim := next(victims, None)) is not None:
+            (process,) = (each for each in psutil.Process().children() if victim in " ".join(each.cmdline()))
+            process.kill()
+        await carry(relays, address)
+
+    monkeypatch.setattr(Relays, "carry", watched)
+    job = make_job(
+        tmp_path / "job",
+        trainer__batches=8,
+        **{**APART, "async__mode": "async"},
+        engine__replicas=2,
+        weights__transport="collective",
+        weights__deltas=True,
+    )
+    assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 0
+    with RunReader(tmp_path / "run") as reader:
+        assert reader.status().name == "finished"
+        reader.counts().check()
+        assert {row.number for row in reader.metrics.read("batch")} == set(range(1, 9))
+        events = [(event.kind, event.data) for event in reader.events.read()]
+    left_out = [data["relay"] for kind, data in events if kind == "relay_left_out"]
+    assert (left_out.count(2), left_out.count(0)) == (1, 1)
+    assert [kind for kind, _ in events if kind in ("trainer_lost", "went_back")] == ["trainer_lost", "went_back"]
+    for engine in (0, 1):
+        taken = [version(data["version"]) for kind, data in events if kind == "swap" and data["engine"] == engine]
+        assert taken == sorted(set(taken))
+        assert taken[-1] == (1, 8), "of the branch that the run went back to"
+
+
+def version(text: str) -> tuple[int, int]:
+    """Branch and number of v3~1."""
+    number, _, branch = text.removeprefix("v").partition("~")
+    return int(branch or 0), int(number)

@@ -21,9 +21,9 @@ class WeightsConfig(Section):
     """Whether relays are sent what changed since the version that they have, lossless, where that is less. Unless
     given, where weights go to another machine: within one the whole is faster."""
     host: str = Field(default="127.0.0.1", min_length=1)
-    """With `gloo`: the address of this machine from which servers beyond it get weights, at ports that are free. They
-    are not encrypted, and whoever reaches the ports can take part: let it be on a network of the run's own machines.
-    Servers of this machine get them on loopback."""
+    """The address of the trainer's machine from which servers (with `gloo`) and relays beyond it get weights, at ports
+    that are free. They are not encrypted, and whoever reaches the ports can take part: let it be on a network of the
+    run's own machines. On this machine all get them on loopback."""
 
     @model_validator(mode="after")
     def _host_is_one(self) -> WeightsConfig:

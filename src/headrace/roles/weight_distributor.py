@@ -8,6 +8,7 @@ from typing import Protocol
 
 from headrace.roles.context import RoleContext
 from headrace.runtime.signal import Signal
+from headrace.weights.plane import Departure
 from headrace.weights.version import Version
 
 _LANE = "weights out"
@@ -18,7 +19,7 @@ class Source(Protocol):
 
     async def snapshot(self, version: Version) -> None: ...
 
-    async def send(self) -> None: ...
+    async def send(self) -> Departure: ...
 
 
 class WeightDistributor:
@@ -38,7 +39,7 @@ class WeightDistributor:
         also of the version before."""
         await self.settled()
         await ask(self._source.snapshot(version))
-        self._journey = self._context.runtime.spawn(self._send(), f"the journey of {version}")
+        self._journey = self._context.runtime.spawn(self._send(version), f"the journey of {version}")
 
     async def settled(self) -> None:
         """Until what was published can be received. Raises WeightError, WaitTimeout."""
@@ -51,10 +52,21 @@ class WeightDistributor:
         if journey is not None:
             await asyncio.gather(journey, return_exceptions=True)
 
-    async def _send(self) -> None:
+    async def _send(self, version: Version) -> None:
         try:
-            await self._context.computed(_LANE, "weights on their way", self._source.send())
+            left = await self._context.computed(_LANE, "weights on their way", self._source.send())
         except Exception:
             self._failed()
             raise
         self._published.notify()
+        if left.transport != "memory":
+            self._context.report(
+                "weights_sent",
+                {
+                    "version": str(version),
+                    "transport": left.transport,
+                    "bytes": left.size,
+                    "seconds": round(left.seconds, 6),
+                    "bytes_per_s": round(left.size / left.seconds) if left.seconds else None,
+                },
+            )

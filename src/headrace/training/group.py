@@ -18,7 +18,7 @@ from headrace.training.protocol import StepReport
 from headrace.training.rank_workers import Ranks, RankWorkers, who_saves
 from headrace.training.rows.packed_rows import RowToTrain
 from headrace.training.shares import shares
-from headrace.weights.plane import Manifest, Received, WeightOffer, WeightReceiver
+from headrace.weights.plane import Departure, Manifest, Received, WeightOffer, WeightReceiver
 from headrace.weights.receiving import receiver_at
 from headrace.weights.relay.receiver import OverRelays
 from headrace.weights.relay.relays import Relays
@@ -173,12 +173,13 @@ class TrainerGroup:
         """Its versions leave over relays too."""
         self._relays = relays
 
-    async def send(self) -> None:
+    async def send(self) -> Departure:
         """Have the copy received from now on, near all that can be reached. The trainer may go on meanwhile. Raises
         WeightError."""
-        await self._call("send", what="weights on their way")
+        size, seconds = await self._call("send", what="weights on their way")
         if self._relays is not None:
             await self._relays.carry(self.plane()[1])
+        return Departure("memory" if self._receiver is None else self._receiver[0], size, seconds)
 
     async def publish(self, version: Version) -> None:
         """Both moves at once."""

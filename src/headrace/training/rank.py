@@ -114,6 +114,7 @@ class TrainerRank:
         self._check = check
         self._held: HeldRows | None = None
         self._snapshot: Snapshot | None = None
+        self._copied_s = 0.0
         self._meeting: Meeting | None = None
         self._tells = self._leads = True
         self._taken: list[tuple[list[RowToTrain], list[PackRow]]] = []
@@ -239,13 +240,20 @@ class TrainerRank:
         if not self._leads:
             self._take_part()
             return
+        began = self._services.clock.now()
         self._snapshot = self._plane.snapshot(version, self._trainer.tensors(), check)
+        self._copied_s = self._services.clock.now() - began
 
-    async def send(self) -> None:
-        """Have the last snapshot received from now on, whole, while the trainer goes on. Raises WeightError."""
+    async def send(self) -> tuple[int, float]:
+        """Have the last snapshot received from now on, whole, while the trainer goes on. Its bytes, and the seconds
+        that copying and sending them took. Raises WeightError."""
         snapshot, self._snapshot = self._snapshot, None
-        if snapshot is not None:
-            await self._services.compute(_OUT, self._plane.send, snapshot)
+        if snapshot is None:
+            return 0, 0.0
+        began = self._services.clock.now()
+        manifest = await self._services.compute(_OUT, self._plane.send, snapshot)
+        size = sum(entry.size for entry in manifest.entries)
+        return size, self._copied_s + self._services.clock.now() - began
 
     def show_aside(self, version: Version) -> tuple[str, str]:
         """Publish the weights as they are for one receiver alone, until `end_aside`. As `plane`."""

@@ -105,6 +105,17 @@ class WeightOffer:
     swap_check: SwapCheck | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """How a version left."""
+
+    transport: str
+    size: int
+    """Bytes."""
+    seconds: float
+    """For the copy, and for having it received."""
+
+
 class WeightPublisher(Protocol):
     """Publishes in two moves: one copy, for which the trainer rests, and its journey, beside the next batch. The newest
     whole version can be received until a newer one is whole."""

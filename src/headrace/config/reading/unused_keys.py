@@ -88,8 +88,9 @@ def _of_run(config: TrainConfig) -> Iterator[_Rule]:
         config.checkpoint.keep_best is None, "checkpoint", config.checkpoint, ("best_is",), "keep_best is not set"
     )
     reason = "weights.transport is not gloo" if not config.sends_weights else "no engine.url is beyond this machine"
-    yield rule(not (config.sends_weights and config.servers_beyond), "weights", config.weights, ("host",), reason)
     relays = config.weights.transport == "collective" or config.runtime.kind == "ray"
+    beyond = bool(config.sends_weights and config.servers_beyond) or relays
+    yield rule(not beyond, "weights", config.weights, ("host",), reason)
     yield rule(not relays, "weights", config.weights, ("deltas",), "weights.transport is not collective")
     curriculum = config.data.curriculum
     by_rate = curriculum.pass_rate is not None
