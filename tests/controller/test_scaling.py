@@ -56,6 +56,7 @@ def test_a_run_gets_more_hands_and_gives_them_back(tmp_path: Path, capsys: pytes
         rollout__sampling__max_new_tokens=24,
         rollout__workers=1,
         engine__process="true",
+        weights__transport="collective",
     )
     run = tmp_path / ("a-folder-of-a-long-name-" * 8) / "run"
     command = [sys.executable, "-m", "headrace.cli.main", "train", str(job), "--dir", str(run), "--plain"]
@@ -90,6 +91,9 @@ def test_a_run_gets_more_hands_and_gives_them_back(tmp_path: Path, capsys: pytes
     assert (kinds["engine_added"], kinds["engine_removed"], kinds["engine_died"]) == (1, 1, 0)
     swaps = Counter(event.data.get("engine") for event in events if event.kind == "swap")
     assert swaps[1] >= 3, "the new one takes each version"
+    relays = [tuple(event.data["relays"]) for event in events if event.kind == "weights_carried"]
+    assert {(1,), (1, 2)} <= set(relays), "which has a relay of its own"
+    assert relays[-1] == (1,)
     assert not (run / NAME).exists()
     assert main(["scale", str(run), "--engines", "2"]) == 2
     assert "is no run that is at work" in capsys.readouterr().err
