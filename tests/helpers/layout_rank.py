@@ -123,7 +123,8 @@ class SharesWithItself(group.RankGroup):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.tensor = init_device_mesh(DEVICE.type, (1, 1), mesh_dim_names=("shards", "tensor"))["tensor"]
+        mesh = init_device_mesh(DEVICE.type, (1, 1, 1), mesh_dim_names=("stages", "shards", "tensor"))
+        self.tensor = mesh["tensor"]
 
     def shared_pass(self) -> SharedPass:
         one = Ranks(dist.group.WORLD, 0, 1)
