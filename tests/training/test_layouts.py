@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from made_once import made_once
 from safetensors.torch import load_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu, pytest.mark.timeout(500)]
@@ -100,7 +101,11 @@ class Found(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("layouts")
+    return made_once(tmp_path_factory, "layouts", run_ranks)
+
+
+def run_ranks(folder: Path) -> None:
+    """Each has its case's folder there."""
     (folder / "cases.json").write_text(json.dumps(cases()))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HELPERS), *sys.path])}
     command = [sys.executable, str(HELPERS / "layout_rank.py"), str(folder)]
@@ -116,7 +121,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for process in started:
             process.kill()
     assert [process.returncode for process in started] == [0] * RANKS, said[0][-3000:]
-    return folder
 
 
 def read(ran: Path, name: str) -> Found:
