@@ -34,7 +34,7 @@ from headrace.training.protocol import StepReport
 from headrace.training.rank import BEGAN, Task, TrainerRank
 from headrace.training.rank_workers import RankHere
 from headrace.weights.in_process import MemoryPublisher
-from headrace.weights.plane import WeightError
+from headrace.weights.plane import Manifest, Snapshot, WeightError
 from headrace.weights.version import Lineage, Version
 
 LEASE_S, STALL_S, LONG_S = 10.0, 100.0, 25.0
@@ -258,9 +258,12 @@ def test_a_version_travels_while_the_next_batch_is_trained_on() -> None:
     async def body(house: House) -> None:
         sent: list[float] = []
 
-        def slow(snapshot: object) -> None:
+        send = house.plane.send
+
+        def slow(snapshot: Snapshot) -> Manifest:
             house.runtime.charge(5.0)
             sent.append(house.runtime.clock.now())
+            return send(snapshot)
 
         house.plane.send = slow  # type: ignore[assignment, method-assign]
         house.flow.batches = 2
