@@ -17,6 +17,7 @@ from headrace.engines.remote import RemoteEngine
 from headrace.roles.columns.frozen import AskedModel
 from headrace.roles.workers.relay import RelaySpec, RelayWorker
 from headrace.runtime.protocol import Runtime, WaitTimeout
+from headrace.runtime.together import together
 from headrace.runtime.workers import Handle, Placement, WorkerError, WorkerLost, Workers
 from headrace.training.group import TrainerGroup
 from headrace.weights.relay.relays import Relays
@@ -122,7 +123,8 @@ class _HiresWithRelay:
 
     async def release(self, index: int) -> None:
         """See `Hires.release`."""
-        worker = self._pool.handles[index].worker
-        await self._hires.release(index)
+        await together([self._hires.release(index), self._let_go(self._pool.handles[index].worker)])
+
+    async def _let_go(self, worker: str) -> None:
         with suppress(WorkerError, WorkerLost, WaitTimeout):
             await self._relays.let_go(worker)

@@ -99,10 +99,11 @@ class Relays:
         WorkerError, WorkerLost, WaitTimeout."""
         async with self._turn:
             rank = self._rank_of.pop(worker, None)
-            if rank is not None and rank not in self._rank_of.values():
-                del self._places[rank]
-                self._group = ()
-                await self._workers.leave(rank)
+            if rank is None or rank in self._rank_of.values():
+                return
+            del self._places[rank]
+            self._group = ()
+        await self._workers.leave(rank)
 
     def tell_to(self, tell: Callable[[str, dict[str, Any]], None]) -> None:
         """`tell` is given events of the run, those before it was there first."""
@@ -141,14 +142,17 @@ class Relays:
     async def mend(self) -> None:
         """Make lost relays anew, and give those that are behind the newest version: those whose pause is over. Those
         that failed are tried one by one, in a group of two, so that nobody else waits for them."""
+        for rank in [rank for rank in self._places if rank != SOURCE]:
+            await self._made_anew(rank)
         async with self._turn:
-            for rank in list(self._places):
-                await self._made_anew(rank)
             if not self._address or not await self._looked():
                 return
             await self._along_chain()
-            for rank in self._behind():
-                await self._along([rank], self._base_of(rank), alone=True)
+            behind = self._behind()
+        for rank in behind:  # between two of them a publication has its turn
+            async with self._turn:
+                if rank in self._behind() and await self._looked():
+                    await self._along([rank], self._base_of(rank), alone=True)
 
     def next_due(self) -> float | None:
         """Seconds until `mend` has something to do; None if nothing is to be done."""
@@ -239,7 +243,9 @@ class Relays:
         return False
 
     def _left_out(self, rank: int, error: Fault) -> None:
-        place = self._places[rank]
+        place = self._places.get(rank)
+        if place is None:
+            return  # it left meanwhile
         place.failures += 1
         pause = pause_after(place.failures)
         place.due = self._clock.now() + pause
@@ -270,7 +276,9 @@ class Relays:
 
     async def _made_anew(self, rank: int) -> bool:
         """Whether it is there, perhaps anew: if it was lost, and its pause is over."""
-        place, lost = self._places[rank], self._workers.lost
+        place, lost = self._places.get(rank), self._workers.lost
+        if place is None:
+            return False
         if rank in lost and not place.is_told:
             self._left_out(rank, WorkerLost(rank, lost[rank], worker=self._workers.handles[rank].worker))
         if place.due > self._clock.now():
@@ -288,7 +296,9 @@ class Relays:
 
     async def _begun(self, rank: int) -> None:
         """It has just been made. Raises WorkerError, WorkerLost, WaitTimeout."""
-        place = self._places[rank]
+        place = self._places.get(rank)
+        if place is None:
+            return  # it left meanwhile
         place.plane, place.offer = await self._call(rank, "plane", what="where it keeps versions"), None
         place.is_told = False
         if rank == SOURCE:
