@@ -23,7 +23,7 @@ from headrace.runtime.clock import SystemClock
 from headrace.runtime.protocol import WaitTimeout
 from headrace.store import RunReader
 
-BATCHES, ETA = 60, 2
+BATCHES, ETA = 80, 2
 
 
 def told(run: Path) -> tuple[int, list[tuple[str, Any]]]:

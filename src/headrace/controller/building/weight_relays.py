@@ -112,14 +112,33 @@ class _HiresWithRelay:
     async def hire(self) -> tuple[Engine, Handle]:
         """See `Hires.hire`. If no relay starts, it takes versions from the trainer's memory, or, where it does not see
         that, none."""
-        engine, handle = await self._hires.hire()
+        made: list[int] = []
+        hired: list[tuple[Engine, Handle]] = []
+
+        async def hire() -> None:
+            hired.append(await self._hires.hire())
+
         try:
-            rank = await self._workers.add(self._spec)
-            await self._relays.take_in(rank, [handle.worker], await _address(self._workers, rank, self._host))
+            await together([hire(), self._make(made)])
+        except BaseException:
+            for rank in made:
+                await self._workers.leave(rank)
+            raise
+        ((engine, handle),) = hired
+        try:
+            for rank in made:
+                await self._relays.take_in(rank, [handle.worker], await _address(self._workers, rank, self._host))
             await self._relays.mend()
         except (WorkerError, WorkerLost, WaitTimeout) as error:
-            logger.warning("the relay of weights for %s did not start: %s", handle.worker, error)
+            logger.warning("the relay of weights for %s is lost: %s", handle.worker, error)
         return engine, handle
+
+    async def _make(self, made: list[int]) -> None:
+        """The rank of another relay is added to `made`."""
+        try:
+            made.append(await self._workers.add(self._spec))
+        except (WorkerError, WorkerLost, WaitTimeout) as error:
+            logger.warning("a relay of weights did not start: %s", error)
 
     async def release(self, index: int) -> None:
         """See `Hires.release`."""
