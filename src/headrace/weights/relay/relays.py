@@ -239,8 +239,14 @@ class Relays:
         if not known:  # that of one whom nobody reaches is not: each of them has to be tried alone
             known = {rank: error for rank, error in faults.items() if rank != SOURCE}
         for rank, error in known.items():
-            self._left_out(rank, error)
+            if not (isinstance(error, WorkerLost) and self._is_told(rank)):
+                self._left_out(rank, error)
         return False
+
+    def _is_told(self, rank: int) -> bool:
+        """That it was lost: `mend` may have seen it first."""
+        place = self._places.get(rank)
+        return place is None or place.is_told
 
     def _left_out(self, rank: int, error: Fault) -> None:
         place = self._places.get(rank)
