@@ -49,6 +49,7 @@ class RandomEngine:
     gives_kept_sets = True
     quiet = None
     rests = False
+    asleep = ()
     slots = 4
 
     def __init__(self, runtime: VirtualRuntime, rng: random.Random, version: Version, *, deaths: float) -> None:
@@ -255,7 +256,7 @@ def test_an_engine_that_dies_again_and_again_without_a_token_is_gone() -> None:
 class Says:
     """Gives one chunk."""
 
-    gives_kept_sets, quiet, rests, slots, version, failure = True, None, False, 1, INITIAL, None
+    gives_kept_sets, quiet, rests, asleep, slots, version, failure = True, None, False, (), 1, INITIAL, None
 
     def __init__(self, finish: FinishReason | None, error: Exception | None = None) -> None:
         self._finish, self._error = finish, error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from headrace.engines.conformance import (
     new_weights_are_used_and_told,
     nothing_is_found_of_old_weights,
     tokens_are_the_models,
+    who_sleeps_samples_nothing_and_goes_on,
     wrong_weights_are_refused,
 )
 from headrace.engines.embedded.engine import EmbeddedEngine
@@ -33,6 +34,7 @@ from headrace.engines.protocol import (
     GenerateRequest,
     SwapMode,
     SwapReport,
+    Tag,
     TokenChunk,
 )
 from headrace.runtime.inline import InlineRuntime
@@ -114,6 +116,33 @@ class Hushed(Broken):
                 )
 
 
+class Insomniac(Broken):
+    """It says that it sleeps, and serves on."""
+
+    asleep: tuple[Tag, ...] = ()
+    rests = property(lambda self: bool(self.asleep))
+
+    async def sleep(self, tags: Sequence[Tag]) -> None:
+        self.asleep = (*tags,)
+
+    async def wake(self, tags: Sequence[Tag]) -> None:
+        self.asleep = ()
+
+
+class Hoarder(Broken):
+    """It keeps the weights that it was to drop, and wakes with them."""
+
+    async def sleep(self, tags: Sequence[Tag]) -> None:
+        self._kept = self._engine._core._runner._weights  # type: ignore[union-attr]
+        await self._engine.sleep(tags)
+
+    async def wake(self, tags: Sequence[Tag]) -> None:
+        core: Any = self._engine._core
+        core._runner._weights = core._runner._weights or self._kept
+        core.asleep = tuple(tag for tag in core.asleep if tag is not Tag.WEIGHTS)
+        await self._engine.wake(tags)
+
+
 async def dies(subject: Subject) -> None:
     engine: Any = subject.engine
     await a_death_is_told(subject, lambda: engine.kill("of the test"))
@@ -137,7 +166,9 @@ def put_to(checks: tuple[Check, ...], folder: Path, made: Callable[[EmbeddedEngi
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("check", [*CHECKS, dies], ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "check", [*CHECKS, who_sleeps_samples_nothing_and_goes_on, dies], ids=lambda check: check.__name__
+)
 def test_the_embedded_engine_conforms(tmp_path: Path, check: Check) -> None:
     put_to((check,), tmp_path, lambda engine: engine)
 
@@ -148,6 +179,8 @@ def test_the_embedded_engine_conforms(tmp_path: Path, check: Check) -> None:
         (WrongVersion, new_weights_are_used_and_told, "its versions go back|log-prob .*, the model's is"),
         (LostToken, tokens_are_the_models, "token 2 .*: log-prob"),
         (StaleCache, new_weights_are_used_and_told, "log-prob .*, the model's is"),
+        (Insomniac, who_sleeps_samples_nothing_and_goes_on, "it samples while it sleeps"),
+        (Hoarder, who_sleeps_samples_nothing_and_goes_on, "it woke with weights that it had dropped"),
         (Hushed, dies, "ended by LENGTH, and is not whole"),
         (Credulous, wrong_weights_are_refused, "weights that are not what the swap check says were taken"),
     ],

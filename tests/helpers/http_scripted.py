@@ -91,6 +91,7 @@ class ScriptedEngine:
     gives_kept_sets: bool = True
     quiet = None
     rests = False
+    asleep = ()
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         reply = self.replies[min(len(self.requests), len(self.replies) - 1)]

@@ -34,7 +34,9 @@ class Member:
         self.failure: Exception | None = None
         self.revive: Any = object()
         self.load = 0
-        self.engine = SimpleNamespace(stats=lambda: SimpleNamespace(running=self.load, waiting=0), rests=False)
+        self.engine = SimpleNamespace(
+            stats=lambda: SimpleNamespace(running=self.load, waiting=0), rests=False, asleep=()
+        )
 
     @property
     def lives(self) -> bool:
@@ -74,6 +76,7 @@ class Pool:
         self.failure: Exception | None = None
         self.down_s: float | None = None
         self.return_deadline_s = 100.0
+        self.sleeps = False
         self.open = True
         self.busy = 0
         self.pins: list[Pinned] = []

@@ -70,6 +70,7 @@ class ScriptedEngine:
 
     quiet = None
     rests = False
+    asleep = ()
 
     def __init__(self, *script: Script, version: Version = INITIAL) -> None:
         self.version = version

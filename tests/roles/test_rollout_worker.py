@@ -40,6 +40,7 @@ class Engine(ScriptedEngine):
     slots = 4
     quiet = None
     rests = False
+    asleep = ()
 
     def stats(self) -> EngineStats:
         return EngineStats(0, 0, 0, 0, 0, 0.0, 0.0)

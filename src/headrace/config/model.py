@@ -111,6 +111,11 @@ class PolicyEngineConfig(EngineConfig, EngineSection):
     not hold up the run's. Weights reach it by `weights.transport`, `shm` unless given. So is the engine of each judge
     that is a model of its own. On a CPU the threads are shared out: the engines have as many as the trainer, each its
     part; they are not lent to who is busy. Beside a server, embedded engines are so in any case."""
+    colocated: bool = False
+    """In `async.mode: sync`: engines and trainer have the same devices by turns, and never memory for both. While a
+    batch is trained the engines have neither weights nor KV cache; while one is generated the trainer, and the critic,
+    keep what they have in the host's memory (on a CPU, which has no other, they give back gradients alone). Results are
+    the same. See docs/turns.md."""
     beside: list[EngineSection] = Field(default_factory=list)
     """More engines of the same model, of other kinds or with other options, one section each. `engine` may be written
     as a list of sections: the first is this one, with what holds of all engines (`dtype`, `max_context`, `spread`, …),

@@ -38,6 +38,8 @@ def check_places(config: TrainConfig) -> None:
         _check_none_here(config)
     elif config.runtime.address is not None:
         raise ValueError(f"runtime.address is {config.runtime.address!r}, and runtime.kind inline; set kind: ray")
+    if config.engine.colocated:
+        _check_turns(config)
     for name, section in (("trainer", config.trainer), ("critic", config.critic)):
         layout = section.layout
         if (layout.ranks > 1 or layout.stage) and section.placement != "process":
@@ -49,6 +51,23 @@ def check_places(config: TrainConfig) -> None:
     if (ranks := config.trainer.layout.dp) > 1 and config.algorithm.loss == "m2po":
         raise ValueError(
             f"trainer.layout.dp is {ranks}, and m2po decides on tokens of the whole batch, which no rank has; use dp: 1"
+        )
+
+
+def _check_turns(config: TrainConfig) -> None:
+    if config.async_.mode != "sync":
+        raise ValueError(
+            f"engine.colocated is true, and async.mode {config.async_.mode}: engines that sleep while the trainer "
+            "works generate nothing beside it; set async.mode: sync, or leave engine.colocated out"
+        )
+    if config.rollouts_only:
+        raise ValueError(
+            "engine.colocated is true, and rollouts_only: no trainer is there to take turns with; drop one"
+        )
+    if server := next((section.kind for section in config.engine.sections if section.is_server), None):
+        raise ValueError(
+            f"engine.colocated is true, and an engine is a server ({server}): embedded engines alone are put to sleep; "
+            "set engine.kind: embedded, or leave engine.colocated out"
         )
 
 

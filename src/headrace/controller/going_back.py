@@ -75,6 +75,7 @@ class GoingBack:
         self._failures += 1
         then = after_failure(TRAINER, self._failures)
         if then.measure is Measure.FROM_COMMIT:
+            await parts.turns.train()
             await self._commit_what_is_left(lost)
         commit = self._store.checkpoints.newest()
         if then.measure is not Measure.FROM_COMMIT or not self._may_go_back(lost, commit):
@@ -94,6 +95,7 @@ class GoingBack:
         await self._tell(restored)
         version = Version(restored.branch, restored.number)
         await parts.actor.begin_again()
+        await parts.turns.generate()
         if parts.critic is not None:
             parts.critic.begin_again()
         for scorer in parts.scorers:

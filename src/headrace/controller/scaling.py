@@ -66,6 +66,10 @@ class Scaling:
 
     def _check(self, wanted: Mapping[str, int]) -> None:
         """Before anything begins."""
+        if "engines" in wanted and self._config.engine.colocated:
+            raise ConfigError(
+                "the number of engines stays: they have their devices by turns with the trainer (engine.colocated)"
+            )
         if "engines" in wanted and self._pool.hires is None:
             raise ConfigError(
                 "the number of engines stays: they are in the run's own process, in which no model is loaded while "

@@ -186,6 +186,8 @@ async def _train(
         models, begun, pool, functions = await _loaded(outside, plan, folder, restored, runtime, stack)
         # First, since only now it is known how many sequences it decodes together.
         lineage = Lineage(begun.branch, store.checkpoints.lineage())
+        if plan.config.engine.colocated:  # the first turn is the engines'
+            await together(group.sleep() for group in models.groups)
         await models.engines.start(lineage, models.trainer.receiver())
         hands = None
         try:
@@ -302,13 +304,16 @@ async def _supervise(parts: Parts, roles: RoleTasks, runtime: Runtime, stop: Sto
         if not stopping.done():
             lost = await roles.run(stopping, [*keepers.values()])
         version = Version(parts.branch, parts.flow.batch)
-        await parts.checkpointer.commit(version)
+        if parts.checkpointer.committed != version.number:
+            await parts.turns.train()
+            await parts.checkpointer.commit(version)
         if lost is not None:
             raise lost
         if not parts.flow.is_finished:
             parts.recorder.event("stopped", {"version": str(version), "reason": stop.reason})
             return "stopped"
         if parts.evaluator is not None and version.number > 0:
+            await parts.turns.generate()
             await unless(stopping, runtime.spawn(_evaluate_last(parts), "evaluation after"), watch)
         parts.recorder.event("finished", {"version": str(version)})
         return "finished"

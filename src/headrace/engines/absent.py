@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 
 from headrace.engines.protocol import (
     EngineError,
@@ -11,6 +11,7 @@ from headrace.engines.protocol import (
     PinnedVersion,
     SwapMode,
     SwapReport,
+    Tag,
     TokenChunk,
 )
 from headrace.weights.plane import WeightReceiver
@@ -22,6 +23,7 @@ class AbsentEngine:
 
     gives_kept_sets = True
     rests = False
+    asleep: tuple[Tag, ...] = ()
     failure: Exception | None = None
     quiet = None
     slots = 1
@@ -48,6 +50,12 @@ class AbsentEngine:
     async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
         self._version = receiver.latest() or self._version
         return None
+
+    async def sleep(self, tags: Sequence[Tag]) -> None:
+        """It has no memory."""
+
+    async def wake(self, tags: Sequence[Tag]) -> None:
+        """It has none."""
 
     def pin(self) -> PinnedVersion:
         raise EngineError(_ABSENT)

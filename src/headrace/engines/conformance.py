@@ -27,6 +27,7 @@ from headrace.engines.protocol import (
     RequestError,
     SamplingParams,
     SwapMode,
+    Tag,
     TokenChunk,
 )
 from headrace.runtime.protocol import Clock
@@ -311,6 +312,47 @@ async def no_token_is_older_than_was_asked_for(subject: Subject) -> None:
     answer = await waiting
     subject.judge(request, answer)
     _require(set(answer.versions.tolist()) == {subject.engine.version.number}, "tokens of an older version")
+
+
+async def who_sleeps_samples_nothing_and_goes_on(subject: Subject) -> None:
+    """For engines that sleep, so not among CHECKS. With requests in flight, and one that comes meanwhile: none gets a
+    token, all go on from what they have. Dropped weights come back by `update` alone, be it with the same version."""
+    for tags in ((Tag.KV,), (Tag.WEIGHTS,), (Tag.WEIGHTS, Tag.KV)):
+        await _slept(subject, tags)
+
+
+async def _slept(subject: Subject, tags: Sequence[Tag]) -> None:
+    engine = subject.engine
+    requests = [subject.request(subject.max_context - 32, seed=seed) for seed in range(8)]
+    running = [asyncio.ensure_future(subject.whole(request)) for request in requests]
+    await _until_sampled(subject)
+    await engine.sleep(tags)
+    _require(engine.rests and set(engine.asleep) == set(tags), f"it sleeps, and says {engine.asleep} of {tags}")
+    requests.append(subject.request(20, seed=9))
+    running.append(asyncio.ensure_future(subject.whole(requests[-1])))
+    before = engine.stats().generated_tokens
+    await subject.clock.sleep(0.2)
+    _require(engine.stats().generated_tokens == before, "it samples while it sleeps")
+    _require(not running[-1].done(), "a request ended while it slept")
+    if Tag.WEIGHTS in tags:
+        try:
+            await engine.wake(tags)
+        except EngineError:
+            pass
+        else:
+            raise NotConforming("it woke with weights that it had dropped")
+        receiver = subject.publication("b" if subject.held[engine.version] == "a" else "a")
+        report = await engine.update(receiver, SwapMode.RECOMPUTE)
+        _require(report is not None and engine.version == receiver.latest(), f"it woke with {engine.version}")
+    await engine.wake(tags)
+    _require(not engine.rests and not engine.asleep, f"it is awake, and says {engine.asleep}")
+    for request, answer in zip(requests, await asyncio.gather(*running), strict=True):
+        subject.judge(request, answer)
+    if Tag.WEIGHTS in tags:
+        await engine.sleep(tags)
+        await engine.update(receiver, SwapMode.RECOMPUTE)  # what it had
+        await engine.wake(engine.asleep)
+        subject.judge(request := subject.request(seed=78), await subject.whole(request))
 
 
 async def a_death_is_told(subject: Subject, kill: Callable[[], object]) -> None:

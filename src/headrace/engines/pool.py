@@ -11,10 +11,11 @@ from headrace.engines.absent import AbsentEngine
 from headrace.engines.admission import AnyLine, Line, admit, admit_spread, route, to_pin
 from headrace.engines.member import Member, Revive, summed
 from headrace.engines.pool_state import EngineState, EngineView
-from headrace.engines.protocol import Engine, EngineError, EngineStats, PinnedVersion, SwapMode, SwapReport
+from headrace.engines.protocol import Engine, EngineError, EngineStats, PinnedVersion, SwapMode, SwapReport, Tag
 from headrace.runtime.patience import StandStill, standing_with
-from headrace.runtime.protocol import Clock
+from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.signal import Signal
+from headrace.runtime.together import together
 from headrace.runtime.workers import Handle
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import INITIAL, Version
@@ -92,8 +93,12 @@ class EnginePool:
         self._untold: list[tuple[str, dict[str, Any]]] = []
         self.outage = StandStill(clock)
         """The seconds in which a request waited for an engine that may serve it, or none served at all."""
+        self._is_out = False
         self._down_since: float | None = None
         self._last = INITIAL
+        self.sleeps = False
+        """Its engines are asleep, or on their way there, until it is to `rise`: nobody has them take weights, or brings
+        one back."""
 
     @classmethod
     def of(cls, engines: Sequence[Engine], clock: Clock) -> EnginePool:
@@ -148,7 +153,7 @@ class EnginePool:
         """Whether an engine serves a version of the run's line. None does between a return to a commit and the first
         engine that takes what the run goes on from."""
         versions = [view.version for view in self.views() if view.serves and view.version is not None]
-        return any(map(self.line.holds, versions))
+        return not self.sleeps and any(map(self.line.holds, versions))
 
     def views(self) -> list[EngineView]:
         self.look()
@@ -298,11 +303,52 @@ class EnginePool:
         self.changed.notify()
         await member.engine.stop()
 
+    async def lie_down(self, seconds: float) -> None:
+        """Put all engines to sleep, once no evaluation holds them and none is at taking weights. What was asked of them
+        waits. One that cannot sleep is lost, as one that died. Raises WaitTimeout; then the same may be asked again."""
+        self.sleeps = True
+        await self.changed.wait_until(
+            lambda: not (self._held or self._moving), self.clock, seconds, lambda: self._said_to_hold()
+        )
+        await together(self._put_to_sleep(member) for member in self.members if member.is_up)
+        self._count_outage()
+
+    def rise(self) -> None:
+        """The engines may wake: who follows the weights has each take the newest version."""
+        self.sleeps = False
+        self._count_outage()
+        self.changed.notify()
+
+    @property
+    def _held(self) -> int:
+        return sum(member.pins for member in self.members)
+
+    @property
+    def _moving(self) -> list[Member]:
+        return [each for each in self.members if each.state in (EngineState.STARTING, EngineState.SWAPPING)]
+
+    def _said_to_hold(self) -> str:
+        held = f"{self._held} pins on version {self.version} to be released" if self._held else ""
+        moving = f"{', '.join(each.name for each in self._moving)} to take weights" if self._moving else ""
+        return f"{' and '.join(word for word in (held, moving) if word)}, before the engines sleep"
+
+    async def _put_to_sleep(self, member: Member) -> None:
+        try:
+            await member.engine.sleep(tuple(Tag))
+        except (EngineError, WaitTimeout) as error:
+            if member.is_up and member.engine.failure is None:
+                await member.engine.stop()
+                self.lose(member, error)
+            self.look()
+
     async def update(self, member: Member, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
-        """Have it take the newest whole version, while it goes on serving. Raises as `Engine.update`."""
+        """Have it take the newest whole version, while it goes on serving; one that is asleep wakes with it. Raises as
+        `Engine.update`, and EngineError."""
         member.state = EngineState.SWAPPING
         try:
             report = await member.engine.update(receiver, mode)
+            if member.engine.asleep:
+                await member.engine.wake(member.engine.asleep)
             member.failed_swaps = 0
             return report
         finally:
@@ -364,12 +410,15 @@ class EnginePool:
 
     def _count_outage(self) -> None:
         serves = any(member.serves for member in self.members)
-        if not serves and self._down_since is None:
-            self._down_since = self.clock.now()
+        if not serves and not self._is_out:
             self.outage.begin()
-        elif serves and self._down_since is not None:
-            self._down_since = None
+        elif serves and self._is_out:
             self.outage.end()
+        self._is_out = not serves
+        if serves or self.sleeps:  # those that are to sleep, nobody misses
+            self._down_since = None
+        elif self._down_since is None:
+            self._down_since = self.clock.now()
 
 
 async def started(engine: Engine, receiver: WeightReceiver | None, *, attached: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -32,6 +32,14 @@ class FinishReason(StrEnum):
     """Ended by `abort`; what was sampled so far is returned."""
     INTERRUPTED = "interrupted"
     """A weight update cut it off; ask again with prompt + tokens to go on (servers; `embedded` never does)."""
+
+
+class Tag(StrEnum):
+    """Memory of an engine that can be given back for a while."""
+
+    WEIGHTS = "weights"
+    KV = "kv"
+    """Keys and values."""
 
 
 class SwapMode(StrEnum):
@@ -136,8 +144,12 @@ class Engine(Protocol):
 
     @property
     def rests(self) -> bool:
-        """It lives and samples nothing, since what it has loaded is of no version: an update failed, say. One that
-        succeeds ends that. What is asked of it waits so long."""
+        """It lives and samples nothing: since it is asleep, or what it has loaded is of no version, as when an update
+        failed. What is asked of it waits so long."""
+
+    @property
+    def asleep(self) -> tuple[Tag, ...]:
+        """Of its memory what it gave back by `sleep` and has not again; empty while it is awake."""
 
     @property
     def gives_kept_sets(self) -> bool:
@@ -173,7 +185,18 @@ class Engine(Protocol):
         """End these requests with finish reason ABORT; ids that are not running are ignored."""
 
     async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
-        """Take the newest whole version. None if it is loaded already. The old one stays on failure."""
+        """Take the newest whole version. None if it is loaded already. The old one stays on failure. Of one whose
+        weights are asleep: the newest, be it the one that it had; then they are awake."""
+
+    async def sleep(self, tags: Sequence[Tag]) -> None:
+        """Give this memory back, once no pin holds its version; nothing is sampled until all is awake. Requests in
+        flight, and those that come, wait: they go on from the tokens that they have. Weights are dropped, not kept:
+        only `update` brings them back, so that it never serves without, nor with others than the newest. What sleeps
+        already, sleeps on. Raises EngineError."""
+
+    async def wake(self, tags: Sequence[Tag]) -> None:
+        """Have this memory again, and serve once none is asleep. Raises EngineError where it has no room for it, and
+        for weights that no `update` has brought."""
 
     def pin(self) -> PinnedVersion:
         """Hold the present version until released (evaluation): `update` waits for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, Protocol, cast
@@ -18,6 +18,7 @@ from headrace.engines.protocol import (
     RequestError,
     SwapMode,
     SwapReport,
+    Tag,
     TokenChunk,
 )
 from headrace.engines.remote_types import QUIET_S, SILENCE_S, EngineStatus, Output, RequestFailed
@@ -109,6 +110,11 @@ class RemoteEngine:
     def rests(self) -> bool:
         here = self._here()
         return self._status.rests if here is None else here.engine.rests
+
+    @property
+    def asleep(self) -> tuple[Tag, ...]:
+        here = self._here()
+        return self._status.asleep if here is None else here.engine.asleep
 
     @property
     def is_gone(self) -> bool:
@@ -231,6 +237,16 @@ class RemoteEngine:
         if report is not None:
             self._reached(report.version)
         return report
+
+    async def sleep(self, tags: Sequence[Tag]) -> None:
+        """See `Engine.sleep`. Raises EngineError."""
+        self._serving()
+        self._hear(await self._call("sleep", tuple(tags), what="the engine to sleep", seconds=_SWAP_S))
+
+    async def wake(self, tags: Sequence[Tag]) -> None:
+        """See `Engine.wake`. Raises EngineError."""
+        self._serving()
+        self._hear(await self._call("wake", tuple(tags), what="the engine to wake", seconds=_SWAP_S))
 
     async def revive(self, receiver: WeightReceiver | None) -> None:
         """Of an engine that died in a worker that lives: another in its place, see `Revive`. Then a new `RemoteEngine`
@@ -368,7 +384,8 @@ class RemoteEngine:
             self._changed()
 
     def _reached(self, version: Version) -> None:
-        self._hear(replace(self._status, version=version, stats=self._by_now(), rests=False))
+        left = tuple(tag for tag in self._status.asleep if tag is not Tag.WEIGHTS)
+        self._hear(replace(self._status, version=version, stats=self._by_now(), rests=bool(left), asleep=left))
 
     def _fail(self, error: Exception) -> None:
         """It is dead: nobody may wait for it. What came before is handed out."""

@@ -12,6 +12,7 @@ from headrace.engines.protocol import (
     SamplingParams,
     SwapMode,
     SwapReport,
+    Tag,
     TokenChunk,
 )
 from headrace.runtime.wire.wire_types import WireTypes
@@ -58,6 +59,8 @@ class EngineStatus:
     """It died, and nobody will bring it back."""
     rests: bool = False
     """See `Engine.rests`."""
+    asleep: tuple[Tag, ...] = ()
+    """See `Engine.asleep`."""
 
 
 ENGINE_TYPES = WireTypes(
@@ -71,6 +74,7 @@ ENGINE_TYPES = WireTypes(
         "sampling_params": SamplingParams,
         "swap_mode": SwapMode,
         "swap_report": SwapReport,
+        "tag": Tag,
         "token_chunk": TokenChunk,
     }
 ).with_types(WEIGHT_TYPES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,7 @@ from headrace.engines.protocol import (
     RequestError,
     SwapMode,
     SwapReport,
+    Tag,
     TokenChunk,
 )
 from headrace.engines.simulated_answers import Answers
@@ -51,6 +52,8 @@ class EngineCosts:
     """Of new weights; decoding goes on meanwhile."""
     flip_s: float = 0.05
     """In which the weights are exchanged, and nothing is decoded."""
+    sleep_s: float = 0.1
+    """To give memory back, or to have it again."""
     stream_steps: int = 64
     """Decode steps of which those who stream hear together."""
 
@@ -109,7 +112,6 @@ class SimulatedEngine:
     anything changes, and all of its tokens are of one version."""
 
     gives_kept_sets = False
-    rests = False
     quiet = None
 
     def __init__(
@@ -143,6 +145,8 @@ class SimulatedEngine:
         self._aborted: list[_Sequence] = []
         self._swap: _Swap | None = None
         self._updating = asyncio.Lock()
+        self._asleep: tuple[Tag, ...] = ()
+        self._falling_asleep: tuple[Tag, ...] = ()
         self._failed_once: set[int] = set()
         self._pins = 0
         self._changed = Signal()
@@ -162,6 +166,14 @@ class SimulatedEngine:
     @property
     def slots(self) -> int:
         return self._costs.slots
+
+    @property
+    def rests(self) -> bool:
+        return bool(self._asleep)
+
+    @property
+    def asleep(self) -> tuple[Tag, ...]:
+        return self._asleep
 
     async def start(self) -> None:
         if self._task is not None:
@@ -215,12 +227,7 @@ class SimulatedEngine:
             self._check_serves()
             if not self._is_newer(receiver.latest()):
                 return None
-            await self._changed.wait_until(
-                lambda: self._pins == 0 or self._failure is not None,
-                clock,
-                _DEADLINE_S,
-                lambda: f"{self._pins} pins on version {self._version} to be released before it is replaced",
-            )
+            await self._let_go("replaced")
             manifest, _ = await self._runtime.compute(_WEIGHTS_LANE, receiver.receive)
             number = manifest.version.number
             if (late := self._faults.late_swaps.get(number, 0.0)) > 0:
@@ -250,6 +257,41 @@ class SimulatedEngine:
                 self._work.set()
             self._check_serves()
             return swap.report
+
+    async def sleep(self, tags: Sequence[Tag]) -> None:
+        async with self._updating:
+            self._check_serves()
+            await self._let_go("put to sleep")
+            self._falling_asleep = tuple(tag for tag in tags if tag not in self._asleep)
+            self._work.set()
+            await self._changed.wait_until(
+                lambda: not self._falling_asleep or self._failure is not None or self._stopping,
+                self._runtime.clock,
+                _DEADLINE_S,
+                lambda: "the engine to sleep",
+            )
+            self._check_serves()
+
+    async def wake(self, tags: Sequence[Tag]) -> None:
+        async with self._updating:
+            self._check_serves()
+            if Tag.WEIGHTS in tags and Tag.WEIGHTS in self._asleep:
+                raise EngineError("its weights were dropped: update it")
+            await self._runtime.clock.sleep(self._costs.sleep_s)
+            self._check_serves()
+            self._asleep = tuple(tag for tag in self._asleep if tag not in tags)
+            self._work.set()
+            self._watch("awake", self._asleep)
+
+    async def _let_go(self, then: str) -> None:
+        """Until no pin holds the version."""
+        await self._changed.wait_until(
+            lambda: self._pins == 0 or self._failure is not None,
+            self._runtime.clock,
+            _DEADLINE_S,
+            lambda: f"{self._pins} pins on version {self._version} to be released before it is {then}",
+        )
+        self._check_serves()
 
     def pin(self) -> Pin:
         self._check_serves()
@@ -282,6 +324,7 @@ class SimulatedEngine:
                 self._work.clear()
                 self._end_aborted()
                 await self._flip_if_due()
+                await self._sleep_if_due()
                 self._changed.notify()
                 self._admit()
                 if self._to_prefill:
@@ -310,7 +353,7 @@ class SimulatedEngine:
 
     def _admit(self) -> None:
         """Those that wait into free slots, first come first served."""
-        if not self._queue or len(self._running) >= self._costs.slots:
+        if not self._queue or len(self._running) >= self._costs.slots or self._asleep:
             return
         draining = self._swap is not None and self._swap.mode is SwapMode.DRAIN and not self._pins
         passed_over: list[_Sequence] = []
@@ -417,19 +460,32 @@ class SimulatedEngine:
         if swap is None or swap.report is not None or self._pins:
             return
         in_flight = self._in_flight()
-        if swap.mode is SwapMode.DRAIN and in_flight:
+        if swap.mode is SwapMode.DRAIN and in_flight and not self._asleep:
             return
         began, recomputed = self._runtime.clock.now(), 0
         if swap.mode is SwapMode.RECOMPUTE:
             recomputed = self._interrupt(in_flight)
         await self._runtime.clock.sleep(self._costs.flip_s)
         self._version = swap.version
+        self._asleep = tuple(tag for tag in self._asleep if tag is not Tag.WEIGHTS)
         self._watch("swapped", swap.version)
         stall = self._runtime.clock.now() - began
         again_s = recomputed * self._costs.prefill_s
         self._stall_s += stall
         self._recompute_s += again_s
         swap.report = SwapReport(swap.version, stall, again_s, recomputed, len(in_flight))
+
+    async def _sleep_if_due(self) -> None:
+        falling = self._falling_asleep
+        if not falling or self._pins:
+            return
+        for sequence in self._running:  # all of them are prefilled again
+            sequence.cached = False
+        self._queue.extendleft(reversed(self._running))
+        self._running, self._to_prefill = [], 0
+        await self._runtime.clock.sleep(self._costs.sleep_s)
+        self._asleep, self._falling_asleep = (*self._asleep, *falling), ()
+        self._watch("asleep", self._asleep)
 
     def _interrupt(self, in_flight: list[_Sequence]) -> int:
         """Their keys and values are of the old weights. How many tokens are prefilled again."""
@@ -460,7 +516,7 @@ class SimulatedEngine:
             self._idle_since = None
 
     def _is_newer(self, offered: Version | None) -> bool:
-        if offered is None or offered == self._version:
+        if offered is None or (offered == self._version and Tag.WEIGHTS not in self._asleep):
             return False
         if offered < self._version:
             raise WeightError(f"publication {offered} is older than {self._version}, which the engine holds")

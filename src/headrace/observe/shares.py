@@ -11,7 +11,7 @@ from headrace.observe.record import Totals
 
 SMALL = 0.005
 """Rounds to nothing: part of `other`."""
-_WORK = (spent.TRAINS, spent.COMPUTES, spent.SCORES, spent.SWAPS, spent.PUBLISHES, spent.CHECKPOINTS)
+_WORK = (spent.TRAINS, spent.COMPUTES, spent.SCORES, spent.SWAPS, spent.PUBLISHES, spent.CHECKPOINTS, spent.CHANGES)
 
 
 @dataclass(frozen=True, slots=True)

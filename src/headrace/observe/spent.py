@@ -11,6 +11,7 @@ WAITS = "waits: "
 """Begins the name of what somebody with nothing to do waited for."""
 
 TRAINS, SCORES, PUBLISHES, CHECKPOINTS = "trains", "scores", "publishes", "checkpoints"
+CHANGES = "takes and gives its turn"
 ROWS = "rows of the batch"
 """What the trainer waits for; whose fault that is, the run's state tells."""
 COMPUTES, SWAPS = "computes", "swaps weights"

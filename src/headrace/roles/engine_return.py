@@ -17,7 +17,7 @@ async def come_back(
     context: RoleContext, pool: EnginePool, member: Member, receiver: WeightReceiver | None = None
 ) -> None:
     """Build the engine of `member` anew until it serves; what fails is tried again after a pause, which grows. How long
-    the run bears with that, the engine watch decides. `receiver`: see `Revive`."""
+    the run bears with that, the engine watch decides. Not while the pool sleeps. `receiver`: see `Revive`."""
     attempts = 0
     while member.state is EngineState.EJECTED:
         pause = max(
@@ -25,6 +25,8 @@ async def come_back(
             attempts and after_failure(RETURN, attempts).pause_s,
         )
         await context.runtime.clock.sleep(pause)
+        if pool.sleeps:
+            return
         try:
             await pool.come_back(member, receiver)
         except Exception as error:  # whatever building it raises: it is tried until the deadline

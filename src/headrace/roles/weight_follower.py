@@ -38,7 +38,9 @@ class WeightFollowerRole:
         while True:
             self._pool.look()
             self._pool.tell_what_is_left()
-            if self._member.state is EngineState.EJECTED:
+            if self._pool.sleeps:
+                await self._wait()
+            elif self._member.state is EngineState.EJECTED:
                 await come_back(self._context, self._pool, self._member, self._receiver)
             elif not (self._member.is_up and await self._tried_to_follow()):
                 await self._wait()
@@ -61,6 +63,8 @@ class WeightFollowerRole:
 
     def _is_behind(self) -> bool:
         latest, version = self._receiver.latest(), self._member.version
+        if self._member.engine.asleep:
+            return True
         return latest is not None and version is not None and latest > version
 
     async def _tried_to_follow(self) -> bool:

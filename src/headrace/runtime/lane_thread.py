@@ -93,3 +93,4 @@ class LaneThread:
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             call[1]()
+            del call  # with what it gave: until the next one comes, nobody else may have that

@@ -138,6 +138,14 @@ class TrainerGroup:
         steps = await self._ranks.each("steps", dict.fromkeys(left, ()), what="the steps that they made")
         return all(made == self._settled for made in steps.values())
 
+    async def sleep(self) -> None:
+        """See `Trainer.sleep`: all ranks that are left."""
+        await self._ranks.each("sleep", dict.fromkeys(self._ranks.left, ()), what="memory to be given back")
+
+    async def wake(self) -> None:
+        """See `Trainer.wake`: all ranks that are left."""
+        await self._ranks.each("wake", dict.fromkeys(self._ranks.left, ()), what="its memory")
+
     async def discard(self) -> None:
         """See `TrainerRank.discard`: of all that are left."""
         await self._ranks.each("discard", dict.fromkeys(self._ranks.left, ()), what="gradients to be forgotten")

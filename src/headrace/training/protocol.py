@@ -91,6 +91,13 @@ class Trainer(Protocol):
     def discard(self) -> None:
         """Forget what was accumulated since the last step."""
 
+    def sleep(self) -> None:
+        """Give memory back: on a device all of it, to the host; in the host's memory what can be worked out again.
+        Until `wake` nothing else is to be asked."""
+
+    def wake(self) -> None:
+        """Go on where it was, bit for bit. Of one that is awake, nothing."""
+
     def logprobs(self, micro: MicroBatch) -> Tensor:
         """[N] float32 on the micro-batch's device, under the present weights, without gradients."""
 

@@ -210,6 +210,14 @@ class TrainerRank:
         """See `Trainer.rate`."""
         return self._trainer.rate()
 
+    def sleep(self) -> None:
+        """See `Trainer.sleep`."""
+        self._trainer.sleep()
+
+    def wake(self) -> None:
+        """See `Trainer.wake`."""
+        self._trainer.wake()
+
     def discard(self) -> None:
         """Forget what was accumulated, and the rows."""
         self._held, self._taken = None, []

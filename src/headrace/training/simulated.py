@@ -43,6 +43,8 @@ class TrainerCosts:
     step_s: float = 0.2
     """Of an optimiser step."""
     save_s: float = 1.0
+    sleep_s: float = 0.1
+    """To give memory back, or to have it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class SimulatedTrainer:
         self._reference = self._state.copy()
         self._sums = _Sums()
         self._lost: WorkerLost | None = None
+        self._sleeps = False
 
     @property
     def state(self) -> TrainedState:
@@ -94,7 +97,7 @@ class SimulatedTrainer:
 
     def renew(self) -> None:
         """As it was made, after it was lost too."""
-        self._lost = None
+        self._lost, self._sleeps = None, False
         self._state = np.zeros(5, np.uint64)
         self._reference = self._state.copy()
         self._sums = _Sums()
@@ -127,6 +130,16 @@ class SimulatedTrainer:
             trained_tokens=sums.trained,
             padding_tokens=0,
         )
+
+    def sleep(self) -> None:
+        self._check_lives()
+        self._charge(self._costs.sleep_s)
+        self._sleeps = True
+
+    def wake(self) -> None:
+        if self._sleeps:
+            self._sleeps = False
+            self._charge(self._costs.sleep_s)
 
     def rate(self) -> float:
         return 0.0
@@ -186,6 +199,7 @@ class SimulatedTrainer:
         """Raises what it was lost with."""
         if self._lost is not None:
             raise WorkerLost(self._lost.rank, self._lost.reason, worker=self._lost.worker)
+        assert not self._sleeps, "it is asked while it sleeps"
 
 
 class SimulatedScorer:

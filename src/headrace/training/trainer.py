@@ -30,6 +30,7 @@ from headrace.training.layer_hooks import call_between_layers
 from headrace.training.layouts.ranks import WHOLE, Layout
 from headrace.training.optimizer.adamw import OptimizerSettings
 from headrace.training.optimizer.lr_schedule import ScheduleSettings, learning_rate
+from headrace.training.optimizer.parked import Parking
 from headrace.training.optimizer.trained_weights import TrainedWeights
 from headrace.training.optimizer.whole_weights import WholeWeights
 from headrace.training.protocol import Loss, LossTerms, Outputs, StepReport
@@ -136,6 +137,7 @@ class HFTrainer:
         self._step_count = 0
         self._keeps_reference = False
         self._reference: list[Tensor] | None = None
+        self._parking = Parking()
         self._in_order = in_order and model.device.type == "cuda" and self._can_sum_in_order()
 
     @property
@@ -234,6 +236,17 @@ class HFTrainer:
     def discard(self) -> None:
         self._sums = BatchSums()
         self._weights.forget_gradients()
+
+    def sleep(self) -> None:
+        parking = self._parking
+        self._weights.sleep(gradients=self._sums.forwarded_tokens > 0)
+        parking.park(self._reference or ())
+        if self._lm.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def wake(self) -> None:
+        self._weights.wake()
+        self._parking.back()
 
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch, *, temperature: float | None = None) -> Tensor:

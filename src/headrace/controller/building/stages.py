@@ -17,6 +17,7 @@ from headrace.roles.columns.reward import RewardColumns
 from headrace.roles.columns.scorer import FollowedWeights, Score, ScoredColumns
 from headrace.roles.context import RoleContext
 from headrace.roles.known_refs import with_known_refs
+from headrace.roles.turns import Turns
 from headrace.runtime.signal import Signal
 from headrace.training.group import TrainerGroup
 from headrace.training.rows.packed_rows import RowToTrain
@@ -26,7 +27,7 @@ ScorerSettings = ReferenceConfig | ProximalConfig | TeacherConfig | CriticConfig
 
 
 def scorers(
-    context: RoleContext, plan: Plan, models: Models, published: Signal, committed: Version
+    context: RoleContext, plan: Plan, models: Models, published: Signal, committed: Version, turns: Turns
 ) -> tuple[ColumnRole, ...]:
     """Those that the recipe has stages for."""
     config = plan.config
@@ -52,7 +53,13 @@ def scorers(
         return asked(model.name, model.name, model.scores)
 
     def of_group(group: TrainerGroup, column: str) -> Score:
-        return asked(group.name, column, partial(group.scores, column))
+        scores = asked(group.name, column, partial(group.scores, column))
+
+        async def score(rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
+            await turns.of_batch()
+            return await scores(rows)
+
+        return score
 
     if models.reward is not None:
         found.append(ColumnRole(context, RewardColumns(context, models.reward, by_group=by_group)))

@@ -40,6 +40,7 @@ from headrace.roles.filter import FilterRole
 from headrace.roles.replay import NeverFresh, RecordedLineage, ReplayRole
 from headrace.roles.rollout import RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
+from headrace.roles.turns import NoTurns, SharedDevices, Turns
 from headrace.roles.weight_follower import WeightFollowerRole, taken_up
 from headrace.roles.weight_followers import WeightFollowersRole
 from headrace.roles.weight_relays import WeightRelaysRole
@@ -93,6 +94,8 @@ class Parts:
     evaluator: EvaluatorRole | None
     gap: GapSampler | None
     """None on-policy, where every token shows the gap."""
+    turns: Turns
+    """Who has the devices, where engines and trainer share them."""
     best: BestCheckpoint | None
     """Keeps the checkpoint that is best on a held-out set; None if none is to be kept."""
 
@@ -173,6 +176,7 @@ def connect(
         models.relays.tell_to(recorder.event)
         models.relays.changed.listen(published.notify)
     judges = [*models.judges.values()]
+    turns = SharedDevices(context, pool, models.groups) if config.engine.colocated else None
     truncated = algorithm.truncated == "mask"
     rule = StalenessRule(eta, config.deadline_rule == "mask", config.deadline_rule == "late", truncated)
     if replay is not None:
@@ -218,7 +222,9 @@ def connect(
         of_critic, budget = config.critic, config.critic.tokens_at_once
         over = epochs(of_critic.updates_per_batch, config.seals_critic)
         rows = loader("critic.update", budget, over)
-        critic = CriticRole(context, rows, models.critic, rule, max_tokens=budget, epochs=over)
+        critic = CriticRole(
+            context, rows, models.critic, rule, max_tokens=budget, epochs=over, turns=turns or NoTurns()
+        )
     over = epochs(algorithm.updates_per_batch, algorithm.seals_batch)
     gap, fresh = None, FreshRule(lineage, keeps_keys=config.async_.swap == "keep")
     if replay is not None:
@@ -245,7 +251,7 @@ def connect(
         if replay is None
         else ReplayRole(context, replay.rollouts, base.journal),
         filter=filter_role(plan, base),
-        scorers=scorers(context, plan, models, published, committed),
+        scorers=scorers(context, plan, models, published, committed, turns or NoTurns()),
         stages=own_stages(context, plan, asked),
         functions=asked,
         advantages=ColumnRole(
@@ -293,7 +299,9 @@ def connect(
                 best,
                 lineage,
                 models.groups,
+                turns or NoTurns(),
             ),
+            turns=turns,
         ),
         followers=WeightFollowersRole(
             pool,
@@ -323,6 +331,7 @@ def connect(
         if plan.held_out
         else None,
         gap=gap,
+        turns=turns or NoTurns(),
         best=best,
     )
 
@@ -335,6 +344,7 @@ def _after_step(
     best: BestCheckpoint | None,
     lineage: Lineage,
     groups: Sequence[TrainerGroup],
+    turns: Turns,
 ) -> Callable[[TrainedStep], Awaitable[None]]:
     """`groups`: those that train, which are settled once all of the step is recorded."""
 
@@ -343,6 +353,7 @@ def _after_step(
         recorder.batch(step)
         divergence.look_at(step)
         await checkpointer.after(Version(lineage.branch, step.batch + 1))
+        await turns.generate()  # before anybody waits for an evaluation
         if best is not None:
             await best.begun(step.batch + 1)
         for group in groups:

@@ -370,10 +370,13 @@ def _engine_processes(config: TrainConfig) -> str:
 def _memory(plan: Plan) -> list[str]:
     memory = plan.memory
     beside = "" if memory.on_device else " and activations"
-    lines = [f"memory    {_size(memory.total)}{beside}; {_size(memory.free)} free on {memory.place}"]
-    if memory.total > memory.free:
+    lines = [f"memory    {_size(memory.needed)}{beside}; {_size(memory.free)} free on {memory.place}"]
+    if memory.turns:
+        told = ", ".join(f"{_size(size)} {turn}" for turn, size in memory.turns.items())
+        lines.append(f"  by turns: {told}; all that is below would be {_size(memory.total)}")
+    if memory.needed > memory.free:
         lines.append(
-            f"  WARNING: that is {_size(memory.total - memory.free)} more than is free: free memory, lower "
+            f"  WARNING: that is {_size(memory.needed - memory.free)} more than is free: free memory, lower "
             "engine.max_concurrent_sequences or engine.kv_cache_gib, or take a smaller model"
         )
     lines += [f"  {use:<44} {_size(size):>12}" for use, size in memory.uses.items()]

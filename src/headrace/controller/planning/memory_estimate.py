@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
@@ -15,6 +15,7 @@ from headrace.config.layout import MICRO_BATCHES_A_STAGE
 from headrace.config.model import EngineSection
 from headrace.controller.planning.activations import DecoderShape, engine_bytes, scored_bytes, trained_bytes
 from headrace.controller.planning.judges import own_judges
+from headrace.controller.planning.memory_by_turns import by_turns, generating
 from headrace.controller.planning.out_of_memory import what_to_lower
 from headrace.controller.planning.table_size import most_sampled, table_bytes
 from headrace.controller.planning.trained_memory import gathered, trained_bytes_of
@@ -61,6 +62,8 @@ class MemoryEstimate:
     """Beside it, if the place is a device: of this host's memory."""
     slots: int = 1
     """Sequences that the engines will decode together."""
+    turns: Mapping[str, int] = field(default_factory=dict)
+    """Bytes in each turn, where engines and trainer take turns."""
 
     @property
     def on_device(self) -> bool:
@@ -69,6 +72,11 @@ class MemoryEstimate:
     @property
     def total(self) -> int:
         return sum(self.uses.values())
+
+    @property
+    def needed(self) -> int:
+        """At once."""
+        return max(self.turns.values(), default=self.total)
 
 
 def estimate_memory(
@@ -84,12 +92,15 @@ def estimate_memory(
     uses |= {} if device.type == "cpu" else _activations(config, model_config)
     left_out = (*(() if engine else _OF_ENGINE), *(() if trainer else _OF_TRAINING))
     uses = {use: size for use, size in uses.items() if not use.startswith(left_out)}
+    if config.engine.colocated:  # what it has is dropped before
+        uses.pop("engine: next version while it is received", None)
     if not engine:
         cache = CachePlan(slots=1, max_context=context_limit(model_config, config.engine), bytes_wanted=0)
     elif device.type == "cpu":
         cache = plan_kv_cache(model_config, config.engine, _engine_dtype(config), device, config.engine.total)
     else:
-        cache = _cache_beside(config, model_config, str(device), free, uses)
+        there = generating(config, uses, on_device=True)
+        cache = _cache_beside(config, model_config, str(device), free, there)
     kept: dict[str, int] = _off_device(config, parameters, model_config.get_text_config(), device) if trainer else {}
     if engine and not trainer and not config.engine.apart:
         kept["weight plane: version 0, on the host"] = _BYTES[_engine_dtype(config)] * parameters
@@ -100,10 +111,17 @@ def estimate_memory(
     slots = _slots(config, cache) if engine else 1
     table = _table(config, model_config, cache)
     if device.type == "cpu":
-        return MemoryEstimate(parameters, uses | table, _HOST, free, cache, {}, slots)
+        uses |= table
+        turns = by_turns(config, uses, on_device=False)
+        return MemoryEstimate(parameters, uses, _HOST, free, cache, {}, slots, turns)
+    turns = by_turns(config, uses, on_device=True)
+    for turn, size in turns.items():
+        _require_room(config, str(device), free, uses, turn, size)
+    if turns:
+        kept |= _asleep(config, parameters, model_config.get_text_config(), device)
     if transport_of(config, device) == "shm" and _LEAVING in uses:
         kept[_PLANE] = 2 * uses[_LEAVING]
-    return MemoryEstimate(parameters, uses, str(device), free, cache, table | kept, slots)
+    return MemoryEstimate(parameters, uses, str(device), free, cache, table | kept, slots, turns)
 
 
 def cache_of(section: EngineSection, config: TrainConfig, first: CachePlan) -> CachePlan:
@@ -194,6 +212,30 @@ def _off_device(config: TrainConfig, parameters: int, text: Any, device: torch.d
             "out, free memory, or take a smaller model"
         )
     return {use: size for use, size in found.items() if size}
+
+
+def _asleep(config: TrainConfig, parameters: int, text: Any, device: torch.device) -> dict[str, int]:
+    """What models in training have in the host's memory while they sleep, beside what is there in any case."""
+    models = {"trainer": config.trainer} | ({"critic": config.critic} if config.algorithm.needs_critic else {})
+    trained = {
+        name: trained_bytes_of(own, parameters, text, config.model.dtype, device) for name, own in models.items()
+    }
+    return {
+        f"{name}: float32 weights and moments, asleep": each.weights + each.moments
+        for name, each in trained.items()
+        if each.weights + each.moments
+    }
+
+
+def _require_room(config: TrainConfig, place: str, free: int, uses: Mapping[str, int], turn: str, size: int) -> None:
+    """Raises ConfigError."""
+    if size > (1 - _SPARE) * free:
+        largest = sorted(uses.items(), key=lambda use: -use[1])[:_MOST_TOLD]
+        raise ConfigError(
+            f"this run needs {in_gib(size)} on {place} {turn}, and {in_gib(free)} are free there, of which a twentieth "
+            f"is kept back; of all that it takes the most are {', '.join(f'{use} {in_gib(n)}' for use, n in largest)}; "
+            f"{what_to_lower(config, on_device=True)}, free memory there, or take a smaller model"
+        )
 
 
 def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:

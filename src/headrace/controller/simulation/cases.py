@@ -120,6 +120,8 @@ def _config(mode: str, recipe: str, rule: str, replicas: int, chance: random.Ran
         algorithm["epochs_per_batch"] = 2
     if rule == "drop" and chance.random() < 0.5:
         made["rollout"]["oversample"] = 1.5
+    if mode == "sync" and chance.random() < 0.5:
+        made["engine"]["colocated"] = True
     return TrainConfig.model_validate({**made, "algorithm": algorithm})
 
 

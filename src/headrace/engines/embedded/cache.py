@@ -25,9 +25,23 @@ class KeyValueCache:
         self.max_context = plan.max_context
         on_cpu = device.type == "cpu"
         self.dtype = torch.float32 if on_cpu else dtype
-        self.capacity = min(_FIRST_CAPACITY, plan.max_context) if on_cpu else plan.max_context
-        sizes = (2, plan.slots + 1, shape.heads, self.capacity, shape.head_dim)
-        self.layers = [torch.zeros(sizes, dtype=self.dtype, device=device) for _ in range(shape.layers)]
+        self._first = min(_FIRST_CAPACITY, plan.max_context) if on_cpu else plan.max_context
+        self._shape = shape
+        self._device = device
+        self.capacity = 0
+        self.layers: list[torch.Tensor] = []
+        self.allocate()
+
+    def allocate(self) -> None:
+        """As it was made."""
+        shape = self._shape
+        sizes = (2, self.slots + 1, shape.heads, self._first, shape.head_dim)
+        self.layers = [torch.zeros(sizes, dtype=self.dtype, device=self._device) for _ in range(shape.layers)]
+        self.capacity = self._first
+
+    def release(self) -> None:
+        """Give its memory back, until it is allocated again: nobody's keys and values are in it."""
+        self.layers, self.capacity = [], 0
 
     def reserve(self, length: int) -> None:
         """Make room for sequences of `length` tokens."""

@@ -21,7 +21,7 @@ from headrace.engines.embedded.runners.choice import choose_runner
 from headrace.engines.embedded.sampler import Kept, sample
 from headrace.engines.embedded.scheduler import Chunk, Copy, Plan, Scheduler
 from headrace.engines.embedded.slot_arrays import DecodeBatch
-from headrace.engines.protocol import EngineError, FinishReason, SwapMode, TokenChunk
+from headrace.engines.protocol import EngineError, FinishReason, SwapMode, Tag, TokenChunk
 from headrace.runtime.progress import mark, working
 from headrace.weights.expected import WeightSchema
 from headrace.weights.plane import Received, WeightReceiver
@@ -90,6 +90,8 @@ class EngineCore:
         self.version = version
         self.totals = Totals()
         self.interrupt = False
+        self.asleep: tuple[Tag, ...] = ()
+        """Nothing is computed while anything is."""
         self.scheduler = Scheduler(plan.slots, prefill_tokens, by_length=model.device.type == "cpu")
         self._now = now
         self._device, self._dtype = model.device, model.dtype
@@ -160,7 +162,8 @@ class EngineCore:
         With `drain` nothing may be in flight.
         """
         in_flight = self.scheduler.in_flight
-        begin = self._last_step_end if in_flight else self._now()
+        asleep, self.asleep = self.asleep, tuple(tag for tag in self.asleep if tag is not Tag.WEIGHTS)
+        begin = self._last_step_end if in_flight and not asleep else self._now()
         self._clear_partial()
         if mode is SwapMode.KEEP:
             self.scheduler.restart_partial()
@@ -169,10 +172,47 @@ class EngineCore:
         self._runner.flip(new.prepared)
         self._synchronize()
         self.version = new.version
-        pending = [] if mode is SwapMode.KEEP else in_flight
+        # What waits for the cache is computed again once that is awake, which is no cost of the swap.
+        pending = [] if mode is SwapMode.KEEP or self.asleep else in_flight
         self._flip_cost = FlipCost(self._now() - begin, len(in_flight), pending)
         self.totals.swap_stall_s += self._flip_cost.flip_s
         return self._flip_cost
+
+    @torch.inference_mode()
+    def sleep(self, tags: Iterable[Tag]) -> None:
+        """Give this memory back, between two steps. See `Engine.sleep`."""
+        wanted = [tag for tag in tags if tag not in self.asleep]
+        if Tag.KV in wanted:
+            self.scheduler.interrupt()
+            self._runner.forget_cache()
+            self._cache.release()
+        if Tag.WEIGHTS in wanted:
+            self._clear_partial()
+            self.scheduler.restart_partial()
+            self._runner.drop()
+        self.asleep = (*self.asleep, *wanted)
+        self._hand_back()
+
+    @torch.inference_mode()
+    def wake(self, tags: Iterable[Tag]) -> None:
+        """Have this memory again. Weights come by `flip`. Raises EngineError, and sleeps on."""
+        wanted = [tag for tag in tags if tag in self.asleep]
+        if Tag.WEIGHTS in wanted:
+            raise EngineError(f"its weights were dropped when it had {self.version}: `update` brings the newest")
+        if Tag.KV in wanted:
+            try:
+                self._cache.allocate()
+            except RuntimeError as error:  # as torch says that there is no memory
+                self._cache.release()
+                self._hand_back()
+                raise EngineError(f"there is no room for its KV cache: {error}") from error
+        self.asleep = tuple(tag for tag in self.asleep if tag not in wanted)
+
+    def _hand_back(self) -> None:
+        """What is free on a device, to whoever else computes there."""
+        if self._device.type == "cuda":
+            self._synchronize()
+            torch.cuda.empty_cache()
 
     def _run(self, plan: Plan) -> _Run | None:
         self._copy(plan.copies)
@@ -279,7 +319,7 @@ class EngineCore:
 
     def _clear_partial(self, only: Sequence | None = None) -> None:
         """Before what is partly prefilled gives up its slot."""
-        partial = self.scheduler.partial
+        partial = self.scheduler.partial  # none while the cache is asleep
         if partial is not None and only in (None, partial[1]):
             self._cache.clear(partial[0], partial[1].cached)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 
 from headrace.config import EngineConfig
 from headrace.engines.embedded.cache_plan import CachePlan, plan_cache
-from headrace.engines.embedded.core import EngineCore, FlipCost, NewWeights, Output
+from headrace.engines.embedded.changes import Move, Swap, is_to_take
+from headrace.engines.embedded.core import EngineCore, Output
 from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.embedded.skeleton import Skeleton
 from headrace.engines.own_pin import Pin
@@ -22,6 +24,7 @@ from headrace.engines.protocol import (
     RequestError,
     SwapMode,
     SwapReport,
+    Tag,
     TokenChunk,
 )
 from headrace.engines.validate import check_request
@@ -46,13 +49,6 @@ class _Client:
     chunks: asyncio.Queue[TokenChunk | Exception]
 
 
-@dataclass(slots=True)
-class _Swap:
-    new: NewWeights
-    mode: SwapMode
-    cost: FlipCost | None = None
-
-
 class EmbeddedEngine:
     """See `Engine`. The core runs on a lane of its own; new weights are received on the lane `weights`.
 
@@ -61,7 +57,6 @@ class EmbeddedEngine:
     """
 
     quiet = None
-    rests = False
 
     def __init__(
         self,
@@ -94,7 +89,8 @@ class EmbeddedEngine:
         self._clients: dict[str, _Client] = {}
         self._arrived: list[Sequence] = []
         self._to_abort: list[Sequence] = []
-        self._swap: _Swap | None = None
+        self._swap: Swap | None = None
+        self._move: Move | None = None
         self._updating = asyncio.Lock()
         self._pins = 0
         self._changed = Signal()
@@ -105,6 +101,14 @@ class EmbeddedEngine:
     @property
     def version(self) -> Version:
         return self._version if self._core is None else self._core.version
+
+    @property
+    def rests(self) -> bool:
+        return bool(self.asleep)
+
+    @property
+    def asleep(self) -> tuple[Tag, ...]:
+        return () if self._core is None else self._core.asleep
 
     @property
     def gives_kept_sets(self) -> bool:
@@ -175,21 +179,16 @@ class EmbeddedEngine:
             core = self._serving()
             if not self._is_newer(receiver.latest()):
                 return None
-            await self._changed.wait_until(
-                lambda: self._pins == 0 or self._failure is not None,
-                clock,
-                _PIN_DEADLINE_S,
-                lambda: f"{self._pins} pins on version {self.version} to be released before it is replaced",
-            )
+            await self._let_go("replaced")
             new = await self._runtime.compute(_WEIGHTS_LANE, core.prepare, receiver)
             if not self._is_newer(new.version):
                 return None
-            swap = _Swap(new, mode)
+            swap = Swap(new, mode)
             self._swap = swap
             self._nudge()
             try:
                 await self._changed.wait_until(
-                    lambda: self._is_done(swap) or self._failure is not None or self._stopping,
+                    lambda: swap.is_done or self._failure is not None or self._stopping,
                     clock,
                     _SWAP_DEADLINE_S,
                     lambda: f"{len(core.scheduler.in_flight)} sequences in flight, to swap to {new.version}",
@@ -199,7 +198,45 @@ class EmbeddedEngine:
                 core.scheduler.admitting = True
                 self._nudge()
             self._serving()
-            return self._report(swap)
+            return swap.report()
+
+    async def sleep(self, tags: Several[Tag]) -> None:
+        async with self._updating:
+            core = self._serving()
+            await self._let_go("put to sleep")
+            await self._between_steps(lambda: core.sleep(tags), f"{', '.join(tags)} to be put to sleep")
+
+    async def wake(self, tags: Several[Tag]) -> None:
+        async with self._updating:
+            core = self._serving()
+            await self._between_steps(lambda: core.wake(tags), f"{', '.join(tags)} to be woken")
+
+    async def _let_go(self, then: str) -> None:
+        """Until no pin holds the version."""
+        await self._changed.wait_until(
+            lambda: self._pins == 0 or self._failure is not None,
+            self._runtime.clock,
+            _PIN_DEADLINE_S,
+            lambda: f"{self._pins} pins on version {self.version} to be released before it is {then}",
+        )
+        self._serving()
+
+    async def _between_steps(self, make: Callable[[], None], what: str) -> None:
+        """Raises EngineError, which `make` may raise too."""
+        move = self._move = Move(make)
+        self._nudge()
+        try:
+            await self._changed.wait_until(
+                lambda: move.is_done or self._failure is not None or self._stopping,
+                self._runtime.clock,
+                _SWAP_DEADLINE_S,
+                lambda: what,
+            )
+        finally:
+            self._move = None
+        self._serving()
+        if move.error is not None:
+            raise move.error
 
     def pin(self) -> Pin:
         self._serving()
@@ -286,8 +323,9 @@ class EmbeddedEngine:
                     raise EngineError(self._killed)
                 await self._hand_over(core)
                 await self._flip_if_due(core)
+                await self._move_if_due()
                 self._changed.notify()
-                if core.scheduler.can_progress(core.version):
+                if not core.asleep and core.scheduler.can_progress(core.version):
                     self._deliver(await self._runtime.compute(self._lane, core.step))
                 else:
                     await self._rest()
@@ -323,12 +361,22 @@ class EmbeddedEngine:
         swap = self._swap
         if swap is None or swap.cost is not None or self._pins:
             return
-        if swap.mode is SwapMode.DRAIN:
+        if swap.mode is SwapMode.DRAIN and not core.asleep:
             core.scheduler.admitting = False
             if core.scheduler.in_flight:
                 return
         swap.cost = await self._runtime.compute(self._lane, core.flip, swap.new, swap.mode)
         core.scheduler.admitting = True
+
+    async def _move_if_due(self) -> None:
+        move = self._move
+        if move is None or move.is_done or self._pins:
+            return
+        try:
+            await self._runtime.compute(self._lane, move.make)
+        except EngineError as error:
+            move.error = error
+        move.is_done = True
 
     def _deliver(self, outputs: list[Output]) -> None:
         for sequence, chunk in outputs:
@@ -347,30 +395,10 @@ class EmbeddedEngine:
             self._final, self._version, self._core = self.stats(), self._core.version, None
 
     def _is_newer(self, offered: Version | None) -> bool:
-        if offered is None or offered == self.version:
-            return False
-        if offered.branch < self.version.branch:
-            raise WeightError(
-                f"publication {offered} is of branch {offered.branch}, which was left: "
-                f"the engine holds {self.version}; publish on the new branch"
-            )
-        if offered < self.version:
-            raise WeightError(
-                f"publication {offered} is older than {self.version}, which the engine holds; publish a newer one"
-            )
-        return True
+        """Raises WeightError."""
+        return is_to_take(offered, self.version, anew=Tag.WEIGHTS in self.asleep)
 
     def _release_pin(self) -> None:
         self._pins -= 1
         self._nudge()
         self._changed.notify()
-
-    @staticmethod
-    def _is_done(swap: _Swap) -> bool:
-        return swap.cost is not None and not swap.cost.pending
-
-    @staticmethod
-    def _report(swap: _Swap) -> SwapReport:
-        cost = swap.cost
-        assert cost is not None
-        return SwapReport(swap.new.version, cost.flip_s, cost.prefill_s, cost.recomputed_tokens, cost.interrupted)

@@ -8,7 +8,7 @@ Nothing sampled under new weights is handed out before the swap check has passed
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from headrace.engines.protocol import (
     RequestError,
     SwapMode,
     SwapReport,
+    Tag,
     TokenChunk,
 )
 from headrace.engines.servers.answers import Answer, name_of
@@ -63,6 +64,7 @@ class ServerEngine:
 
     gives_kept_sets = True
     quiet = None
+    asleep: tuple[Tag, ...] = ()
 
     def __init__(
         self,
@@ -226,6 +228,13 @@ class ServerEngine:
                 self._changed.notify()
             self._release()
             return SwapReport(version, clock.now() - began, 0.0, 0, interrupted)
+
+    async def sleep(self, tags: Sequence[Tag]) -> None:
+        """Raises EngineError: none does yet."""
+        raise EngineError(f"{self.dialect.name} is not put to sleep")
+
+    async def wake(self, tags: Sequence[Tag]) -> None:
+        """See `sleep`: it is awake."""
 
     def pin(self) -> Pin:
         self._serving()

@@ -21,6 +21,7 @@ from headrace.roles.actors.critic import CriticRole
 from headrace.roles.actors.whole_batch import WholeBatch
 from headrace.roles.context import RoleContext
 from headrace.roles.known_refs import with_known_refs
+from headrace.roles.turns import NoTurns, Turns
 from headrace.roles.weight_distributor import WeightDistributor
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.signal import Signal
@@ -119,6 +120,7 @@ class ActorRole:
         coefficient: Callable[[], float | None] = lambda: None,
         trained: Callable[[int, Sequence[StepReport], BatchStats], Awaitable[None]] | None = None,
         after_step: Callable[[TrainedStep], Awaitable[None]],
+        turns: Turns | None = None,
     ) -> None:
         """`columns`: of the table, beside tokens and mask, that the loss reads. `whole`: how a whole batch is trained;
         None: one step, from micro-batches as they come. `critic`: steps along with every batch; in the first
@@ -126,7 +128,7 @@ class ActorRole:
         moves. `trained` is awaited after the steps on a
         batch, with what those of its first epoch report, before the next batch can be sealed: what goes with the
         weights is as it was then. `after_step` is awaited once there is a copy of the new version, which is on its
-        way: the record and the checkpoint are made there."""
+        way: the record and the checkpoint are made there, and the trainer's turn ends, if it has one of `turns`."""
         self._context = context
         self._loader = loader
         self._trainer = trainer
@@ -144,6 +146,8 @@ class ActorRole:
         self._coefficient = coefficient
         self._trained = trained
         self._after_step = after_step
+        self._turns = turns or NoTurns()
+        self._takes_turns = turns is not None
         self._stopping = False
         self._train_s = 0.0
         self._call_size = CallSize()
@@ -171,9 +175,13 @@ class ActorRole:
                 with self._context.activity.training(spent.TRAINS):
                     step = await self._train(flow.batch, kept)
                 if step is None:
+                    if not self._stopping:  # perhaps it takes engines to have its rows again
+                        await self._turns.generate()
                     continue
                 with self._context.activity.training(spent.PUBLISHES):
                     await self._publish()
+                    if self._takes_turns:  # whoever wakes takes it
+                        await self._weights.settled()
                 await self._after_step(step)
         await self._weights.settled()
 
@@ -194,6 +202,7 @@ class ActorRole:
                     work.stats.add(row, told.trained, batch, self._rule, self._lineage)
                 work.rows += zip(lease.rows, rows, strict=True)
                 self._context.table.hold(lease)
+                await self._turns.train()
                 if not work.warm_up:
                     await self._accumulate(work, rows)
             if work.leases and not self._stopping:

@@ -15,6 +15,7 @@ from headrace.roles.actors.call_size import CallSize, in_one_call
 from headrace.roles.actors.whole_batch import WholeBatch
 from headrace.roles.context import RoleContext
 from headrace.roles.known_refs import with_known_refs
+from headrace.roles.turns import NoTurns, Turns
 from headrace.runtime.refs import RefLost
 from headrace.runtime.signal import Signal
 from headrace.training.epochs import Epochs
@@ -43,6 +44,7 @@ class CriticRole:
         *,
         max_tokens: int,
         epochs: Epochs | None = None,
+        turns: Turns = NoTurns(),  # noqa: B008 (stateless)
     ) -> None:
         """`rule` says which samples are left out; tokens of any age teach the critic. `max_tokens`: of a micro-batch.
         `epochs`: over whole batches, each of which `loader` hands out in one lease; None: one step, from micro-batches
@@ -53,6 +55,7 @@ class CriticRole:
         self._trainer = trainer
         self._max_tokens = max_tokens
         self._epochs = epochs
+        self._turns = turns
         self._changed = Signal()
         self._call_size = CallSize()
         self._begun: int | None = None
@@ -132,6 +135,7 @@ class CriticRole:
             async for lease in self._loader.leases(batch):
                 self._leases.append(lease)
                 table.hold(lease)
+                await self._turns.of_batch()
                 await self._begin(batch, [to_train(row, self._rule.chosen(row.header), _READ) for row in lease.rows])
         except (StaleLease, RefLost) as lost:
             await self._forget(str(lost), batch)

@@ -17,6 +17,7 @@ from headrace.engines.protocol import (
     RequestError,
     SwapMode,
     SwapReport,
+    Tag,
 )
 from headrace.engines.remote_types import (
     OUTPUTS_BEAT_S,
@@ -139,6 +140,18 @@ class EngineHost(Generic[E]):
         self._news.set()
         return report
 
+    async def sleep(self, tags: Sequence[Tag]) -> EngineStatus:
+        """See `Engine.sleep`; its state then. Raises EngineError."""
+        await self._engine.sleep(tags)
+        self._news.set()
+        return self.state()
+
+    async def wake(self, tags: Sequence[Tag]) -> EngineStatus:
+        """See `Engine.wake`; its state then. Raises EngineError."""
+        await self._engine.wake(tags)
+        self._news.set()
+        return self.state()
+
     async def pin(self, client: str, version: Version) -> int:
         """Hold `version` until it is released by the number that is returned, or the client's stream ends. Raises
         EngineError if the engine has another."""
@@ -166,7 +179,7 @@ class EngineHost(Generic[E]):
     def state(self) -> EngineStatus:
         """Now, for whoever is in this process."""
         engine = self._engine
-        status = EngineStatus(engine.version, engine.slots, engine.stats(), rests=engine.rests)
+        status = EngineStatus(engine.version, engine.slots, engine.stats(), rests=engine.rests, asleep=engine.asleep)
         failure = engine.failure or self._taken_out
         if failure is None:
             return status

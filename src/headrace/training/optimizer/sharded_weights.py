@@ -14,6 +14,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from headrace.models.parallel.stages import Outline
 from headrace.training.layouts.group import RankGroup
 from headrace.training.optimizer.adamw import FusedAdamW, OptimizerSettings, Trained
+from headrace.training.optimizer.parked import Parking
 from headrace.training.pieces import Piece
 from headrace.training.sums import BatchSums
 
@@ -53,6 +54,7 @@ class ShardedWeights:
             if master.numel():
                 trained.append(Trained(master, *moments, decays=parameter.dim() >= 2))
         self._optimizer = FusedAdamW(trained, settings)
+        self._parking = Parking()
 
     @property
     def updates(self) -> int:
@@ -90,6 +92,17 @@ class ShardedWeights:
         """See `TrainedWeights.forget_gradients`."""
         for parameter in self._parameters.values():
             parameter.grad = None
+
+    def sleep(self, *, gradients: bool) -> None:
+        """See `TrainedWeights.sleep`. Gradients that are not needed are not there."""
+        grads = (parameter.grad for parameter in self._parameters.values())
+        self._parking.park(_local(grad) for grad in grads if grad is not None)
+        self._parking.park(self._masters.values())
+        self._parking.park(moment for moments in self._moments.values() for moment in moments)
+
+    def wake(self) -> None:
+        """See `TrainedWeights.wake`."""
+        self._parking.back()
 
     @torch.no_grad()
     def copy(self) -> list[Tensor]:

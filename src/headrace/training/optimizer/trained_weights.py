@@ -27,6 +27,13 @@ class TrainedWeights(Protocol):
 
     def forget_gradients(self) -> None: ...
 
+    def sleep(self, *, gradients: bool) -> None:
+        """Give memory back until `wake`: on a device all of it, in the host's memory what can be worked out again.
+        `gradients`: whether there are any that are still needed."""
+
+    def wake(self) -> None:
+        """All as it was, bit for bit."""
+
     def copy(self) -> list[Tensor]:
         """This rank's weights as they are now, in the form that only this class knows."""
 

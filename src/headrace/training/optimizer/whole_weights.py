@@ -12,6 +12,7 @@ from headrace.training.data_parallel import DataParallel
 from headrace.training.optimizer.adamw import FlatAdamW, OptimizerSettings
 from headrace.training.optimizer.flat_buffers import FlatParameters
 from headrace.training.optimizer.offloaded import OffloadedAdamW
+from headrace.training.optimizer.parked import Parking
 from headrace.training.pieces import Piece
 from headrace.training.sums import BatchSums
 
@@ -30,6 +31,7 @@ class WholeWeights:
         self._offloaded = OffloadedAdamW(self._flat, settings) if offload else None
         self._optimizer: FlatAdamW | OffloadedAdamW = self._offloaded or FlatAdamW(self._flat, settings)
         self._ranks: DataParallel | None = None
+        self._parking = Parking()
 
     def join(self, ranks: DataParallel) -> None:
         """Train together with others from now on, who have the same weights."""
@@ -61,6 +63,19 @@ class WholeWeights:
     def forget_gradients(self) -> None:
         """See `TrainedWeights.forget_gradients`."""
         self._flat.grads.zero_()
+
+    def sleep(self, *, gradients: bool) -> None:
+        """See `TrainedWeights.sleep`."""
+        flat, optimizer, parking = self._flat, self._optimizer, self._parking
+        (parking.park if gradients else parking.drop)([flat.grads])
+        if flat.compute is not flat.master:
+            parking.drop([flat.compute])
+        parking.park([flat.master, optimizer.exp_avg, optimizer.exp_avg_sq])
+
+    def wake(self) -> None:
+        """See `TrainedWeights.wake`."""
+        self._parking.back()
+        self._flat.publish()
 
     def copy(self) -> list[Tensor]:
         """See `TrainedWeights.copy`."""

@@ -37,15 +37,16 @@ class FusedRunner:
         graphs: bool = True,
     ) -> None:
         """`graphs`: whether decode steps on a CUDA device are captured."""
-        self._weights = weights
+        self._weights: FusedWeights | None = weights
         self._shape = shape
         self._rotary = rotary
         self._cache = cache
         self._dtype = weights.embedding.dtype
-        self._rows = torch.arange(len(cache.layers[0][0]), device=weights.embedding.device)
+        self._rows = torch.arange(cache.slots + 1, device=weights.embedding.device)
+        self._vocab_size = len(weights.embedding)
+        self._captures = graphs and weights.embedding.is_cuda
         self._graphs: DecodeGraphs | None = None
-        if graphs and weights.embedding.is_cuda:
-            self._graphs = DecodeGraphs(self._decode, cache, self._rows, len(weights.embedding))
+        """Made when they are first needed."""
 
     @classmethod
     def of(cls, model: Any, cache: KeyValueCache) -> FusedRunner | None:
@@ -82,16 +83,29 @@ class FusedRunner:
         return fuse(weights, self._shape)
 
     def beside(self, cache: KeyValueCache, prepared: Any = None) -> FusedRunner:
-        return FusedRunner(prepared or self._weights, self._shape, self._rotary, cache, graphs=False)
+        return FusedRunner(prepared or self._loaded, self._shape, self._rotary, cache, graphs=False)
 
     def flip(self, prepared: Any) -> None:
-        if self._graphs is None:
+        if self._graphs is None or self._weights is None:
             self._weights = prepared
         else:  # captured graphs hold the addresses of the present ones
             self._weights.overwrite(prepared)
 
+    def forget_cache(self) -> None:
+        self._graphs = None
+
+    def drop(self) -> None:
+        self._weights = self._graphs = None
+
+    @property
+    def _loaded(self) -> FusedWeights:
+        assert self._weights is not None, "its weights are asleep"
+        return self._weights
+
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
-        if self._graphs is not None:
+        if self._captures:
+            if self._graphs is None:
+                self._graphs = DecodeGraphs(self._decode, self._cache, self._rows, self._vocab_size)
             return self._graphs.decode(tokens, positions, length)
         return self._decode(tokens, positions, self._rows[: len(tokens)], length).float()
 
@@ -119,7 +133,7 @@ class FusedRunner:
         count = len(tokens)
         parts = [
             (part, decode_bias(positions[part.begin : part.end], part.length, None, cache.dtype))
-            for part in (split_rows(positions) if self._graphs is None else [RowRange(0, count, length)])
+            for part in (split_rows(positions) if not self._captures else [RowRange(0, count, length)])
         ]
         scale = shape.head_dim**-0.5
 
@@ -135,16 +149,16 @@ class FusedRunner:
             return (outs[0] if len(outs) == 1 else torch.cat(outs)).view(count, -1)
 
         hidden = self._layers(tokens, positions, attend)
-        normed = self._weights.norm(hidden).to(self._dtype)
-        return self._weights.head(normed)
+        normed = self._loaded.norm(hidden).to(self._dtype)
+        return self._loaded.head(normed)
 
     def _layers(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """Hidden states [N, hidden] after the last layer, before the last norm; or where `attend` ended the pass."""
         shape, dtype = self._shape, self._dtype
         turned = shape.heads + shape.kv_heads
         cos, sin = self._rotary.at(positions)
-        hidden = F.embedding(tokens, self._weights.embedding).to(self._cache.dtype)
-        for i, layer in enumerate(self._weights.layers):
+        hidden = F.embedding(tokens, self._loaded.embedding).to(self._cache.dtype)
+        for i, layer in enumerate(self._loaded.layers):
             normed = layer.input_norm(hidden).to(dtype)
             qkv = layer.qkv(normed).to(self._cache.dtype).view(len(tokens), -1, shape.head_dim)
             qk = qkv[:, :turned]

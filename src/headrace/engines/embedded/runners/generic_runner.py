@@ -57,6 +57,13 @@ class GenericRunner:
             if parameter.is_cuda:  # of the publisher's stream, whose allocator must not reuse it while this one reads
                 parameter.data.record_stream(torch.cuda.current_stream(parameter.device))
 
+    def forget_cache(self) -> None:
+        """See `Runner.forget_cache`: each pass looks where it is."""
+
+    def drop(self) -> None:
+        for parameter in self._model.parameters():
+            parameter.data = parameter.data.new_empty(0)
+
     @staticmethod
     def _forward(module: Any, tokens: torch.Tensor, current: _Pass) -> Any:
         return module(

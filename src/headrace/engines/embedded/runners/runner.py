@@ -46,3 +46,9 @@ class Runner(Protocol):
 
     def flip(self, prepared: Any) -> None:
         """From now on compute with these. Only between two passes."""
+
+    def forget_cache(self) -> None:
+        """Whatever holds addresses of the cache is made anew when it is needed."""
+
+    def drop(self) -> None:
+        """Give up the weights: computes nothing until a `flip` brings others."""

@@ -1,0 +1,102 @@
+"""By turns: engines and models in training have the same devices, and never memory for both.
+
+The engines have them while a batch is generated; from the moment that it is sealed, and nobody evaluates, those that
+train, until the version that follows can be received and is checkpointed. Then the engines take that version, or, where
+nothing was trained, the one that they had: they drop their weights, so that they serve no others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from headrace.engines.pool import EnginePool
+from headrace.observe import spent
+from headrace.roles.context import RoleContext
+from headrace.runtime.protocol import WaitTimeout
+from headrace.runtime.together import together
+
+NAME = "turns"
+
+
+class Sleeper(Protocol):
+    """A model in training; see `TrainerGroup`."""
+
+    async def sleep(self) -> None: ...
+
+    async def wake(self) -> None: ...
+
+
+class Turns(Protocol):
+    async def of_batch(self) -> None:
+        """Until those that train may compute with rows of the batch: it is sealed, and the engines sleep."""
+
+    async def train(self) -> None:
+        """Until those that train may compute."""
+
+    async def generate(self) -> None:
+        """Those that train have done, and what they made can be received: the engines are to serve. Returns once they
+        may."""
+
+
+class NoTurns:
+    """Each has memory of its own."""
+
+    async def of_batch(self) -> None:
+        """See `Turns.of_batch`."""
+
+    async def train(self) -> None:
+        """See `Turns.train`."""
+
+    async def generate(self) -> None:
+        """See `Turns.generate`."""
+
+
+class SharedDevices:
+    """See `Turns`. Whoever asks for what there is already goes on at once."""
+
+    def __init__(self, context: RoleContext, pool: EnginePool, models: Sequence[Sleeper]) -> None:
+        """`models` in training, which sleep."""
+        self._context = context
+        self._pool = pool
+        self._models = tuple(models)
+        self._awake = False
+        """Those that train."""
+        self._changing = asyncio.Lock()
+
+    async def of_batch(self) -> None:
+        """See `Turns.of_batch`."""
+        flow = self._context.flow
+        while not flow.is_sealed:
+            await self._context.changed(NAME, "the batch to be whole")
+        await self.train()
+
+    async def train(self) -> None:
+        """See `Turns.train`. Raises WorkerLost."""
+        async with self._changing:
+            if self._awake:
+                return
+            with self._context.activity.training(spent.CHANGES):
+                await self._engines_asleep()
+                await together(model.wake() for model in self._models)
+            self._awake = True
+
+    async def generate(self) -> None:
+        """See `Turns.generate`. Raises WorkerLost."""
+        async with self._changing:
+            if self._awake:
+                with self._context.activity.training(spent.CHANGES):
+                    await together(model.sleep() for model in self._models)
+                self._awake = False
+            if self._pool.sleeps:
+                self._pool.rise()
+
+    async def _engines_asleep(self) -> None:
+        """An evaluation is waited for: its own deadline ends it."""
+        context = self._context
+        while True:
+            try:
+                return await self._pool.lie_down(context.stall_timeout_s)
+            except WaitTimeout as late:
+                context.report("waiting", {"role": NAME, "message": late.so_far})

@@ -1,0 +1,20 @@
+"""How much memory tensors have, counted over all that are alive in this process, whoever has them."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+
+def tensor_bytes() -> int:
+    """Of each storage once, however many tensors view it."""
+    gc.unfreeze()  # what a run has frozen would not be among the objects
+    gc.collect()
+    found = {}
+    for each in gc.get_objects():
+        if type(each) in (torch.Tensor, torch.nn.Parameter) and each.layout is torch.strided:
+            storage = each.untyped_storage()
+            if storage.device.type != "meta":
+                found[storage._cdata] = storage.nbytes()
+    return sum(found.values())
