@@ -27,13 +27,16 @@ class World:
     stats_: dict[str, float] = field(default_factory=lambda: {"busy_s": 7.0, "swap_stall_s": 1.0, "idle_s": 3.0})
     version: Any = field(default_factory=lambda: SimpleNamespace(number=0))
     batch: int = 0
-    members: tuple[None, ...] = (None,)
+    members: tuple[Any, ...] = ()
     is_absent: bool = False
     running_groups: int = 0
     is_sealed: bool = False
     is_finished: bool = False
     bound: str | None = None
     changed: Signal = field(default_factory=Signal)
+
+    def __post_init__(self) -> None:
+        self.members = (SimpleNamespace(index=0, name="engine 0", stats=self.stats),)
 
     def now(self) -> float:
         return self.time
@@ -180,3 +183,18 @@ def _adds_up(folder: Path, mode: str) -> None:
         # They take turns: while one computes the other waits for it.
         assert time["engines_s"][spent.TRAINER] > 0.5 * time["train_s"]
         assert time["trainer_s"][spent.GENERATION] > 0
+
+
+def test_each_that_has_a_device_is_busy_while_it_computes() -> None:
+    """Whoever asks: the actor, or a column that the trainer scores. Calls that overlap count once."""
+    world, activity, time = made()
+    assert time.busy_s() == {}
+    with activity.computes("trainer"):
+        world.passes(2.0, busy_s=0.5)
+        with activity.computes("trainer"):
+            world.passes(1.0)
+    world.passes(3.0, busy_s=2.5, idle_s=0.5)
+    assert time.busy_s() == {"engine 0": 3.0, "trainer": 3.0}
+    with activity.computes("critic"):
+        world.passes(1.0)
+    assert time.busy_s() == {"engine 0": 3.0, "trainer": 3.0, "critic": 1.0}

@@ -140,7 +140,6 @@ def test_a_run_that_is_stopped_is_gone_on_with(tmp_path: Path) -> None:
 @pytest.mark.cpu
 def test_with_processes_one_of_which_dies_in_each_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer in the midst of its turn, the engine while it sleeps."""
-    trained(tmp_path / "usual")
     step, killed = TrainerGroup.step, []
 
     async def stepped(group: TrainerGroup) -> Any:
@@ -156,6 +155,20 @@ def test_with_processes_one_of_which_dies_in_each_turn(tmp_path: Path, monkeypat
     kinds = trained(tmp_path / "turns", **TURNS, **PROCESSES)
     assert killed == ["trainer/0", "engine/0"]
     assert {"trainer_lost", "went_back", "engine_died", "engine_back"} <= {*kinds}
+    with RunReader(tmp_path / "turns/run") as reader:
+        batches = [row.record for row in reader.metrics.read("batch")]
+    assert [record["batch"] for record in batches][-BATCHES:] == [*range(BATCHES)]
+    assert all(set(record["staleness"]) == {"0"} for record in batches)
+
+
+@pytest.mark.slow
+@pytest.mark.cpu
+def test_with_ranks_that_cut_the_model_up(tmp_path: Path) -> None:
+    """And two engines, in this process, where what is asked for together is decoded together: whoever is in several
+    places sleeps in all of them."""
+    ranks = {"trainer__placement": "process", "trainer__layout": {"dp": 2, "zero": 2}, "engine__replicas": 2}
+    trained(tmp_path / "usual", **ranks)
+    trained(tmp_path / "turns", **TURNS, **ranks)
     assert same(tmp_path / "usual", tmp_path / "turns")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE
 from engines_helpers import collect, prompt, published, reference_logprobs, request, serving, tiny_model
 from tensor_bytes import tensor_bytes
 
@@ -55,9 +56,10 @@ def test_its_memory_is_given_back_and_had_again(name: str) -> None:
         await engine.sleep([Tag.WEIGHTS])
         without_both = tensor_bytes()
         assert engine.asleep == (Tag.KV, Tag.WEIGHTS)
-        if name == "qwen3":
-            assert awake - without_kv == KV_BYTES
-        assert awake - without_kv > 0
+        freed = awake - without_kv
+        # Of GPT-2 twice as many heads; on a device the places of captured graphs go as well.
+        cache = KV_BYTES * (2 if name == "gpt2" else 1)
+        assert freed == cache if DEVICE.type == "cpu" else freed >= cache
         assert without_kv - without_both >= weights
         await engine.update(new, SwapMode.RECOMPUTE)
         await engine.wake([Tag.KV])

@@ -22,6 +22,7 @@ from headrace.observe.summary import build_summary
 
 DOCS = Path(__file__).parents[2] / "docs"
 OPEN = (
+    "busy",
     "wait_s",
     "trainer_s",
     "engines_s",

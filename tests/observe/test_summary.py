@@ -112,6 +112,7 @@ def test_names_and_values() -> None:
                 "actor: rows of the batch": pytest.approx(1.4),
                 "rollout: the gate": pytest.approx(0.35),
             },
+            "busy": {"engine 0": pytest.approx(0.8), "trainer": pytest.approx(0.5)},
             "mfu": {"training": pytest.approx(0.4), "run": pytest.approx(0.2)},
         },
         # Of the one batch that has each.

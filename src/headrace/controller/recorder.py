@@ -119,6 +119,7 @@ class Recorder:
             swap_stall_s=engine.swap_stall_s,
             trainer_s=self._time.trainer_s(),
             engines_s=self._time.engines_s(),
+            busy_s=self._time.busy_s(),
             mfu_s=self._operations / self.rate if self.rate else 0.0,
             wait_s=self._waits.totals(),
             failure_words=dict(self._tally.failure_words),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from headrace.engines.pool import EnginePool
 from headrace.experience.flow import Flow
 from headrace.observe import spent
 from headrace.observe.spent import Activity, Spent
 from headrace.roles.actors.actor import TRAINER_LANE
+from headrace.roles.actors.critic import CRITIC_LANE
 from headrace.runtime.protocol import Clock
 
+_BUSY = "busy"
 _KEYS = {"staleness": "max_staleness", "ahead": "ahead", "bytes": "table_gib"}
 """Of the section `async`."""
 
@@ -45,6 +49,8 @@ class TimeSpent:
         self._trainer = Spent(clock.now, self._trainer_is_at)
         self._idle = Spent(self._idle_s, self._engines_lack)
         self._idle_of_trainer = Spent(self._idle_s, self._trainer_is_at)
+        self._lanes = {lane: Spent(clock.now, partial(self._lane_is_at, lane)) for lane in (TRAINER_LANE, CRITIC_LANE)}
+        self._engines_before = [member.stats().busy_s for member in engines.members]
         activity.changed = self._look
         flow.changed.listen(self._look)
 
@@ -80,7 +86,22 @@ class TimeSpent:
         seconds[spent.OTHER] = seconds.get(spent.OTHER, 0.0) + left
         return {name: value for name, value in seconds.items() if value > 0}
 
+    def busy_s(self) -> dict[str, float]:
+        """Seconds in which each that has a device computed: an engine, as `engine 0`, the trainer, the critic. Who had
+        nothing to compute is not told."""
+        found = {}
+        for member in self._engines.members if self._has_engines else ():
+            known = member.index < len(self._engines_before)
+            found[member.name] = member.stats().busy_s - (self._engines_before[member.index] if known else 0.0)
+        found |= {lane: spent_s.totals().get(_BUSY, 0.0) for lane, spent_s in self._lanes.items()}
+        return {name: seconds for name, seconds in found.items() if seconds > 0}
+
+    def _lane_is_at(self, lane: str) -> str:
+        return _BUSY if self._activity.computing[lane] else spent.OTHER
+
     def _look(self) -> None:
+        for lane in self._lanes.values():
+            lane.look()
         self._trainer.look()
         idle_s = self._idle_s()
         self._idle.look(idle_s)

@@ -72,6 +72,7 @@ def build_summary(run: RunRecord) -> dict[str, Any]:
             "trainer_s": dict(total.trainer_s),
             "engines_s": dict(total.engines_s),
             "wait_s": dict(total.wait_s),
+            "busy": {name: _ratio(seconds, total.elapsed_s) for name, seconds in total.busy_s.items()},
             "mfu": {
                 "training": _ratio(total.mfu_s, total.train_s) or None,
                 "run": _ratio(total.mfu_s, total.elapsed_s) or None,

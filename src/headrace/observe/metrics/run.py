@@ -58,6 +58,11 @@ TOTALS = (
         "raise what the name has in parentheses: `async.max_staleness`, `async.ahead` or `async.table_gib`",
     ),
     Metric(
+        "busy_s",
+        "seconds, by who",
+        "In which each that has a device computed: an engine (`engine 0`), the trainer, the critic.",
+    ),
+    Metric(
         "wait_s",
         "seconds, by side and what for",
         "Seconds in which a part of the run waited. Most parts wait nearly always, and cost nothing.",
@@ -167,6 +172,14 @@ SUMMARY = (
     ),
     Metric("time.engines_s", "seconds, by what for", "What the engines' time went to.", "see `engines_s`", "see there"),
     Metric("time.wait_s", "seconds, by side and what for", "Waited by each part of the run."),
+    Metric(
+        "time.busy",
+        "share, by who",
+        "Of the run's time that in which each computed, as `busy_s` has it. Where they have a device by turns "
+        "(`engine.colocated`), what all have together is the device's.",
+        "all are small: each waits for another",
+        "see `trainer_s` and `engines_s`, which tell for whom",
+    ),
     Metric("time.mfu.training", "share", "`mfu` of all batches.", "see `mfu`", "see there"),
     Metric(
         "time.mfu.run",

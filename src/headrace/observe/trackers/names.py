@@ -81,6 +81,7 @@ TOTALS: Mapping[str, str] = {
 TOTALS_BY_NAME: Mapping[str, str] = {
     "trainer_s": "time/trainer_s",
     "engines_s": "time/engines_s",
+    "busy_s": "time/busy_s",
     "wait_s": "time/wait_s",
     "failed_samples": "samples/failed_total",
 }
