@@ -24,6 +24,7 @@ FOUND_BY = {
     "a_lost_group_keeps_its_deadline_on_any_engine": 4,
     "an_engine_of_a_left_branch_admits": 16,
     "a_group_newer_than_the_return_keeps_its_deadline": 10,
+    "an_engine_comes_back_in_the_trainers_turn": 163,
 }
 """A seed that finds each planted bug, to be tried first."""
 

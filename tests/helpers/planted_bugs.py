@@ -141,6 +141,16 @@ def a_group_newer_than_the_return_keeps_its_deadline(patch: pytest.MonkeyPatch) 
     patch.setattr(Schedule, "go_back", none_is_newer)
 
 
+def an_engine_comes_back_in_the_trainers_turn(patch: pytest.MonkeyPatch) -> None:
+    """Whoever follows the weights minds no turn: as soon as a version can be received, or an engine has died or sleeps,
+    it has the newest."""
+
+    def never(self: Any) -> bool:
+        return False
+
+    patch.setattr(pool.EnginePool, "sleeps", property(never, lambda self, value: None), raising=False)
+
+
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -151,6 +161,7 @@ PLANTS: dict[str, Plant] = {
         a_lost_group_keeps_its_deadline_on_any_engine,
         an_engine_of_a_left_branch_admits,
         a_group_newer_than_the_return_keeps_its_deadline,
+        an_engine_comes_back_in_the_trainers_turn,
     )
 }
 """Those that whole runs find (test_fault_matrix.py)."""

@@ -89,6 +89,19 @@ def test_gradients_that_are_still_needed_stay() -> None:
     assert tensor_bytes() == awake
 
 
+def test_what_is_discarded_meanwhile_is_not_there_any_more() -> None:
+    usual, asleep = trainer(), trainer()
+    asleep.accumulate(pack(make_rows([9, 14])))
+    asleep.sleep()
+    asleep.sleep()
+    asleep.discard()
+    asleep.wake()
+    for one in (usual, asleep):
+        train(one, 1, sleeps=False)
+    expected, found = state(usual), state(asleep)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -303,15 +303,19 @@ class EnginePool:
         self.changed.notify()
         await member.engine.stop()
 
-    async def lie_down(self, seconds: float) -> None:
-        """Put all engines to sleep, once no evaluation holds them and none is at taking weights. What was asked of them
+    async def lie_down(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Put all engines to sleep, once no evaluation holds them and none is at taking weights; but not if `until()`
+        holds before (looked at with each change): then it is False, and they are to `rise`. What was asked of them
         waits. One that cannot sleep is lost, as one that died. Raises WaitTimeout; then the same may be asked again."""
         self.sleeps = True
         await self.changed.wait_until(
-            lambda: not (self._held or self._moving), self.clock, seconds, lambda: self._said_to_hold()
+            lambda: until() or not (self._held or self._moving), self.clock, seconds, self._said_to_hold
         )
+        if self._held or self._moving:
+            return False
         await together(self._put_to_sleep(member) for member in self.members if member.is_up)
         self._count_outage()
+        return True
 
     def rise(self) -> None:
         """The engines may wake: who follows the weights has each take the newest version."""

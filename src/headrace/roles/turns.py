@@ -8,7 +8,7 @@ nothing was trained, the one that they had: they drop their weights, so that the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headrace.engines.pool import EnginePool
@@ -32,8 +32,12 @@ class Turns(Protocol):
     async def of_batch(self) -> None:
         """Until those that train may compute with rows of the batch: it is sealed, and the engines sleep."""
 
-    async def train(self) -> None:
-        """Until those that train may compute."""
+    async def train(self, until: Callable[[], bool] = lambda: False) -> bool:
+        """Until those that train may compute. False if `until()` held before an evaluation had ended that is waited
+        for: see `look`."""
+
+    def look(self) -> None:
+        """Have `train` look whether it is to end."""
 
     async def generate(self) -> None:
         """Those that train have done, and what they made can be received: the engines are to serve. Returns once they
@@ -46,8 +50,12 @@ class NoTurns:
     async def of_batch(self) -> None:
         """See `Turns.of_batch`."""
 
-    async def train(self) -> None:
+    async def train(self, until: Callable[[], bool] = lambda: False) -> bool:
         """See `Turns.train`."""
+        return True
+
+    def look(self) -> None:
+        """See `Turns.look`."""
 
     async def generate(self) -> None:
         """See `Turns.generate`."""
@@ -72,15 +80,22 @@ class SharedDevices:
             await self._context.changed(NAME, "the batch to be whole")
         await self.train()
 
-    async def train(self) -> None:
+    async def train(self, until: Callable[[], bool] = lambda: False) -> bool:
         """See `Turns.train`. Raises WorkerLost."""
         async with self._changing:
             if self._awake:
-                return
+                return True
             with self._context.activity.training(spent.CHANGES):
-                await self._engines_asleep()
+                if not await self._engines_asleep(until):
+                    self._pool.rise()
+                    return False
                 await together(model.wake() for model in self._models)
             self._awake = True
+            return True
+
+    def look(self) -> None:
+        """See `Turns.look`."""
+        self._pool.changed.notify()
 
     async def generate(self) -> None:
         """See `Turns.generate`. Raises WorkerLost."""
@@ -92,11 +107,11 @@ class SharedDevices:
             if self._pool.sleeps:
                 self._pool.rise()
 
-    async def _engines_asleep(self) -> None:
-        """An evaluation is waited for: its own deadline ends it."""
+    async def _engines_asleep(self, until: Callable[[], bool]) -> bool:
+        """An evaluation is waited for: its own deadline ends it. False if `until()` holds first."""
         context = self._context
         while True:
             try:
-                return await self._pool.lie_down(context.stall_timeout_s)
+                return await self._pool.lie_down(context.stall_timeout_s, until)
             except WaitTimeout as late:
                 context.report("waiting", {"role": NAME, "message": late.so_far})

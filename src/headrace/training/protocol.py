@@ -93,10 +93,10 @@ class Trainer(Protocol):
 
     def sleep(self) -> None:
         """Give memory back: on a device all of it, to the host; in the host's memory what can be worked out again.
-        Until `wake` nothing else is to be asked."""
+        Until `wake` nothing else is to be asked, but `discard`."""
 
     def wake(self) -> None:
-        """Go on where it was, bit for bit. Of one that is awake, nothing."""
+        """Go on where it was, bit for bit. One that is awake stays as it is."""
 
     def logprobs(self, micro: MicroBatch) -> Tensor:
         """[N] float32 on the micro-batch's device, under the present weights, without gradients."""

@@ -145,7 +145,8 @@ class SimulatedTrainer:
         return 0.0
 
     def discard(self) -> None:
-        self._check_lives()
+        if not self._sleeps:
+            self._check_lives()
         self._sums = _Sums()
 
     def logprobs(self, micro: MicroBatch) -> Tensor:

@@ -138,6 +138,9 @@ class HFTrainer:
         self._keeps_reference = False
         self._reference: list[Tensor] | None = None
         self._parking = Parking()
+        self._sleeps = False
+        self._forgets = False
+        """Its gradients, once it is awake."""
         self._in_order = in_order and model.device.type == "cuda" and self._can_sum_in_order()
 
     @property
@@ -235,18 +238,29 @@ class HFTrainer:
 
     def discard(self) -> None:
         self._sums = BatchSums()
-        self._weights.forget_gradients()
+        if self._sleeps:
+            self._forgets = True
+        else:
+            self._weights.forget_gradients()
 
     def sleep(self) -> None:
-        parking = self._parking
+        if self._sleeps:
+            return
+        self._sleeps, parking = True, self._parking
         self._weights.sleep(gradients=self._sums.forwarded_tokens > 0)
         parking.park(self._reference or ())
         if self._lm.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
+        if not self._sleeps:
+            return
         self._weights.wake()
         self._parking.back()
+        self._sleeps = False
+        if self._forgets:
+            self._forgets = False
+            self.discard()
 
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch, *, temperature: float | None = None) -> Tensor:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.controller.building.wiring import Parts
+from headrace.engines.protocol import Tag
 from headrace.experience.schedule import ScheduleError
 from headrace.roles.actors import actor, critic
+from headrace.roles.turns import SharedDevices
 from headrace.runtime.workers import WorkerLost
 from headrace.store.errors import LawBroken
 
@@ -65,6 +67,7 @@ class Hazards:
                 watch(word, what)
             if word not in self._deaths:
                 return
+            self._look_at_turns(name)
             counter = self._passes if word == "pass" else self._steps
             counter[name] += 1
             if word == "pass":
@@ -77,6 +80,15 @@ class Hazards:
                 raise WorkerLost(0, "it died (a fault of the simulation)", worker=f"{_WORKERS[name]}/0")
 
         return told
+
+    def _look_at_turns(self, name: str) -> None:
+        """Where engines and those that train take turns, none of them is awake while one trains."""
+        parts = self._parts
+        if parts is None or not isinstance(parts.turns, SharedDevices) or not self._is_on():
+            return
+        members = [member for member in parts.models.engines.members if member.is_up and member.engine.failure is None]
+        if awake := [member.name for member in members if len(member.engine.asleep) < len(Tag)]:
+            self.broken.append(f"{', '.join(awake)} awake while the {name} trains")
 
     def _lose_lease(self, name: str) -> None:
         parts = self._parts

@@ -156,6 +156,7 @@ class ActorRole:
         """Have `run` return before the batch that it is at; what was accumulated of it is forgotten."""
         self._stopping = True
         self._context.table.wake(NAME)
+        self._turns.look()
         if self._critic is not None:
             self._critic.wake()
 
@@ -202,7 +203,8 @@ class ActorRole:
                     work.stats.add(row, told.trained, batch, self._rule, self._lineage)
                 work.rows += zip(lease.rows, rows, strict=True)
                 self._context.table.hold(lease)
-                await self._turns.train()
+                if not await self._turns.train(until=lambda: self._stopping):
+                    break
                 if not work.warm_up:
                     await self._accumulate(work, rows)
             if work.leases and not self._stopping:
