@@ -15,6 +15,7 @@ from transformers import (
     LlamaConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-=#:.,? "
@@ -36,6 +37,9 @@ CONFIGS = {
     "qwen3": lambda: Qwen3Config(**_SHAPE, tie_word_embeddings=True),
     "qwen3_wide": lambda: Qwen3Config(
         **{**_SHAPE, "hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    ),
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **_SHAPE, moe_intermediate_size=16, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True
     ),
     "llama": lambda: LlamaConfig(**_SHAPE, tie_word_embeddings=False),
     "gemma3": lambda: Gemma3TextConfig(

@@ -40,6 +40,10 @@ _LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"tie_word_embeddings": True}),
     "qwen3_sliding": ("Qwen3", {"use_sliding_window": True, "sliding_window": 6, "layer_types": _LAYER_TYPES}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {"moe_intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
+    ),
     "qwen2": ("Qwen2", {}),
     "llama": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("Mistral", {"sliding_window": None}),

@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 VOCAB = 61
@@ -37,6 +38,9 @@ SHAPE = {
 
 CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen3": Qwen3Config(**SHAPE, tie_word_embeddings=True),
+    "qwen3_moe": Qwen3MoeConfig(
+        **SHAPE, moe_intermediate_size=16, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True
+    ),
     "llama": LlamaConfig(**SHAPE, tie_word_embeddings=False),
     "gemma2": Gemma2Config(**SHAPE, sliding_window=5, query_pre_attn_scalar=8),
     "gemma3": Gemma3TextConfig(

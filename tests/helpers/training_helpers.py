@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig, TrainerConfig
@@ -40,6 +41,9 @@ _SHAPE = {
 }
 CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen3": Qwen3Config(**_SHAPE, tie_word_embeddings=True, attention_dropout=0.5),
+    "qwen3_moe": Qwen3MoeConfig(
+        **_SHAPE, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True
+    ),
     "llama": LlamaConfig(**_SHAPE, tie_word_embeddings=False),
     "gemma2": Gemma2Config(**_SHAPE, sliding_window=5, query_pre_attn_scalar=8),
     "gpt2": GPT2Config(

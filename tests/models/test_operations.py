@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3MoeConfig
 
 from headrace.models.operations import TrainingOperations, matrix_rate
 
@@ -34,6 +34,27 @@ def test_other_architectures_have_their_own_names() -> None:
     weights = 8 * 24 + 8 * 8 + 2 * (8 * 16) + 8 * 20
     found = TrainingOperations(AutoModelForCausalLM.from_config(config)).of([1])
     assert found == 3 * (2 * weights + 2 * 2 * 8)
+
+
+def test_of_experts_those_count_that_a_token_meets() -> None:
+    """Two of five experts of width 6, behind a router of 5 x 8; the first of two layers has a plain MLP of 12."""
+    config = Qwen3MoeConfig(
+        hidden_size=8,
+        intermediate_size=12,
+        moe_intermediate_size=6,
+        num_experts=5,
+        num_experts_per_tok=2,
+        mlp_only_layers=[0],
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=4,
+        vocab_size=20,
+    )
+    attention = 8 * 8 + 2 * (8 * 4) + 8 * 8
+    weights = 2 * attention + 3 * (8 * 12) + 5 * 8 + 2 * 3 * (8 * 6) + 8 * 20
+    found = TrainingOperations(AutoModelForCausalLM.from_config(config)).of([1])
+    assert found == 3 * (2 * weights + 2 * 2 * 2 * 8)
 
 
 def test_a_rate_is_measured() -> None:

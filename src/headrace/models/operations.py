@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from headrace.models.experts import active_numbers
 from headrace.runtime.clock import SystemClock
 
 _FORWARD_AND_BACKWARD = 3
@@ -17,11 +18,12 @@ _TRIES = 4
 
 class TrainingOperations:
     """Model FLOPs (Chowdhery et al., arXiv:2204.02311, appendix B): of matrix products with weights, and of attention,
-    forward and backward; what a pass saves or computes twice does not count. Attention is causal: half of a square."""
+    forward and backward; what a pass saves or computes twice does not count. Attention is causal: half of a square. Of
+    experts, those that a token meets count."""
 
     def __init__(self, model: Any) -> None:
         """`model`: a decoder of transformers, whole."""
-        self._weights = sum(module.weight.numel() for module in multiplying(model))
+        self._weights = sum(module.weight.numel() for module in multiplying(model)) + active_numbers(model)
         text = model.config.get_text_config()
         heads = int(text.num_attention_heads)
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads

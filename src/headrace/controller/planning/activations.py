@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.models.experts import experts_per_token
 from headrace.models.logprobs import MAX_LOGITS
 
 _FLOAT32 = 4
@@ -24,7 +25,10 @@ class DecoderShape:
     attention: int
     """Queries, keys and values together."""
     mlp: int
+    """Of all experts together that a token meets, where there are any."""
     vocabulary: int
+    experts: int = 0
+    """That a token meets: it is copied to each."""
 
     @classmethod
     def of(cls, model_config: Any) -> DecoderShape:
@@ -34,12 +38,16 @@ class DecoderShape:
         kv_heads = getattr(text, "num_key_value_heads", None) or heads
         head_dim = getattr(text, "head_dim", None) or hidden // heads
         mlp = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * hidden
-        return cls(text.num_hidden_layers, hidden, head_dim * (heads + 2 * kv_heads), mlp, text.vocab_size)
+        experts = experts_per_token(model_config)
+        if experts:  # layers without, where there are some, have the plain width
+            mlp = max(mlp, experts * int(getattr(text, "moe_intermediate_size", None) or mlp))
+        return cls(text.num_hidden_layers, hidden, head_dim * (heads + 2 * kv_heads), mlp, text.vocab_size, experts)
 
     def layer_bytes(self, itemsize: int) -> int:
         """Of one token in one layer, kept for the backward pass: what enters the products, the norms (which compute in
         float32), the rotation, attention and the gate. A little more than was measured (`benchmarks/gpu`)."""
-        return itemsize * (2 * self.hidden + 8 * self.attention + 4 * self.mlp) + 6 * self.hidden
+        copies = 3 * self.experts * self.hidden  # what goes to experts, what comes of them, and that weighted
+        return itemsize * (2 * self.hidden + 8 * self.attention + 4 * self.mlp + copies) + 6 * self.hidden
 
     def logits_bytes(self, tokens: int, copies: int) -> int:
         """Of as many logits as are held at a time."""

@@ -8,6 +8,7 @@ import torch
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.layout import LayoutConfig
+from headrace.models.experts import experts_per_token
 
 
 def check_layouts(config: TrainConfig, policy: Any, device: torch.device) -> None:
@@ -18,6 +19,11 @@ def check_layouts(config: TrainConfig, policy: Any, device: torch.device) -> Non
         if device.type != "cpu":
             _check_devices(name, layout, device)
         if name == "trainer":
+            if layout.tp > 1 and experts_per_token(policy):
+                raise ConfigError(
+                    f"{name}.layout has tp {layout.tp}, and the model's layers have experts, which are not cut up so; "
+                    "use tp: 1, with dp, cp and zero"
+                )
             _check_divides(name, layout, policy.get_text_config())
 
 

@@ -164,6 +164,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
             run_to_end(lambda: _check_rewards(config, prompts, held_out, given), "a plan")
 
     # From here on torch is needed, which takes seconds to import: faults in the data are told before.
+    from headrace.controller.planning.experts import check_experts
     from headrace.controller.planning.judges import check_judges
     from headrace.controller.planning.layouts import check_layouts
     from headrace.controller.planning.memory_estimate import estimate_memory
@@ -175,6 +176,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     device = resolve_device(config.model.device)
     check_model(config.model.path)
     model_config = read_model_config(config.model.path)
+    check_experts(config, model_config)
     check_layouts(config, model_config, device)
     vocab_size = int(model_config.get_text_config().vocab_size)
     _check_others(config, vocab_size)

@@ -1,0 +1,30 @@
+"""Layers of which each token meets a few experts (mixtures of experts), as transformers has them.
+
+A router gives each token a probability for each expert; the `top_k` likeliest compute, and their outputs are added up
+with those probabilities as weights (Shazeer et al., arXiv:1701.06538). No auxiliary loss that spreads tokens evenly
+over experts is added to a policy's loss: it would pull on what the reward asks for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+
+def experts_per_token(config: Any) -> int:
+    """How many experts each token meets in a layer; 0 for a model without. `config`: of transformers."""
+    text = config.get_text_config()
+    experts = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None) or 0
+    return int(getattr(text, "num_experts_per_tok", None) or 0) if experts else 0
+
+
+def active_numbers(model: Any) -> int:
+    """Of the weights of all experts, so many as one token is multiplied by."""
+    chosen = experts_per_token(model.config)
+    return sum(weight.numel() // len(weight) * chosen for weight in expert_weights(model)) if chosen else 0
+
+
+def expert_weights(model: nn.Module) -> list[nn.Parameter]:
+    """[experts, out, in] each: the matrices of all experts of a layer in one parameter."""
+    return [parameter for parameter in model.parameters() if parameter.ndim == 3]
