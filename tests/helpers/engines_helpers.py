@@ -100,11 +100,12 @@ def request(
     stream: bool = False,
     return_kept: bool = False,
     client: tuple[str, ...] = (),
+    experts_from: int | None = None,
     **kw: Any,
 ) -> GenerateRequest:
     sampling = SamplingParams(max_new_tokens=max_new_tokens, **kw)
     return GenerateRequest(
-        name, np.asarray(tokens, dtype=np.int32), sampling, key, min_version, stream, return_kept, client
+        name, np.asarray(tokens, dtype=np.int32), sampling, key, min_version, stream, return_kept, client, experts_from
     )
 
 
@@ -131,6 +132,7 @@ def joined_chunks(chunks: list[TokenChunk]) -> TokenChunk:
         np.concatenate([chunk.branches for chunk in chunks]),
         chunks[-1].finish_reason,
         joined([chunk.kept for chunk in chunks], [len(chunk.tokens) for chunk in chunks]),
+        np.concatenate(experts) if (experts := [c.experts for c in chunks if c.experts is not None]) else None,
     )
 
 

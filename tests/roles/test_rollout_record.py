@@ -82,6 +82,7 @@ def step_of(rewards: Sequence[float]) -> TrainedStep:
         "tokens": np.arange(3, dtype=np.int32),
         "kept_sets": None,
         "temperatures": None,
+        "experts": None,
         "loss_mask": np.array([False, True, True]),
         "logprobs": np.zeros(3, np.float32),
         "versions": np.array([-1, 0, 0], np.int32),

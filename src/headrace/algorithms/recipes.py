@@ -114,11 +114,13 @@ def compose(
     `own_proximal`: the proximal policy's log-probs are a column, and not computed by the actor; so they must be where
     the KL in the reward is of that policy. `reward_model`: what the rollout gives is not yet the reward, but is scored
     by a model first. `sealed_critic`: the critic makes several steps on a batch. `sampled`: what tokens have where not
-    all are sampled from the whole vocabulary at one temperature: `kept_sets`, `temperatures`. `in_order`: models score
-    a row once it is in the batch that is composed, with the weights of that time, though it may have been there before.
+    all are sampled from the whole vocabulary at one temperature: `kept_sets`, `temperatures`; and `experts`, which the
+    policy is told to route to, and other models are not. `in_order`: models score a row once it is in the batch that
+    is composed, with the weights of that time, though it may have been there before.
     """
     placed = (*_FORWARD, "batch") if in_order else _FORWARD
-    forward = (*placed, *sampled)
+    own_forward = (*placed, *sampled)
+    forward = tuple(name for name in own_forward if name != "experts")
     in_reward = settings.kl.coefficient > 0 and settings.kl.place == "reward"
     stages = [
         Stage("rollout", (), (*_OF_TOKENS, *sampled, "scored" if reward_model else "reward", *_OF_GROUP), "group"),
@@ -145,7 +147,7 @@ def compose(
         compared += values
         written.append("returns")
     if own_proximal:
-        stages.append(Stage("proximal", (*forward, "batch"), ("proximal",), "row"))
+        stages.append(Stage("proximal", (*own_forward, "batch"), ("proximal",), "row"))
         trained += ["proximal"] if settings.needs_proximal else []
         compared += ["proximal"] if settings.kl_of_proximal else []
     for own in settings.stages:

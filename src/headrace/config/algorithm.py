@@ -134,7 +134,7 @@ class ShapingConfig(Section):
 
 RESERVED = (
     *("scored", "reference", "teacher", "values", "last_value", "returns", "proximal", "advantages"),
-    *("kept", "kept_sets", "temperatures", "model_score", "fresh"),
+    *("kept", "kept_sets", "temperatures", "experts", "model_score", "fresh"),
 )
 """Columns that mean something to a role, whoever writes them."""
 
@@ -201,6 +201,9 @@ class AlgorithmConfig(Section):
     """`m2po`: bound on the mean square of log current / behaviour over a batch."""
     behavior: BehaviorConfig = BehaviorConfig()
     kl: KLConfig = KLConfig()
+    router_replay: bool = False
+    """Of a model with experts: the policy that is trained routes each token to the experts that the embedded engine
+    routed it to (R3), so that the two differ by rounding alone. See docs/experts.md."""
     entropy: float = Field(default=0.0, ge=0)
     """Coefficient of an entropy bonus."""
     shaping: ShapingConfig = ShapingConfig()
@@ -236,7 +239,9 @@ class AlgorithmConfig(Section):
                 raise ValueError(
                     f"{key}_reads is given but {key} is {value}, which has its columns; name a function of yours"
                 )
-        if objects := sorted({"group", "metadata", "terms", "kept_sets"} & {*self.advantage_reads, *self.loss_reads}):
+        if objects := sorted(
+            {"group", "metadata", "terms", "kept_sets", "experts"} & {*self.advantage_reads, *self.loss_reads}
+        ):
             raise ValueError(
                 f"{objects[0]} is no column of numbers, which an advantage or a loss could read; have a stage of yours "
                 "read it and write what is needed of it"

@@ -282,6 +282,13 @@ class TrainConfig(Section):
                 f"rollout.sampling.top_p is {sampling.top_p} and top_k 0, and vLLM tells kept sets under top_k alone; "
                 "set rollout.sampling.top_k, or leave it out"
             )
+        if self.algorithm.router_replay and (
+            server := next((each.kind for each in self.engine.sections if each.is_server), None)
+        ):
+            raise ValueError(
+                f"algorithm.router_replay is true, and engine.kind is {server}, of which it is not shown that it tells "
+                "the experts of every token; use engine.kind: embedded, or leave router_replay out"
+            )
         if self.rollouts_only and self.data.rollouts is not None:
             raise ValueError("rollouts_only is true, and data.rollouts names what is recorded already; drop one")
         if self.rollouts_only and self.rollout.surplus:

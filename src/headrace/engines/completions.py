@@ -59,6 +59,9 @@ class Completion:
     """Where they were asked for and the sampling truncates."""
     temperature: float | None = None
     """That it was sampled at, where that need not be the run's."""
+    experts: NDArray[np.unsignedinteger] | None = None
+    """[tokens of prompt and completion, less the last one, layers, k]: where they are wanted, the experts that each of
+    these tokens was routed to when an engine first computed it for this completion."""
 
     def first(self, tokens: int) -> Completion:
         """Its first so many tokens (all, if it has no more), ended there, as at a text that stops it."""
@@ -72,6 +75,7 @@ class Completion:
             finish_reason=FinishReason.STOP,
             kept=None if self.kept is None else self.kept[:tokens],
             temperature=self.temperature,
+            experts=None if self.experts is None else self.experts[: len(self.experts) - len(self.tokens) + tokens],
         )
 
 
@@ -102,6 +106,8 @@ class Asked:
     """The oldest version that may serve it: its number counts, within the run's line."""
     place: Place | None = None
     return_kept: bool = False
+    return_experts: bool = False
+    """Whether the completion is to have the experts that tokens were routed to: for router replay."""
     client: tuple[str, ...] = ()
     soon: bool = False
     """Whether somebody reads along: see `GenerateRequest.soon`."""
@@ -192,7 +198,10 @@ async def complete(
 def joined_parts(chunks: Sequence[TokenChunk], finish: FinishReason) -> Completion:
     if len(chunks) == 1:
         only = chunks[0]
-        return Completion(only.tokens, only.logprobs, only.versions, only.branches, finish, only.kept)
+        return Completion(
+            only.tokens, only.logprobs, only.versions, only.branches, finish, only.kept, experts=only.experts
+        )
+    experts = [chunk.experts for chunk in chunks if chunk.experts is not None]
     return Completion(
         tokens=np.concatenate([np.empty(0, np.int32), *(chunk.tokens for chunk in chunks)], dtype=np.int32),
         logprobs=np.concatenate([np.empty(0, np.float32), *(chunk.logprobs for chunk in chunks)], dtype=np.float32),
@@ -200,6 +209,7 @@ def joined_parts(chunks: Sequence[TokenChunk], finish: FinishReason) -> Completi
         branches=np.concatenate([np.empty(0, np.int32), *(chunk.branches for chunk in chunks)], dtype=np.int32),
         finish_reason=finish,
         kept=joined_sets([chunk.kept for chunk in chunks], [len(chunk.tokens) for chunk in chunks]),
+        experts=np.concatenate(experts) if experts else None,
     )
 
 
@@ -210,6 +220,8 @@ class _Progress:
     asked: Asked
     parts: list[NDArray[np.int32]] = field(default_factory=list)
     sampled: int = 0
+    routed: int = 0
+    """Leading tokens of prompt and completion of which the experts are known."""
     requests: int = 0
     failed: list[int] = field(default_factory=list)
     """Engines that failed it, and live."""
@@ -232,7 +244,16 @@ class _Progress:
         return FinishReason.STOP if self._stopped else FinishReason.LENGTH
 
     def take(self, chunk: TokenChunk) -> None:
+        """Raises EngineError for a chunk without the experts that were asked for."""
         if len(chunk.tokens):
+            known = 0 if chunk.experts is None else len(chunk.experts)
+            fed = len(self.asked.prompt) + self.sampled + len(chunk.tokens) - 1
+            if self.asked.return_experts and self.routed + known != fed:
+                raise EngineError(
+                    f"request {self.asked.name}: a chunk has the experts of {known} tokens, and {fed - self.routed} "
+                    "were fed"
+                )
+            self.routed += known
             self.parts.append(chunk.tokens)
             self.sampled += len(chunk.tokens)
 
@@ -248,6 +269,7 @@ class _Progress:
             stream=True,
             soon=asked.soon,
             return_kept=asked.return_kept,
+            experts_from=self.routed if asked.return_experts else None,
             client=asked.client,
         )
 

@@ -85,6 +85,9 @@ class GenerateRequest:
     client: tuple[str, ...] = ()
     """Who asks, from the widest to the narrowest, as (address, number of the HTTP request): an engine shares its slots
     evenly among those of each level. A run's own requests are all of one client."""
+    experts_from: int | None = None
+    """Chunks bring the experts that tokens were routed to, of those from this place in prompt + response on; None:
+    nobody wants them, or the engine knows none."""
     soon: bool = True
     """Of a stream: chunks come as soon as tokens were sampled, whatever that costs. False: at the engine's own pace."""
 
@@ -101,6 +104,10 @@ class TokenChunk:
     """Set on the last chunk only."""
     kept: KeptSets | None = None
     """Of the tokens, if there are any, where they were asked for and the sampling truncates."""
+    experts: NDArray[np.unsignedinteger] | None = None
+    """[m, layers, k], uint8 or uint16, where they were asked for (`experts_from`): of the tokens behind those of the
+    chunk before, up to the one before the last sampled token, whose experts are known once it is fed. The first chunk
+    has the prompt's. Of each token those of the pass that first computed it for this request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,12 @@ from headrace.runtime.wire.wire_types import WireTypes
 
 COLUMN_TYPES = WireTypes({"kept_sets": KeptSets})
 """What columns consist of, beside arrays and JSON-like values."""
-SAMPLE_COLUMNS = ("tokens", "loss_mask", "logprobs", "versions", "branches", "kept_sets", "temperatures", "metadata")
+EXPERTS = "experts"
+"""The column that a policy is told which experts to route to by."""
+SAMPLE_COLUMNS = (
+    *("tokens", "loss_mask", "logprobs", "versions", "branches", "kept_sets", "temperatures", EXPERTS),
+    "metadata",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ def _columns(sample: Sample) -> dict[str, Any]:
         sample.branches,
         sample.kept,
         sample.temperatures,
+        sample.experts,
         sample.metadata,
     )
     return dict(zip(SAMPLE_COLUMNS, values, strict=True))
@@ -72,6 +78,7 @@ def sample_of(header: SampleHeader, columns: Mapping[str, Any]) -> Sample:
         metadata=columns["metadata"],
         kept=columns["kept_sets"],
         temperatures=columns["temperatures"],
+        experts=columns[EXPERTS],
         terms=header.terms,
     )
 

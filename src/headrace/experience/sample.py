@@ -73,6 +73,10 @@ class Sample:
     """Of a reward of several terms the value of each, by its name, before it was weighted."""
     temperatures: NDArray[np.float32] | None = None
     """Where clients choose it (`gateway.sampling`), that of each token; None where the run's holds for all."""
+    experts: NDArray[np.unsignedinteger] | None = None
+    """[t, layers, k] uint8 or uint16, t <= T: the experts that the engine's routers chose for each of the first t
+    tokens when it first computed them, in the layers that have experts (`algorithm.router_replay`). What is behind the
+    last token that the policy chose was never computed."""
 
     def __post_init__(self) -> None:
         length = len(self.tokens)
@@ -86,6 +90,8 @@ class Sample:
             self._check_kept(self.kept)
         if self.temperatures is not None:
             self._check_temperatures(self.temperatures)
+        if self.experts is not None:
+            self._check_experts(self.experts)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -106,11 +112,25 @@ class Sample:
                 f"sample {self.group}/{self.episode}: temperatures above 0 are not those of the tokens in its mask"
             )
 
+    def _check_experts(self, experts: NDArray[np.unsignedinteger]) -> None:
+        if experts.ndim != 3 or len(experts) > len(self) or experts.dtype not in (np.uint8, np.uint16):
+            raise ValueError(
+                f"sample {self.group}/{self.episode}: experts are {experts.dtype} {list(experts.shape)}, of "
+                f"{len(self)} tokens"
+            )
+
+    @property
+    def unrouted(self) -> int:
+        """Tokens that the log-prob of a token which the policy chose depends on, and whose experts are not known."""
+        chosen = np.flatnonzero(self.loss_mask)
+        needed = int(chosen[-1]) if len(chosen) else 0
+        return max(0, needed - (0 if self.experts is None else len(self.experts)))
+
     @property
     def nbytes(self) -> int:
         """Bytes of its arrays, kept sets included."""
         arrays = (self.tokens, self.loss_mask, self.logprobs, self.versions, self.branches)
-        beside = (each for each in (self.kept, self.temperatures) if each is not None)
+        beside = (each for each in (self.kept, self.temperatures, self.experts) if each is not None)
         return sum(array.nbytes for array in (*arrays, *beside))
 
     @property

@@ -11,12 +11,24 @@ from typing import Any
 
 from torch import nn
 
+from headrace.models.routing import ROUTED_TYPES
+
 
 def experts_per_token(config: Any) -> int:
     """How many experts each token meets in a layer; 0 for a model without. `config`: of transformers."""
     text = config.get_text_config()
     experts = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None) or 0
     return int(getattr(text, "num_experts_per_tok", None) or 0) if experts else 0
+
+
+def routed_bytes(config: Any) -> int:
+    """That which experts a token was routed to takes at most, in all layers (`models/routing.py`). 0 of a model whose
+    routers cannot be told."""
+    text = config.get_text_config()
+    if text.model_type not in ROUTED_TYPES:
+        return 0
+    itemsize = 1 if text.num_experts <= 256 else 2
+    return int(text.num_hidden_layers) * experts_per_token(config) * itemsize
 
 
 def active_numbers(model: Any) -> int:

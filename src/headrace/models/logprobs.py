@@ -79,10 +79,12 @@ def token_columns(
         return _cut(logits, micro.tokens[at], *micro.kept.padded(at), columns)
 
     if not lm.has_plain_head:
+        if micro.experts is not None:
+            raise ValueError(f"{type(lm.model).__name__} cannot be told which experts to route to")
         logits = lm.all_logits(*row).index_select(0, trained - 1)
         return result.index_put((trained,), of_logits(logits, trained))
     own = trained if lm.shared is None else lm.shared.own(trained)
-    hidden = lm.hidden_states(*row, own - 1)
+    hidden = lm.hidden_states(*row, own - 1, micro.experts)
     piece = max(1, max_logits // lm.model.config.get_text_config().vocab_size)
 
     def of_hidden(hidden: Tensor, at: Tensor) -> Tensor:

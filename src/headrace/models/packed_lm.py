@@ -17,6 +17,7 @@ from headrace.models.length_batches import SegmentPlan
 from headrace.models.parallel.shared_pass import SharedPass
 from headrace.models.parallel.vocabulary import VocabularyShare
 from headrace.models.prefixes import SharedPrefixes
+from headrace.models.routing import Replayed, attach_routing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -57,6 +58,7 @@ class PackedLM(nn.Module):
         """With whom a pass is shared; only where samples are kept apart by segments, and the output layer is plain."""
         self._before: Tensor | None = None
         self.forward_kind, self.has_plain_head = self._probe()
+        self._routed_layers = attach_routing(model)
 
     @property
     def vocabulary(self) -> VocabularyShare | None:
@@ -65,15 +67,20 @@ class PackedLM(nn.Module):
             return None
         return VocabularyShare(self.shared.tensor, int(self.model.config.get_text_config().vocab_size))
 
-    def hidden_states(self, tokens: Tensor, positions: Tensor, lengths: list[int], at: Tensor) -> Tensor:
+    def hidden_states(
+        self, tokens: Tensor, positions: Tensor, lengths: list[int], at: Tensor, experts: Tensor | None = None
+    ) -> Tensor:
         """Last hidden states, [P, hidden], at the places `at` [P] of N tokens that make up samples of these lengths.
 
         Where the model's attention allows it, what samples have in common at their beginning is computed once.
+        `experts` [N, layers, k]: that tokens are routed to; see `Replayed`. Raises ValueError where they cannot be.
         """
         module = self.model.base_model
+        if experts is not None:
+            self._check_routed(experts)
         if self.forward_kind is not PackedForward.SEGMENTS:
             return self._run(module, tokens, positions, lengths, self.forward_kind).index_select(0, at)
-        computed, source = self._computed(tokens, positions, lengths)
+        computed, source = self._computed(tokens, positions, lengths, experts)
         own, shared = computed[0], self.shared
         return (own if shared is None else shared.hidden(own)).index_select(0, source[at])
 
@@ -100,20 +107,27 @@ class PackedLM(nn.Module):
         shared = self.shared
         return computed if shared is None else shared.padded(computed) // shared.size
 
-    def _computed(self, tokens: Tensor, positions: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
+    def _computed(
+        self, tokens: Tensor, positions: Tensor, lengths: list[int], experts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Hidden states of the tokens that are computed, [1, own, hidden], as far as this process has them; and which
         of all of them each of the N tokens is, [N]."""
-        prefixes = SharedPrefixes.of(tokens.cpu().numpy(), lengths)
+        routed = None if experts is None else experts.flatten(1).cpu().numpy()
+        prefixes = SharedPrefixes.of(tokens.cpu().numpy(), lengths, routed)
         kept, source = (torch.from_numpy(places).to(tokens.device) for places in (prefixes.kept, prefixes.source))
         segments = SegmentPlan.of(lengths, tokens.device, prefixes)
         ids, places = tokens[kept], positions[kept]
+        experts = None if experts is None else experts[kept]
         if (shared := self.shared) is not None:
             segments = replace(segments, shared=shared)
             ids, places = shared.tokens(ids), shared.tokens(places)
+            experts = None if experts is None else shared.tokens(experts)
         if self._before is None:
-            given = {"input_ids": ids[None]}
+            given: dict[str, Any] = {"input_ids": ids[None]}
         else:
             given = {"inputs_embeds": self._before[:, : self._own(len(kept))]}
+        if experts is not None:
+            given["routing"] = Replayed(experts)
         module = self.model.base_model
         return module(**given, position_ids=places[None], use_cache=False, segments=segments)[0], source
 
@@ -127,6 +141,16 @@ class PackedLM(nn.Module):
         assert head is not None
         logits = head(hidden)
         return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
+
+    def _check_routed(self, experts: Tensor) -> None:
+        text = self.model.config.get_text_config()
+        if not self._routed_layers or self.forward_kind is not PackedForward.SEGMENTS:
+            raise ValueError(f"{type(self.model).__name__} cannot be told which experts to route to")
+        if experts.shape[1:] != (self._routed_layers, text.num_experts_per_tok) or experts.max() >= text.num_experts:
+            raise ValueError(
+                f"experts {list(experts.shape[1:])} up to {int(experts.max())} were recorded for each token, and the "
+                f"model routes to {text.num_experts_per_tok} of {text.num_experts} in {self._routed_layers} layers"
+            )
 
     def _run(
         self, module: nn.Module, tokens: Tensor, positions: Tensor, lengths: list[int], kind: PackedForward

@@ -32,6 +32,8 @@ class PackRow:
     """Of the tokens that were sampled under top-k or top-p; None if none was."""
     temperatures: NDArray[np.float32] | None = None
     """[T]: that each token of the mask was sampled at; None where all were at one, which whoever computes knows."""
+    experts: NDArray[np.unsignedinteger] | None = None
+    """[t, layers, k], t <= T: those that the first t tokens are routed to. None: the model's routers choose for all."""
 
     def __post_init__(self) -> None:
         length = len(self.tokens)
@@ -43,6 +45,8 @@ class PackRow:
         for name, values in of_tokens.items():
             if np.ndim(values) and np.shape(values) != (length,):
                 raise ValueError(f"{name} has shape {np.shape(values)}, but the row has {length} tokens")
+        if self.experts is not None and (self.experts.ndim != 3 or len(self.experts) > length):
+            raise ValueError(f"experts have shape {self.experts.shape}, and the row has {length} tokens")
         if self.temperatures is not None and not (self.temperatures[self.mask] > 0).all():
             raise ValueError("a token of the mask has no temperature above 0; log-probs exist for such alone")
 
@@ -96,6 +100,8 @@ class MicroBatch:
     """None where no token has a kept set."""
     temperatures: Tensor | None = None
     """[N] float32: see `PackRow`."""
+    experts: Tensor | None = None
+    """[N, layers, k] int16: that each token is routed to; -1 where the model's router chooses."""
 
     @property
     def num_tokens(self) -> int:
@@ -123,6 +129,7 @@ class MicroBatch:
             columns={name: column.to(device) for name, column in self.columns.items()},
             kept=None if self.kept is None else self.kept.to(device),
             temperatures=None if self.temperatures is None else self.temperatures.to(device),
+            experts=None if self.experts is None else self.experts.to(device),
         )
 
 
@@ -152,6 +159,7 @@ def pack(rows: Sequence[PackRow]) -> MicroBatch:
         columns={name: torch.from_numpy(values) for name, values in columns.items()},
         kept=_kept(rows),
         temperatures=_temperatures(rows),
+        experts=_experts(rows, starts),
     )
 
 
@@ -192,6 +200,19 @@ def _temperatures(rows: Sequence[PackRow]) -> Tensor | None:
     if found and len(found) < len(rows):
         raise ValueError(f"{len(found)} of {len(rows)} rows have temperatures; all must, or none")
     return torch.from_numpy(np.concatenate(found)) if found else None
+
+
+def _experts(rows: Sequence[PackRow], starts: NDArray[np.int64]) -> Tensor | None:
+    found = [row.experts for row in rows if row.experts is not None]
+    if not found:
+        return None
+    if len(shapes := {each.shape[1:] for each in found}) > 1:
+        raise ValueError(f"rows have experts of the shapes {sorted(shapes)}; they are of different models")
+    whole = np.full((int(starts[-1]), *found[0].shape[1:]), -1, np.int16)
+    for row, start in zip(rows, starts[:-1], strict=True):
+        if row.experts is not None:
+            whole[start : start + len(row.experts)] = row.experts
+    return torch.from_numpy(whole)
 
 
 def plan_microbatches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

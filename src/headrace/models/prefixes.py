@@ -32,8 +32,11 @@ class SharedPrefixes:
         return SharedPrefixes(every, every)
 
     @staticmethod
-    def of(tokens: NDArray[np.int64], lengths: Sequence[int]) -> SharedPrefixes:
-        """`tokens` [N], made up of samples of these lengths. A sample shares with the one that leads its run."""
+    def of(
+        tokens: NDArray[np.int64], lengths: Sequence[int], routed: NDArray[np.integer] | None = None
+    ) -> SharedPrefixes:
+        """`tokens` [N], made up of samples of these lengths. A sample shares with the one that leads its run. `routed`
+        [N, R]: what else is prescribed for each token, and has to be the same."""
         starts = np.concatenate([[0], np.cumsum(lengths)])
         source = np.empty(len(tokens), dtype=np.int64)
         kept: list[NDArray[np.int64]] = []
@@ -41,6 +44,10 @@ class SharedPrefixes:
         leader: tuple[int, int] = (0, 0)
         for begin, end in pairwise(starts):
             shared = _common(tokens[slice(*leader)], tokens[begin:end])
+            if routed is not None and shared >= _LEAST:
+                first = leader[0]
+                alike = (routed[first : first + shared] == routed[begin : begin + shared]).all(axis=1)
+                shared = shared if alike.all() else int(alike.argmin())
             if shared < _LEAST:
                 shared, leader = 0, (begin, end)
             source[begin : begin + shared] = source[leader[0] : leader[0] + shared]

@@ -71,6 +71,7 @@ def policy_settings(
         request_timeout_s=config.rollout.episode_timeout_s,
         max_context=reading.max_context,
         return_kept=held_out is None,
+        return_experts=held_out is None and config.algorithm.router_replay,
         most_kept=config.most_kept if held_out is None else 0,
         stop=sampling.stop,
         observation_role=config.rollout.observation_role,

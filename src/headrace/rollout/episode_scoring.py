@@ -154,6 +154,9 @@ def _samples(key: GroupKey, episode: int, played: Played | list[Sample], policy:
             for sample in samples:
                 if sample.temperatures is None:  # else a token need not be of a cut distribution
                     _check_kept(sample)
+        if policy.return_experts:
+            for sample in samples:
+                _check_experts(sample)
         return samples
     except Exception as error:  # arrays that do not fit each other
         return [empty_sample(key, episode, SampleStatus.FAILED, failure_of(error))]
@@ -166,6 +169,15 @@ def _check_kept(sample: Sample) -> None:
         raise ValueError(
             f"{missing} tokens that were sampled with top_p or top_k have no kept set; add what `generate` gave, or "
             "`completion.first(n)` of it"
+        )
+
+
+def _check_experts(sample: Sample) -> None:
+    """Raises unless it is known what every token was routed to that a log-prob of the policy's depends on."""
+    if missing := sample.unrouted:
+        raise ValueError(
+            f"of {missing} tokens it is not known which experts they were routed to (algorithm.router_replay); add "
+            "what `generate` gave behind the tokens that it was given, or `completion.first(n)` of it"
         )
 
 

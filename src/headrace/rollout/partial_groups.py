@@ -32,7 +32,7 @@ def restore_partial(held: HeldGroup, data: bytes) -> None:
         if not parts or not np.array_equal(parts[0].tokens, sample.parts[0].tokens):
             raise CodecError(f"what was kept of {held.key} follows another prompt")
     for sample, parts, one in zip(held.samples, read, kept.samples, strict=True):
-        sample.restore(parts[1:])
+        sample.restore(parts[1:], one.experts)
         status = one.metadata["status"]
         sample.status = SampleStatus(status) if status else None
         sample.failure, sample.reward, sample.metadata = one.failure, one.reward, one.metadata["own"]
@@ -56,6 +56,7 @@ def _row(held: HeldGroup, sample: RolloutSample) -> Sample:
         failure=sample.failure,
         metadata={"own": sample.metadata, "status": str(sample.status or ""), "parts": layout},
         kept=joined([part.kept if part.chosen and part.trained else None for part in parts], map(_length, parts)),
+        experts=sample.experts,
     )
 
 

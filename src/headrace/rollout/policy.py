@@ -43,6 +43,8 @@ class PolicySettings:
     """Longest prompt + response in tokens that the engines take; no limit of its own unless given."""
     return_kept: bool = False
     """Whether completions come with the kept sets of their tokens, as training needs them."""
+    return_experts: bool = False
+    """Whether completions come with the experts that their tokens were routed to (`algorithm.router_replay`)."""
     most_kept: int = 0
     """Ids that such a set has at most; 0: any number."""
     observation_role: str = "user"
@@ -202,6 +204,7 @@ class Policy:
             minimum=self._minimum,
             place=self._place,
             return_kept=settings.return_kept,
+            return_experts=settings.return_experts,
             soon=soon or bool(texts),
             still=(*self._still, patience.still),
             cut=cut,

@@ -22,7 +22,7 @@ from headrace.experience.text.conversation import Messages, opening
 from headrace.rewards.outcome import RewardOutcome
 from headrace.rollout.episode_scoring import failure_of
 from headrace.rollout.policy import Policy
-from headrace.rollout.trajectory import Trajectory
+from headrace.rollout.trajectory import Experts, Trajectory, experts_so_far
 from headrace.runtime.protocol import Clock, WaitTimeout
 
 _NONE = np.empty(0, np.int32)
@@ -102,6 +102,8 @@ class RolloutSample:
         """What `score` gave."""
         self.holder = holder
         """Its group."""
+        self.experts: Experts = None
+        """Of its first tokens: what they were routed to, where that is recorded."""
         self._parts = list(parts)
         self._limit = limit
         self._score = score
@@ -238,13 +240,14 @@ class RolloutSample:
         """Tokens of versions before this number are not trained on from now on."""
         self._parts = [each for part in self._parts for each in _without_older(part, number)]
 
-    def restore(self, parts: Sequence[Part]) -> None:
+    def restore(self, parts: Sequence[Part], experts: Experts = None) -> None:
         """What it has behind the prompt."""
         self._parts[1:] = parts
+        self.experts = experts
 
     def restart(self) -> None:
         """Back to the prompt."""
-        self._parts = self._parts[:1]
+        self._parts, self.experts = self._parts[:1], None
         self.status, self.failure, self.reward, self.outcome = None, None, None, None
 
     @property
@@ -264,6 +267,7 @@ class RolloutSample:
                 )
             else:
                 made.add_observation(part.tokens)
+        made.experts = self.experts
         assert self.status is not None
         made.status, made.metadata, made.response = self.status, self.metadata, self.response
         made.messages = self._messages()
@@ -273,6 +277,7 @@ class RolloutSample:
         if len(completion.tokens):
             arrays = (completion.tokens, completion.logprobs, completion.versions, completion.branches)
             self._parts.append(Part(True, True, *arrays, completion.kept))
+            self.experts = experts_so_far(self.experts, completion.experts, sum(len(p.tokens) for p in self._parts))
         match completion.finish_reason:
             case FinishReason.STOP:
                 self.status = SampleStatus.COMPLETED

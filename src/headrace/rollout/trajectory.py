@@ -15,6 +15,17 @@ from headrace.engines.protocol import FinishReason
 from headrace.experience.sample import GroupKey, Sample, SampleStatus
 from headrace.experience.text.conversation import Messages
 
+Experts = NDArray[np.unsignedinteger] | None
+"""[t, layers, k]: of the first t tokens of a history; see `Sample.experts`."""
+
+
+def experts_so_far(known: Experts, told: Experts, length: int) -> Experts:
+    """Of a history of `length` tokens that ends with a completion. `known`: of its first tokens, which stay as they
+    are; `told`: what the completion has, of all tokens but the last. What is told of another history is left out."""
+    if told is None or len(told) != length - 1:
+        return known
+    return told if known is None else np.concatenate([known, told[len(known) :]])
+
 
 class Trajectory:
     """Grows by completions and observations; every token that the policy chose keeps its log-prob and version."""
@@ -38,6 +49,8 @@ class Trajectory:
         self._branches: list[NDArray[np.int32]] = []
         self._kept: list[KeptSets | None] = []
         self._temperatures: list[float | None] = []
+        self.experts: Experts = None
+        """Of its first tokens: what they were routed to, where that is recorded."""
         self._last: NDArray[np.int32] = np.empty(0, np.int32)
         self.add_observation(prompt)
 
@@ -80,6 +93,7 @@ class Trajectory:
                 completion.kept if len(completion.tokens) else None,
                 completion.temperature,
             )
+        self.experts = experts_so_far(self.experts, completion.experts, self.length)
         self._last = completion.tokens
         truncated = completion.finish_reason is FinishReason.LENGTH
         self.status = SampleStatus.TRUNCATED if truncated else SampleStatus.COMPLETED
@@ -121,6 +135,7 @@ class Trajectory:
             metadata=self.metadata,
             kept=None if kept is None else kept[:length],
             temperatures=self._temperatures_of(length),
+            experts=None if self.experts is None else self.experts[:length],
             terms=dict(terms),
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 from headrace.config.roles import CriticConfig, ProximalConfig, ReferenceConfig, TeacherConfig
 from headrace.controller.building.models import Models
 from headrace.controller.planning.plan import Plan
+from headrace.experience.columns import EXPERTS
 from headrace.roles.columns.filling import ColumnRole
 from headrace.roles.columns.frozen import AskedModel
 from headrace.roles.columns.function_stage import FunctionColumns
@@ -63,6 +64,7 @@ def scorers(
 
     if models.reward is not None:
         found.append(ColumnRole(context, RewardColumns(context, models.reward, by_group=by_group)))
+    routed = (EXPERTS,) if config.algorithm.router_replay else ()
     if models.proximal is not None:
         follows = FollowedWeights(
             context,
@@ -72,11 +74,11 @@ def scorers(
             name="proximal",
             loaded=0 if committed == INITIAL else None,
         )
-        add("proximal", config.proximal, of(models.proximal), follows=follows)
+        add("proximal", config.proximal, of(models.proximal), follows=follows, reads=routed)
     elif plan.recipe.has("proximal"):
         # A row enters a batch once the actor has stepped to the version that the batch begins with, and the actor
         # steps no further before all of its rows are scored: the trainer has those weights.
-        add("proximal", config.proximal, of_group(models.trainer, "proximal"))
+        add("proximal", config.proximal, of_group(models.trainer, "proximal"), reads=routed)
     if models.reference is not None:
         add("reference", config.reference, of(models.reference))
     elif plan.recipe.has("reference"):

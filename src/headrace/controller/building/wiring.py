@@ -21,6 +21,7 @@ from headrace.controller.divergence import Divergence
 from headrace.controller.planning.plan import Plan
 from headrace.controller.recorder import Recorder
 from headrace.engines.protocol import SwapMode
+from headrace.experience.columns import EXPERTS
 from headrace.experience.flow import Flow
 from headrace.experience.loader import StreamingLoader
 from headrace.observe.listeners import NOBODY, Listeners
@@ -276,7 +277,10 @@ def connect(
             lineage,
             rule,
             fresh,
-            columns=policy_columns(algorithm, own_proximal=config.own_proximal),
+            columns=(
+                *policy_columns(algorithm, own_proximal=config.own_proximal),
+                *((EXPERTS,) if algorithm.router_replay else ()),
+            ),
             max_tokens_per_microbatch=config.trainer.tokens_at_once,
             whole=WholeBatches(
                 over,

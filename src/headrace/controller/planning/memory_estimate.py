@@ -21,6 +21,7 @@ from headrace.controller.planning.table_size import most_sampled, table_bytes
 from headrace.controller.planning.trained_memory import gathered, trained_bytes_of
 from headrace.controller.planning.transports import transport_of
 from headrace.engines.embedded.cache_plan import CachePlan, cache_shape, context_limit, plan_cache
+from headrace.models.experts import routed_bytes
 from headrace.models.loading import count_parameters, read_model_config
 
 GIB, MIB = 2**30, 2**20
@@ -136,10 +137,15 @@ def cache_of(section: EngineSection, config: TrainConfig, first: CachePlan) -> C
 
 def _table(config: TrainConfig, model_config: Any, cache: CachePlan) -> dict[str, int]:
     """What of the experience table is worth telling; it is in the host's memory."""
-    if not config.truncates:
-        return {}
-    vocabulary = int(model_config.get_text_config().vocab_size)
-    return {"experience table: kept sets, at most": _kept_sets(config, cache, vocabulary)}
+    found: dict[str, int] = {}
+    if config.truncates:
+        of_set = most_bytes(int(model_config.get_text_config().vocab_size), config.most_kept)
+        most = _in_table(config, cache, most_sampled(config, cache.max_context) * of_set)
+        found["experience table: kept sets, at most"] = most
+    if config.algorithm.router_replay:
+        most = _in_table(config, cache, cache.max_context * routed_bytes(model_config))
+        found["experience table: experts that tokens were routed to, at most"] = most
+    return found
 
 
 def _engine_dtype(config: TrainConfig) -> str:
@@ -290,11 +296,10 @@ def _cache_beside(config: TrainConfig, model_config: Any, place: str, free: int,
     return plan_cache(model_config, given, dtype, left)
 
 
-def _kept_sets(config: TrainConfig, cache: CachePlan, vocab_size: int) -> int:
-    """Bytes of the kept sets of as many groups as the table holds, each sample as long and each set as large as it can
-    be."""
-    rollout, longest = config.rollout, most_sampled(config, cache.max_context)
-    of_group = rollout.samples_per_prompt * longest * most_bytes(vocab_size, config.most_kept)
+def _in_table(config: TrainConfig, cache: CachePlan, of_sample: int) -> int:
+    """Of as many groups as the table holds. `of_sample`: bytes of each of their samples, at most."""
+    rollout = config.rollout
+    of_group = rollout.samples_per_prompt * of_sample
     bound = max(table_bytes(config), rollout.prompts_per_batch * of_group)
     return min(config.table_groups(config.ahead(_slots(config, cache))) * of_group, bound)
 

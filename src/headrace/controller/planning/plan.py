@@ -105,6 +105,8 @@ class Plan:
     """Of the user's, that play groups in the place of the workflow."""
     rollout_workers: int = 0
     """Processes that play the episodes; 0: this one does."""
+    routed_bytes: int = 0
+    """Of a token, that which experts it was routed to takes at most, where that is recorded."""
 
     @property
     def needs_engine(self) -> bool:
@@ -171,6 +173,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     from headrace.controller.planning.server_launch import server_launch
     from headrace.controller.planning.transports import transport_of
     from headrace.engines.embedded.cache_plan import context_limit
+    from headrace.models.experts import routed_bytes
     from headrace.training.own_functions import load_pieces, load_stage_functions
 
     device = resolve_device(config.model.device)
@@ -247,6 +250,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
         given=given,
         functions=functions,
         rollout_workers=workers,
+        routed_bytes=routed_bytes(model_config) if config.algorithm.router_replay else 0,
     )
 
 
@@ -271,8 +275,12 @@ def compose_recipe(config: TrainConfig) -> Recipe:
 
 
 def _sampled_columns(config: TrainConfig) -> tuple[str, ...]:
-    """What goes with tokens that are not sampled from the whole vocabulary, at one temperature."""
-    columns = {"kept_sets": config.truncates, "temperatures": config.clients_sample}
+    """What goes with tokens that are not sampled from the whole vocabulary, at one temperature; and that are routed."""
+    columns = {
+        "kept_sets": config.truncates,
+        "temperatures": config.clients_sample,
+        "experts": config.algorithm.router_replay,
+    }
     return tuple(name for name, is_there in columns.items() if is_there)
 
 

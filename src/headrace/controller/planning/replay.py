@@ -71,6 +71,8 @@ def find_record(config: TrainConfig) -> tuple[TrainConfig, Recorded | None]:
         for key, why in _MUST_AGREE.items()
         if f"{change.key}.".startswith(f"{key}.") and change.key.rpartition(".")[2] not in _OF_NO_REWARD
     ]
+    if config.algorithm.router_replay and not own.algorithm.router_replay:
+        wrong.append("algorithm.router_replay (the record has no experts that tokens were routed to)")
     if wrong:
         raise ConfigError(
             f"data.rollouts: {name} was recorded with other settings{listed(wrong)}\n"

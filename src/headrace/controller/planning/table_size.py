@@ -42,7 +42,7 @@ def largest_group(plan: Plan) -> int:
     """Bytes of a group in the table whose episodes give one sample each, as long and with kept sets as large as they
     can be, with all columns that stages write. (A workflow that gives several samples an episode may take more.)"""
     config = plan.config
-    of_token = _SAMPLE_BYTES + (_NUMBER_BYTES if config.clients_sample else 0) + column_bytes(plan)
+    of_token = _SAMPLE_BYTES + (_NUMBER_BYTES if config.clients_sample else 0) + column_bytes(plan) + plan.routed_bytes
     sample = plan.max_context * of_token
     if config.truncates:
         sampled = most_sampled(config, plan.max_context)

@@ -102,6 +102,8 @@ def _check(config: TrainConfig) -> None:
         raise ConfigError("processes are not simulated; set rollout.workers to 0")
     if config.rollout.sampling.truncates:
         raise ConfigError("kept sets are not simulated; set rollout.sampling.top_p to 1 and top_k to 0")
+    if config.algorithm.router_replay:
+        raise ConfigError("experts are not simulated; leave algorithm.router_replay out")
 
 
 def _prompts(name: str, count: int) -> list[Prompt]:

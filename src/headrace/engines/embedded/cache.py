@@ -30,6 +30,10 @@ class KeyValueCache:
         self._device = device
         self.capacity = 0
         self.layers: list[torch.Tensor] = []
+        self.experts: torch.Tensor | None = None
+        """[slots + 1, capacity, layers, k]: those that each cached token was routed to, where that is recorded. int16
+        stands for uint16, which torch does not copy by index."""
+        self._routing: tuple[int, int, torch.dtype] | None = None
         self.allocate()
 
     def allocate(self) -> None:
@@ -38,10 +42,21 @@ class KeyValueCache:
         sizes = (2, self.slots + 1, shape.heads, self._first, shape.head_dim)
         self.layers = [torch.zeros(sizes, dtype=self.dtype, device=self._device) for _ in range(shape.layers)]
         self.capacity = self._first
+        self._allocate_experts()
 
     def release(self) -> None:
         """Give its memory back, until it is allocated again: nobody's keys and values are in it."""
-        self.layers, self.capacity = [], 0
+        self.layers, self.experts, self.capacity = [], None, 0
+
+    def keep_experts(self, layers: int, per_token: int, experts: int) -> None:
+        """Have room for which of so many `experts` tokens are routed to, `per_token` in each of so many layers."""
+        self._routing = layers, per_token, torch.uint8 if experts <= 256 else torch.int16
+        self._allocate_experts()
+
+    def _allocate_experts(self) -> None:
+        if self._routing is not None:
+            *sizes, dtype = self._routing
+            self.experts = torch.zeros((self.slots + 1, self.capacity, *sizes), dtype=dtype, device=self._device)
 
     def reserve(self, length: int) -> None:
         """Make room for sequences of `length` tokens."""
@@ -55,12 +70,17 @@ class KeyValueCache:
             grown = old.new_zeros((*old.shape[:3], capacity, old.shape[4]))
             grown[:, :, :, : self.capacity] = old
             self.layers[i] = grown
+        if (routed := self.experts) is not None:
+            self.experts = routed.new_zeros((len(routed), capacity, *routed.shape[2:]))
+            self.experts[:, : self.capacity] = routed
         self.capacity = capacity
 
     def copy(self, source: int, target: int, length: int) -> None:
         """The first `length` tokens of one slot to another."""
         for layer in self.layers:
             layer[:, target, :, :length] = layer[:, source, :, :length]
+        if self.experts is not None:
+            self.experts[target, :length] = self.experts[source, :length]
 
     def clear(self, slot: int, length: int) -> None:
         """Make the first `length` tokens of a slot zero again. To be done where they may not be finite: 0 x NaN is NaN,

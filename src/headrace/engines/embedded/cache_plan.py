@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from headrace.config import ConfigError, EngineConfig
+from headrace.models.experts import routed_bytes
 
 GIB = 2**30
 _SHARE_OF_FREE = 0.5
@@ -34,9 +35,11 @@ class CacheShape:
     layers: int
     heads: int
     head_dim: int
+    routed: int = 0
+    """Bytes that which experts it was routed to takes, where that is recorded."""
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        return 2 * self.layers * self.heads * self.head_dim * dtype.itemsize
+        return 2 * self.layers * self.heads * self.head_dim * dtype.itemsize + self.routed
 
 
 def cache_shape(model_config: Any) -> CacheShape:
@@ -54,6 +57,7 @@ def cache_shape(model_config: Any) -> CacheShape:
         layers=text.num_hidden_layers,
         heads=kv_heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        routed=routed_bytes(model_config),
     )
 
 

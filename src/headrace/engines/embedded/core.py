@@ -17,6 +17,7 @@ from headrace.engines.embedded.kept_run import KeptRun
 from headrace.engines.embedded.own_swap_check import require_right
 from headrace.engines.embedded.prefill import padded_passes
 from headrace.engines.embedded.request_state import Sequence
+from headrace.engines.embedded.routed import experts_at
 from headrace.engines.embedded.runners.choice import choose_runner
 from headrace.engines.embedded.sampler import Kept, sample
 from headrace.engines.embedded.scheduler import Chunk, Copy, Plan, Scheduler
@@ -285,8 +286,10 @@ class EngineCore:
         stops = self._batch.stops(run.tokens)
         stopped = [bool(hit) for hit in np.any(stops, axis=0)]
         finite = finite_steps(run.logprobs)
+        counts = [int(stops[:, slot].argmax()) + 1 if hit else steps for slot, hit in enumerate(stopped)]
+        experts = self._experts(counts)
         for slot, sequence in enumerate(self.scheduler.running):
-            count = int(stops[:, slot].argmax()) + 1 if stopped[slot] else steps
+            count = counts[slot]
             if finite[slot] < steps:
                 self._cache.clear(slot, sequence.length + steps)
             if finite[slot] < count:
@@ -296,6 +299,8 @@ class EngineCore:
                 continue
             kept = run.kept.of_slot(slot, count) if run.kept is not None and sequence.wants_kept else None
             sequence.append(run.tokens[:count, slot], run.logprobs[:count, slot], self.version, stopped[slot], kept)
+            if slot in experts:
+                sequence.add_experts(experts[slot])
             self.totals.generated_tokens += count
             if sequence.is_finished:
                 ended.append(slot)
@@ -304,6 +309,19 @@ class EngineCore:
         self.totals.decode_steps += steps
         self._retire(ended)
         return outputs
+
+    def _experts(self, counts: list[int]) -> dict[int, NDArray[np.unsignedinteger]]:
+        """By slot, of the running that want them: of the tokens that were fed since they were last told, those before
+        the last of the `counts` that each has sampled now."""
+        running, cached = self.scheduler.running, self._cache.experts
+        if cached is None:
+            return {}
+        places = [
+            (slot, routed, sequence.length + count - 1)
+            for slot, (sequence, count) in enumerate(zip(running, counts, strict=True))
+            if (routed := sequence.routed) is not None
+        ]
+        return dict(zip((slot for slot, _, _ in places), experts_at(cached, places), strict=True))
 
     @staticmethod
     def _is_due(sequence: Sequence) -> bool:

@@ -17,6 +17,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "_experts",
         "_kept",
         "_logprobs",
         "_spans",
@@ -31,6 +32,7 @@ class Sequence:
         "prompt_key",
         "prompt_length",
         "request",
+        "routed",
     )
 
     def __init__(self, request: GenerateRequest, max_context: int) -> None:
@@ -55,6 +57,11 @@ class Sequence:
         """Where in the response each version begins, in order."""
         self._kept: list[KeptSets] = []
         """Of the tokens that were not handed out yet."""
+        self.routed = request.experts_from
+        """Leading tokens of which whoever asks has the experts, or will have with the next chunk; None if nobody wants
+        them."""
+        self._experts: list[NDArray[np.unsignedinteger]] = []
+        """That were not handed out yet."""
 
     @property
     def client(self) -> tuple[str, ...]:
@@ -110,6 +117,11 @@ class Sequence:
         elif self.length == self.limit:
             self.finish_reason = FinishReason.LENGTH
 
+    def add_experts(self, experts: NDArray[np.unsignedinteger]) -> None:
+        """Of the cached tokens behind the first `routed`."""
+        self._experts.append(experts)
+        self.routed = self.cached
+
     def drop_cache(self) -> None:
         """Forget the keys and values: they have to be computed again."""
         self.cached = 0
@@ -120,6 +132,7 @@ class Sequence:
         start, stop = self.emitted, self.length - self.prompt_length
         self.emitted = stop
         kept, self._kept = self._kept, []
+        experts, self._experts = self._experts, []
         versions = np.empty(stop - start, dtype=np.int32)
         branches = np.empty(stop - start, dtype=np.int32)
         for first, version in self._spans:
@@ -132,4 +145,5 @@ class Sequence:
             branches,
             self.finish_reason,
             joined(kept, map(len, kept)),
+            np.concatenate(experts) if experts else None,
         )

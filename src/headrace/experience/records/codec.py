@@ -30,6 +30,7 @@ _COLUMNS = {
 _WITH_TEMPERATURES = {**_COLUMNS, "temperatures": np.dtype("<f4")}
 """Of a sample whose tokens have their own."""
 _COUNTS, _DATA = np.dtype("<i4"), np.dtype("|u1")
+_EXPERTS = np.dtype("|u1"), np.dtype("<u2")
 
 T = TypeVar("T")
 
@@ -58,6 +59,8 @@ class _Row(NamedTuple):
     kept: list[Any] | None
     """[vocabulary, sizes of the sets, the sets], as `KeptSets` has them."""
     terms: dict[str, float]
+    experts: list[Any] | None = None
+    """[layers, experts of a token, the experts, one token after another]; written where there are any."""
 
 
 def encode_group(group: Group) -> bytes:
@@ -100,7 +103,7 @@ def check_metadata(metadata: object) -> None:
     _check_json_like(metadata, "metadata", 0)
 
 
-def _row(sample: Sample, key: GroupKey) -> _Row:
+def _row(sample: Sample, key: GroupKey) -> tuple[Any, ...]:
     if sample.group != key:
         raise CodecError(f"a sample of group {sample.group} is in group {key}")
     check_metadata(sample.metadata)
@@ -108,7 +111,7 @@ def _row(sample: Sample, key: GroupKey) -> _Row:
     arrays = [pack_array(getattr(sample, name), dtype) for name, dtype in columns.items()]
     reward = None if sample.reward is None else float(sample.reward)
     terms = {name: float(value) for name, value in sample.terms.items()}
-    return _Row(
+    row = _Row(
         sample.episode,
         sample.index,
         arrays,
@@ -119,10 +122,12 @@ def _row(sample: Sample, key: GroupKey) -> _Row:
         None if sample.kept is None else _pack_kept(sample.kept),
         terms,
     )
+    return row[:-1] if sample.experts is None else (*row[:-1], _pack_experts(sample.experts))
 
 
 def _sample(packed: Any, key: GroupKey) -> Sample:
-    row = _Row(*_fields(packed, len(_Row._fields), "a sample"))
+    has_experts = isinstance(packed, list) and len(packed) == len(_Row._fields)
+    row = _Row(*_fields(packed, len(_Row._fields) - (not has_experts), "a sample"))
     given = typed(row.arrays, list, "a sample's arrays")
     columns = _WITH_TEMPERATURES if len(given) == len(_WITH_TEMPERATURES) else _COLUMNS
     packed_arrays = _fields(given, len(columns), "a sample's arrays")
@@ -148,6 +153,7 @@ def _sample(packed: Any, key: GroupKey) -> Sample:
                 typed(name, str, "a term's name"): typed(value, float, f"the term {name}")
                 for name, value in typed(row.terms, dict, "terms").items()
             },
+            experts=None if row.experts is None else _unpack_experts(row.experts),
             **arrays,
         )
     except ValueError as error:
@@ -166,6 +172,22 @@ def _unpack_kept(packed: Any) -> KeptSets:
         unpack_array(counts, _COUNTS, "the sizes of kept sets"),
         unpack_array(data, _DATA, "kept sets"),
     )
+
+
+def _pack_experts(experts: NDArray[np.unsignedinteger]) -> list[Any]:
+    dtype = experts.dtype.newbyteorder("<")
+    return [*experts.shape[1:], pack_array(np.ascontiguousarray(experts).reshape(-1), dtype)]
+
+
+def _unpack_experts(packed: Any) -> NDArray[np.unsignedinteger]:
+    """Raises CodecError."""
+    layers, chosen, array = _fields(packed, 3, "experts")
+    shape = [typed(size, int, "experts") for size in (layers, chosen)]
+    found = array[0] if isinstance(array, list) and array else None
+    flat = unpack_array(array, next((each for each in _EXPERTS if each.str == found), _EXPERTS[0]), "experts")
+    if min(shape) < 1 or len(flat) % (shape[0] * shape[1]):
+        raise CodecError(f"experts are {len(flat)} numbers, of {shape[1]} in {shape[0]} layers for each token")
+    return flat.reshape(-1, *shape)
 
 
 def pack_array(array: NDArray[Any], dtype: np.dtype[Any]) -> list[Any]:

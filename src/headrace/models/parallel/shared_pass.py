@@ -32,9 +32,9 @@ class SharedPass:
     context: Ranks | None = None
 
     def tokens(self, values: Tensor) -> Tensor:
-        """Of [U] those of this rank's run, [R]. The last runs are filled up by the last token."""
+        """Of [U, ...] those of this rank's run, [R, ...]. The last runs are filled up by the last token."""
         padded = self.padded(len(values))
-        filled = torch.cat([values, values[-1:].expand(padded - len(values))])
+        filled = torch.cat([values, values[-1:].expand(padded - len(values), *values.shape[1:])])
         if self.context is None:
             return filled
         run = padded // self.context.size

@@ -87,7 +87,13 @@ class GapSampler:
             return []
         fresh = [self._fresh.tokens(batch, [*spans_of(sample)]) for sample in drawn]
         rows = [
-            PackRow(sample.tokens, mask_of(spans, len(sample)), {"logprobs": sample.logprobs}, sample.kept)
+            PackRow(
+                sample.tokens,
+                mask_of(spans, len(sample)),
+                {"logprobs": sample.logprobs},
+                sample.kept,
+                experts=sample.experts,
+            )
             for sample, spans in zip(drawn, fresh, strict=True)
             if spans
         ]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.experience.columns import COLUMN_TYPES, OnChosenTokens, read
+from headrace.experience.columns import COLUMN_TYPES, EXPERTS, OnChosenTokens, read
 from headrace.experience.header import SampleHeader, Span, mask_of
 from headrace.experience.index import Row
 from headrace.experience.sample import GroupKey, SampleStatus
@@ -51,19 +51,21 @@ ROW_TYPES = WireTypes(
 def to_train(
     row: Row, trained: tuple[Span, ...], columns: Collection[str], fresh: tuple[Span, ...] | None = None
 ) -> RowToTrain:
-    """With `columns` of the table, beside tokens, kept sets and temperatures."""
+    """With `columns` of the table, beside tokens, kept sets and temperatures. Where `EXPERTS` is one of them, who packs
+    the row routes by it."""
     return RowToTrain(row.header, {name: row.columns[name] for name in (*_ALWAYS, *columns)}, trained, fresh)
 
 
 def pack_row(refs: Refs, given: RowToTrain, columns: Sequence[str]) -> PackRow:
     """With `columns` of the table, and `fresh` where it is given. Raises RefLost."""
     length = len(given)
-    found = read(refs, given, (*_ALWAYS, *columns))
+    routed = (EXPERTS,) if EXPERTS in given.columns else ()
+    found = read(refs, given, (*_ALWAYS, *routed, *columns))
     tokens, kept, temperatures = (found[name] for name in _ALWAYS)
     beside: dict[str, Any] = {name: found[name] for name in columns}
     if given.fresh is not None:
         beside["fresh"] = mask_of(given.fresh, length).astype(np.float32)
-    return PackRow(tokens, mask_of(given.trained, length), beside, kept, temperatures)
+    return PackRow(tokens, mask_of(given.trained, length), beside, kept, temperatures, found.get(EXPERTS))
 
 
 def split(values: NDArray[Any], rows: Iterable[RowToTrain]) -> list[NDArray[Any]]:

@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.runners.runner import PrefillPass
 from headrace.engines.embedded.runners.slot_attention import decode_attention, decode_bias, prefill_attention, visible
+from headrace.models.routing import attach_routing
 
 _IMPLEMENTATION = "headrace_slots"
 
@@ -30,13 +31,18 @@ class GenericRunner:
         model.set_attn_implementation(_IMPLEMENTATION)
         self._model = model
         self._cache = cache
+        self.told: torch.Tensor | None = None
+        """[slots, tokens, layers, k]: while it is there, experts that tokens are routed to, by slot and position."""
+        if layers := attach_routing(model):
+            text = model.config.get_text_config()
+            cache.keep_experts(layers, text.num_experts_per_tok, text.num_experts)
 
     def prefill(self, work: PrefillPass) -> None:
         body = getattr(self._model, self._model.base_model_prefix)
-        self._forward(body, work.tokens, _Pass(self._cache, work.positions, work.length, work.slots))
+        self._forward(body, work.tokens, _Pass(self._cache, work.positions, work.length, work.slots, self.told))
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
-        current = _Pass(self._cache, positions[:, None], length, None)
+        current = _Pass(self._cache, positions[:, None], length, None, self.told)
         logits = self._forward(self._model, tokens[:, None], current).logits
         return logits[:, -1].float()
 
@@ -72,17 +78,26 @@ class GenericRunner:
             past_key_values=_SlotCache(current),
             use_cache=True,
             slot_pass=current,
+            **({} if current.cache.experts is None else {"routing": current}),
         )
 
 
 class _Pass:
     """What one forward pass reads and writes: slots 0 .. n-1 if `slots` is None, one query each; else a prefill."""
 
-    def __init__(self, cache: KeyValueCache, positions: torch.Tensor, length: int, slots: torch.Tensor | None) -> None:
+    def __init__(
+        self,
+        cache: KeyValueCache,
+        positions: torch.Tensor,
+        length: int,
+        slots: torch.Tensor | None,
+        told: torch.Tensor | None,
+    ) -> None:
         self.cache = cache
         self.positions = positions
         self.length = length
         self.slots = slots
+        self._told = told
         self._masks: dict[int | None, torch.Tensor] = {}
 
     @property
@@ -99,6 +114,16 @@ class _Pass:
         if self.slots is None:
             return cache.window(layer, batch, self.length)
         return cache.gather(layer, slots, self.length)
+
+    def experts(self, layer: int, chosen: torch.Tensor) -> torch.Tensor | None:
+        """See `Routing`: records those of the new tokens beside their keys and values."""
+        batch = len(self.positions)
+        slots = torch.arange(batch, device=chosen.device) if self.slots is None else self.slots
+        if self._told is not None:
+            return self._told[slots[:, None], self.positions, layer].view(-1, chosen.shape[1])
+        if (cached := self.cache.experts) is not None:
+            cached[slots[:, None], self.positions, layer] = chosen.view(batch, -1, chosen.shape[1]).to(cached.dtype)
+        return None
 
     def mask(self, window: int | None) -> torch.Tensor:
         """Decode: what to add, [n, L]. Prefill: what to keep, bool [b, 1, T, L]. Made once per kind of layer."""
