@@ -53,9 +53,11 @@ def test_short_forms_are_read(short: str, axes: tuple[int, ...]) -> None:
         ("d2d2", "'d2d2' is no layout"),
         ("t2m2", "'t2m2' is no layout"),
         ("d0", "'d0' is no layout"),
-        ({"tp": 2, "zero": 0}, "zero is 0, and tp x cp x pp is 2; use zero: 2 or 3"),
+        ({"tp": 2, "zero": 0}, "zero is 0, and tp x cp x pp x ep is 2; use zero: 2 or 3"),
         ({"schedule": "gpipe"}, "schedule is gpipe, and without pp there is none; give pp, or leave it out"),
-        ({"pp": 2, "zero": 0}, "zero is 0, and tp x cp x pp is 2; use zero: 2 or 3"),
+        ({"pp": 2, "zero": 0}, "zero is 0, and tp x cp x pp x ep is 2; use zero: 2 or 3"),
+        ({"dp": 2, "ep": 2, "zero": 0}, "zero is 0, and tp x cp x pp x ep is 2; use zero: 2 or 3"),
+        ("d2c2e3", "ep is 3, and does not divide dp x cp, 4; use 1, 2, 4"),
     ],
 )
 def test_what_is_no_layout_is_refused(given: object, words: str) -> None:
@@ -65,6 +67,7 @@ def test_what_is_no_layout_is_refused(given: object, words: str) -> None:
 
 def test_a_layout_is_named_as_it_is_written() -> None:
     assert read("d2t2").text == "d2t2, ZeRO-3"
+    assert (read("d2c2e4").text, read("d2c2e4").ranks) == ("d2c2e4, ZeRO-3", 4)
     assert read({"dp": 3}).text == "d3"
     assert read("d2p2m1").text == "d2p2 by 1f1b, ZeRO-2"
     assert read({"zero": 2}).text == "d1, ZeRO-2"

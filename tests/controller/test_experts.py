@@ -138,6 +138,33 @@ def test_a_run_that_was_killed_goes_on_with_the_experts_of_its_journal(tmp_path:
 
 
 @pytest.mark.slow
+def test_ranks_that_share_experts_train_and_publish_what_one_does(tmp_path: Path) -> None:
+    """Two batches, the second of which is sampled with what the ranks gathered and published: as good as an SGD, so
+    that weights are as near as sums of float32."""
+    sgd = {
+        "trainer__optimizer": {"betas": [0.0, 0.0], "eps": 1e4, "lr": 1e4},
+        "trainer__max_grad_norm": 1e6,
+        "trainer__batches": 2,
+        "algorithm__router_replay": True,
+    }
+    shared = {"trainer__placement": "process", "trainer__layout": "d2e2"}
+    found = {}
+    for name, changes in (("one", {}), ("shared", shared)):
+        path = job(tmp_path / name, **{**SHORT, **sgd, **changes})
+        assert main(["train", str(path), "data.shuffle=false", "--dir", str(tmp_path / name / "run"), "--plain"]) == 0
+        found[name] = records(tmp_path / name / "run"), final(tmp_path / name / "run", 2)
+    (one, weights), (other, theirs) = found["one"], found["shared"]
+    assert one[0]["loss"] == pytest.approx(other[0]["loss"], abs=1e-6)
+    assert one[0]["grad_norm"] == pytest.approx(other[0]["grad_norm"], rel=1e-5)
+    assert all(batch["mismatch_max_abs"] < 1e-4 for batch in other)
+    begun = load_file(tmp_path / "one" / "job" / "model" / "model.safetensors")
+    moved = max(float((weights[name] - begun[name]).abs().max()) for name in begun)
+    assert moved > 1e-4
+    assert theirs.keys() == weights.keys() == begun.keys()
+    assert all(float((theirs[name] - weights[name]).abs().max()) <= 1e-3 * moved for name in weights)
+
+
+@pytest.mark.slow
 def test_a_record_without_experts_is_not_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = job(tmp_path, **{**SHORT, "trainer__batches": 1, "record__journal": "all"})
     assert main(["train", str(path), "--dir", str(tmp_path / "run"), "--plain"]) == 0
@@ -150,6 +177,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tp": (
         {"trainer__placement": "process", "trainer__layout": "t2"},
         "trainer.layout has tp 2, and the model's layers have experts",
+    ),
+    "no experts for each": (
+        {"trainer__placement": "process", "trainer__layout": "d3e3"},
+        "trainer.layout has ep 3: each of so many ranks has as many of the 8 experts of a layer, whose matrices of 32 "
+        "and 32 rows are cut up among 1 rank(s) that have the same ones; use an ep of 1\n",
+    ),
+    "no ranks for each": (
+        {"trainer__placement": "process", "trainer__layout": "d4e3"},
+        "ep is 3, and does not divide dp x cp, 4; use 1, 2, 4",
+    ),
+    "a critic": (
+        {"algorithm__recipe": "ppo", "critic__placement": "process", "critic__layout": "d2e2"},
+        "critic.layout has ep 2, and a policy's experts alone are shared out",
     ),
     "replay from a server": (
         {"engine__kind": "sglang", "algorithm__router_replay": True},
@@ -168,10 +208,15 @@ def test_what_is_not_there_is_refused(
     assert said in capsys.readouterr().err
 
 
-def test_replay_of_a_model_without_experts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_model_without_experts_nothing_of_them_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = make_job(tmp_path / "job", algorithm__router_replay=True)
     assert main(["check", str(path)]) == 2
     assert "algorithm.router_replay is true, and the model is of type qwen3, which has no" in capsys.readouterr().err
+    path = make_job(tmp_path / "shared", trainer__placement="process", trainer__layout="d2e2")
+    assert main(["check", str(path)]) == 2
+    assert "trainer.layout has ep 2, and the model, of type qwen3, has no experts" in capsys.readouterr().err
 
 
 def test_what_experts_take_counts_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

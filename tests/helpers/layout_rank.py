@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -47,8 +47,9 @@ SECONDS = 120.0
 MOST = 20
 
 
-def rows(*, kept: bool, begin_alike: bool = True) -> list[PackRow]:
-    """Some begin alike, and share the computation of that; one has no token to train, and one no more than one."""
+def rows(*, kept: bool, routed: bool = False, begin_alike: bool = True) -> list[PackRow]:
+    """Some begin alike, and share the computation of that; one has no token to train, and one no more than one.
+    `routed`: all tokens but the last, to two experts of four in each of two layers."""
     rng = np.random.default_rng(0)
     found = []
     for place, length in enumerate(LENGTHS):
@@ -59,6 +60,9 @@ def rows(*, kept: bool, begin_alike: bool = True) -> list[PackRow]:
         sets = _sets(rng, tokens, mask) if kept else None
         temperatures = np.where(mask, rng.uniform(0.7, 1.4, length), 1.0).astype(np.float32)
         found.append(PackRow(tokens, mask, {"weights": rng.normal(size=length)}, sets, temperatures))
+        if routed:
+            told = rng.permuted(np.tile(np.arange(4, dtype=np.uint8), (length - 1, 2, 1)), axis=2)[:, :, :2]
+            found[-1] = replace(found[-1], experts=told)
     return found
 
 
@@ -136,7 +140,7 @@ def run(folder: Path, case: dict[str, Any], rank: int) -> None:
     layout = Layout(**case["layout"])
     into = folder / case["name"]
     into.mkdir(exist_ok=True)
-    trained, given = trainer(case, layout), rows(kept=case.get("kept", False))
+    trained, given = trainer(case, layout), rows(kept=case.get("kept", False), routed=case.get("routed", False))
     if layout.size > 1 or layout.joint:
         with mock.patch.object(group, "RankGroup", SharesWithItself if case.get("shares") else group.RankGroup):
             trained.join(rank, _meeting(into, rank), SECONDS)

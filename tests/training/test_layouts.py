@@ -43,6 +43,14 @@ DEEP: dict[str, dict[str, Any]] = {
     "p4": {"pp": 4, "zero": 2},
 }
 """Of a model with five layers."""
+MIXED: dict[str, dict[str, Any]] = {
+    "d2e2": {"dp": 2, "ep": 2, "zero": 3},
+    "d4e2": {"dp": 4, "ep": 2, "zero": 3},
+    "d4e4": {"dp": 4, "ep": 4, "zero": 2},
+    "d2c2e2": {"dp": 2, "cp": 2, "ep": 2, "zero": 3},
+    "d2c2e4": {"dp": 2, "cp": 2, "ep": 4, "zero": 3},
+}
+"""Of a model with experts."""
 OF_EIGHT: dict[str, dict[str, Any]] = {
     "d8z3": {"dp": 8, "zero": 3},
     "d4t2": {"dp": 4, "tp": 2, "zero": 3},
@@ -63,12 +71,16 @@ ONE = "one"
 
 def case(model: str, layout: str, **more: Any) -> dict[str, Any]:
     name = "-".join([model, layout, *(f"{key}={value}" for key, value in more.items())])
-    return {"name": name, "model": model, "layout": (LAYOUTS | DEEP).get(layout, {}), **more}
+    return {"name": name, "model": model, "layout": (LAYOUTS | DEEP | MIXED).get(layout, {}), **more}
 
 
 def cases() -> list[dict[str, Any]]:
     found = [case("qwen3", layout) for layout in (ONE, *LAYOUTS)]
     found += [case("qwen3", layout, layers=5) for layout in (ONE, *DEEP)]
+    found += [case("qwen3_moe", layout) for layout in (ONE, "d2z2", "d2e2", "d4e2", "d4e4", "d2c2e4")]
+    found += [case("qwen3_moe", layout, routed=True) for layout in (ONE, "d4e2", "d2c2e4")]
+    found += [case("qwen3_moe", "d4e2", checkpointing=True), case("qwen3_moe", "d2c2e2", checkpointing=True)]
+    found += [case("qwen3_moe", layout, dtype="bfloat16") for layout in (ONE, "d4e2")]
     found += [case("qwen3", layout, kept=True) for layout in (ONE, "d2t2", "c2t2", "d2c2", "d2p2")]
     found += [case("qwen3", layout, kept=True) for layout in OF_EIGHT if layout in LAYOUTS]
     found += [case("qwen3", "d2t2", checkpointing=True), case("qwen3", "c2t2", checkpointing=True)]
@@ -78,6 +90,7 @@ def cases() -> list[dict[str, Any]]:
     found += [case("gpt2", layout) for layout in (ONE, "d2z2", "c2")]
     found += [case("qwen3", layout, dtype="bfloat16") for layout in (ONE, "d2z2", "d2t2", "d2c2", "d2p2")]
     saved = [case("qwen3", layout, saves=True) for layout in (ONE, "d2t2", "d4z3", "p2", "t2p2")]
+    saved += [case("qwen3_moe", layout, saves=True) for layout in (ONE, "d4e2")]
     return [*found, *saved, *LOADS]
 
 
@@ -91,6 +104,9 @@ LOADS = [
     case("qwen3", "d2t2", loads="qwen3-p2-saves=True"),
     case("qwen3", "p2", loads="qwen3-d2t2-saves=True"),
     case("qwen3", "d2p2z3", loads="qwen3-t2p2-saves=True"),
+    case("qwen3_moe", "d2c2e4", loads="qwen3_moe-one-saves=True"),
+    case("qwen3_moe", ONE, loads="qwen3_moe-d4e2-saves=True"),
+    case("qwen3_moe", "d4e4", loads="qwen3_moe-d4e2-saves=True"),
 ]
 
 
@@ -131,7 +147,7 @@ def read(ran: Path, name: str) -> Found:
 def begun(ran: Path, name: str) -> Found:
     """What one rank makes of the same."""
     model, _, *more = name.split("-")
-    kept = [each for each in more if each.startswith(("kept", "dtype", "layers"))]
+    kept = [each for each in more if each.startswith(("kept", "dtype", "layers", "routed"))]
     return read(ran, "-".join([model, ONE, *kept]))
 
 
@@ -170,10 +186,10 @@ def test_a_checkpoint_goes_on_in_another_layout(ran: Path, given: dict[str, Any]
         assert float((found.weights[key] - tensor).abs().max()) <= 3e-6, key
 
 
-@pytest.mark.parametrize("layout", ["d2t2", "t2p2"])
-def test_a_checkpoint_has_a_model_that_transformers_loads(ran: Path, layout: str) -> None:
-    """And each rank's file no more than its share of masters and moments."""
-    whole, saved = ran / "qwen3-one-saves=True" / "saved", ran / f"qwen3-{layout}-saves=True" / "saved"
+@pytest.mark.parametrize(("model", "layout"), [("qwen3", "d2t2"), ("qwen3", "t2p2"), ("qwen3_moe", "d4e2")])
+def test_a_checkpoint_has_a_model_that_transformers_loads(ran: Path, model: str, layout: str) -> None:
+    """And each rank's file no more than its share of masters and moments. Each expert has a name of its own."""
+    whole, saved = (ran / f"{model}-{each}-saves=True" / "saved" for each in (ONE, layout))
     one, other = (load_file(each / "model" / "model.safetensors") for each in (whole, saved))
     assert one.keys() == other.keys()
     assert all(float((other[key] - tensor).abs().max()) <= 3e-6 for key, tensor in one.items())

@@ -9,11 +9,11 @@ from pydantic import Field, model_validator
 
 from headrace.config.base import Section
 
-_SHORT = re.compile(r"(?:[dtmpc][1-9][0-9]{0,3})+")
+_SHORT = re.compile(r"(?:[dtmpce][1-9][0-9]{0,3})+")
 MICRO_BATCHES_A_STAGE = 4
 """So many micro-batches for each stage of a pipeline go through it in one call: of M micro-batches and p stages a rank
 waits for the share (p - 1) / (M + p - 1) of the time while it fills and drains, a fifth or less here."""
-_AXES = {"d": "dp", "t": "tp", "m": "tp", "p": "pp", "c": "cp"}
+_AXES = {"d": "dp", "t": "tp", "m": "tp", "p": "pp", "c": "cp", "e": "ep"}
 
 
 class LayoutConfig(Section):
@@ -32,10 +32,13 @@ class LayoutConfig(Section):
     """With pp, in what order a rank takes micro-batches. `1f1b`: after the first ones a backward pass follows each
     forward pass, so that it keeps the activations of pp micro-batches at most. `gpipe`: all forward passes first, so
     that it keeps those of all micro-batches of a call, 4 pp."""
+    ep: int = Field(default=1, ge=1, le=1024)
+    """Expert-parallel: so many of the ranks of data and context share the experts of each layer among them, and tokens
+    go to whoever has their experts. No more ranks: it divides dp x cp. Short: `d4e2`."""
     zero: Literal[0, 2, 3] | None = None
     """What ranks of data and context cut up among them, by FSDP2: 0 nothing, 2 gradients and the optimiser's state, 3
     weights as well. Unless given, 2 with pp, whose ranks would gather weights for each micro-batch anew, 3 where there
-    are tp or cp alone, else 0; with pp, tp or cp it is 2 or 3."""
+    are tp, cp or ep alone, else 0; with pp, tp, cp or ep it is 2 or 3."""
 
     @model_validator(mode="before")
     @classmethod
@@ -50,17 +53,22 @@ class LayoutConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.zero == 0 and (shared := self.tp * self.cp * self.pp) > 1:
-            raise ValueError(f"zero is 0, and tp x cp x pp is {shared}; use zero: 2 or 3, or leave it out")
+        if self.zero == 0 and (shared := self.tp * self.cp * self.pp * self.ep) > 1:
+            raise ValueError(f"zero is 0, and tp x cp x pp x ep is {shared}; use zero: 2 or 3, or leave it out")
         if self.pp == 1 and self.schedule != "1f1b":
             raise ValueError(f"schedule is {self.schedule}, and without pp there is none; give pp, or leave it out")
+        if (self.dp * self.cp) % self.ep:
+            fits = [each for each in range(1, self.dp * self.cp + 1) if not (self.dp * self.cp) % each]
+            raise ValueError(
+                f"ep is {self.ep}, and does not divide dp x cp, {self.dp * self.cp}; use {', '.join(map(str, fits))}"
+            )
         return self
 
     @property
     def stage(self) -> Literal[0, 2, 3]:
         """`zero`, also where it is not given."""
         if self.zero is None:
-            return 2 if self.pp > 1 else 3 if self.tp * self.cp > 1 else 0
+            return 2 if self.pp > 1 else 3 if self.tp * self.cp * self.ep > 1 else 0
         return self.zero
 
     @property
@@ -75,7 +83,7 @@ class LayoutConfig(Section):
     @property
     def text(self) -> str:
         """As `d2t2, ZeRO-3`, or `d2p2 by 1f1b, ZeRO-2`."""
-        axes = (("d", self.dp), ("t", self.tp), ("c", self.cp), ("p", self.pp))
+        axes = (("d", self.dp), ("t", self.tp), ("c", self.cp), ("e", self.ep), ("p", self.pp))
         named = "".join(f"{letter}{count}" for letter, count in axes if count > 1) or "d1"
         named += f" by {self.schedule}" if self.pp > 1 else ""
         return named if self.stage == 0 else f"{named}, ZeRO-{self.stage}"

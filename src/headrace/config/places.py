@@ -48,6 +48,11 @@ def check_places(config: TrainConfig) -> None:
         raise ValueError(
             f"critic.layout has tp {config.critic.layout.tp}, and a critic's head cannot be split; use dp, cp or zero"
         )
+    if config.critic.layout.ep > 1:
+        raise ValueError(
+            f"critic.layout has ep {config.critic.layout.ep}, and a policy's experts alone are shared out; use dp, cp "
+            "or zero"
+        )
     if (ranks := config.trainer.layout.dp) > 1 and config.algorithm.loss == "m2po":
         raise ValueError(
             f"trainer.layout.dp is {ranks}, and m2po decides on tokens of the whole batch, which no rank has; use dp: 1"

@@ -8,7 +8,8 @@ import torch
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.layout import LayoutConfig
-from headrace.models.experts import experts_per_token
+from headrace.models.experts import experts_per_token, routed_bytes
+from headrace.models.routing import ROUTED_TYPES
 
 
 def check_layouts(config: TrainConfig, policy: Any, device: torch.device) -> None:
@@ -19,11 +20,14 @@ def check_layouts(config: TrainConfig, policy: Any, device: torch.device) -> Non
         if device.type != "cpu":
             _check_devices(name, layout, device)
         if name == "trainer":
-            if layout.tp > 1 and experts_per_token(policy):
-                raise ConfigError(
-                    f"{name}.layout has tp {layout.tp}, and the model's layers have experts, which are not cut up so; "
-                    "use tp: 1, with dp, cp and zero"
-                )
+            for axis, count in (("tp", layout.tp), ("pp", layout.pp)):
+                if count > 1 and experts_per_token(policy):
+                    raise ConfigError(
+                        f"{name}.layout has {axis} {count}, and the model's layers have experts, which are not cut up "
+                        f"so; use {axis}: 1, with dp, cp, ep and zero"
+                    )
+            if layout.ep > 1:
+                _check_experts(name, layout, policy)
             _check_divides(name, layout, policy.get_text_config())
 
 
@@ -38,6 +42,27 @@ def _check_devices(name: str, layout: LayoutConfig, first: torch.device) -> None
     if not layout.stage:
         raise ConfigError(
             f"{name}.layout is {layout.text}, and ranks on CUDA devices cut the model up; add zero: 2, or zero: 3"
+        )
+
+
+def _check_experts(name: str, layout: LayoutConfig, policy: Any) -> None:
+    text, ep = policy.get_text_config(), layout.ep
+    if not routed_bytes(policy):
+        raise ConfigError(
+            f"{name}.layout has ep {ep}, and the model, of type {text.model_type}, has no experts that ranks could "
+            f"share ({', '.join(ROUTED_TYPES)} have); use ep: 1"
+        )
+    ranks, rows = layout.dp * layout.cp, (2 * int(text.moe_intermediate_size), int(text.hidden_size))
+    fits = [
+        each
+        for each in _numbers([ranks, int(text.num_experts)])
+        if each == 1 or not any(count % (ranks // each) for count in rows)
+    ]
+    if ep not in fits:
+        raise ConfigError(
+            f"{name}.layout has ep {ep}: each of so many ranks has as many of the {text.num_experts} experts of a "
+            f"layer, whose matrices of {rows[0]} and {rows[1]} rows are cut up among {ranks // ep} rank(s) that have "
+            f"the same ones; use an ep of {', '.join(map(str, fits))}"
         )
 
 
@@ -73,5 +98,9 @@ def _check_divides(name: str, layout: LayoutConfig, text: Any) -> None:
 
 
 def _divisors(counts: list[int]) -> str:
-    found = [each for each in range(1, min(counts) + 1) if not any(count % each for count in counts)]
-    return ", ".join(map(str, found))
+    return ", ".join(map(str, _numbers(counts)))
+
+
+def _numbers(counts: list[int]) -> list[int]:
+    """That divide all of these."""
+    return [each for each in range(1, min(counts) + 1) if not any(count % each for count in counts)]

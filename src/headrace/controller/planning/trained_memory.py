@@ -50,7 +50,11 @@ def trained_bytes_of(
 
 def gathered(layout: LayoutConfig, parameters: int, text: Any, device: torch.device) -> int:
     """Weights that ranks have beside their own parts at the height of a pass: all of their stage (ZeRO-2), or those of
-    a layer and of what is outside of layers. All ranks in the host's memory, one on its device."""
+    a layer and of what is outside of layers; of experts that ranks share, their own. All ranks in the host's memory,
+    one on its device."""
+    if layout.ep > 1:
+        experts = text.num_hidden_layers * text.num_experts * 3 * text.moe_intermediate_size * text.hidden_size
+        parameters -= min(experts, parameters) * (layout.ep - 1) // layout.ep
     every, fullest = of_stages(layout, parameters, text)
     if layout.stage == 3:
         ends = min(layout.pp, 2)

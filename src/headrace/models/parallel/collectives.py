@@ -52,6 +52,13 @@ def exchanged(values: Tensor, group: Group) -> Tensor:
     return result
 
 
+def traded(rows: Tensor, sent: list[int], came: list[int], group: Group) -> Tensor:
+    """[N, ...], of which the first `sent[0]` rows go to process 0, the next to process 1, and so on: [M, ...], of which
+    the first `came[0]` are from process 0, and so on."""
+    result: Tensor = _Trade.apply(rows, sent, came, group)
+    return result
+
+
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: Group) -> Tensor:
@@ -106,6 +113,23 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return _exchange(grads[0], ctx.group), None
+
+
+class _Trade(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], came: list[int], group: Group) -> Tensor:
+        ctx.group, ctx.sent, ctx.came = group, sent, came
+        return _trade(rows, sent, came, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return _trade(grads[0], ctx.came, ctx.sent, ctx.group), None, None, None
+
+
+def _trade(rows: Tensor, sent: list[int], came: list[int], group: Group) -> Tensor:
+    found = rows.new_empty((sum(came), *rows.shape[1:]))
+    dist.all_to_all_single(found, rows.contiguous(), came, sent, group=group)
+    return found
 
 
 def _exchange(values: Tensor, group: Group) -> Tensor:

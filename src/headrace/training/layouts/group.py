@@ -22,6 +22,7 @@ from headrace.training.sums import BatchSums
 
 _HOST = "127.0.0.1"
 _STAGES, _SHARDS, _TENSOR = "stages", "shards", "tensor"
+_COPIES, _EXPERTS = "copies", "experts"
 
 
 class RankGroup:
@@ -48,6 +49,10 @@ class RankGroup:
         self.shards: DeviceMesh = mesh[_SHARDS]
         """Of data and context: among which parameters are cut up."""
         self.tensor: DeviceMesh | None = mesh[_TENSOR] if layout.tp > 1 else None
+        self.experts: DeviceMesh | None = None
+        """[copies, ranks that share experts]: the same ranks as `shards`."""
+        if layout.ep > 1:
+            self.experts = self.shards._unflatten(0, (self.shards.size() // layout.ep, layout.ep), (_COPIES, _EXPERTS))
         self.stages: dist.ProcessGroup = mesh[_STAGES].get_group()
         """Of a pipeline, in their order: who have the same part of the data, of the tokens and of each matrix."""
         self._context = self._own(self._along_context()) if layout.cp > 1 else None

@@ -35,6 +35,8 @@ class Layout:
     data and context. 3: weights too."""
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
     """Of a pipeline: see `LayoutConfig.schedule`."""
+    ep: int = 1
+    """Of the ranks of data and context so many, which follow each other, share experts; no axis of their own."""
 
     @property
     def size(self) -> int:
@@ -78,7 +80,7 @@ WHOLE = Layout()
 
 
 def layout_of(config: LayoutConfig) -> Layout:
-    return Layout(config.dp, config.tp, config.pp, config.cp, config.stage, config.schedule)
+    return Layout(config.dp, config.tp, config.pp, config.cp, config.stage, config.schedule, config.ep)
 
 
 def grouping(senders: int, receivers: int) -> list[list[int]]:

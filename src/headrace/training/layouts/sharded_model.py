@@ -53,7 +53,7 @@ class ShardedModel:
             split_layers(model, ranks.tensor)
         self.keeps = ranks.layout.zero == 2
         """Whether weights stay gathered between a pass and the pass back."""
-        shard(model, ranks.shards, dtype, keeps_weights=self.keeps, offload=offload)
+        shard(model, ranks.shards, dtype, keeps_weights=self.keeps, offload=offload, experts=ranks.experts)
         lm.shared = shared
         self._lm = lm
         setattr(model, _PASS, MethodType(_headrace_pass, model))

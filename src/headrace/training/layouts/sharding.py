@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from headrace.config import ConfigError
+from headrace.models.parallel.expert_share import share_experts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,12 +71,19 @@ def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
 
 
 def shard(
-    model: PreTrainedModel, mesh: DeviceMesh, dtype: torch.dtype, *, keeps_weights: bool, offload: bool = False
+    model: PreTrainedModel,
+    mesh: DeviceMesh,
+    dtype: torch.dtype,
+    *,
+    keeps_weights: bool,
+    offload: bool = False,
+    experts: DeviceMesh | None = None,
 ) -> None:
     """FSDP2 over `mesh` (one dimension): forward and backward in `dtype`, gradients summed in float32, as sums.
     `keeps_weights`: whether a layer's weights stay gathered between its forward and its backward pass (ZeRO-2, else
-    ZeRO-3). `offload`: parts and gradients are in the host's memory. Raises ConfigError for a torch that adds up no
-    sums."""
+    ZeRO-3). `offload`: parts and gradients are in the host's memory. `experts`: of the same ranks, [copies, ranks that
+    share the experts of a layer]; those that have the same experts cut them up among them by rows. Raises ConfigError
+    for a torch that adds up no sums."""
     if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
         raise ConfigError(
             f"layout cuts the model up among ranks, for which torch {torch.__version__} is too old; install a newer "
@@ -87,6 +95,10 @@ def shard(
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
         "reshard_after_forward": not keeps_weights,
     }
+    if experts is not None:
+        copies, sharing = (experts[name] for name in experts.mesh_dim_names or ())
+        for module in share_experts(model, sharing):
+            fully_shard(module, **{**how, "mesh": copies, "shard_placement_fn": lambda parameter: Shard(1)})
     names = set(model._no_split_modules or ())
     for module in model.modules():
         if type(module).__name__ in names:
