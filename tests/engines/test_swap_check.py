@@ -27,11 +27,17 @@ from headrace.weights.version import INITIAL, Version
 ONE, TWO = Version(0, 1), Version(0, 2)
 
 
-def check_of(model: Any, temperature: float = 0.8) -> SwapCheck:
+def check_of(model: Any, temperature: float = 0.8, *, routes: bool = True) -> SwapCheck:
     """As a trainer makes it."""
-    logprobs = FrozenScorer(copy.deepcopy(model), temperature=temperature).logprobs
+    scorer = FrozenScorer(copy.deepcopy(model), temperature=temperature)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return make_check(check_tokens(VOCAB), partial(scored, logprobs), temperature=temperature, dtype=dtype)
+    return make_check(
+        check_tokens(VOCAB),
+        partial(scored, scorer.logprobs),
+        temperature=temperature,
+        dtype=dtype,
+        routed=scorer._lm.routed if routes else None,
+    )
 
 
 def spoilt(model: Any, fault: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -65,7 +71,7 @@ def swapped(old: Any, new: WeightPublisher, **config: Any) -> Version:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe", "gpt2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_version_that_arrived_as_it_was_is_taken(name: str, dtype: torch.dtype, publisher: WeightPublisher) -> None:
     new = tiny_model(name, 1, dtype)
@@ -80,7 +86,25 @@ def test_an_engine_of_a_coarser_dtype_is_held_to_its_own_bound(publisher: Weight
     assert swapped(tiny_model("qwen3", 0), publisher, dtype="bfloat16") == ONE
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_where_experts_are_as_good_as_alike_it_is_no_fault_to_choose_the_other(publisher: WeightPublisher) -> None:
+    """Router rows that differ by a thousandth: an engine in bfloat16 routes otherwise than a trainer in float32."""
+    new = tiny_model("qwen3_moe", 1)
+    with torch.no_grad():
+        for layer in new.model.layers:
+            layer.mlp.experts.down_proj.mul_(4)
+            weight = layer.mlp.gate.weight
+            for place in range(len(weight)):
+                weight[place] = weight[0] * (1 + 1e-3 * place)
+    check = check_of(new)
+    freely = replace(check, logprobs=check_of(new, routes=False).logprobs, routed=None)
+    publisher.send(publisher.snapshot(ONE, new.named_parameters(), freely))
+    with pytest.raises(WeightError, match="v1 did not arrive as it was published"):
+        swapped(tiny_model("qwen3_moe", 0), publisher, dtype="bfloat16")
+    publisher.send(publisher.snapshot(TWO, new.named_parameters(), check))
+    assert swapped(tiny_model("qwen3_moe", 0), publisher, dtype="bfloat16") == TWO
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe", "gpt2"])
 @pytest.mark.parametrize("fault", ["zeros", "of another layer"])
 def test_a_faulty_version_is_refused_and_the_old_one_goes_on(name: str, fault: str, publisher: WeightPublisher) -> None:
     old, new = tiny_model(name, 0), tiny_model(name, 1)

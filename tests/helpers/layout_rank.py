@@ -49,7 +49,7 @@ MOST = 20
 
 def rows(*, kept: bool, routed: bool = False, begin_alike: bool = True) -> list[PackRow]:
     """Some begin alike, and share the computation of that; one has no token to train, and one no more than one.
-    `routed`: all tokens but the last, to two experts of four in each of two layers."""
+    `routed`: in each of two layers to two of the first three experts, so that the fourth has no token."""
     rng = np.random.default_rng(0)
     found = []
     for place, length in enumerate(LENGTHS):
@@ -61,7 +61,7 @@ def rows(*, kept: bool, routed: bool = False, begin_alike: bool = True) -> list[
         temperatures = np.where(mask, rng.uniform(0.7, 1.4, length), 1.0).astype(np.float32)
         found.append(PackRow(tokens, mask, {"weights": rng.normal(size=length)}, sets, temperatures))
         if routed:
-            told = rng.permuted(np.tile(np.arange(4, dtype=np.uint8), (length - 1, 2, 1)), axis=2)[:, :, :2]
+            told = rng.permuted(np.tile(np.arange(3, dtype=np.uint8), (length, 2, 1)), axis=2)[:, :, :2]
             found[-1] = replace(found[-1], experts=told)
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,14 @@ PROMPT = Prompt("p9", "3+4=", {"answer": "7"})
 
 
 class StreamingEngine(ScriptedEngine):
-    """Gives its text token by token. If that has no end, it goes on until it is aborted, which gives the rest."""
+    """Gives its text token by token. If that has no end, it goes on until it is aborted, which gives the rest. All
+    tokens are routed to one expert, if somebody asks."""
 
-    def __init__(self, text: str, *, rest: str = "", version: Version = INITIAL, ends: bool = True) -> None:
+    def __init__(
+        self, text: str, *, rest: str = "", version: Version = INITIAL, ends: bool = True, expert: int = 0
+    ) -> None:
         super().__init__(version=version)
+        self.expert = expert
         self.text, self.rest, self.ends = text, rest, ends
         self._aborted = asyncio.Event()
 
@@ -44,12 +49,21 @@ class StreamingEngine(ScriptedEngine):
         done = len(request.prompt) - len(ids(PROMPT.content))
         for letter in self.text[done:]:
             await asyncio.sleep(0)
-            yield TokenChunk(*_arrays(ids(letter), self.version), None)
+            done += 1
+            yield TokenChunk(*_arrays(ids(letter), self.version), None, experts=self._experts(request, done))
         if self.ends:
-            yield chunk([EOS], version=self.version)
+            yield replace(chunk([EOS], version=self.version), experts=self._experts(request, done + 1))
             return
         await self._aborted.wait()
         yield chunk(ids(self.rest), FinishReason.ABORT, self.version)
+
+    def _experts(self, request: GenerateRequest, done: int) -> np.ndarray | None:
+        """With the one chunk of so many `done`: of one token more, and with the first of the prompt as well."""
+        if request.experts_from is None:
+            return None
+        first = len(ids(PROMPT.content)) + done - len(request.prompt) == 1
+        count = len(request.prompt) - request.experts_from if first else 1
+        return np.full((count, 1, 1), self.expert, np.uint8)
 
 
 def _arrays(tokens: np.ndarray, version: Version) -> Iterator[np.ndarray]:
@@ -69,7 +83,7 @@ class Playing:
         self.engine, self.runtime = engine, InlineRuntime()
         values = {"timeout_s": 5.0, "evaluation": False, "masks_continued": False, **changes}
         buffer_filter, rewards = values.pop("buffer_filter", None), values.pop("rewards", None)
-        policy = settings(engine, services=self.runtime)
+        policy = settings(engine, services=self.runtime, return_experts=values.pop("return_experts", False))
         kept = None
         if folder is not None:
             kept = KeptPartials(Partials(folder), self.runtime, masks=values["masks_continued"])
@@ -431,6 +445,9 @@ def test_what_was_put_back_is_gone_on_with_under_the_next_issue(tmp_path: Path) 
     assert asked == ["3+4=123"]
     assert group.samples[0].tokens.tolist() == [*ids("3+4=12345"), EOS]
     assert (group.issue, group.samples[0].metadata) == (1, {"n": 1})
+    experts = group.samples[0].experts
+    assert experts is not None
+    assert experts.ravel().tolist() == [1] * 6 + [2] * 3
 
 
 def test_what_would_be_too_old_by_the_new_deadline_begins_again(tmp_path: Path) -> None:
@@ -476,13 +493,14 @@ def restarted(folder: Path, *, version: Version, deadline: int, masks: bool = Fa
     async def run() -> tuple[list[Group], list[str]]:
         nonlocal saved
         saved = asyncio.get_running_loop().create_future()
-        old = Playing(puts_back, StreamingEngine("123", ends=False), samples=1, folder=folder / "partial")
+        common: dict[str, Any] = {"folder": folder / "partial", "return_experts": True}
+        old = Playing(puts_back, StreamingEngine("123", ends=False, expert=1), samples=1, **common)
         task = old.group()
         await saved
         (kept,) = Partials(folder / "partial").keys()
         assert kept == (0, 0, 0)
-        engine = StreamingEngine("12345", version=version)
-        new = Playing(ends, engine, samples=1, folder=folder / "partial", masks_continued=masks)
+        engine = StreamingEngine("12345", version=version, expert=2)
+        new = Playing(ends, engine, samples=1, masks_continued=masks, **common)
         group = await new.group(deadline=deadline, issue=1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -67,6 +67,14 @@ class PackedLM(nn.Module):
             return None
         return VocabularyShare(self.shared.tensor, int(self.model.config.get_text_config().vocab_size))
 
+    @property
+    def routed(self) -> tuple[int, int, int] | None:
+        """In how many layers each token is routed, to how many experts, of how many; None where it cannot be told."""
+        if not self._routed_layers or self.forward_kind is not PackedForward.SEGMENTS or not self.has_plain_head:
+            return None
+        text = self.model.config.get_text_config()
+        return self._routed_layers, int(text.num_experts_per_tok), int(text.num_experts)
+
     def hidden_states(
         self, tokens: Tensor, positions: Tensor, lengths: list[int], at: Tensor, experts: Tensor | None = None
     ) -> Tensor:
@@ -143,13 +151,13 @@ class PackedLM(nn.Module):
         return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
 
     def _check_routed(self, experts: Tensor) -> None:
-        text = self.model.config.get_text_config()
-        if not self._routed_layers or self.forward_kind is not PackedForward.SEGMENTS:
+        if self.routed is None:
             raise ValueError(f"{type(self.model).__name__} cannot be told which experts to route to")
-        if experts.shape[1:] != (self._routed_layers, text.num_experts_per_tok) or experts.max() >= text.num_experts:
+        layers, per_token, count = self.routed
+        if experts.shape[1:] != (layers, per_token) or experts.max() >= count:
             raise ValueError(
                 f"experts {list(experts.shape[1:])} up to {int(experts.max())} were recorded for each token, and the "
-                f"model routes to {text.num_experts_per_tok} of {text.num_experts} in {self._routed_layers} layers"
+                f"model routes to {per_token} of {count} in {layers} layers"
             )
 
     def _run(

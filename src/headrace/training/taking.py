@@ -14,11 +14,18 @@ from headrace.weights.plane import WeightError, WeightReceiver
 from headrace.weights.version import Version
 
 
-def scored(logprobs: Callable[[MicroBatch], Tensor], tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-    """[S, T - 1]: log-probs of all but the first of each sample's `tokens` [S, T], by one pass."""
+def scored(
+    logprobs: Callable[[MicroBatch], Tensor],
+    tokens: NDArray[np.int32],
+    experts: NDArray[np.uint16] | None = None,
+) -> NDArray[np.float32]:
+    """[S, T - 1]: log-probs of all but the first of each sample's `tokens` [S, T], by one pass. `experts`: [S, T,
+    layers, k], that they are routed to."""
     samples, length = tokens.shape
     mask = np.arange(length) > 0
-    found: NDArray[np.float32] = logprobs(pack([PackRow(sample, mask) for sample in tokens])).float().cpu().numpy()
+    told = [None] * samples if experts is None else experts
+    rows = [PackRow(sample, mask, experts=each) for sample, each in zip(tokens, told, strict=True)]
+    found: NDArray[np.float32] = logprobs(pack(rows)).float().cpu().numpy()
     return found.reshape(samples, length)[:, 1:]
 
 
@@ -28,7 +35,7 @@ def taken(model: FrozenModel, receiver: WeightReceiver) -> Version:
     received = receiver.receive_buckets(model.take, begin=model.require_fits)
     version, check = received.manifest.version, received.check
     if check is not None:
-        fault = check.fault(scored(model.logprobs, check.tokens), check.dtype)
+        fault = check.fault(scored(model.logprobs, check.tokens, check.experts()), check.dtype)
         if fault is not None:
             raise WeightError(f"{version} did not arrive as it was published: {fault}")
     return version

@@ -157,6 +157,11 @@ class HFTrainer:
         """In compute dtype; its parameters are views."""
         return self._model
 
+    @property
+    def routed(self) -> tuple[int, int, int] | None:
+        """See `PackedLM.routed`."""
+        return self._lm.routed
+
     def accumulate(self, micro: MicroBatch) -> Mapping[str, Tensor]:
         with self._at_work():
             return self._accumulated(micro)

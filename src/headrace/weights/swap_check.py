@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,18 @@ class SwapCheck:
     """Of the distribution that they are of: softmax(logits / temperature)."""
     dtype: str
     """That they were computed in, as `bfloat16`."""
+    routed: tuple[int, int, int] | None = None
+    """Of a model with experts: in how many layers each token is routed, to how many, of how many. Then whoever computes
+    routes to `experts`: which of two a router takes may be a matter of rounding, and no fault of the weights."""
+
+    def experts(self) -> NDArray[np.uint16] | None:
+        """[S, T, layers, k]: arbitrary but fixed, those of a token distinct; None where nothing is routed."""
+        if self.routed is None:
+            return None
+        layers, per_token, experts = self.routed
+        token = np.arange(self.tokens.size, dtype=np.int64).reshape(self.tokens.shape)
+        first = token[..., None] * 7919 + np.arange(layers) * 104_729
+        return ((first[..., None] + np.arange(per_token)) % experts).astype(np.uint16)
 
     def fault(self, found: NDArray[np.float32], dtype: str) -> str | None:
         """What is wrong with log-probs [S, T - 1] that somebody else computed in `dtype`: None if their mean absolute
@@ -63,13 +75,17 @@ def check_tokens(vocabulary: int, longest: int = SHORT) -> NDArray[np.int32]:
 
 def make_check(
     tokens: NDArray[np.int32],
-    score: Callable[[NDArray[np.int32]], NDArray[np.float32]],
+    score: Callable[..., NDArray[np.float32]],
     *,
     temperature: float,
     dtype: str,
+    routed: tuple[int, int, int] | None = None,
 ) -> SwapCheck:
-    """`score`: log-probs [S, T - 1] of `tokens` under the present weights, computed in `dtype`."""
-    return SwapCheck(tokens, np.asarray(score(tokens), dtype=np.float32), temperature, dtype)
+    """`score`: log-probs [S, T - 1] of `tokens` under the present weights, computed in `dtype`; with `routed`, see
+    `SwapCheck`, it is called with the experts as well."""
+    check = SwapCheck(tokens, np.zeros((len(tokens), tokens.shape[1] - 1), np.float32), temperature, dtype, routed)
+    found = score(tokens, *([] if routed is None else [check.experts()]))
+    return replace(check, logprobs=np.asarray(found, dtype=np.float32))
 
 
 def to_json(check: SwapCheck) -> bytes:
@@ -78,6 +94,7 @@ def to_json(check: SwapCheck) -> bytes:
         "logprobs": check.logprobs.tolist(),
         "temperature": check.temperature,
         "dtype": check.dtype,
+        "routed": check.routed,
     }
     return json.dumps(values).encode()
 
@@ -90,6 +107,10 @@ def from_json(text: bytes) -> SwapCheck:
         logprobs = np.array(values["logprobs"], dtype=np.float32)
         if tokens.ndim != 2 or logprobs.shape != (tokens.shape[0], tokens.shape[1] - 1):
             raise ValueError(f"tokens {tokens.shape} and log-probs {logprobs.shape} do not go together")
-        return SwapCheck(tokens, logprobs, float(values["temperature"]), str(values["dtype"]))
+        routed = None
+        if values["routed"] is not None:
+            layers, per_token, experts = map(int, values["routed"])
+            routed = layers, per_token, experts
+        return SwapCheck(tokens, logprobs, float(values["temperature"]), str(values["dtype"]), routed)
     except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"it is no swap check: {error}") from error

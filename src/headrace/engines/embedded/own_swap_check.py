@@ -15,6 +15,11 @@ def require_right(runner: Runner, check: SwapCheck, version: Version, dtype: tor
     Raises WeightError where its log-probs are not those of whoever made the weights."""
     tokens = torch.from_numpy(check.tokens).to(device, torch.int64)
     samples, length = tokens.shape
+    if (experts := check.experts()) is not None:
+        try:
+            runner.route(torch.from_numpy(experts.astype("int64")).to(device))
+        except ValueError as error:
+            raise WeightError(f"{version} is of another model: {error}") from error
     found = []
     for place in range(length - 1):
         positions = torch.full((samples,), place, dtype=torch.int64, device=device)

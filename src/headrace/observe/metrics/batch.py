@@ -246,7 +246,8 @@ CORRECTION = (
         "nats a token",
         "Mean |trainer's - engine's log-prob| by the same weights; null where no such token was at hand.",
         "above 1e-4 in float32, above about 0.02 in bfloat16: engine and trainer do not compute the same model",
-        "use `model.dtype: float32` and leave `engine.dtype` out, to find out whether it is rounding; report it if not",
+        "of a model with experts, set `algorithm.router_replay`; use `model.dtype: float32` and leave `engine.dtype` "
+        "out, to find out whether it is rounding; report it if not",
     ),
     Metric("mismatch_max_abs", "nats", "The largest of these."),
     Metric("mismatch_tokens", "tokens", "That it was measured on: trained ones, and those of the gap sample."),

@@ -141,7 +141,7 @@ def _check(spec: TrainerSpec, trainer: HFTrainer) -> Callable[[], SwapCheck] | N
         longest = context_limit(trainer.model.config, config.engine) - 1  # behind it one is sampled
     tokens = check_tokens(int(text.vocab_size), longest)
     score = partial(scored, partial(trainer.logprobs, temperature=temperature))
-    return lambda: make_check(tokens, score, temperature=temperature, dtype=dtype)
+    return lambda: make_check(tokens, score, temperature=temperature, dtype=dtype, routed=trainer.routed)
 
 
 def _device(spec: TrainerSpec, host: Host, layout: LayoutConfig) -> torch.device:

@@ -46,10 +46,10 @@ def _choose(model: Any, cache: KeyValueCache) -> Runner:
     generic = GenericRunner(model, cache)
     experts = chosen.found()
     if experts is not None:  # which of two experts is the better one may be a matter of rounding
-        generic.told = experts.view(*tokens.shape, *experts.shape[1:])
+        generic.route(experts.view(*tokens.shape, *experts.shape[1:]))
     try:
         error = _error(generic, tokens, expected, tolerance)
-        generic.told = None
+        generic.route(None)
     except (TypeError, AttributeError, IndexError, RuntimeError) as cause:
         raise EngineError(
             f"{type(model).__name__} does not run over the KV cache of the embedded engine ({cause}); "

@@ -79,6 +79,10 @@ class FusedRunner:
         table = RotaryTable(rotary.inv_freq, rotary.attention_scaling, cache)
         return cls(fuse({name: p.detach() for name, p in parameters.items()}, shape), shape, table, cache)
 
+    def route(self, experts: torch.Tensor | None) -> None:
+        if experts is not None:
+            raise ValueError("a decoder without experts cannot be told which to route to")
+
     def prepare(self, weights: Mapping[str, torch.Tensor], *, lasts: bool = True) -> Any:
         return fuse(weights, self._shape)
 

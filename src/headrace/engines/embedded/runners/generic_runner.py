@@ -31,20 +31,24 @@ class GenericRunner:
         model.set_attn_implementation(_IMPLEMENTATION)
         self._model = model
         self._cache = cache
-        self.told: torch.Tensor | None = None
-        """[slots, tokens, layers, k]: while it is there, experts that tokens are routed to, by slot and position."""
+        self._told: torch.Tensor | None = None
         if layers := attach_routing(model):
             text = model.config.get_text_config()
             cache.keep_experts(layers, text.num_experts_per_tok, text.num_experts)
 
     def prefill(self, work: PrefillPass) -> None:
         body = getattr(self._model, self._model.base_model_prefix)
-        self._forward(body, work.tokens, _Pass(self._cache, work.positions, work.length, work.slots, self.told))
+        self._forward(body, work.tokens, _Pass(self._cache, work.positions, work.length, work.slots, self._told))
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
-        current = _Pass(self._cache, positions[:, None], length, None, self.told)
+        current = _Pass(self._cache, positions[:, None], length, None, self._told)
         logits = self._forward(self._model, tokens[:, None], current).logits
         return logits[:, -1].float()
+
+    def route(self, experts: torch.Tensor | None) -> None:
+        if experts is not None and self._cache.experts is None:
+            raise ValueError(f"{type(self._model).__name__} cannot be told which experts to route to")
+        self._told = experts
 
     def prepare(self, weights: Mapping[str, torch.Tensor], *, lasts: bool = True) -> Any:
         return {name: tensor if lasts else tensor.clone() for name, tensor in weights.items()}

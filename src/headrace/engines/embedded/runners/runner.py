@@ -37,6 +37,10 @@ class Runner(Protocol):
         `length` is at least 1 + the greatest position.
         """
 
+    def route(self, experts: torch.Tensor | None) -> None:
+        """From now on route tokens to these [slots, tokens, layers, k], by slot and position; None: as routers choose.
+        Raises ValueError where nothing is routed."""
+
     def prepare(self, weights: Mapping[str, torch.Tensor], *, lasts: bool = True) -> Any:
         """New weights, by checked parameter name, in the form that `flip` takes. Leaves the present ones alone.
         `lasts`: whether the tensors may be kept."""
