@@ -143,6 +143,7 @@ def test_leaving_the_iterator_aborts_and_the_id_may_be_used_again() -> None:
         ([1], {"temperature": -1.0}, "temperature"),
         ([1], {"top_p": 0.0}, "top_p"),
         ([1], {"top_k": -2}, "top_k"),
+        ([1], {"experts_from": 1}, "experts_from is 1; give the place of a token of the prompt, from 0 to 0"),
     ],
 )
 def test_bad_requests_are_refused_and_cost_nobody_else(tokens: list[int], params: dict[str, Any], message: str) -> None:

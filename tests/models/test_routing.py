@@ -85,6 +85,9 @@ def test_to_replay_what_the_routers_choose_changes_nothing(kind: str) -> None:
     free = token_logprobs(lm, pack(given))
     told = token_logprobs(lm, pack([routed(*each) for each in zip(given, experts, strict=True)]))
     torch.testing.assert_close(told, free, rtol=0, atol=1e-6)
+    assert all(
+        value is None for router in routers_of(model) for name, value in vars(router).items() if "routing" in name
+    )
 
 
 @pytest.mark.parametrize("kind", ROUTED_TYPES)
@@ -145,7 +148,9 @@ def test_gradients_flow_into_the_router(checkpointing: bool) -> None:
         model.activation_checkpointing_enable({"use_reentrant": False})
     given = pack([routed(row, others(len(row) - 1)) for row in rows([9, 14])])
     weight = routers_of(model)[0].weight
-    (loss := token_logprobs(lm, given).sum()).backward()
+    loss = token_logprobs(lm, given).sum()
+    token_logprobs(lm, pack(rows([4])))  # another pass, which routes freely, before this one goes back
+    loss.backward()
     grad = weight.grad
     assert grad is not None
     assert grad.abs().max() > 1e-3

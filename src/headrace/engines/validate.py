@@ -38,6 +38,11 @@ def check_request(request: GenerateRequest, vocab_size: int, max_context: int) -
         raise RequestError(f"{name}: noise_key is {request.noise_key!r}; give a whole number")
     if not isinstance(request.min_version, Version | None):
         raise RequestError(f"{name}: min_version is {request.min_version!r}; give a Version, or None")
+    begin = request.experts_from
+    if begin is not None and not (_is_whole(begin) and 0 <= begin < len(prompt)):
+        raise RequestError(
+            f"{name}: experts_from is {begin!r}; give the place of a token of the prompt, from 0 to {len(prompt) - 1}"
+        )
     _check_sampling(request, name)
 
 

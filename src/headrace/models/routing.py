@@ -67,10 +67,10 @@ def attach_routing(model: Any) -> int:
         return int(known)
     count = 0
     for layer in getattr(base, "layers", ()):
-        found = [name for name, module in layer.named_modules() if type(module).__name__ in _ROUTERS]
+        found = [module for module in layer.modules() if type(module).__name__ in _ROUTERS]
         if found:
-            layer.register_forward_pre_hook(partial(_before, found[0]), with_kwargs=True)
-            layer.get_submodule(found[0]).register_forward_hook(partial(_instead, count))
+            layer.self_attn.register_forward_pre_hook(partial(_before, found[0]), with_kwargs=True)
+            found[0].register_forward_hook(partial(_instead, count))
             count += 1
     setattr(base, _COUNT, count)
     return count
@@ -84,16 +84,18 @@ def gates(router: Any, logits: Tensor, experts: Tensor) -> Tensor:
     return chosen.to(logits.dtype)
 
 
-def _before(name: str, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    """Of a layer: also when it is computed again for its backward pass, since it is called with the same then."""
-    setattr(layer.get_submodule(name), _ROUTING, kwargs.get("routing"))
+def _before(router: nn.Module, attention: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    """Tell the router of a layer, whose attention comes first. Both are within what is computed again for the backward
+    pass where activations are checkpointed; what is said to the layer itself is not."""
+    setattr(router, _ROUTING, kwargs.get("routing"))
 
 
 def _instead(number: int, router: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
-    """Of a router."""
+    """Of a router; it keeps nothing of the pass, since a model may be copied."""
     routing: Routing | None = getattr(router, _ROUTING, None)
     if routing is None:
         return None
+    setattr(router, _ROUTING, None)
     logits, _, chosen = output
     experts = routing.experts(number, chosen)
     return None if experts is None else (logits, gates(router, logits, experts), experts)
