@@ -5,17 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
-from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
-import psutil
 import pytest
-from ray_run import actor, begun, below, command
+from ray_run import actor, begun, below, command, gone, require_whole
 from served_run import until_batch
-
-from headrace.store import RunReader
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,35 +19,6 @@ pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'headrace[cluster]'"),
 ]
 _WAIT_S = 200.0
-
-
-def require_whole(run: Path, batches: int) -> Counter[str]:
-    """All batches, none staler than it may be, nothing lost or counted twice. The kinds of events."""
-    with RunReader(run) as reader:
-        reader.counts().check()
-        records = [row.record for row in reader.metrics.read("batch")]
-        kinds = Counter(event.kind for event in reader.events.read())
-    assert [record["batch"] for record in records] == [*range(batches)]
-    assert max(int(stale) for record in records for stale in record["staleness"]) <= 2
-    assert not any(record["failed_samples"] for record in records)
-    return kinds
-
-
-def lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def gone(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Those that are there still after so long."""
-    end = time.monotonic() + seconds
-    while left := [each for each in processes if lives(each)]:
-        if time.monotonic() > end:
-            break
-        time.sleep(0.1)
-    return left
 
 
 def test_a_run_whose_workers_are_all_actors(tmp_path: Path) -> None:

@@ -121,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="generate and record, for a later run's data.rollouts; train nothing",
     )
+    _resource(train)
     train.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     train.add_argument("--plain", action="store_true", help="a line for each batch instead of the live view")
 
@@ -150,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
 
     check = command("check", "check", "validate a config of `headrace train` and print what it would start")
     _config(check)
+    _resource(check)
 
     serve = command("serve", "serve", "serve a model over HTTP with the embedded engine")
     serve.add_argument("model", help="model folder in Hugging Face format, or the name of one on the Hub")
@@ -229,6 +231,15 @@ def _from(parser: argparse.ArgumentParser) -> None:
         dest="from_run",
         metavar="RUN[@N]",
         help="begin with the weights of another run's last checkpoint, or of that of version N",
+    )
+
+
+def _resource(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--resource",
+        metavar="JSON",
+        help="""devices of each role in a Ray cluster, as '{"actor": [1, 2], "rollout": [1, 4]}': short for """
+        "cluster.place",
     )
 
 

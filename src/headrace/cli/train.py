@@ -8,10 +8,12 @@ from pathlib import Path
 
 from headrace.cli.load import load_noted, tell_note, tell_notes
 from headrace.config import TrainConfig
+from headrace.config.cluster import resource_overrides
 from headrace.config.values.paths import path_of
 
 
 def run(args: argparse.Namespace) -> int:
+    args.overrides = [*resource_overrides(args.resource), *args.overrides]
     if args.from_run is not None:
         args.overrides = [*args.overrides, f"from.run={json.dumps(args.from_run)}"]
     if args.from_optimizer:

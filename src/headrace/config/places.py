@@ -38,6 +38,13 @@ def check_places(config: TrainConfig) -> None:
         _check_none_here(config)
     elif config.runtime.address is not None:
         raise ValueError(f"runtime.address is {config.runtime.address!r}, and runtime.kind inline; set kind: ray")
+    elif config.cluster.is_given:
+        raise ValueError("cluster has places of workers, and runtime.kind is inline; set runtime.kind: ray")
+    if config.cluster.local_devices and (config.cluster.device == "GPU" or config.runtime.address is not None):
+        raise ValueError(
+            f"cluster.local_devices is {config.cluster.local_devices}, which is of logical devices of a Ray that is "
+            "started for the run; set cluster.device to a name of its own, without runtime.address, or leave it out"
+        )
     if config.engine.colocated:
         _check_turns(config)
     for name, section in (("trainer", config.trainer), ("critic", config.critic)):

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from headrace.config.algorithm import BY_GROUP, AlgorithmConfig
 from headrace.config.base import Section
+from headrace.config.cluster import ClusterConfig
 from headrace.config.data import DataConfig, sources_of
 from headrace.config.evaluation import PLAIN, BestBy, EvaluationConfig, EvaluationSetConfig, HeldOut, best_by
 from headrace.config.filters import FilterConfig
@@ -48,6 +49,7 @@ class TrainConfig(Section):
     record: RecordConfig = RecordConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+    cluster: ClusterConfig = ClusterConfig()
     track: Annotated[tuple[TrackerConfig, ...], AfterValidator(each_once)] = ()
     """Where metrics go beside the run's own record: `tensorboard`, `wandb`, `mlflow`, `trackio`, `csv`, or one of them
     with settings, as `{type: wandb, project: p}`. See docs/tracking.md."""

@@ -23,6 +23,7 @@ _RATE = Safe("each optimiser step works its rate out anew, from its number and t
 
 SAFE: dict[str, Safe] = {
     "runtime": _PLACE,
+    "cluster": _PLACE,
     "weights": _PLACE,
     "track": _ASIDE,
     "record": _ASIDE,

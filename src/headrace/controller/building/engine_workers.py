@@ -90,7 +90,7 @@ async def load_judges(plan: Plan, runtime: Runtime, *, returns: bool = True) -> 
     if not judges:
         return {}
     specs = [engine_spec(own.path, own.engine, model.dtype, model.device, returns=returns) for own in judges]
-    workers = await _started(JudgeEngineWorker, specs, runtime, _where(plan.config))
+    workers = await _started(JudgeEngineWorker, specs, runtime, _where(plan.config, "judge"))
 
     def pool(rank: int, path: str) -> EnginePool:
         asked = _Asked(runtime)
@@ -126,11 +126,11 @@ def engine_spec(
     return EngineSpec(path, config.dtype or dtype, str(resolve_device(device)), config, cache, returns)
 
 
-def _where(config: TrainConfig) -> Placement:
+def _where(config: TrainConfig, kind: str = "engine") -> Placement:
     process = config.engine.apart
     return Placement(
         process=process,
-        threads=threads_of_worker(config) if process else None,
+        threads=threads_of_worker(config, kind) if process else None,
         deadline_s=config.runtime.stall_timeout_s,
         start_s=_START_S,
         silence_s=silence_s(config),

@@ -18,7 +18,7 @@ async def started(kind: type[W], spec: object, runtime: Runtime, config: TrainCo
     process = kind.kind in (*config.trainer_processes, *config.scorer_processes)
     where = Placement(
         process=process,
-        threads=threads_of_worker(config) if process else None,
+        threads=threads_of_worker(config, kind.kind) if process else None,
         deadline_s=config.runtime.stall_timeout_s,
         silence_s=silence_s(config),
         limits=config.runtime.stuck.limits,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from headrace.config import TrainConfig
 from headrace.controller.building.threads import available_threads
 from headrace.controller.planning.judges import own_judges
+from headrace.controller.planning.placement import cpus_of
 
 _SILENCE_S = 60.0
 
@@ -16,8 +17,10 @@ def process_count(config: TrainConfig) -> int:
     return engines + len(config.scorer_processes) + len(config.trainer_processes) + more_ranks
 
 
-def threads_of_worker(config: TrainConfig) -> int:
-    """Processors that each of them computes with."""
+def threads_of_worker(config: TrainConfig, kind: str = "") -> int:
+    """Processors that each of them computes with; `kind`: of its worker, which may have a place with so many."""
+    if (placed := cpus_of(config, kind)) is not None:
+        return placed
     total = available_threads(config.runtime.threads)
     if config.async_.in_order or config.runtime.turns:
         return total  # they and the trainer compute in turn

@@ -3,14 +3,17 @@ run, however that ends: what Ray itself starts survives a kill of whoever starte
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time  # noqa: TID251 (on a lane, before there is anything to wait for in the loop)
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from headrace.errors import HeadraceError
 from headrace.roles.workers.launched_server import free_port
@@ -28,9 +31,10 @@ class RayHeadError(HeadraceError, RuntimeError):
 
 
 class RayHead:
-    def __init__(self, processors: int, log: Path | None) -> None:
-        """`processors`: that Ray counts with. `log` takes what it prints."""
+    def __init__(self, processors: int, log: Path | None, devices: Mapping[str, int] = MappingProxyType({})) -> None:
+        """`processors`, and logical `devices` by name: that Ray counts with. `log` takes what it prints."""
         self._processors = processors
+        self._devices = dict(devices)
         self._log = log
         self._line: socket.socket | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
@@ -43,6 +47,7 @@ class RayHead:
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
             *("--node-ip-address=127.0.0.1", f"--port={port}", f"--num-cpus={self._processors}"),
             f"--ray-client-server-port={free_port()}",  # nobody's; of its own there can be one on a machine
+            *([f"--resources={json.dumps(self._devices)}"] if self._devices else []),
             *("--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"),
         ]
         ours, held = socket.socketpair()

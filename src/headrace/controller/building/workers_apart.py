@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Protocol
 
@@ -9,7 +10,10 @@ from headrace.config import ConfigError, TrainConfig
 from headrace.controller.building.processors import process_count
 from headrace.controller.building.ray_head import RayHead
 from headrace.controller.building.threads import available_threads
+from headrace.controller.planning.node_needs import TOGETHER, needs_of
+from headrace.controller.planning.placement import teams_of
 from headrace.runtime.apart import Apart
+from headrace.runtime.placing import Teams
 from headrace.runtime.process.processes import Processes
 
 
@@ -28,11 +32,11 @@ def workers_apart(config: TrainConfig, folder: Path | None, rollouts: int = 0) -
         return None
     logs = None if folder is None else folder / "logs"
     if config.runtime.kind == "ray":
-        return _cluster(config, folder, logs)
+        return _cluster(config, folder, logs, teams_of(config, rollouts))
     return Processes(str(folder or ""), logs=logs)
 
 
-def _cluster(config: TrainConfig, folder: Path | None, logs: Path | None) -> WorkersApart:
+def _cluster(config: TrainConfig, folder: Path | None, logs: Path | None, teams: Teams) -> WorkersApart:
     from headrace.runtime.ray.environment import prepare
 
     prepare(config.runtime.address)
@@ -41,8 +45,28 @@ def _cluster(config: TrainConfig, folder: Path | None, logs: Path | None) -> Wor
     except ImportError as error:
         raise ConfigError(f"runtime.kind is ray: pip install 'headrace[cluster]' ({error})") from error
     address = config.runtime.address
-    head = None if address is not None else RayHead(available_threads(config.runtime.threads), _log(logs))
-    return RayCluster(str(folder or ""), address=address, head=head, logs=logs)
+    head = None
+    if address is None:
+        logical = {config.cluster.device: config.cluster.local_devices} if config.cluster.local_devices else {}
+        head = RayHead(available_threads(config.runtime.threads), _log(logs), logical)
+    return RayCluster(
+        str(folder or ""),
+        address=address,
+        head=head,
+        logs=logs,
+        teams=teams,
+        room_s=config.cluster.room_deadline_s,
+        needs=lambda memory: needs_of(config, None if folder is None else _marked(folder), memory),
+        together=TOGETHER,
+    )
+
+
+def _marked(folder: Path) -> Path:
+    """A file of the run's folder that no other has."""
+    marker = folder / "logs" / "cluster"
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.write_text(secrets.token_hex(16))
+    return marker.absolute()
 
 
 def _log(logs: Path | None) -> Path | None:

@@ -12,6 +12,7 @@ from headrace.controller.building.processors import threads_of_worker
 from headrace.controller.building.threads import available_threads, takes_turns
 from headrace.controller.planning import rollout_worker_count
 from headrace.controller.planning.memory_estimate import GIB, MIB
+from headrace.controller.planning.placement_view import drawn
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.prompt_notes import first_prompt
 from headrace.controller.planning.table_size import largest_group, table_bytes
@@ -125,7 +126,7 @@ def _cluster(plan: Plan) -> list[str]:
     if runtime.kind != "ray":
         return []
     where = f"the cluster at {runtime.address}" if runtime.address else "a cluster of this run's own, on loopback alone"
-    return [f"ray       {where}; all workers are actors on this machine"]
+    return [f"ray       {where}; all workers are actors", *drawn(plan.config, plan.rollout_workers)]
 
 
 def _data(plan: Plan) -> str:

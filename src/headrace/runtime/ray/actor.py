@@ -20,7 +20,7 @@ from headrace.runtime.local.local_refs import GENERATION
 from headrace.runtime.local.service import Service, as_worker_error
 from headrace.runtime.process.identity import name_process
 from headrace.runtime.progress import Stuck
-from headrace.runtime.ray.actor_process import require_same, worker_class
+from headrace.runtime.ray.actor_process import require_versions, worker_class
 from headrace.runtime.ray.asked_actor import ANSWER, ERROR
 from headrace.runtime.ray.boot import ActorBoot
 from headrace.runtime.ray.boxes import Box, boxed, opened
@@ -53,7 +53,7 @@ class Actor:
 
         async def made() -> None:
             boot = self._boot
-            require_same(boot)
+            require_versions(boot)
             spec = opened(box, self._types, f"the spec of {boot.name}")
             self._service = await Service.make(self._kind, spec, self._host, boot.name, boot.rank, self._runtime)
 

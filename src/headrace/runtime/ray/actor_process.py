@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from headrace import __version__
-from headrace.errors import HeadraceError
+from headrace.runtime.node_check import require_same, versions
 from headrace.runtime.process.boot import class_at
 from headrace.runtime.process.identity import open_many_files
 from headrace.runtime.ray.boot import ActorBoot
@@ -22,9 +21,10 @@ def worker_class(boot: ActorBoot) -> Any:
     have. Raises ValueError."""
     if boot.log is not None:
         _print_to(Path(boot.log))
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    if boot.devices is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = boot.devices
+    if not boot.has_devices:
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        if boot.devices is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = boot.devices
     if boot.threads is not None:
         os.environ.update(dict.fromkeys(_TEAMS, str(boot.threads)))
     sys.path += [path for path in boot.paths if path not in sys.path]
@@ -32,16 +32,9 @@ def worker_class(boot: ActorBoot) -> Any:
     return class_at(boot.kind, boot.packages)
 
 
-def require_same(boot: ActorBoot) -> None:
-    """Raises HeadraceError for a node on which what is told might mean something else."""
-    for name, here, there in (
-        ("Headrace", __version__, boot.version),
-        ("Python", platform.python_version().rpartition(".")[0], boot.python.rpartition(".")[0]),
-    ):
-        if here != there:
-            raise HeadraceError(
-                f"the node {platform.node()} has {name} {here}, and the controller {there}; install the same there"
-            )
+def require_versions(boot: ActorBoot) -> None:
+    """Raises NodeUnfit for a node on which what is told might mean something else."""
+    require_same(platform.node(), versions(), boot.versions)
 
 
 def _print_to(log: Path) -> None:

@@ -27,12 +27,12 @@ class ActorBoot:
     """A file that takes what it prints."""
     paths: list[str]
     """Where the controller looks for modules."""
-    version: str
-    """Of Headrace, where the controller is."""
+    versions: dict[str, str]
+    """See `node_check.versions`: those where the controller is."""
     devices: str | None
     """The controller's CUDA_VISIBLE_DEVICES: Ray shows an actor that counts as using none no device."""
-    python: str
-    """Of Python, there."""
+    has_devices: bool
+    """Whether Ray gives it devices of its own, and shows it those."""
 
     def text(self) -> str:
         return json.dumps(asdict(self))

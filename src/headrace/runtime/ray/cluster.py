@@ -2,43 +2,40 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import secrets
-import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from headrace.errors import HeadraceError
 from headrace.runtime.event_loop import on_own_thread
 from headrace.runtime.local.local_refs import Keepers
 from headrace.runtime.local.service import Service
 from headrace.runtime.local.worker_group import Member
+from headrace.runtime.node_check import Needs, NodeUnfit
+from headrace.runtime.placing import NoRoom, Teams
 from headrace.runtime.process.boot import PACKAGE, path_of
 from headrace.runtime.process.origin import Origin
 from headrace.runtime.process.processes import Processes
 from headrace.runtime.protocol import Services
+from headrace.runtime.ray.joining import ClusterError, join
 from headrace.runtime.ray.member import RayWorker
 from headrace.runtime.ray.near_process import NearProcess
+from headrace.runtime.ray.nodes import here
 from headrace.runtime.ray.refs import ActorRefs
+from headrace.runtime.ray.reservations import Options, Reservations
+from headrace.runtime.ray.scouts import Inspection
 from headrace.runtime.ray.shelf import SHELF, Shelf
 from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.wire.wire_types import WireTypes
-from headrace.runtime.workers import Placement
+from headrace.runtime.workers import Placement, WorkerLost
 
 LANE = "ray"
 _NO_NAME = r"[^A-Za-z0-9_.-]+"
-_START_S, _REACH_S = 120.0, 20.0
-_WORDS = 300
-"""Characters of Ray's own error."""
-
-
-class ClusterError(HeadraceError, ConnectionError):
-    """No cluster is there, or it does not let this process in."""
+_START_S = 120.0
 
 
 class Head(Protocol):
@@ -66,10 +63,16 @@ class RayCluster:
         logs: Path | None = None,
         packages: Sequence[str] = (PACKAGE,),
         near: bool = True,
+        teams: Teams | None = None,
+        room_s: float = 300.0,
+        needs: Callable[[Path], Mapping[str, Needs]] = lambda memory: {},
+        together: Collection[str] = (),
     ) -> None:
         """`run` names the run, as its folder does. `address`: of a cluster; unless given, `head` starts one
         here; with neither, this process has to be in one already. `logs`: a folder; what `rollout/0` prints
-        is in rollout-0.log there, where a node sees it. `near`: whether all workers are on this machine."""
+        is in rollout-0.log there, where a node sees it. `near`: whether workers are spoken to as on this machine, if
+        they are. `teams`: what workers ask for. `room_s`: how long one waits for room. `needs`: given a file in this
+        machine's memory, what the nodes of workers have to have, by their kind. `together`: see `Inspection`."""
         self.keeps_all = not near
         self._address = address
         self._head = head
@@ -82,6 +85,11 @@ class RayCluster:
         self._shelf: Any = None
         self._joins = False
         self._is_open = False
+        self._teams = teams or Teams()
+        self._room_s = room_s
+        self._needs = needs
+        self._together = together
+        self._reservations = Reservations(Teams(), room_s, lambda workers: None)
         self._lines = Processes(run, logs=logs, packages=packages, begin=self._begin)
         """To those that are near; and the run's folder in memory."""
 
@@ -107,7 +115,7 @@ class RayCluster:
         log = None if self._logs is None else self._logs / f"{name.replace('/', '-')}.log"
         closes = callable(getattr(kind, "close", None))
         origin = Origin(path_of(kind, self._packages), self._packages, types, spec, closes, log)
-        return RayWorker(name, rank, origin, self._namespace, where, self._services, self._forget)
+        return RayWorker(name, rank, origin, self._namespace, where, self._services, self._forget, self._room)
 
     def make_folder(self, name: str) -> Path:
         """See `Processes.make_folder`: of this machine."""
@@ -116,7 +124,17 @@ class RayCluster:
     async def _begin(
         self, origin: Origin, name: str, rank: int, generation: int, where: Placement, folder: Path
     ) -> NearProcess:
-        return await NearProcess.begin(self._services, self._namespace, origin, name, rank, generation, where, folder)
+        options = await self._room(name, rank)
+        return await NearProcess.begin(
+            self._services, self._namespace, origin, name, rank, generation, where, folder, options
+        )
+
+    async def _room(self, worker: str, rank: int) -> Options:
+        """See `Reservations.options`. Raises WorkerLost."""
+        try:
+            return await self._reservations.options(worker, self._services)
+        except NoRoom as none:
+            raise WorkerLost(rank, str(none), worker=worker) from none
 
     def _forget(self, keeper: str, below: int) -> None:
         if self._refs is not None:
@@ -142,30 +160,45 @@ class RayCluster:
             await on_own_thread(lambda: self._leave(refs))
 
     def _connect(self) -> None:
-        logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of a handler for signals, which are ours to handle
         self._joins = not ray.is_initialized()  # else this process is in a cluster already, as a notebook's may be
         if self._joins:
             address = self._head.start() if self._address is None and self._head is not None else self._address
             if address is None:
                 raise ClusterError("this process is in no Ray cluster, and is given the address of none")
-            try:
-                _require_somebody(address)
-                ray.init(address=address, log_to_driver=False, configure_logging=False, namespace=self._namespace)
-            except (RayError, OSError, RuntimeError, ValueError) as error:
-                words = " ".join(str(error).split())
-                raise ClusterError(
-                    f"no Ray cluster lets this run in at {address}: {words[:_WORDS]}; correct runtime.address, and "
-                    "give its token by RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
-                ) from error
+            join(address, self._namespace)
+        self._reserve()
+
+    def _reserve(self) -> None:
+        """What its workers ask for; and whether all of their nodes see this machine's memory."""
+        if not self._teams.teams:
+            return
+        marker = self.make_folder("here") / "marker"
+        marker.write_text(secrets.token_hex(16))
+        inspection = Inspection(self._needs(marker), self._together, marker)
+        self._reservations = Reservations(self._teams, self._room_s, inspection.require)
+        try:
+            self._reservations.begin()
+        except (NoRoom, NodeUnfit) as error:
+            raise ClusterError(str(error)) from error
+        if self.keeps_all or not inspection.all_near:
+            self.keeps_all = True
+        else:
+            inspection.stay_near()
 
     def _set_up_shelf(self) -> None:
         shelf: Any = ray.remote(Shelf).options(
-            name=SHELF, namespace=self._namespace, num_cpus=0, max_restarts=0, max_concurrency=1000
+            name=SHELF,
+            namespace=self._namespace,
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(here(), soft=False),  # it lasts as long as the run
+            max_restarts=0,
+            max_concurrency=1000,
         )
         self._shelf = shelf.remote()
         ray.get(self._shelf.count.remote(), timeout=_START_S)
 
     def _leave(self, refs: ActorRefs | None) -> None:
+        self._reservations.close()
         if refs is not None:
             refs.close()
             ray.kill(self._shelf, no_restart=True)
@@ -173,10 +206,3 @@ class RayCluster:
             ray.shutdown()
         if self._head is not None:
             self._head.close()
-
-
-def _require_somebody(address: str) -> None:
-    """Ray itself waits for minutes where nobody listens. Raises OSError."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()

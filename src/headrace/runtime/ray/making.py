@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import platform
 import sys
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from headrace import __version__
+from headrace.runtime.node_check import versions
 from headrace.runtime.process.origin import Origin
 from headrace.runtime.ray.boot import ActorBoot
+from headrace.runtime.ray.reservations import Options
 from headrace.runtime.workers import Placement
 
 _DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -21,7 +20,15 @@ _CALLS = 4096
 
 
 def boot_of(
-    origin: Origin, name: str, rank: int, generation: int, where: Placement, *, namespace: str, folder: str = ""
+    origin: Origin,
+    name: str,
+    rank: int,
+    generation: int,
+    where: Placement,
+    options: Options,
+    *,
+    namespace: str,
+    folder: str = "",
 ) -> ActorBoot:
     """`folder`: of the site, for one that is to listen there."""
     return ActorBoot(
@@ -37,23 +44,19 @@ def boot_of(
         log=None if origin.log is None else str(origin.log),
         paths=[path for path in sys.path if path],
         devices=os.environ.get(_DEVICES),
-        version=__version__,
-        python=platform.python_version(),
+        has_devices="num_gpus" in options,
+        versions=dict(versions()),
     )
 
 
-def make_actor(kind: type, boot: ActorBoot, name: str) -> Any:
+def make_actor(kind: type, boot: ActorBoot, name: str, options: Options) -> Any:
     """Ray's handle of a new one, known by the name in the run's namespace. Blocking."""
     made: Any = ray.remote(kind).options(
         name=name,
         namespace=boot.namespace,
-        num_cpus=0,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(
-            ray.get_runtime_context().get_node_id(),
-            soft=False,  # where weights in shared memory are
-        ),
         max_restarts=0,
         max_task_retries=0,
         max_concurrency=_CALLS,
+        **options,
     )
     return made.remote(boot.text())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from headrace.runtime.local.local_refs import GENERATION
@@ -14,6 +14,7 @@ from headrace.runtime.protocol import Services
 from headrace.runtime.ray.actor import Actor
 from headrace.runtime.ray.asked_actor import AskedActor
 from headrace.runtime.ray.making import boot_of, make_actor
+from headrace.runtime.ray.reservations import Options
 from headrace.runtime.workers import Placement, WorkerLost
 
 _BEAT_S = 0.5
@@ -33,18 +34,22 @@ class RayWorker(MemberApart):
         where: Placement,
         services: Services,
         forget: Callable[[str, int], None],
+        room: Callable[[str, int], Awaitable[Options]],
     ) -> None:
-        """`namespace`: of the run's actors. `forget`: the refs of a keeper, below a number."""
+        """`namespace`: of the run's actors. `forget`: the refs of a keeper, below a number. `room`: where the actor of
+        a name and rank is to be, once there is room; raises WorkerLost."""
         super().__init__(name, rank, origin.spec, where, closes=origin.closes)
         self._origin = origin
         self._namespace = namespace
         self._services = services
         self._forget = forget
+        self._room = room
         self._asked: AskedActor | None = None
         self._living: asyncio.Task[str] | None = None
 
     async def _begin(self) -> AskedActor:
-        actor = await self._services.compute("ray", self._actor)
+        options = await self._room(self.name, self.rank)
+        actor = await self._services.compute("ray", self._actor, options)
         types = self._origin.types
         asked = AskedActor(actor, lambda: types, self._services, self.name, self.rank, f"controller>{self._generation}")
         asked.give_up = self.lose
@@ -67,10 +72,12 @@ class RayWorker(MemberApart):
         if living is not None:
             await asyncio.wait([living], timeout=_GONE_S)
 
-    def _actor(self) -> Any:
+    def _actor(self, options: Options) -> Any:
         """Ray's handle of a new one. Blocking."""
-        boot = boot_of(self._origin, self.name, self.rank, self._generation, self._where, namespace=self._namespace)
-        return make_actor(Actor, boot, self.name)
+        boot = boot_of(
+            self._origin, self.name, self.rank, self._generation, self._where, options, namespace=self._namespace
+        )
+        return make_actor(Actor, boot, self.name, options)
 
     async def _watch(self, asked: AskedActor, living: asyncio.Task[str]) -> None:
         """Until it has ended, or its event loop has not turned for too long."""

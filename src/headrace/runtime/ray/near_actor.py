@@ -18,7 +18,7 @@ from headrace.runtime.process.process_id import ProcessId
 from headrace.runtime.process.served import ServedWorker
 from headrace.runtime.process.site import socket_path
 from headrace.runtime.progress import Stuck
-from headrace.runtime.ray.actor_process import require_same, worker_class
+from headrace.runtime.ray.actor_process import require_versions, worker_class
 from headrace.runtime.ray.boot import ActorBoot
 
 
@@ -38,7 +38,7 @@ class NearActor:
         path = socket_path(folder, boot.name)
         listening = socket.socket(socket.AF_UNIX)
         try:
-            require_same(boot)
+            require_versions(boot)
             path.unlink(missing_ok=True)
             listening.bind(str(path))
             listening.listen(128)

@@ -22,6 +22,7 @@ from headrace.runtime.ray.asked_actor import reason_of
 from headrace.runtime.ray.boot import ActorBoot
 from headrace.runtime.ray.making import boot_of, make_actor
 from headrace.runtime.ray.near_actor import NearActor
+from headrace.runtime.ray.reservations import Options
 from headrace.runtime.workers import Placement, WorkerError, WorkerLost
 
 _LANE = "ray"
@@ -57,12 +58,13 @@ class NearProcess:
         generation: int,
         where: Placement,
         folder: Path,
+        options: Options,
     ) -> NearProcess:
         """See `Begin`. Raises WorkerError for a node that it cannot be on; WorkerLost; WaitTimeout."""
         log = origin.log
         said = log.stat().st_size if log is not None and log.exists() else 0
-        boot = boot_of(origin, name, rank, generation, where, namespace=namespace, folder=str(folder))
-        actor = await services.compute(_LANE, make_actor, NearActor, boot, f"{name}.{generation}")
+        boot = boot_of(origin, name, rank, generation, where, options, namespace=namespace, folder=str(folder))
+        actor = await services.compute(_LANE, make_actor, NearActor, boot, f"{name}.{generation}", options)
         process = cls(actor, boot, log, said, services)
         try:
             await services.clock.wait_for(process._listen(), where.start_s, f"{name} to be placed by Ray")

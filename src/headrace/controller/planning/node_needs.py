@@ -1,0 +1,72 @@
+"""What the nodes of a cluster have to see, by the kind of worker that is on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from headrace.config import TrainConfig
+from headrace.config.cluster import ROLES
+from headrace.config.values.name_or_function import is_own
+from headrace.config.values.paths import path_of
+from headrace.controller.planning.given_inputs import texts_of
+from headrace.runtime.node_check import NeededFile, Needs
+
+_CALL = ("rollout", "functions", "trainer", "critic")
+"""Whose workers call functions of the user's."""
+_IN_MEMORY = ("trainer", "engine", "proximal")
+"""Those who share new weights."""
+_IN_FOLDER = ("trainer", "critic", "rollout")
+"""Those who write into the run's folder: checkpoints, and journals of groups."""
+TOGETHER = ("trainer", "critic")
+"""Whose workers are ranks of one model."""
+_MODEL = "config.json"
+
+_SHARED = "put it on a file system that all nodes share, or copy it to the same path there"
+
+
+def needs_of(config: TrainConfig, folder: Path | None, memory: Path | None) -> Mapping[str, Needs]:
+    """By kind. `folder`: a file of the run's folder, and `memory` one in this machine's memory, each of this run alone:
+    who sees it sees what is beside it. Without one of the two nothing is asked of it."""
+    functions, models = [*_functions(config)], [*_models(config)]
+    made: dict[str, Needs] = {}
+    for role in ROLES:
+        files = [*(functions if role in _CALL else []), *models]
+        by_disk = config.transport == "disk" and role in _IN_MEMORY
+        if folder is not None and (role in _IN_FOLDER or by_disk):
+            files.append(NeededFile.of(folder, "the run's folder", "give --dir on a file system that all nodes share"))
+        if memory is not None and role in _IN_MEMORY and config.transport == "shm":
+            files.append(
+                NeededFile.of(
+                    memory,
+                    "weights.transport shm: the memory of the machine where the command is",
+                    "it is another machine, which weights in shared memory do not reach: place trainer and engine on "
+                    "this machine's nodes by cluster.place, or use weights.transport: disk with the run's folder on a "
+                    "file system that all nodes share",
+                )
+            )
+        made[role] = Needs(tuple(files))
+    return made
+
+
+def _functions(config: TrainConfig) -> Iterator[NeededFile]:
+    told: dict[str, str] = {}
+    for key, text in texts_of(config.model_dump(mode="json", by_alias=True)):
+        if is_own(text):
+            told.setdefault(text.rpartition(":")[0], key)
+    for name, key in told.items():
+        if (path := path_of(name)).is_file():
+            yield NeededFile.of(path.absolute(), key, _SHARED)
+
+
+def _models(config: TrainConfig) -> Iterator[NeededFile]:
+    named = {
+        "model.path": config.model.path,
+        "reference.model": config.reference.model,
+        "teacher.model": config.teacher.model,
+        "critic.model": config.critic.model,
+        "reward.model.path": config.reward.model.path,
+    }
+    for key, name in named.items():
+        if name is not None and (path := path_of(name) / _MODEL).is_file():
+            yield NeededFile.of(path.absolute(), key, _SHARED)

@@ -1,0 +1,75 @@
+"""What a run's workers ask a cluster for, as the config has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headrace.config import ConfigError, TrainConfig
+from headrace.config.cluster import ROLES, PlaceConfig, Role
+from headrace.controller.planning.judges import own_judges
+from headrace.runtime.placing import Bundle, Seat, Team, Teams
+
+
+def teams_of(config: TrainConfig, rollouts: int) -> Teams:
+    """`rollouts`: workers that play. Raises ConfigError."""
+    cluster, counts = config.cluster, worker_counts(config, rollouts)
+    if unused := next((role for role in cluster.place if not counts[role]), None):
+        raise ConfigError(f"cluster.place.{unused} places workers, and this run has none of that role; leave it out")
+    sets: list[tuple[Role, ...]] = [tuple(ROLES)] if cluster.colocate == "all" else [*cluster.sets]
+    sets = [tuple(role for role in each if counts[role]) for each in sets]
+    together = [role for each in sets for role in each]
+    sets += [(role,) for role in ROLES if role in cluster.place and role not in together]
+    seats = {role: _seats(role, cluster.place.get(role, PlaceConfig()), counts[role]) for each in sets for role in each}
+    return Teams(
+        tuple(_team([seats[role] for role in each], _spreads(config, each)) for each in sets if each),
+        {
+            role: Team((Bundle((found[0],)),), _spreads(config, (role,)))
+            for role, found in seats.items()
+            if role in cluster.place
+        },
+        cluster.device,
+    )
+
+
+def worker_counts(config: TrainConfig, rollouts: int) -> Mapping[Role, int]:
+    """Workers of each role that the run begins with."""
+    trained, scored = config.trainer_processes, config.scorer_processes
+    return {
+        "trainer": config.trainer.layout.ranks if "trainer" in trained else 0,
+        "critic": config.critic.layout.ranks if "critic" in trained else 0,
+        "reference": int("reference" in scored),
+        "proximal": int("proximal" in scored),
+        "teacher": int("teacher" in scored),
+        "reward": int("reward" in scored),
+        "engine": config.engine.total if config.engine.apart else 0,
+        "judge": len(own_judges(config.rewards)) if config.engine.apart else 0,
+        "rollout": rollouts,
+        "functions": int(config.functions_process),
+    }
+
+
+def cpus_of(config: TrainConfig, role: str) -> int | None:
+    """Threads of each worker of a role that is placed; None for one that is not."""
+    place = next((place for name, place in config.cluster.place.items() if name == role), None)
+    return None if place is None else max(int(place.cpus), 1)
+
+
+def _seats(role: Role, place: PlaceConfig, count: int) -> list[Seat]:
+    try:
+        devices = place.each(count)
+    except ValueError as error:
+        raise ConfigError(f"cluster.place.{role} {error}") from error
+    return [Seat(f"{role}/{number}", devices, place.cpus) for number in range(count)]
+
+
+def _team(roles: Sequence[Sequence[Seat]], spread: bool) -> Team:
+    """The first workers of each role are together, so are the second ones."""
+    most = max(map(len, roles))
+    return Team(
+        tuple(Bundle(tuple(seats[number] for seats in roles if number < len(seats))) for number in range(most)), spread
+    )
+
+
+def _spreads(config: TrainConfig, roles: Sequence[Role]) -> bool:
+    place = config.cluster.place
+    return any(place[role].strategy == "spread" for role in roles if role in place)

@@ -1,0 +1,87 @@
+"""Which worker would be on which node and device of a cluster, looked at and drawn."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+
+from headrace.config import ConfigError, TrainConfig
+from headrace.config.cluster import Role
+from headrace.controller.building.threads import available_threads
+from headrace.controller.planning.node_needs import TOGETHER, needs_of
+from headrace.controller.planning.placement import teams_of, worker_counts
+from headrace.runtime.placing import Node, NoRoom, Placed, Teams, placed
+from headrace.runtime.process.site import Site
+
+_HERE = "here"
+
+
+def drawn(config: TrainConfig, rollouts: int) -> list[str]:
+    """Lines. `rollouts`: workers that play. A cluster that is to be joined is joined for a moment, and its nodes are
+    looked at. Raises ConfigError where a run's own has no room, ClusterError for one that is joined."""
+    teams = teams_of(config, rollouts)
+    if config.runtime.address is None:
+        nodes: Sequence[Node] = [_own(config)]
+        try:
+            found: Sequence[Placed] = placed(teams.teams, nodes, teams.device)
+        except NoRoom as none:
+            raise ConfigError(str(none)) from none
+    else:
+        nodes, found = _looked_at(config, config.runtime.address, teams)
+    return _lines(nodes, found, teams.device, worker_counts(config, rollouts))
+
+
+def _own(config: TrainConfig) -> Node:
+    """The node of a Ray that is started for the run."""
+    cluster = config.cluster
+    devices = cluster.local_devices
+    if cluster.device == "GPU":
+        import torch
+
+        devices = torch.cuda.device_count()
+    return Node(_HERE, "this machine", float(available_threads(config.runtime.threads)), (1.0,) * devices, here=True)
+
+
+def _looked_at(config: TrainConfig, address: str, teams: Teams) -> tuple[Sequence[Node], Sequence[Placed]]:
+    from headrace.runtime.ray.environment import prepare
+
+    prepare(address)
+    try:
+        from headrace.runtime.ray.joining import looked_at
+        from headrace.runtime.ray.scouts import Inspection
+    except ImportError as error:
+        raise ConfigError(f"runtime.kind is ray: pip install 'headrace[cluster]' ({error})") from error
+    site = Site("check")
+    try:
+        marker = site.folder / "marker"
+        marker.write_text(secrets.token_hex(16))
+        return looked_at(address, teams, Inspection(needs_of(config, None, marker), TOGETHER, marker))
+    finally:
+        site.close()
+
+
+def _lines(nodes: Sequence[Node], found: Sequence[Placed], device: str, counts: Mapping[Role, int]) -> list[str]:
+    asked = {worker for each in found for worker in each.bundle.workers}
+    rest = [f"{role}/{number}" for role, count in counts.items() for number in range(count)]
+    rest = [worker for worker in rest if worker not in asked]
+    lines = []
+    for node in nodes:
+        has = f"{node.cpus:g} CPU" + (f", {sum(node.devices):g} {device}" if node.devices else "")
+        lines.append(f"  node {node.name}{', with the controller' if node.here else ''}: {has} free")
+        there = [each for each in found if each.node == node.id]
+        for number in range(len(node.devices)):
+            on = [
+                f"{' + '.join(each.bundle.workers)} ({_part(each.bundle.devices)})"
+                for each in there
+                if number in each.devices
+            ]
+            lines.append(f"    {f'{device} {number}':<14} {', '.join(on) or 'nobody'}")
+        if none := [worker for each in there if not each.devices for worker in each.bundle.workers]:
+            lines.append(f"    {'CPU':<14} {', '.join(none)}")
+        if node.here and rest:
+            lines.append(f"    {'not counted':<14} {', '.join(rest)}")
+    return lines
+
+
+def _part(devices: float) -> str:
+    return f"{devices:g} of it" if devices < 1 else "all of it"

@@ -1,0 +1,125 @@
+"""What a node has to have for a run's workers: looked at there, judged by the controller. Plain data both ways."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from headrace import __version__
+from headrace.errors import HeadraceError
+
+_NONE = "none"
+
+
+class NodeUnfit(HeadraceError, RuntimeError):
+    """A node lacks something that the workers on it need."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeededFile:
+    path: str
+    digest: str
+    """SHA-256, as hex."""
+    what: str
+    """For whom, as `reward.function`."""
+    mend: str
+
+    @classmethod
+    def of(cls, path: Path, what: str, mend: str) -> NeededFile:
+        """As it is here. Raises OSError."""
+        return cls(str(path), _digest(path), what, mend)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    files: tuple[NeededFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Of one node."""
+
+    host: str
+    boot: str
+    """Which start of which machine; empty where the system does not tell."""
+    versions: Mapping[str, str]
+    """Of Headrace, Python and torch."""
+    digests: Mapping[str, str]
+    """Of each file that was asked for, by path; those that are there."""
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, text: str) -> Seen:
+        told = json.loads(text)
+        return cls(**{field.name: told[field.name] for field in fields(cls)})
+
+
+def look(paths: Sequence[str]) -> Seen:
+    """Of the machine where this is called. Blocking."""
+    found = {}
+    for path in paths:
+        try:
+            found[path] = _digest(Path(path))
+        except OSError:
+            continue
+    return Seen(platform.node(), _boot(), versions(), found)
+
+
+def versions() -> Mapping[str, str]:
+    """Those that have to be the same on all nodes. Of Python without the last part, of torch without what it was built
+    for."""
+    try:
+        torch = version("torch").partition("+")[0]
+    except PackageNotFoundError:
+        torch = _NONE
+    return {"Headrace": __version__, "Python": platform.python_version().rpartition(".")[0], "torch": torch}
+
+
+def require_same(host: str, there: Mapping[str, str], here: Mapping[str, str]) -> None:
+    """Raises NodeUnfit for a node on which what is told might mean something else."""
+    for name, own in here.items():
+        if there.get(name) != own:
+            raise NodeUnfit(
+                f"the node {host} has {name} {there.get(name, _NONE)}, and the controller {own}; install the same there"
+            )
+
+
+def require(node: str, seen: Seen, needs: Needs, workers: Sequence[str]) -> None:
+    """`node`: for people. `workers`: those that are to be there. Raises NodeUnfit, with the mend."""
+    require_same(f"{node} on {seen.host}", seen.versions, versions())
+    for each in needs.files:
+        if (found := seen.digests.get(each.path)) == each.digest:
+            continue
+        how = "has no" if found is None else "has another"
+        raise NodeUnfit(
+            f"the node {node} on {seen.host} {how} {each.path} ({each.what}), which {', '.join(workers)} there need; "
+            f"{each.mend}"
+        )
+
+
+def require_together(machines: Mapping[str, str]) -> None:
+    """`machines`: the start of its machine, by worker of one model. Raises NodeUnfit for several machines."""
+    if len(dict.fromkeys(machines.values())) > 1:
+        raise NodeUnfit(
+            f"{', '.join(machines)} are on several machines, and ranks of one model meet on loopback; place all of "
+            "them on one, by strategy: pack and nodes that have room for all"
+        )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

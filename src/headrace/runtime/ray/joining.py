@@ -1,0 +1,63 @@
+"""Into a cluster, and out of it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Sequence
+
+import ray
+from ray.exceptions import RayError
+
+from headrace.errors import HeadraceError
+from headrace.runtime.node_check import NodeUnfit
+from headrace.runtime.placing import Node, NoRoom, Placed, Teams, by_node, placed
+from headrace.runtime.ray import nodes
+from headrace.runtime.ray.scouts import Inspection
+
+_REACH_S = 20.0
+_WORDS = 300
+"""Characters of Ray's own error."""
+
+
+class ClusterError(HeadraceError, ConnectionError):
+    """No cluster is there, it does not let this process in, or it has no room for the run."""
+
+
+def join(address: str, namespace: str) -> None:
+    """Blocking. Raises ClusterError."""
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of a handler for signals, which are ours to handle
+    try:
+        _require_somebody(address)
+        ray.init(address=address, log_to_driver=False, configure_logging=False, namespace=namespace)
+    except (RayError, OSError, RuntimeError, ValueError) as error:
+        words = " ".join(str(error).split())
+        raise ClusterError(
+            f"no Ray cluster lets this run in at {address}: {words[:_WORDS]}; correct runtime.address, and "
+            "give its token by RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+        ) from error
+
+
+def looked_at(address: str, teams: Teams, inspection: Inspection) -> tuple[Sequence[Node], Sequence[Placed]]:
+    """The nodes of a cluster, and which of them `teams` would be on now; nothing is reserved. Blocking. Raises
+    ClusterError, also for want of room and for nodes that lack something."""
+    joins = not ray.is_initialized()
+    if joins:
+        join(address, "headrace-check")
+    try:
+        there = nodes.nodes(teams.device)
+        found = placed(teams.teams, there, teams.device)
+        inspection.require(by_node(found))
+        return there, found
+    except (NoRoom, NodeUnfit) as error:
+        raise ClusterError(str(error)) from error
+    finally:
+        if joins:
+            ray.shutdown()
+
+
+def _require_somebody(address: str) -> None:
+    """Ray itself waits for minutes where nobody listens. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()

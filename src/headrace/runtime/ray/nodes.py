@@ -1,0 +1,40 @@
+"""The nodes of the cluster that this process is in, and what they have left. All of it blocks for a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import ray
+from ray._private.state import available_resources_per_node
+
+from headrace.runtime.placing import Node
+
+
+def here() -> str:
+    """The id of the node that this process is on."""
+    found: str = ray.get_runtime_context().get_node_id()
+    return found
+
+
+def living() -> Mapping[str, str]:
+    """By id, what people call each: its address, and the beginning of its id, since one machine may have several."""
+    return {
+        each["NodeID"]: f"{each['NodeManagerAddress']} ({each['NodeID'][:8]})" for each in ray.nodes() if each["Alive"]
+    }
+
+
+def nodes(device: str) -> list[Node]:
+    """This one first. `device`: the resource that counts as devices. Ray tells how much of it is free, not of which
+    device: parts are taken to be of as few as can be."""
+    own, free = here(), available_resources_per_node()
+    found = []
+    for each in ray.nodes():
+        if not each["Alive"]:
+            continue
+        id, total = each["NodeID"], each["Resources"]
+        left = free.get(id, {})
+        count, rest = int(total.get(device, 0)), float(left.get(device, 0.0))
+        parts = tuple(round(min(max(rest - number, 0.0), 1.0), 4) for number in range(count))
+        name = f"{each['NodeManagerAddress']} ({id[:8]})"
+        found.append(Node(id, name, float(left.get("CPU", 0.0)), parts, here=id == own))
+    return sorted(found, key=lambda node: (not node.here, node.id))

@@ -1,0 +1,102 @@
+"""Looks at the nodes on which workers are to be, before any of them is made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from headrace.runtime.node_check import NeededFile, Needs, NodeUnfit, Seen, look, require, require_together
+from headrace.runtime.ray import nodes
+
+_LOOK_S = 120.0
+"""A node's first process may come from a slow disk."""
+
+
+class Scout:
+    """An actor."""
+
+    def look(self, paths: str) -> str:
+        """`paths`, and what is seen: JSON."""
+        return look(json.loads(paths)).text()
+
+
+class Inspection:
+    """Of nodes that are not the controller's, each once for each kind of worker."""
+
+    def __init__(self, needs: Mapping[str, Needs], together: Collection[str], memory: Path) -> None:
+        """`needs`: by kind of worker. `together`: kinds whose workers are to be on one machine. `memory`: a file in the
+        memory of the controller's machine, of this run alone."""
+        self._needs = needs
+        self._memory = NeededFile.of(
+            memory, "the memory of the machine where the command is", "place workers of a run on nodes of one machine"
+        )
+        self._near = False
+        self.all_near = True
+        """Whether all nodes that were looked at have that memory."""
+        self._together = together
+        self._done: set[tuple[str, str]] = set()
+        self._machines: dict[str, dict[str, str]] = {}
+        """Of the kinds that are to be together: by worker, the start of its machine."""
+
+    def stay_near(self) -> None:
+        """Nodes without it are unfit from now on."""
+        self._near = True
+
+    def require(self, workers: Mapping[str, Sequence[str]]) -> None:
+        """`workers` by node. Blocking. Raises NodeUnfit."""
+        own, names = nodes.here(), nodes.living()
+        asked: dict[str, Needs] = {}
+        for node, there in workers.items():
+            kinds = dict.fromkeys(_kind(worker) for worker in there)
+            if node != own and any((node, kind) not in self._done for kind in kinds):
+                files = [file for kind in kinds for file in self._needs.get(kind, Needs()).files]
+                files += [self._memory] if self._near else []
+                asked[node] = Needs(tuple(dict.fromkeys(files)))
+        paths = {node: [*(file.path for file in needs.files), self._memory.path] for node, needs in asked.items()}
+        found = seen(paths, names)
+        memory = self._memory
+        self.all_near &= all(each.digests.get(memory.path) == memory.digest for each in found.values())
+        for node, needs in asked.items():
+            require(names[node], found[node], needs, workers[node])
+        boots = {own: look(()).boot, **{node: each.boot for node, each in found.items()}}
+        for node, there in workers.items():
+            for worker in there:
+                self._done.add((node, _kind(worker)))
+                if _kind(worker) in self._together and node in boots:
+                    self._machines.setdefault(_kind(worker), {})[worker] = boots[node]
+        for machines in self._machines.values():
+            require_together(machines)
+
+
+def _kind(worker: str) -> str:
+    return worker.partition("/")[0]
+
+
+def seen(paths: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> Mapping[str, Seen]:
+    """What is on each node. `paths`: of files, by the node's id; `names` for people. Blocking. Raises NodeUnfit."""
+    scouts: dict[str, Any] = {}
+    for node in paths:
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        scouts[node] = ray.remote(Scout).options(num_cpus=0, scheduling_strategy=there, max_restarts=0).remote()
+    asked = {node: scout.look.remote(json.dumps([*paths[node]])) for node, scout in scouts.items()}
+    found = {}
+    try:
+        for node, answer in asked.items():
+            try:
+                found[node] = Seen.parse(ray.get(answer, timeout=_LOOK_S))
+            except RayError as error:
+                words = " ".join(str(error).split())[:300]
+                raise NodeUnfit(
+                    f"the node {names[node]} runs nothing of Headrace: {words}; install Headrace there as it is here, "
+                    f"and look whether the node is up and has ports free"
+                ) from error
+    finally:
+        for scout in scouts.values():
+            ray.kill(scout, no_restart=True)
+    return found

@@ -1,0 +1,85 @@
+"""The section of a cluster: places of roles, and the short forms that others have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from headrace.config import ConfigError, TrainConfig
+from headrace.config.cluster import ClusterConfig, PlaceConfig, resource_overrides
+
+SEED = {"actor": [1, 2], "rollout": [1, 4], "reference": [1, 1], "actor_fwd": [1, 1], "advantages": [1, 0]}
+"""As `--resource` of Relax has it: services, and devices in all."""
+
+
+def test_a_resource_of_the_seeds_is_read() -> None:
+    place = ClusterConfig(place=SEED).place  # type: ignore[arg-type]
+    assert {role: each.devices_together for role, each in place.items()} == {
+        "trainer": 2,
+        "engine": 4,
+        "reference": 1,
+        "proximal": 1,
+        "functions": 0,
+    }
+    assert [place["engine"].each(workers) for workers in (1, 4, 8)] == [4, 1, 0.5]
+    with pytest.raises(ValueError, match="has 4 devices for 3 workers, which share them unevenly"):
+        place["engine"].each(3)
+
+
+def test_rollout_with_keys_is_those_that_play() -> None:
+    place = ClusterConfig(place={"rollout": {"strategy": "spread"}, "actor": {"devices": 0.5}}).place  # type: ignore[dict-item]
+    assert place == {"rollout": PlaceConfig(strategy="spread"), "trainer": PlaceConfig(devices=0.5)}
+
+
+def test_sets_are_of_roles_by_either_name() -> None:
+    given = ClusterConfig(colocate=[["actor", "reference"], ["critic", "reward"]])  # type: ignore[arg-type,list-item]
+    assert given.sets == (("trainer", "reference"), ("critic", "reward"))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"place": {"engine": {"devices": 1.5}}}, "devices is 1.5; use a whole number, or a part below 1"),
+        ({"place": {"engine": [2, 4]}}, r"asks for 2 services, and a role is one; use \[1, 4\]"),
+        ({"place": {"engine": [1]}}, r"\[1\] is no place; write \[1, DEVICES\]"),
+        ({"place": {"engine": {"cpus": 0}}}, "greater than 0"),
+        ({"place": {"actor": {}, "trainer": {}}}, "trainer is given twice, as trainer too"),
+        ({"place": {"engines": {}}}, "Input should be 'trainer'"),
+        ({"colocate": [["actor"]]}, "one role shares with nobody"),
+        ({"colocate": [["actor", "critic"], ["critic", "reward"]]}, "colocate names critic twice"),
+        ({"colocate": "all", "place": {"engine": {"devices": 2}}}, "shares one device at most"),
+        (
+            {"colocate": "all", "place": {"engine": {"strategy": "spread"}, "trainer": {}}},
+            "are colocated, and not all have the same strategy",
+        ),
+        ({"place": {"engine": {"devices": 1, "devices_together": 2}}}, "are both given; drop one"),
+    ],
+)
+def test_what_cannot_be_meant_is_told(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        ClusterConfig(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"cluster": {"place": {"engine": {}}}}, "runtime.kind is inline; set runtime.kind: ray"),
+        ({"cluster": {"local_devices": 2}, "runtime": {"kind": "ray"}}, "set cluster.device to a name of its own"),
+    ],
+)
+def test_places_are_of_a_cluster(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        TrainConfig(model={"path": "m"}, data={"train": "d"}, **given)  # type: ignore[arg-type]
+
+
+def test_the_option_is_overrides_that_others_go_on_from() -> None:
+    assert resource_overrides('{"actor": [1, 2], "rollout": [1, 4], "advantages": {}}') == [
+        "cluster.place.trainer.devices_together=2",
+        "cluster.place.engine.devices_together=4",
+        "cluster.place.functions.devices=0",
+    ]
+    for wrong, words in (("[1]", "no mapping of roles"), ("{", "Expecting"), ('{"x": [1, 2]}', "should be 'trainer'")):
+        with pytest.raises(ConfigError, match=words):
+            resource_overrides(wrong)

@@ -1,0 +1,84 @@
+"""What a run asks a cluster for, and the drawing of it, without a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config import ConfigError, TrainConfig
+from headrace.controller.building.processors import threads_of_worker
+from headrace.controller.planning.node_needs import needs_of
+from headrace.controller.planning.placement import teams_of
+from headrace.controller.planning.placement_view import drawn
+
+
+def config(cluster: dict[str, Any], **more: Any) -> TrainConfig:
+    return TrainConfig(
+        model={"path": "m"},  # type: ignore[arg-type]
+        data={"train": "d"},  # type: ignore[arg-type]
+        algorithm={"kl": {"coefficient": 0.1}},  # type: ignore[arg-type]
+        engine={"replicas": 2},  # type: ignore[arg-type]
+        **{"runtime": {"kind": "ray", "threads": 8}, "cluster": cluster, **more},
+    )
+
+
+def test_workers_of_a_set_are_together_by_number() -> None:
+    teams = teams_of(config({"place": {"engine": [1, 1]}, "colocate": [["actor", "engine"]]}), 2)
+    (team,) = teams.teams
+    assert [bundle.workers for bundle in team.bundles] == [("trainer/0", "engine/0"), ("engine/1",)]
+    assert [bundle.devices for bundle in team.bundles] == [0.5, 0.5]
+    assert [*teams.one_more] == ["engine"]
+
+
+def test_all_are_those_that_the_run_has() -> None:
+    (team,) = teams_of(config({"colocate": "all"}), 1).teams
+    assert team.bundles[0].workers == ("trainer/0", "reference/0", "engine/0", "rollout/0")
+
+
+def test_a_role_that_the_run_does_not_have_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.place\.critic places workers, and this run has none of that role"):
+        teams_of(config({"place": {"critic": {}}}), 0)
+
+
+def test_a_worker_computes_with_the_processors_of_its_place() -> None:
+    made = config({"place": {"engine": {"cpus": 3}}})
+    assert threads_of_worker(made, "engine") == 3
+    assert threads_of_worker(made, "trainer") == threads_of_worker(made)
+
+
+def test_a_run_s_own_ray_is_drawn() -> None:
+    given = {
+        "device": "slot",
+        "local_devices": 2,
+        "place": {"engine": {"devices": 0.5}, "trainer": {"devices": 1, "cpus": 2}},
+    }
+    assert drawn(config(given), 1) == [
+        "  node this machine, with the controller: 8 CPU, 2 slot free",
+        "    slot 0         trainer/0 (all of it)",
+        "    slot 1         engine/0 (0.5 of it), engine/1 (0.5 of it)",
+        "    not counted    reference/0, rollout/0",
+    ]
+
+
+def test_what_it_has_no_room_for_is_told() -> None:
+    given = {"device": "slot", "local_devices": 1, "place": {"engine": {"devices": 1}}}
+    with pytest.raises(ConfigError, match="no node has room for engine/1, which ask for 1 slot and 1 CPU"):
+        drawn(config(given), 0)
+
+
+def test_nodes_have_to_see_what_their_workers_use(tmp_path: Path) -> None:
+    code, run, memory = tmp_path / "code.py", tmp_path / "run", tmp_path / "memory"
+    for each in (code, run, memory):
+        each.write_text(each.name)
+    made = config({}, rollout={"environment": f"{code}:Game"})
+    needs = needs_of(made, run, memory)
+    paths = {role: [Path(file.path).name for file in each.files] for role, each in needs.items()}
+    assert paths["rollout"] == ["code.py", "run"]
+    assert paths["engine"] == ["memory"]
+    assert paths["trainer"] == ["code.py", "run", "memory"]
+    assert paths["reference"] == []
+    by_disk = needs_of(made.model_copy(update={"weights": made.weights.model_copy(update={"transport": "disk"})}),
+                       run, memory)  # fmt: skip
+    assert [Path(file.path).name for file in by_disk["engine"].files] == ["run"]

@@ -1,0 +1,46 @@
+"""What a node has to have, looked at and judged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headrace.runtime.node_check import NeededFile, Needs, NodeUnfit, Seen, look, require, require_together, versions
+
+
+def test_a_node_that_has_all_is_fit(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("one")
+    needed = NeededFile.of(tmp_path / "code.py", "reward.function", "share it")
+    require("n", Seen.parse(look([needed.path]).text()), Needs((needed,)), ["rollout/0"])
+
+
+@pytest.mark.parametrize(("there", "how"), [(None, "has no"), ("another", "has another")])
+def test_a_file_that_only_the_driver_s_disk_has_is_told(tmp_path: Path, there: str | None, how: str) -> None:
+    path = tmp_path / "code.py"
+    path.write_text("one")
+    needed = NeededFile.of(path, "rollout.environment", "put it on a file system that all nodes share")
+    path.unlink()
+    if there is not None:
+        path.write_text(there)
+    seen = replace(look([needed.path]), host="far")
+    with pytest.raises(NodeUnfit) as unfit:
+        require("10.0.0.7 (ab)", seen, Needs((needed,)), ["rollout/0", "rollout/1"])
+    assert str(unfit.value) == (
+        f"the node 10.0.0.7 (ab) on far {how} {path} (rollout.environment), which rollout/0, rollout/1 there need; put "
+        "it on a file system that all nodes share"
+    )
+
+
+@pytest.mark.parametrize("name", ["Headrace", "Python", "torch"])
+def test_another_version_is_told(name: str) -> None:
+    seen = replace(look([]), host="far", versions={**versions(), name: "0.0"})
+    with pytest.raises(NodeUnfit, match=rf"the node n on far has {name} 0\.0, and the controller .+; install the same"):
+        require("n", seen, Needs(), [])
+
+
+def test_ranks_of_one_model_are_on_one_machine() -> None:
+    require_together({"trainer/0": "x", "trainer/1": "x"})
+    with pytest.raises(NodeUnfit, match="trainer/0, trainer/1 are on several machines, and ranks of one model meet on"):
+        require_together({"trainer/0": "x", "trainer/1": "y"})
