@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
-from ray_nodes import Nodes, nodes
-from ray_run import actors, command, require_whole
+from ray_nodes import Node, Nodes, lose, nodes
+from ray_run import actors, begun, command, gone, require_whole
 from served_run import until_batch
+
+from headrace.store import RunReader
 
 pytestmark = [
     pytest.mark.slow,
@@ -46,6 +51,54 @@ def test_workers_on_another_node_than_the_controller(tmp_path: Path) -> None:
         require_whole(run, 60)
         for name in ("trainer-0", "engine-0", "engine-1", "rollout-0", "rollout-1"):
             assert (run / "logs" / f"{name}.log").is_file()
+
+
+def test_a_lost_node_costs_the_run_its_workers_and_no_more(tmp_path: Path) -> None:
+    """An engine and one that plays are on each of two nodes, one of which is lost: they find room on the other, and
+    what was played is issued again. Then the command is killed, and goes on."""
+    half = "{devices: 0.5, cpus: 0.5, strategy: spread}"
+    overrides = [f"cluster.place.engine={half}", f"cluster.place.rollout={half}"]
+    with nodes(tmp_path) as there, there.node(slot=2) as stays, there.node(slot=2) as goes:
+        process, run = begun(tmp_path, *joined(there, *overrides), batches=5000, engine__replicas=2)
+        try:
+            until_batch(run, 3, process)
+            lost = workers_on(goes, run)
+            assert len(lost) == len(workers_on(stays, run)) == 2
+            lose(goes)
+            assert not gone(lost, 5.0)
+            until(lambda: len(workers_on(stays, run)) == 4, process)
+            until_batch(run, last_batch(run) + 3, process)
+            left = workers_on(stays, run)
+        finally:
+            process.kill()
+        process.communicate()
+        assert not gone(left, 20.0)
+        batches = last_batch(run) + 3
+        made = subprocess.run(
+            [*process.args, "--resume", f"trainer.batches={batches}"], capture_output=True, text=True, timeout=_WAIT_S
+        )
+        assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
+        kinds = require_whole(run, batches)
+        assert kinds["engine_died"] >= 1
+        assert kinds["worker_lost"] >= 1
+
+
+def last_batch(run: Path) -> int:
+    with RunReader(run) as reader:
+        return max(int(row.record["batch"]) for row in reader.metrics.read("batch"))
+
+
+def until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + _WAIT_S
+    while not holds():
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+def workers_on(node: Node, run: Path) -> list[psutil.Process]:
+    """Engines, and those that play."""
+    return [each for name in ("engine-0", "engine-1", "rollout-0", "rollout-1") for each in actors(node, run, name)]
 
 
 def told(line: list[str]) -> subprocess.CompletedProcess[str]:

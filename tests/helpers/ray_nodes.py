@@ -32,24 +32,31 @@ class Nodes:
 
     @contextmanager
     def node(self, *before: str, cpus: int = 4, **resources: int) -> Iterator[Node]:
-        """One more. `before`: what starts it, as `unshare`."""
-        told = json.dumps({"num_cpus": cpus, "resources": resources})
-        line = [*before, sys.executable, str(_NODE), self.address, told]
-        process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=self.environment)
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline().strip() == UP
+        """See `node`."""
+        with node(self.address, self.environment, *before, cpus=cpus, **resources) as process:
             yield process
-        finally:
-            left = below(process)
-            process.terminate()
-            process.wait(20)
-            for each in left:
-                with suppress(psutil.NoSuchProcess):
-                    each.kill()
 
     def close(self) -> None:
         self._head.close()
+
+
+@contextmanager
+def node(address: str, environment: Mapping[str, str], *before: str, cpus: int = 4, **resources: int) -> Iterator[Node]:
+    """One more node of the cluster at `address`. `before`: what starts it, as `unshare`."""
+    told = json.dumps({"num_cpus": cpus, "resources": resources})
+    line = [*before, sys.executable, str(_NODE), address, told]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == UP
+        yield process
+    finally:
+        left = below(process)
+        process.terminate()
+        process.wait(20)
+        for each in left:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
 
 
 def below(process: subprocess.Popen[str]) -> list[psutil.Process]:

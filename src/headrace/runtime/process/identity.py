@@ -43,6 +43,12 @@ def end_with_parent(parent: int, life: int) -> None:
     threading.Thread(target=watch, name="life of the parent", daemon=True).start()
 
 
+def end_with_starter() -> None:
+    """From now on this process ends when the one that started it does. Elsewhere than on Linux nothing happens."""
+    if sys.platform == "linux":
+        _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+
+
 def _do_nothing(number: int, frame: object) -> None:
     pass
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 import ray
+from ray._private import worker
 from ray.exceptions import RayError
 
 from headrace.errors import HeadraceError
@@ -14,6 +16,8 @@ from headrace.runtime.node_check import NodeUnfit
 from headrace.runtime.placing import Node, NoRoom, Placed, Teams, by_node, placed
 from headrace.runtime.ray import nodes
 from headrace.runtime.ray.scouts import Inspection
+
+logger = logging.getLogger(__name__)
 
 _REACH_S = 20.0
 _WORDS = 300
@@ -36,6 +40,17 @@ def join(address: str, namespace: str) -> None:
             f"no Ray cluster lets this run in at {address}: {words[:_WORDS]}; correct runtime.address, and "
             "give its token by RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
         ) from error
+    _keep_quiet()
+
+
+def _keep_quiet() -> None:
+    """What Ray tells every driver of a node that was lost, with the end of its log, it prints over what a run shows;
+    there is no setting for it."""
+
+    def noted(data: Any, ignore_prefix: bool) -> None:
+        logger.debug("%s", data)
+
+    worker.print_to_stdstream = noted
 
 
 def looked_at(address: str, teams: Teams, inspection: Inspection) -> tuple[Sequence[Node], Sequence[Placed]]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
+from typing import Any
 
 import ray
 from ray._private.state import available_resources_per_node
 
 from headrace.runtime.placing import Node
+
+_ANSWER_S = 2.0
 
 
 def here() -> str:
@@ -18,9 +22,7 @@ def here() -> str:
 
 def living() -> Mapping[str, str]:
     """By id, what people call each: its address, and the beginning of its id, since one machine may have several."""
-    return {
-        each["NodeID"]: f"{each['NodeManagerAddress']} ({each['NodeID'][:8]})" for each in ray.nodes() if each["Alive"]
-    }
+    return {each["NodeID"]: _name(each) for each in _there()}
 
 
 def nodes(device: str) -> list[Node]:
@@ -28,13 +30,27 @@ def nodes(device: str) -> list[Node]:
     device: parts are taken to be of as few as can be."""
     own, free = here(), available_resources_per_node()
     found = []
-    for each in ray.nodes():
-        if not each["Alive"]:
-            continue
+    for each in _there():
         id, total = each["NodeID"], each["Resources"]
         left = free.get(id, {})
         count, rest = int(total.get(device, 0)), float(left.get(device, 0.0))
         parts = tuple(round(min(max(rest - number, 0.0), 1.0), 4) for number in range(count))
-        name = f"{each['NodeManagerAddress']} ({id[:8]})"
-        found.append(Node(id, name, float(left.get("CPU", 0.0)), parts, here=id == own))
+        found.append(Node(id, _name(each), float(left.get("CPU", 0.0)), parts, here=id == own))
     return sorted(found, key=lambda node: (not node.here, node.id))
+
+
+def _there() -> list[Mapping[str, Any]]:
+    """Those that live, and whose raylet answers: Ray takes a lost one for living for a quarter of a minute."""
+    return [each for each in ray.nodes() if each["Alive"] and _answers(each)]
+
+
+def _answers(node: Mapping[str, Any]) -> bool:
+    try:
+        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=_ANSWER_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    return f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"
