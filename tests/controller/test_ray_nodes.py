@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from ray_nodes import Node, Nodes, lose, nodes
-from ray_run import actors, begun, command, gone, require_whole
+from ray_run import actors, begun, command, gone, job_config, require_whole
 from served_run import until_batch
 
 from headrace.store import RunReader
@@ -23,6 +24,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'headrace[cluster]'"),
 ]
 _WAIT_S = 200.0
+_DRAWN = Path(__file__).parents[1] / "helpers" / "ray_drawn.py"
 
 
 def joined(there: Nodes, *more: str) -> list[str]:
@@ -81,6 +83,31 @@ def test_a_lost_node_costs_the_run_its_workers_and_no_more(tmp_path: Path) -> No
         kinds = require_whole(run, batches)
         assert kinds["engine_died"] >= 1
         assert kinds["worker_lost"] >= 1
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,
+    reason="no namespace of mounts here",
+)
+def test_a_node_that_does_not_see_what_its_workers_need_is_refused(tmp_path: Path) -> None:
+    """It has neither the memory of this machine nor the reward's function: as another machine."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "reward.py").write_text("def score(response, row):\n    return 1.0\n")
+    config = job_config(tmp_path, 1, reward__function=f"{code}/reward.py:score")
+    hide = f'mount -t tmpfs -o size=1g none /dev/shm && mount -t tmpfs none "{code}" && exec "$@"'
+    places = ["engine={devices: 1}", "rollout={devices: 1}", "rollout={devices: 2}"]
+    with nodes(tmp_path) as there, there.node("unshare", "-rm", "sh", "-c", hide, "sh", slot=1):
+        overrides = [json.dumps(joined(there, f"cluster.place.{place}")) for place in places]
+        line = [sys.executable, str(_DRAWN), str(config), "1", *overrides]
+        told = subprocess.run(line, capture_output=True, text=True, timeout=_WAIT_S, check=True).stdout.splitlines()
+    (engine,), (plays,), (short,) = map(json.loads, told)
+    assert (
+        "(weights.transport shm: the memory of the machine where the command is), which engine/0 there need; " in engine
+    )
+    assert "it is another machine, which weights in shared memory do not reach: place trainer and engine on" in engine
+    assert f"has no {code}/reward.py (reward.function), which rollout/0 there need; put it on a file system" in plays
+    assert short.startswith("no node has room for rollout/0, which ask for 2 slot and 1 CPU (2 devices of one node)")
 
 
 def last_batch(run: Path) -> int:

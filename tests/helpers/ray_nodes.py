@@ -22,6 +22,11 @@ Node = subprocess.Popen[str]
 _NODE = Path(__file__).parent / "ray_node.py"
 
 
+def can_unshare(what: str) -> bool:
+    """Whether a process may have such namespaces of its own, as -rm."""
+    return subprocess.run(["unshare", what, "true"], capture_output=True).returncode == 0
+
+
 class Nodes:
     """`address` is the head's. Whoever joins needs `environment`."""
 

@@ -71,6 +71,11 @@ class MemoryEstimate:
         return self.place != _HOST
 
     @property
+    def published(self) -> int:
+        """Of two versions of the weights where whoever takes them gets them from; 0 if nobody publishes."""
+        return self.uses.get(_PLANE, self.on_host.get(_PLANE, 0))
+
+    @property
     def total(self) -> int:
         return sum(self.uses.values())
 

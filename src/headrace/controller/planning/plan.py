@@ -171,6 +171,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     from headrace.controller.planning.layouts import check_layouts
     from headrace.controller.planning.memory_estimate import estimate_memory
     from headrace.controller.planning.server_launch import server_launch
+    from headrace.controller.planning.shared_memory import check_shared_memory
     from headrace.controller.planning.transports import transport_of
     from headrace.engines.embedded.cache_plan import context_limit
     from headrace.models.experts import routed_bytes
@@ -216,6 +217,8 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
         replay = open_replay(config, recorded, folder, vocab_size=vocab_size, max_context=context)
     has_engine = replay is None or bool(held_out)
     memory = estimate_memory(config, model_config, device, engine=has_engine, trainer=not config.rollouts_only)
+    transport = transport_of(config, device)
+    check_shared_memory(transport, memory)
     for section in config.engine.sections if has_engine else ():
         if section.is_server and not section.urls:
             server_launch(config, section, config.model.path, memory.cache, 0)
@@ -240,7 +243,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
         notes=notes,
         total_batches=batches,
         memory=memory,
-        transport=transport_of(config, device),
+        transport=transport,
         workflow=workflow,
         filters=filters,
         pieces=load_pieces(config),

@@ -17,6 +17,7 @@ import psutil
 
 from headrace.config.values.hosts import is_loopback
 from headrace.engines.protocol import EngineError
+from headrace.errors import HeadraceError
 from headrace.runtime.process.ends import first_to_end
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.sandbox.guardian import guarded
@@ -178,9 +179,19 @@ def _shared(process: psutil.Process) -> list[str]:
     return []
 
 
+class NoPort(HeadraceError, OSError):
+    """All ports that the system gives out are taken."""
+
+
 def free_port() -> int:
-    """Of this machine's loopback; somebody else may take it before it is used."""
+    """Of this machine's loopback; somebody else may take it before it is used. Raises NoPort."""
     with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
+        try:
+            found.bind(("127.0.0.1", 0))
+        except OSError as error:
+            raise NoPort(
+                f"no TCP port is free on 127.0.0.1 ({error.strerror}); end programs that hold many, or widen the "
+                "system's range (sysctl net.ipv4.ip_local_port_range)"
+            ) from error
         port: int = found.getsockname()[1]
         return port

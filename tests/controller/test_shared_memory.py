@@ -1,0 +1,53 @@
+"""What a machine has too little of, told before the start."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from controller_jobs import make_job
+from ray_nodes import can_unshare
+
+from headrace.config import ConfigError, TrainConfig, load_config
+from headrace.controller.planning.plan import make_plan
+from headrace.controller.planning.shared_memory import check_shared_memory
+from headrace.runtime.process.site import site_parent
+
+_HOLD_ALL = """
+import socket
+from pathlib import Path
+from headrace.roles.workers.launched_server import NoPort, free_port
+Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("40000 40003")
+held = []
+while True:
+    try:
+        port = free_port()
+    except NoPort as none:
+        print(len(held), none)
+        break
+    held.append(socket.create_server(("127.0.0.1", port)))
+"""
+
+
+def test_too_little_shared_memory_is_told_with_how_much_is_needed(tmp_path: Path) -> None:
+    plan = make_plan(load_config(TrainConfig, str(make_job(tmp_path, engine__process=True)), []))
+    assert plan.transport == "shm"
+    held = 2 * 4 * plan.memory.parameters
+    assert plan.memory.published == held
+    free = shutil.disk_usage(site_parent()).free
+    large = replace(plan.memory, uses={name: size * (free // held + 2) for name, size in plan.memory.uses.items()})
+    with pytest.raises(ConfigError, match=r"GiB are free there; have \d+ GiB \(mount -o remount,size=\d+G"):
+        check_shared_memory("shm", large)
+    check_shared_memory("disk", large)
+
+
+@pytest.mark.skipif(not can_unshare("-rn"), reason="no namespaces here")
+def test_that_no_port_is_free_is_told() -> None:
+    line = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, "-c", _HOLD_ALL]
+    told = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert told.stdout.startswith("4 no TCP port is free on 127.0.0.1 (Address already in use); end programs"), told
+    assert "widen the system's range (sysctl net.ipv4.ip_local_port_range)" in told.stdout
