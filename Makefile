@@ -13,6 +13,10 @@ TRACKERS_READY := $(TRACKERS)/.ready
 VLLM       := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
 
+# Ray's dashboard, which serves jobs: a folder of packages, for the test of `headrace submit` alone.
+DASHBOARD       := .dashboard
+DASHBOARD_READY := $(DASHBOARD)/.ready
+
 # SGLang, with what it needs to start on a CPU, likewise.
 SGLANG       := .venv-sglang
 SGLANG_READY := $(SGLANG)/.ready
@@ -56,6 +60,11 @@ $(VERIFIERS_READY): pyproject.toml constraints-verifiers.txt
 
 verifiers-env: $(VERIFIERS_READY)
 
+$(DASHBOARD_READY): requirements-dashboard.txt | $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --upgrade \
+		--target $(DASHBOARD) -r requirements-dashboard.txt
+	touch $@
+
 $(VLLM_READY): requirements-vllm.txt plugins/headrace-vllm/pyproject.toml
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r requirements-vllm.txt
@@ -77,9 +86,10 @@ sglang-env: $(SGLANG_READY)
 # environments included, and 11 for whole runs in which all that would cross between processes is copied through the wire
 # codec: the quick ones, and of the slow those that start no worker process (mark `copied`). 65 together, on two quiet
 # cores.
-test-slow: $(READY) $(TRACKERS_READY) $(VLLM_READY) $(SGLANG_READY) $(VERIFIERS_READY)
+test-slow: $(READY) $(DASHBOARD_READY) $(TRACKERS_READY) $(VLLM_READY) $(SGLANG_READY) $(VERIFIERS_READY)
 	$(BIN)/python -m pytest -m slow --ignore tests/servers $(SHARED) $(ARGS)
 	$(BIN)/python -m pytest -m slow tests/servers $(ARGS)
+	PYTHONPATH=$(CURDIR)/$(DASHBOARD):$(PYTHONPATH) $(BIN)/python -m pytest -m slow tests/cli/test_submit.py
 	$(TRACKERS)/bin/python -m pytest -m slow tests/trackers
 	$(VERIFIERS)/bin/python -m pytest tests/oracle/test_verifiers.py tests/oracle/test_verifiers_vllm.py
 	HEADRACE_COPYING=1 $(BIN)/python -m pytest -m "not slow or copied" tests/controller $(SHARED) $(ARGS)
@@ -114,4 +124,4 @@ gpu-check:
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR):$(PYTHONPATH) $(PYTHON) -m benchmarks.gpu --part $(PART)
 
 clean:
-	rm -rf $(VENV) $(TRACKERS) $(VLLM) $(SGLANG) $(VERIFIERS) quickstart
+	rm -rf $(VENV) $(DASHBOARD) $(TRACKERS) $(VLLM) $(SGLANG) $(VERIFIERS) quickstart

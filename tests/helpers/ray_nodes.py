@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -17,8 +21,10 @@ import psutil
 from ray_node import UP
 
 from headrace.controller.building.ray_head import RayHead
+from headrace.roles.workers.launched_server import free_port
 
 Node = subprocess.Popen[str]
+_UP_S = 90.0
 _NODE = Path(__file__).parent / "ray_node.py"
 
 
@@ -81,10 +87,9 @@ def lose(process: Node) -> None:
     os.kill(raylet(process).pid, signal.SIGKILL)
 
 
-@contextmanager
-def nodes(folder: Path, **head: int) -> Iterator[Nodes]:
-    """`head`: logical devices of the head's node."""
-    environment = {
+def _environment() -> dict[str, str]:
+    """With a token of its own."""
+    return {
         **os.environ,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -92,8 +97,54 @@ def nodes(folder: Path, **head: int) -> Iterator[Nodes]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",
     }
+
+
+@contextmanager
+def nodes(folder: Path, **head: int) -> Iterator[Nodes]:
+    """`head`: logical devices of the head's node."""
+    environment = _environment()
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, environment))
         made = Nodes(folder, environment, head)
         stack.callback(made.close)
         yield made
+
+
+JOB_SERVER = ("aiohttp_cors", "opencensus", "prometheus_client", "smart_open", "virtualenv", "colorful")
+"""Packages of Ray's dashboard."""
+
+
+@contextmanager
+def job_server(folder: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """A cluster of one node that takes jobs: its address, and the environment of those who may hand it some."""
+    port, dashboard, temporary = free_port(), free_port(), Path(tempfile.mkdtemp(prefix="headrace-jobs-"))
+    environment = {
+        **_environment(),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "TMPDIR": str(folder),
+    }
+    line = [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--node-ip-address=127.0.0.1"),
+        *(f"--port={port}", "--num-cpus=4", f"--temp-dir={temporary}", f"--ray-client-server-port={free_port()}"),
+        *("--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"),
+        f"--dashboard-agent-listen-port={free_port()}",
+    ]
+    with (folder / "jobs.log").open("wb") as output:
+        process = subprocess.Popen(line, stdout=output, stderr=output, env=environment, text=True)
+    try:
+        end = time.monotonic() + _UP_S
+        while time.monotonic() < end:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", dashboard), timeout=1):
+                break
+            assert process.poll() is None, (folder / "jobs.log").read_text()
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{dashboard}", environment
+    finally:
+        left = below(process)
+        process.terminate()
+        process.wait(20)
+        psutil.wait_procs(left, 5)
+        for each in left:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -125,6 +125,18 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     train.add_argument("--plain", action="store_true", help="a line for each batch instead of the live view")
 
+    submit = command("submit", "submit", "train as a job of a Ray cluster: hand it over, follow it, stop it")
+    _config(submit)
+    submit.add_argument(
+        "--address",
+        metavar="URL",
+        default="http://127.0.0.1:8265",
+        help="of the cluster's job server (default: %(default)s)",
+    )
+    submit.add_argument("--dir", help="the run's folder, which the cluster sees (default: runs/NAME-OF-CONFIG)")
+    _resource(submit)
+    _begin(submit)
+
     for name, summary in (
         ("sft", "fine-tune a model on demonstrations"),
         ("rm", "train a reward model on pairs of a chosen and a rejected response"),

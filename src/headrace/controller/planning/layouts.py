@@ -18,7 +18,7 @@ def check_layouts(config: TrainConfig, policy: Any, device: torch.device) -> Non
         if layout.ranks == 1 and not layout.stage:
             continue
         if device.type != "cpu":
-            _check_devices(name, layout, device)
+            _check_devices(name, layout, device, here=name not in config.cluster.place)
         if name == "trainer":
             for axis, count in (("tp", layout.tp), ("pp", layout.pp)):
                 if count > 1 and experts_per_token(policy):
@@ -31,10 +31,10 @@ def check_layouts(config: TrainConfig, policy: Any, device: torch.device) -> Non
             _check_divides(name, layout, policy.get_text_config())
 
 
-def _check_devices(name: str, layout: LayoutConfig, first: torch.device) -> None:
-    """Each rank has one of its own, from `first` on."""
+def _check_devices(name: str, layout: LayoutConfig, first: torch.device, *, here: bool) -> None:
+    """Each rank has one of its own, from `first` on. `here`: of this machine, not of a cluster."""
     there = torch.cuda.device_count() - (first.index or 0)
-    if layout.ranks > there:
+    if here and layout.ranks > there:
         raise ConfigError(
             f"{name}.layout is {layout.text}, of {layout.ranks} ranks, each on a CUDA device of its own, and this "
             f"machine has {there} from {first} on; use a layout of {there} rank(s) at most, or set model.device: cpu"

@@ -145,9 +145,10 @@ def _check(spec: TrainerSpec, trainer: HFTrainer) -> Callable[[], SwapCheck] | N
 
 
 def _device(spec: TrainerSpec, host: Host, layout: LayoutConfig) -> torch.device:
-    """Of this rank: its own, where there are several on CUDA devices."""
+    """Of this rank: its own, where there are several on CUDA devices. One that a cluster gives it is all that it
+    sees."""
     first = torch.device(spec.device)
-    if first.type != "cuda" or layout.ranks == 1:
+    if first.type != "cuda" or layout.ranks == 1 or torch.cuda.device_count() == 1:
         return first
     return torch.device("cuda", (first.index or 0) + host.rank)
 

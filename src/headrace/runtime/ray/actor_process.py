@@ -41,7 +41,7 @@ def require_versions(boot: ActorBoot) -> None:
 def _print_to(log: Path) -> None:
     """Where the folder of the run is here as well."""
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
+        log.parent.mkdir(exist_ok=True)  # of a folder that is not here, nothing is made
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError:
         return
