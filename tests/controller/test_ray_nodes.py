@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ray_nodes import Node, Nodes, lose, nodes
+from ray_nodes import Node, Nodes, can_unshare, lose, nodes
 from ray_run import actors, begun, command, gone, job_config, require_whole
 from served_run import until_batch
 
@@ -35,8 +36,8 @@ def test_workers_on_another_node_than_the_controller(tmp_path: Path) -> None:
     """Trainer, engines and one that plays are there; `check` draws it so."""
     overrides = ["--resource", '{"actor": [1, 1], "rollout": [1, 1]}', "cluster.place.rollout={strategy: spread}"]
     with nodes(tmp_path) as there, there.node(slot=2) as far:
-        line, run = command(tmp_path, *joined(there, *overrides), batches=60, engine__replicas=2)
-        drawn = told(["check", line[4], *joined(there, *overrides)])
+        line, run = command(tmp_path, *joined(there, *overrides), batches=30, engine__replicas=2)
+        drawn = headrace(["check", line[4], *joined(there, *overrides)])
         assert "    slot 0         trainer/0 (all of it)\n" in drawn.stdout, drawn.stderr
         assert "    slot 1         engine/0 (0.5 of it), engine/1 (0.5 of it)\n" in drawn.stdout
         process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -50,7 +51,7 @@ def test_workers_on_another_node_than_the_controller(tmp_path: Path) -> None:
         assert process.returncode == 0, out[-3000:]
         assert here[:3] == [1, 1, 1]
         assert plays == 1
-        require_whole(run, 60)
+        require_whole(run, 30)
         for name in ("trainer-0", "engine-0", "engine-1", "rollout-0", "rollout-1"):
             assert (run / "logs" / f"{name}.log").is_file()
 
@@ -85,22 +86,25 @@ def test_a_lost_node_costs_the_run_its_workers_and_no_more(tmp_path: Path) -> No
         assert kinds["worker_lost"] >= 1
 
 
-@pytest.mark.skipif(
-    subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,
-    reason="no namespace of mounts here",
-)
+@pytest.mark.skipif(not can_unshare("-rm"), reason="no namespaces here")
 def test_a_node_that_does_not_see_what_its_workers_need_is_refused(tmp_path: Path) -> None:
-    """It has neither the memory of this machine nor the reward's function: as another machine."""
+    """It has neither the memory of this machine nor the reward's function: as another machine. An engine there takes
+    weights by disk, and all goes through Ray."""
     code = tmp_path / "code"
     code.mkdir()
-    (code / "reward.py").write_text("def score(response, row):\n    return 1.0\n")
     config = job_config(tmp_path, 1, reward__function=f"{code}/reward.py:score")
+    shutil.copy(tmp_path / "job" / "reward.py", code)
     hide = f'mount -t tmpfs -o size=1g none /dev/shm && mount -t tmpfs none "{code}" && exec "$@"'
     places = ["engine={devices: 1}", "rollout={devices: 1}", "rollout={devices: 2}"]
     with nodes(tmp_path) as there, there.node("unshare", "-rm", "sh", "-c", hide, "sh", slot=1):
         overrides = [json.dumps(joined(there, f"cluster.place.{place}")) for place in places]
         line = [sys.executable, str(_DRAWN), str(config), "1", *overrides]
         told = subprocess.run(line, capture_output=True, text=True, timeout=_WAIT_S, check=True).stdout.splitlines()
+        by_disk = joined(there, "cluster.place.engine={devices: 1}", "weights.transport=disk", "trainer.batches=4")
+        line = ["train", str(config), "--dir", str(tmp_path / "run"), "--plain", *by_disk]
+        run = headrace(line)
+        assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+        assert require_whole(tmp_path / "run", 4)["finished"] == 1
     (engine,), (plays,), (short,) = map(json.loads, told)
     assert (
         "(weights.transport shm: the memory of the machine where the command is), which engine/0 there need; " in engine
@@ -128,7 +132,7 @@ def workers_on(node: Node, run: Path) -> list[psutil.Process]:
     return [each for name in ("engine-0", "engine-1", "rollout-0", "rollout-1") for each in actors(node, run, name)]
 
 
-def told(line: list[str]) -> subprocess.CompletedProcess[str]:
+def headrace(line: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "headrace.cli.main", *line], capture_output=True, text=True, timeout=_WAIT_S
     )
