@@ -99,12 +99,17 @@ def test_a_node_that_does_not_see_what_its_workers_need_is_refused(tmp_path: Pat
     with nodes(tmp_path) as there, there.node("unshare", "-rm", "sh", "-c", hide, "sh", slot=1):
         overrides = [json.dumps(joined(there, f"cluster.place.{place}")) for place in places]
         line = [sys.executable, str(_DRAWN), str(config), "1", *overrides]
+        wrong = {**there.environment, "RAY_AUTH_TOKEN": "0" * 64}
+        stranger = subprocess.Popen([*line[:-2]], stdout=subprocess.PIPE, text=True, env=wrong)  # for 20 s
         told = subprocess.run(line, capture_output=True, text=True, timeout=_WAIT_S, check=True).stdout.splitlines()
         by_disk = joined(there, "cluster.place.engine={devices: 1}", "weights.transport=disk", "trainer.batches=4")
         line = ["train", str(config), "--dir", str(tmp_path / "run"), "--plain", *by_disk]
         run = headrace(line)
         assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
         assert require_whole(tmp_path / "run", 4)["finished"] == 1
+        (refused,) = json.loads(stranger.communicate(timeout=_WAIT_S)[0])
+    assert refused.startswith(f"no Ray cluster lets this run in at {there.address}: ")
+    assert refused.endswith("give its token by RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH")
     (engine,), (plays,), (short,) = map(json.loads, told)
     assert (
         "(weights.transport shm: the memory of the machine where the command is), which engine/0 there need; " in engine

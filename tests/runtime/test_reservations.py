@@ -95,6 +95,8 @@ def test_workers_of_a_lost_node_wait_for_room_and_go_elsewhere() -> None:
             await workers.restart(0)
             await workers.restart(1)
             assert {each.pid for each in below(second)} >= set(await workers.call("pid", what="their processes"))
+            await workers.leave(1)  # and its room is another's
+            assert await workers.call("word", rank=await workers.add(Spec("c")), what="a word")
 
     with node(address(), os.environ, slot=1) as first:
         run(main, probes(2, 0.5))

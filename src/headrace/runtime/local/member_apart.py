@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any, Protocol
 
@@ -52,6 +52,8 @@ class MemberApart(ABC):
         """Why, if it has."""
         self._asking: Asking | None = None
         self._listeners: list[Callable[[], None]] = []
+        self.once_closed: Callable[[], Awaitable[None]] | None = None
+        """Called when it has ended for good."""
 
     @abstractmethod
     async def _begin(self) -> Asking:
@@ -140,6 +142,8 @@ class MemberApart(ABC):
         finally:
             self.lose("it was closed")
             await self._clear()
+            if self.once_closed is not None:
+                await self.once_closed()
 
     async def _clear(self) -> None:
         self._asking = None

@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from headrace.runtime.event_loop import on_own_thread
 from headrace.runtime.local.local_refs import Keepers
+from headrace.runtime.local.member_apart import MemberApart
 from headrace.runtime.local.service import Service
 from headrace.runtime.local.worker_group import Member
 from headrace.runtime.node_check import Needs, NodeUnfit
@@ -110,6 +111,13 @@ class RayCluster:
 
     def member(self, kind: type[Any], spec: object, name: str, rank: int, types: WireTypes, where: Placement) -> Member:
         """See `Apart.member`."""
+        member = self._member(kind, spec, name, rank, types, where)
+        member.once_closed = lambda: self._services.compute(LANE, self._reservations.release, name)
+        return member
+
+    def _member(
+        self, kind: type[Any], spec: object, name: str, rank: int, types: WireTypes, where: Placement
+    ) -> MemberApart:
         if not self.keeps_all:
             return self._lines.member(kind, spec, name, rank, types, where)
         log = None if self._logs is None else self._logs / f"{name.replace('/', '-')}.log"
@@ -166,7 +174,11 @@ class RayCluster:
             if address is None:
                 raise ClusterError("this process is in no Ray cluster, and is given the address of none")
             join(address, self._namespace)
-        self._reserve()
+        try:
+            self._reserve()
+        except BaseException:
+            self._leave(None)
+            raise
 
     def _reserve(self) -> None:
         """What its workers ask for; and whether all of their nodes see this machine's memory."""
