@@ -51,6 +51,8 @@ def check_places(config: TrainConfig) -> None:
         layout = section.layout
         if (layout.ranks > 1 or layout.stage) and section.placement != "process":
             raise ValueError(f"{name}.layout is {layout.text}, and ranks have processes; set {name}.placement: process")
+    if config.trainer.backend == "megatron":
+        _check_megatron(config)
     if config.critic.layout.tp > 1:
         raise ValueError(
             f"critic.layout has tp {config.critic.layout.tp}, and a critic's head cannot be split; use dp, cp or zero"
@@ -91,3 +93,23 @@ def _check_none_here(config: TrainConfig) -> None:
         raise ValueError(f"{here} is own, and with runtime.kind ray all workers are actors; leave it out")
     if not config.engine.apart:
         raise ValueError("engine.process is false, and with runtime.kind ray all workers are actors; leave it out")
+
+
+def _check_megatron(config: TrainConfig) -> None:
+    """It takes torch's default process group, and each of its ranks has the whole model."""
+    trainer = config.trainer
+    if trainer.placement != "process":
+        raise ValueError(
+            "trainer.backend is megatron, which needs torch's default process group, one for each process; set "
+            "trainer.placement: process"
+        )
+    if trainer.layout.ranks > trainer.layout.dp or trainer.layout.stage:
+        raise ValueError(
+            f"trainer.layout is {trainer.layout.text}, and with trainer.backend megatron each rank has the whole "
+            "model; use dp alone, or trainer.backend: hugging_face"
+        )
+    if config.model.gradient_checkpointing:
+        raise ValueError(
+            "model.gradient_checkpointing is true, and trainer.backend megatron keeps all activations; set it to "
+            "false, or use trainer.backend: hugging_face"
+        )

@@ -43,6 +43,9 @@ class TrainerConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     lr_schedule: LRScheduleConfig = LRScheduleConfig()
     max_grad_norm: float = Field(default=1.0, gt=0)
+    backend: Literal["hugging_face", "megatron"] = "hugging_face"
+    """Whose layers it computes with: transformers' or Megatron-Core's (extra `megatron`; Llama, Qwen2 and Qwen3; needs
+    `placement: process`). See docs/megatron.md."""
     layout: LayoutConfig = LayoutConfig()
     """Of ranks that train it together, each in a process of its own (`placement: process`), on this machine."""
     placement: Literal["own", "process"] = "own"

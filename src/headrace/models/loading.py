@@ -212,16 +212,20 @@ def save_tensors_as(
     tokenizer: PreTrainedTokenizerBase | None,
     path: str | Path,
 ) -> None:
-    """As `save_pretrained_folder`, of a model like this one with other weights: all of them, by name, in `dtype`."""
+    """As `save_pretrained_folder`, of a model like this one with other weights: all of them, by name, in `dtype`.
+
+    One that is none of transformers' says of which class it was `made_from`.
+    """
     import torch
 
     # FSDP2 makes a class of its own of the model's.
-    kind: Any = next(each for each in type(model).__mro__ if each.__module__.startswith("transformers."))
+    classes = getattr(model, "made_from", type(model)).__mro__
+    kind: Any = next(each for each in classes if each.__module__.startswith("transformers."))
     with _LOADING, quiet_transformers(), torch.device("meta"):
         other = kind._from_config(copy.deepcopy(model.config), dtype=dtype)
     other.load_state_dict(dict(tensors), assign=True, strict=False)
     other.tie_weights()
-    if hasattr(model, "generation_config"):
+    if getattr(model, "generation_config", None) is not None:
         other.generation_config = model.generation_config
     save_pretrained_folder(other, tokenizer, path)
 

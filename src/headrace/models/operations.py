@@ -58,6 +58,11 @@ def multiplying(model: nn.Module) -> list[Any]:
     found = []
     for module in model.modules():
         weight = getattr(module, "weight", None)
-        if isinstance(weight, nn.Parameter) and weight.ndim == 2 and not isinstance(module, nn.Embedding):
+        if isinstance(weight, nn.Parameter) and weight.ndim == 2 and not _is_embedding(module):
             found.append(module)
     return found
+
+
+def _is_embedding(module: nn.Module) -> bool:
+    """Whether it looks rows up; that of a package that splits it up is no class of torch's."""
+    return isinstance(module, nn.Embedding) or type(module).__name__.endswith("Embedding")

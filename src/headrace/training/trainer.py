@@ -95,6 +95,7 @@ class HFTrainer:
         outputs: Outputs | None = None,
         in_order: bool = False,
         layout: Layout = WHOLE,
+        weights: type[WholeWeights] = WholeWeights,
     ) -> None:
         """Takes over `model`, which should be loaded in float32: the master weights come from it.
 
@@ -104,7 +105,8 @@ class HFTrainer:
         computes. `tokenizer`: makes the one that `export` writes. `outputs`: what `loss` sees of the model; the
         log-probs of the tokens unless given. `in_order`: equal inputs give equal weights on a CUDA device too, bit for
         bit, which costs time, and for which nobody else may compute on it meanwhile. `layout`: of ranks that train it
-        together; of one that is `joint` nothing is to be asked before `join`.
+        together; of one that is `joint` nothing is to be asked before `join`. `weights`: the class of those of other
+        layouts, which has this model's under Hugging Face names.
         Raises ConfigError if the model cannot checkpoint gradients.
         """
         torch.manual_seed(seed)
@@ -131,7 +133,7 @@ class HFTrainer:
         self._joint: JointModel | None = None
         self._whole: WholeWeights | None = None
         if not layout.joint:
-            self._whole = WholeWeights(model, dtype, config.optimizer, offload=self._offloads)
+            self._whole = weights(model, dtype, config.optimizer, offload=self._offloads)
         self._trained: TrainedWeights | None = self._whole
         self._sums = BatchSums()
         self._step_count = 0
@@ -343,7 +345,7 @@ class HFTrainer:
 
     def export(self, path: Path) -> None:
         tokenizer = self._tokenizer if self._is_first else None
-        if self._joint is None:
+        if self._joint is None and hasattr(self._model, "save_pretrained"):
             save_pretrained_folder(self._model, None if tokenizer is None else tokenizer(), path)
             return
         tensors = self._gathered()

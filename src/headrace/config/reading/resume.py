@@ -46,6 +46,7 @@ SAFE: dict[str, Safe] = {
     "engine.return_deadline_s": _PATIENCE,
     **{f"{who}.placement": _PLACE for who in ("trainer", "critic", "teacher", "reward.model", "functions")},
     **{f"{who}.{key}": _SIZE for who in ("trainer", "critic") for key in ("layout", "optimizer.offload")},
+    "trainer.backend": _SIZE,
     **{f"{who}.max_tokens_per_microbatch": _SIZE for who in ("trainer", "critic", "reference", "proximal", "teacher")},
     "reward.model.max_tokens_per_microbatch": _SIZE,
     **{

@@ -11,6 +11,7 @@ from headrace.config.model import EngineSection
 from headrace.controller.building.processors import threads_of_worker
 from headrace.controller.building.threads import available_threads, takes_turns
 from headrace.controller.planning import rollout_worker_count
+from headrace.controller.planning.backends import describe_backend
 from headrace.controller.planning.memory_estimate import GIB, MIB
 from headrace.controller.planning.placement_view import drawn
 from headrace.controller.planning.plan import Plan
@@ -57,6 +58,7 @@ def _run(plan: Plan) -> list[str]:
         *_server(plan),
         *_schedule(plan),
         *_table(plan),
+        *describe_backend(config, on_device=bool(plan.memory.on_device)),
         *_cluster(plan),
     ]
 

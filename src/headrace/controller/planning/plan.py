@@ -17,6 +17,7 @@ from headrace.config.evaluation import HeldOut
 from headrace.config.reward import RewardConfig
 from headrace.config.trainer import ENTROPY_VOCABULARY
 from headrace.controller.building.threads import check_threads
+from headrace.controller.planning.backends import check_installed, check_mapped
 from headrace.controller.planning.context_room import Fit, Room
 from headrace.controller.planning.given_inputs import check_inputs
 from headrace.controller.planning.origin import check_origin, with_origin
@@ -147,6 +148,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     check_inputs(config)
     check_tokens(config)
     check_packages(config.trackers)
+    check_installed(config)
     recipe = compose_recipe(config)
     workers = rollout_workers(config, given)
     prompts = PromptDataset()
@@ -181,6 +183,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     check_model(config.model.path)
     model_config = read_model_config(config.model.path)
     check_experts(config, model_config)
+    check_mapped(config, model_config, device)
     check_layouts(config, model_config, device)
     vocab_size = int(model_config.get_text_config().vocab_size)
     _check_others(config, vocab_size)

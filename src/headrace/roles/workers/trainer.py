@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 
@@ -22,6 +22,7 @@ from headrace.runtime.workers import Host
 from headrace.training.frozen import HybridReference
 from headrace.training.layouts.ranks import layout_of
 from headrace.training.objective import PolicyObjective, PolicyOutputs, ValueObjective, output_columns
+from headrace.training.optimizer.whole_weights import WholeWeights
 from headrace.training.own_functions import load_pieces
 from headrace.training.rank import TRAINER_TYPES, TrainerRank, policy_task, value_task
 from headrace.training.taking import scored
@@ -30,6 +31,9 @@ from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.plane import WeightPublisher
 from headrace.weights.swap_check import SHORT, SwapCheck, check_tokens, make_check
 from headrace.weights.transport import Transport, of_this_life, open_transport
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,9 @@ class TrainerWorker(TrainerRank):
         sampling, pieces = config.rollout.sampling, load_pieces(config)
         columns = output_columns(algorithm, truncated=config.truncates, record_entropy=spec.records_entropy)
         coefficient = TakenCoefficient(algorithm.kl.coefficient)
+        model, weights = _policy(spec, host)
         trainer = HFTrainer(
-            load_causal_lm(spec.weights, dtype=torch.float32, device=_device(spec, host, config.trainer.layout)),
+            model,
             config=config.trainer,
             loss=PolicyObjective(algorithm, PolicyLoss(algorithm, pieces, coefficient), pieces, columns),
             total_steps=spec.total_steps,
@@ -80,6 +85,7 @@ class TrainerWorker(TrainerRank):
             outputs=PolicyOutputs(columns, sampling.temperature),
             in_order=config.async_.in_order,
             layout=layout_of(config.trainer.layout),
+            weights=weights,
         )
         if algorithm.needs_reference and config.reference.placement == "hybrid":
             trainer.keep_reference()
@@ -120,6 +126,19 @@ class CriticWorker(TrainerRank):
             layout=layout_of(config.critic.layout),
         )
         super().__init__(trainer, host, value_task(trainer, host.refs, algorithm))
+
+
+def _policy(spec: TrainerSpec, host: Host) -> tuple[PreTrainedModel, type[WholeWeights]]:
+    """The model, and the class of its weights."""
+    trainer = spec.config.trainer
+    model = load_causal_lm(spec.weights, dtype=torch.float32, device=_device(spec, host, trainer.layout))
+    if trainer.backend == "hugging_face":
+        return model, WholeWeights
+    from headrace.training.megatron.language_model import MegatronLM
+    from headrace.training.megatron.weights import MegatronWeights
+
+    # It is called as the other is.
+    return cast("PreTrainedModel", MegatronLM(model)), MegatronWeights
 
 
 def _use_threads(host: Host) -> None:
