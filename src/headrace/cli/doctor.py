@@ -37,6 +37,7 @@ _EXTRAS = {
     "jsonschema": ("schema", "reward.function=json_schema"),
     "matplotlib": ("plot", "headrace plot -o FILE.png"),
     "renderers": ("renderers", "gateway.renderer"),
+    "megatron": ("megatron", "trainer.backend=megatron"),
     **{package: (extra, f"track=[{extra}]") for extra, package in PACKAGES.items()},
 }
 _GIB = 2**30
