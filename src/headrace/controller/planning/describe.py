@@ -299,7 +299,7 @@ def _roles(plan: Plan) -> list[str]:
         names.append("evaluator")
     sent = ", to servers by gloo" if plan.config.sends_weights else ""
     if plan.config.weights.transport == "collective":
-        sent = ", and over a relay for each that takes them by collective (gloo; NCCL: not run)"
+        sent = ", and over a relay for each that takes them by collective (gloo; NCCL is not used)"
     lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.transport}{sent}"]
     engines, functions = _engine_processes(plan.config), _places_of_functions(plan.config)
     for name in names:

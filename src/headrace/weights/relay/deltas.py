@@ -3,7 +3,7 @@
 A bucket is words of 16 bits. Of those that changed it has the distance to the one before and old XOR new, as planes of
 bytes, packed by zlib as runs and Huffman codes. In bfloat16 a step at a small learning rate changes few weights, and of
 those the last bits: of a model of 4.7 million weights trained with Adam 1.9 % of the words changed at a rate of 1e-6,
-and what is sent is 1.2 % of the whole; at 1e-5 12 % and 5.8 %. XOR of all words, packed by zlib, took 1.6 times as
+and what is sent is 1.2 % of the whole; at 1e-5 12 % and 5.8 %. XOR of all words, packed likewise, took 1.6 times as
 much, in 1.4 times the time. In float32 every weight changes, and half of the words: that goes whole.
 """
 
