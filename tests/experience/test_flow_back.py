@@ -54,7 +54,7 @@ class House:
 
     def __init__(self, runtime: VirtualRuntime, **changes: object) -> None:
         self.runtime = runtime
-        files = MemoryFiles()
+        self.files = files = MemoryFiles()
         files.make_folder(FOLDER)
         self.store = RunStore.create(FOLDER, config_yaml="", config_sha256="x", now=0.0, files=files)
         prompts = PromptDataset([Prompt(str(place), f"prompt {place}", {}) for place in range(400)])
@@ -113,7 +113,7 @@ class House:
 
     def commit(self) -> None:
         number = self.flow.batch
-        prepared = self.store.checkpoints.prepare(number, lambda folder: None)
+        prepared = self.store.checkpoints.prepare(number, lambda folder: self.files.write(folder / "x", b"weights"))
         self.store.checkpoints.commit(prepared, branch=self.branch, number=number, state={})
 
     def back(self) -> Restored:

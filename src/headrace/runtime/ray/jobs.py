@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,12 @@ class Jobs:
         while True:
             seen = 0
             try:
-                async for lines in self._client.tail_job_logs(job):
-                    seen += len(lines)
-                    if seen > written:
-                        write(lines[len(lines) - (seen - written) :])
-                        written = seen
+                async with aclosing(self._client.tail_job_logs(job)) as parts:
+                    async for lines in parts:
+                        seen += len(lines)
+                        if seen > written:
+                            write(lines[len(lines) - (seen - written) :])
+                            written = seen
             except (OSError, RuntimeError) as error:
                 failed += 1
                 if failed >= _TRIES:
