@@ -285,7 +285,8 @@ def tagged(*parts: Any) -> bytes:
         (tagged("many", "key", 2, [True, 1], [False, [1]]), 0, r"\[\]\.\w+ has other than 2 values"),
         (tagged("many", "key", 2, [True, 1], [1, [1, 2]]), 0, "is not said to be the same in all, or not"),
         (tagged("many", "key", 2, [True, 1], [True, [1, 2]]), 0, "is no number or text, which all could have"),
-        (tagged("many", "colour", 2, [True, "green"]), 0, "has what is no 'colour': 'green' is not a valid Colour"),
+        (tagged("many", "key", 2, [True, 1], [True, 2]), 0, "are 2 times one 'key', which goes 2 times"),
+        (tagged("many", "colour", 2, [False, ["red", "green"]]), 0, "has what is no 'colour': 'green' is not a valid"),
     ],
 )
 def test_malformed_messages_are_refused_with_the_place(envelope: bytes, buffers: int, words: str) -> None:

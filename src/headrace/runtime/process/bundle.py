@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ import msgpack
 from headrace.runtime.process.frames import FrameError, segment_of
 from headrace.runtime.process.shared_memory import Segment, read
 from headrace.runtime.wire.wire_format import Parcel
+
+_BESIDE = 128
+"""Bytes of an entry beside its envelope, at most: its segment's path, say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +30,19 @@ class Kept:
         return self.parcel if self.segment is None else Parcel(self.parcel.envelope, read(self.segment, take=False))
 
 
-def bundled(kept: Sequence[Kept | None]) -> Parcel:
-    """None for what is not kept any more."""
+MOST = 1 << 25
+"""Bytes of envelopes in one frame; whoever asks for more asks again."""
+
+
+def bundled(kept: Iterable[Kept | None]) -> Parcel:
+    """As many of them as go into one frame, from the first on. None for what is not kept any more."""
     parts: list[list[Any] | None] = []
     buffers: list[memoryview] = []
+    size = 0
     for each in kept:
+        size += 0 if each is None else len(each.parcel.envelope) + _BESIDE * (1 + len(each.parcel.buffers))
+        if parts and size > MOST:
+            break
         if each is None:
             parts.append(None)
             continue
@@ -42,7 +53,7 @@ def bundled(kept: Sequence[Kept | None]) -> Parcel:
 
 
 def unbundled(body: Parcel, folder: Path) -> list[Parcel | None]:
-    """Inverse of `bundled`; None also for what was freed on the way. Segments have to be in `folder`. Raises
+    """What `bundled` took; None also for what was freed on the way. Segments have to be in `folder`. Raises
     FrameError."""
     try:
         found: list[Parcel | None] = []

@@ -155,7 +155,11 @@ class Links:
         """Of one keeper."""
         try:
             link = await self.to(refs[0].keeper)
-            parcels = await link.fetch(refs[0].keeper, [ref.number for ref in refs])
+            parcels: list[Parcel | None] = []
+            while (left := refs[len(parcels) :]) and (
+                more := await link.fetch(refs[0].keeper, [ref.number for ref in left])
+            ):
+                parcels += more[: len(left)]
         except (WorkerLost, OSError) as error:
             raise RefLost(refs[0]) from error
         found: dict[Ref, Parcel] = {}

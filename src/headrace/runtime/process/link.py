@@ -83,7 +83,8 @@ class Link:
                 yield item
 
     async def fetch(self, keeper: str, numbers: Sequence[int]) -> list[Parcel | None]:
-        """Columns of its refs of these numbers, packed; None for what is not kept any more. Raises WorkerLost."""
+        """Columns of its refs of these numbers, packed, or of the first of them; None for what is not kept any more.
+        Raises WorkerLost."""
         _, asked = await self._ask(Kind.FETCH, [keeper, [*numbers]], "refs")
         found: list[Parcel | None] = await answered(
             asked, self._services.clock, FETCH_S, f"columns kept by {keeper or 'the run'}"
@@ -172,7 +173,7 @@ class Link:
                 asked.answer.set_result(self._channel.columns(frame))
                 return
             value = self._channel.value(frame, f"the answer of {self._name}")
-        except (WireError, FrameError) as error:
+        except (WireError, FrameError, OSError) as error:  # what lies in memory may be more than can be opened
             asked.answer.set_exception(self._unreadable(error))
             return
         if frame.kind is Kind.ANSWER:
@@ -193,5 +194,5 @@ class Link:
             self._channel.tell(Kind.STOP, frame.call)
             asked.answer.set_exception(self._unreadable(error))
 
-    def _unreadable(self, error: ValueError) -> WorkerError:
+    def _unreadable(self, error: Exception) -> WorkerError:
         return WorkerError(self._rank, type(error).__name__, str(error), worker=self._name)

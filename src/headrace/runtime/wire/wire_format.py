@@ -26,8 +26,8 @@ MOST_DEPTH = 64
 MOST_ENVELOPE = 1 << 28
 """Bytes."""
 MANY, MOST_MANY = 8, 1 << 16
-"""Values in a list, from which on and up to which they go field by field. What arrives may name no more: those that
-have all fields in common take no bytes."""
+"""Values in a list, from which on and up to which they go field by field. They differ in one at least: so each takes
+bytes, and no message becomes more than it has."""
 _MOST_INT_BYTES = 1 << 10
 _MOST_DIMENSIONS = 32
 
@@ -135,12 +135,14 @@ class _Writer:
         if len(set(map(type, values))) > 1:
             return False
         columns = list(zip(*map(form.parts, values), strict=True))
+        common = [_all_same(column) for column in columns]
+        if all(common):
+            return False
         self._tagged(_MANY, 2 + len(columns))
         self.packer.pack(form.name)
         self.packer.pack(len(values))
-        for field, column in zip(form.fields, columns, strict=True):
+        for field, column, is_same in zip(form.fields, columns, common, strict=True):
             self.packer.pack_array_header(2)
-            is_same = _all_same(column)
             self.packer.pack(is_same)
             if is_same:
                 self.write(column[0], ((where, "[%d]", 0), ".%s", field), depth + 2)
@@ -346,6 +348,8 @@ class _Reader:
             self._column(column, count, where, field, depth + 2)
             for field, column in zip(form.fields, packed, strict=True)
         ]
+        if all(column[0] for column in packed):
+            raise WireError(f"{_short(where)} are {count} times one {form.name!r}, which goes {count} times")
         try:
             return [form.make([column[place] for column in columns]) for place in range(count)]
         except Exception as error:  # as in `_registered`
