@@ -145,6 +145,21 @@ def test_what_heads_do_not_divide_into_is_refused_with_what_fits(job: Path, layo
         check_layouts(given(job, f"trainer.layout={layout}"), CONFIGS["qwen3"](), CPU)
 
 
+@pytest.mark.parametrize(("layout", "words"), [("p3", "the model has 2 layers"), ("c3", "use a cp of 1, 2, 4")])
+def test_a_critic_s_too(job: Path, tmp_path: Path, layout: str, words: str) -> None:
+    own = ["algorithm.recipe=ppo", "critic.placement=process", f"critic.layout={layout}"]
+    with pytest.raises(ConfigError, match=rf"^critic\.layout has .*{words}"):
+        check_layouts(given(job, *own), CONFIGS["qwen3"](), CPU)
+    deeper = CONFIGS["qwen3"]()
+    deeper.num_hidden_layers, deeper.num_attention_heads, deeper.num_key_value_heads = 3, 6, 3
+    deeper.layer_types = None
+    deeper.save_pretrained(tmp_path)
+    config = given(job, *own, f"critic.model={tmp_path}")
+    check_layouts(config, CONFIGS["qwen3"](), CPU)
+    assert estimate_memory(config, CONFIGS["qwen3"](), CPU).uses["critic: weights, gradients and moments (float32)"] > 0
+    check_layouts(given(job, f"critic.layout={layout}", "critic.placement=process"), CONFIGS["qwen3"](), CPU)  # unused
+
+
 @pytest.mark.parametrize(
     ("layout", "devices", "said"),
     [

@@ -23,6 +23,7 @@ from training_helpers import (
 from headrace.config import ConfigError
 from headrace.config.trainer import OptimizerConfig, TrainerConfig
 from headrace.models.packing import PackRow, pack, plan_microbatches
+from headrace.training.layouts.ranks import Layout
 from headrace.training.optimizer.whole_weights import l2_norm
 from headrace.training.protocol import LossTerms, StepReport
 from headrace.training.trainer import HFTrainer
@@ -64,6 +65,14 @@ def test_any_split_into_micro_batches_gives_the_whole_batch(assignment: list[int
     assert b.maxima == pytest.approx(a.maxima, rel=1e-6)
     assert a.maxima["length"] == 17
     assert (a.forwarded_tokens, a.padding_tokens) == (b.forwarded_tokens, b.padding_tokens) == (sum(LENGTHS), 0)
+
+
+def test_whether_sums_can_be_in_order_is_tried_before_ranks_come_together() -> None:
+    """As in `sync` on a CUDA device, in the constructor."""
+    model = tiny_model()
+    trainer = HFTrainer(model, config=SETTINGS, loss=weighted_loss, total_steps=1, layout=Layout(dp=2, zero=3))
+    assert trainer._can_sum_in_order()
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @settings(max_examples=15, deadline=None)

@@ -63,6 +63,8 @@ def attach_routing(model: Any) -> int:
     """Have each pass of `model` that is given `routing`, a `Routing`, route by it. How many layers have experts; 0 if
     there are none, or their routers are of another kind. Doing it again changes nothing."""
     base = model.base_model
+    if not isinstance(base, nn.Module):  # another library's layers, called as Hugging Face's are
+        return 0
     if (known := getattr(base, _COUNT, None)) is not None:
         return int(known)
     count = 0

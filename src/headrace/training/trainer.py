@@ -407,7 +407,10 @@ class HFTrainer:
             )
             return False
         finally:
-            self.discard()
+            if self._trained is None:  # the ranks have not come together
+                self._model.zero_grad(set_to_none=True)
+            else:
+                self.discard()
         return True
 
 

@@ -357,11 +357,11 @@ def _after_step(
         recorder.batch(step)
         divergence.look_at(step)
         await checkpointer.after(Version(lineage.branch, step.batch + 1))
+        for group in groups:
+            group.settled()
         await turns.generate()  # before anybody waits for an evaluation
         if best is not None:
             await best.begun(step.batch + 1)
-        for group in groups:
-            group.settled()
 
     return after_step
 

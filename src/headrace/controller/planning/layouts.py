@@ -9,26 +9,32 @@ import torch
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.layout import LayoutConfig
 from headrace.models.experts import experts_per_token, routed_bytes
+from headrace.models.loading import read_model_config
 from headrace.models.routing import ROUTED_TYPES
 
 
 def check_layouts(config: TrainConfig, policy: Any, device: torch.device) -> None:
     """`policy`: its Hugging Face config. Raises ConfigError with what would fit."""
     for name, layout in (("trainer", config.trainer.layout), ("critic", config.critic.layout)):
-        if layout.ranks == 1 and not layout.stage:
+        if (layout.ranks == 1 and not layout.stage) or (name == "critic" and not config.algorithm.needs_critic):
             continue
+        model = policy if name == "trainer" else critic_config(config, policy)
         if device.type != "cpu":
             _check_devices(name, layout, device, here=name not in config.cluster.place)
-        if name == "trainer":
-            for axis, count in (("tp", layout.tp), ("pp", layout.pp)):
-                if count > 1 and experts_per_token(policy):
-                    raise ConfigError(
-                        f"{name}.layout has {axis} {count}, and the model's layers have experts, which are not cut up "
-                        f"so; use {axis}: 1, with dp, cp, ep and zero"
-                    )
-            if layout.ep > 1:
-                _check_experts(name, layout, policy)
-            _check_divides(name, layout, policy.get_text_config())
+        for axis, count in (("tp", layout.tp), ("pp", layout.pp)):
+            if count > 1 and experts_per_token(model):
+                raise ConfigError(
+                    f"{name}.layout has {axis} {count}, and the model's layers have experts, which are not cut up so; "
+                    f"use {axis}: 1, with dp, cp, ep and zero"
+                )
+        if layout.ep > 1:
+            _check_experts(name, layout, model)
+        _check_divides(name, layout, model.get_text_config())
+
+
+def critic_config(config: TrainConfig, policy: Any) -> Any:
+    """The Hugging Face config of the model that the critic is made of."""
+    return policy if config.critic.model is None else read_model_config(config.critic.model)
 
 
 def _check_devices(name: str, layout: LayoutConfig, first: torch.device, *, here: bool) -> None:

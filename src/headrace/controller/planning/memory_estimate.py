@@ -192,7 +192,7 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     if algorithm.needs_teacher:
         uses["teacher: weights, if it is as large as the policy"] = trainer_bytes * parameters
     if algorithm.needs_critic:
-        of_critic = config.critic.layout
+        of_critic, text = config.critic.layout, _text_of(config, "critic", text)
         trained = trained_bytes_of(config.critic, parameters, text, config.model.dtype, device)
         uses["critic: weights, gradients and moments (float32)"] = trained.total
         if of_critic.stage:
@@ -207,12 +207,18 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     return {use: size for use, size in uses.items() if size}
 
 
+def _text_of(config: TrainConfig, name: str, policy: Any) -> Any:
+    """The config of the layers of `trainer`, which is `policy`, or of `critic`."""
+    own = config.critic.model if name == "critic" else None
+    return policy if own is None else read_model_config(own).get_text_config()
+
+
 def _off_device(config: TrainConfig, parameters: int, text: Any, device: torch.device) -> dict[str, int]:
     """What models in training have in the host's memory, beside a device. Raises ConfigError if it has not so much."""
     models = {"trainer": config.trainer} | ({"critic": config.critic} if config.algorithm.needs_critic else {})
     found = {
         f"{name}: float32 weights, moments": trained_bytes_of(
-            own, parameters, text, config.model.dtype, device
+            own, parameters, _text_of(config, name, text), config.model.dtype, device
         ).off_device
         for name, own in models.items()
     }
@@ -229,7 +235,8 @@ def _asleep(config: TrainConfig, parameters: int, text: Any, device: torch.devic
     """What models in training have in the host's memory while they sleep, beside what is there in any case."""
     models = {"trainer": config.trainer} | ({"critic": config.critic} if config.algorithm.needs_critic else {})
     trained = {
-        name: trained_bytes_of(own, parameters, text, config.model.dtype, device) for name, own in models.items()
+        name: trained_bytes_of(own, parameters, _text_of(config, name, text), config.model.dtype, device)
+        for name, own in models.items()
     }
     return {
         f"{name}: float32 weights and moments, asleep": each.weights + each.moments
