@@ -102,9 +102,17 @@ class Killing:
         return (self.folder / "run.db").exists()
 
     def _has_advanced(self) -> bool:
-        """Whether this life has made a version."""
-        self._advanced = self._advanced or self._version() != self._began_at
-        return self._advanced
+        """Whether this life has made a version: each has a branch of its own."""
+        return self._branch() > self._began_at
+
+    def _branch(self) -> int:
+        """The newest on which a version was made."""
+        if not self._has_begun:
+            return -1
+        with suppress(sqlite3.OperationalError), closing(sqlite3.connect(self.folder / "run.db")) as connection:
+            ((branch,),) = connection.execute("SELECT max(branch) FROM versions")
+            return -1 if branch is None else int(branch)
+        return -1  # its tables are not there yet
 
     def _version(self) -> tuple[int, int] | None:
         if not self._has_begun:
@@ -122,7 +130,7 @@ class Killing:
 
     def _begin(self, *overrides: str) -> subprocess.Popen[bytes]:
         self.lives += 1
-        self._began_at, self._advanced = self._version(), False
+        self._began_at = self._branch()
         resume = ["--resume"] if self._has_begun else []
         with self._log.open("ab") as log:
             self._process = subprocess.Popen([*self._command, *overrides, *resume], stdout=log, stderr=log)
