@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, OlmoeConfig, PreTrainedConfig, Qw
 from headrace.models.logprobs import token_logprobs
 from headrace.models.packed_lm import PackedForward, PackedLM
 from headrace.models.packing import PackRow, pack
-from headrace.models.routing import ROUTED_TYPES, attach_routing, gates
+from headrace.models.routing import ROUTED_TYPES, Recorded, attach_routing, gates
 
 EXPERTS, CHOSEN = 6, 2
 _COMMON = {**SHAPE, "num_experts": EXPERTS, "num_experts_per_tok": CHOSEN}
@@ -86,8 +86,38 @@ def test_to_replay_what_the_routers_choose_changes_nothing(kind: str) -> None:
     told = token_logprobs(lm, pack([routed(*each) for each in zip(given, experts, strict=True)]))
     torch.testing.assert_close(told, free, rtol=0, atol=1e-6)
     assert all(
-        value is None for router in routers_of(model) for name, value in vars(router).items() if "routing" in name
+        value.routing is None
+        for router in routers_of(model)
+        for name, value in vars(router).items()
+        if "routing" in name
     )
+
+
+def test_a_model_that_is_copied_in_the_midst_of_a_pass_takes_nothing_of_it_along() -> None:
+    """As an engine's is, for a version beside the one that it serves, while it decodes: the pass has its KV cache."""
+
+    class OfEngine(Recorded):
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            raise AssertionError("it was copied")
+
+    model = model_of("qwen3_moe")
+    attach_routing(model)
+    copies: list[Any] = []
+    hooks = [
+        router.register_forward_pre_hook(lambda router, args: copies.append(copy.deepcopy(model)))
+        for router in routers_of(model)
+    ]
+    tokens, current = torch.arange(5)[None], OfEngine()
+    model(input_ids=tokens, use_cache=False, routing=current)
+    for hook in hooks:
+        hook.remove()
+    found = current.found()
+    assert found is not None
+    assert found.shape == (5, LAYERS, CHOSEN)
+    assert len(copies) == LAYERS
+    for router in routers_of(copies[0]):
+        router(torch.ones(1, SHAPE["hidden_size"]))
+    assert torch.equal(current.found(), found)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ROUTED_TYPES)

@@ -31,6 +31,17 @@ class Routing(Protocol):
         instead; None: nothing else."""
 
 
+class _Pass:
+    """What a router is told of the pass that it is in. A copy of the model, which may be made in the midst of one, is
+    in none."""
+
+    def __init__(self) -> None:
+        self.routing: Routing | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Pass:
+        return _Pass()
+
+
 class Replayed:
     """Routes to what was recorded."""
 
@@ -71,6 +82,7 @@ def attach_routing(model: Any) -> int:
     for layer in getattr(base, "layers", ()):
         found = [module for module in layer.modules() if type(module).__name__ in _ROUTERS]
         if found:
+            setattr(found[0], _ROUTING, _Pass())
             layer.self_attn.register_forward_pre_hook(partial(_before, found[0]), with_kwargs=True)
             found[0].register_forward_hook(partial(_instead, count))
             count += 1
@@ -89,15 +101,15 @@ def gates(router: Any, logits: Tensor, experts: Tensor) -> Tensor:
 def _before(router: nn.Module, attention: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     """Tell the router of a layer, whose attention comes first. Both are within what is computed again for the backward
     pass where activations are checkpointed; what is said to the layer itself is not."""
-    setattr(router, _ROUTING, kwargs.get("routing"))
+    getattr(router, _ROUTING).routing = kwargs.get("routing")
 
 
 def _instead(number: int, router: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
-    """Of a router; it keeps nothing of the pass, since a model may be copied."""
-    routing: Routing | None = getattr(router, _ROUTING, None)
+    """Of a router; it keeps nothing of the pass."""
+    current: _Pass = getattr(router, _ROUTING)
+    routing, current.routing = current.routing, None
     if routing is None:
         return None
-    setattr(router, _ROUTING, None)
     logits, _, chosen = output
     experts = routing.experts(number, chosen)
     return None if experts is None else (logits, gates(router, logits, experts), experts)
