@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,6 +100,41 @@ def test_what_is_discarded_meanwhile_is_not_there_any_more() -> None:
     asleep.wake()
     for one in (usual, asleep):
         train(one, 1, sleeps=False)
+    expected, found = state(usual), state(asleep)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_that_is_asked_while_it_sleeps_says_so_and_is_as_it_was(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Computing with what was given back ends the process, or fails in words of torch's."""
+    usual, asleep = trainer(dtype), trainer(dtype)
+    rows = pack(make_rows([9, 14]))
+    for one in (usual, asleep):
+        one.keep_reference()
+        one.accumulate(rows)
+    asleep.save(tmp_path / "saved")
+    asleep.sleep()
+    asked: list[Callable[[], Any]] = [
+        lambda: asleep.accumulate(rows),
+        lambda: asleep.logprobs(rows),
+        lambda: asleep.reference_logprobs(rows),
+        lambda: asleep.outputs(rows),
+        asleep.step,
+        asleep.tensors,
+        asleep.keep_reference,
+        lambda: asleep.save(tmp_path / "other"),
+        lambda: asleep.export(tmp_path / "other"),
+        lambda: asleep.save_reference(tmp_path / "other"),
+        lambda: asleep.load(tmp_path / "saved"),
+        lambda: asleep.load_reference(tmp_path / "saved"),
+        lambda: asleep.begin_from(tmp_path / "saved", masters=True, optimizer=True),
+    ]
+    for ask in asked:
+        with pytest.raises(RuntimeError, match="the trainer is asked while it sleeps; wake it first"):
+            ask()
+    assert not (tmp_path / "other").exists()
+    asleep.wake()
+    assert usual.step() == asleep.step()
     expected, found = state(usual), state(asleep)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 

@@ -197,6 +197,7 @@ class HFTrainer:
                 self._joint.compute(self._outputs, None)
 
     def step(self) -> StepReport:
+        self._check_awake()
         sums, self._sums = self._sums, BatchSums()
         sums, norm = self._weights.sum_up(sums)
         denominator = float(sums.denominator)
@@ -253,16 +254,17 @@ class HFTrainer:
     def sleep(self) -> None:
         if self._sleeps:
             return
-        self._sleeps, parking = True, self._parking
-        self._weights.sleep(gradients=self._sums.forwarded_tokens > 0)
+        weights, parking = self._weights, self._parking
+        self._sleeps = True
+        weights.sleep(gradients=self._sums.forwarded_tokens > 0)
         parking.park(self._reference or ())
         if self._lm.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        if not self._sleeps:
+        if not self._sleeps or self._trained is None:
             return
-        self._weights.wake()
+        self._trained.wake()
         self._parking.back()
         self._sleeps = False
         if self._forgets:
@@ -285,7 +287,7 @@ class HFTrainer:
         """Keep a copy of the weights as they are now, for `reference_logprobs`; before `join`, of those then."""
         self._keeps_reference = True
         if self._trained is not None:
-            self._reference = self._trained.copy()
+            self._reference = self._weights.copy()
 
     @torch.no_grad()
     def reference_logprobs(self, micro: MicroBatch) -> Tensor:
@@ -344,6 +346,7 @@ class HFTrainer:
         self._weights.publish()
 
     def export(self, path: Path) -> None:
+        self._check_awake()
         tokenizer = self._tokenizer if self._is_first else None
         if self._joint is None and hasattr(self._model, "save_pretrained"):
             save_pretrained_folder(self._model, None if tokenizer is None else tokenizer(), path)
@@ -354,6 +357,8 @@ class HFTrainer:
 
     @property
     def _weights(self) -> TrainedWeights:
+        """To be used while it is awake."""
+        self._check_awake()
         assert self._trained is not None, "the ranks did not come together"
         return self._trained
 
@@ -361,9 +366,15 @@ class HFTrainer:
     def _is_first(self) -> bool:
         return self._ranks is None or self._ranks.rank == 0
 
+    def _check_awake(self) -> None:
+        """Whoever computes with memory that was given back has the process end without a word."""
+        if self._sleeps:
+            raise RuntimeError("the trainer is asked while it sleeps; wake it first")
+
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         """On a micro-batch, and says how far it is."""
+        self._check_awake()
         self._marks = current()
         try:
             with working("microbatch"):
