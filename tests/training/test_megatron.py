@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from layout_rank import AS_SGD, COLUMNS, loss, rows, step
+from tensor_bytes import tensor_bytes
 from torch import Tensor
 from training_helpers import CONFIGS, load_plainly
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config
@@ -187,6 +188,18 @@ def test_a_checkpoint_goes_on_with_the_other_back_end(tmp_path: Path, name: str,
     step(other, given, WHOLE, 0)
     # Adam divides by the root of moments: where gradients are next to nothing, so are the digits.
     assert all(float((tensor - masters(begun)[key]).abs().max()) < 1e-4 for key, tensor in masters(other).items())
+
+
+def test_a_checkpoint_leaves_no_copies_behind(tmp_path: Path) -> None:
+    """Hugging Face's rows of fused weights are copied out and in, of masters and moments both."""
+    trained = trainer("qwen3", megatron=True, optimizer=FAST)
+    step(trained, rows(kept=False), WHOLE, 0)
+    before = tensor_bytes()
+    for _ in range(2):
+        trained.save(tmp_path)
+        assert tensor_bytes() == before
+        trained.load(tmp_path)
+        assert tensor_bytes() == before
 
 
 def test_layers_that_compute_something_else_are_refused() -> None:

@@ -326,7 +326,7 @@ class HFTrainer:
     def load(self, path: Path) -> None:
         record = read_record(path)
         rng = rng_tensors(self._lm.device)
-        read_state(path, record, self._weights.state())
+        read_state(path, record, self._weights.state(to_fill=True))
         read_rng(path, record, 0 if self._ranks is None else self._ranks.rank, rng)
         restore_rng(rng, self._lm.device)
         self._weights.publish()
@@ -338,8 +338,8 @@ class HFTrainer:
         """Take what another trainer of this model saved into `path`: its master weights, the moments of its optimiser.
         The learning rate's schedule is at its beginning. Raises CheckpointError."""
         parts = [*(["master"] if masters else []), *(["exp_avg", "exp_avg_sq"] if optimizer else [])]
-        state = {name: piece for name, piece in self._weights.state().items() if name.partition(".")[0] in parts}
-        record = read_record(path)
+        record, told = read_record(path), self._weights.state(to_fill=True)
+        state = {name: piece for name, piece in told.items() if name.partition(".")[0] in parts}
         if optimizer:
             self._weights.updates = record.updates
         read_state(path, record, state, exactly=False)

@@ -27,12 +27,7 @@ class MegatronWeights(WholeWeights):
         super().__init__(model.gpt, dtype, settings, offload=offload)
         self._names = model.names
         self._told: list[tuple[Tensor, Tensor]] = []
-        """Of what `state` told as copies: the place in the masters or moments, and the copy."""
-
-    def update(self, scale: float, lr: float) -> None:
-        """See `TrainedWeights.update`."""
-        self._told.clear()
-        super().update(scale, lr)
+        """Of what `state` told to be filled, as copies: the place in the masters or moments, and the copy."""
 
     def named(self, copy: list[Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
         """See `TrainedWeights.named`. Most are views: the next step changes them."""
@@ -46,15 +41,15 @@ class MegatronWeights(WholeWeights):
         for part, tensor in tensors:
             into[part].copy_(tensor.view(into[part].shape))
 
-    def state(self) -> Mapping[str, Piece]:
-        """See `TrainedWeights.state`: of fused parameters copies, which `publish` takes."""
+    def state(self, *, to_fill: bool = False) -> Mapping[str, Piece]:
+        """See `TrainedWeights.state`: of fused parameters copies, kept only where `publish` is to take them."""
         self._told.clear()
         found = {}
         for name, piece in super().state().items():
             kind, _, parameter = name.partition(".")
             for part, view in self._names.views(parameter, piece.tensor):
                 told = as_stored(view, piece.tensor)
-                if told.data_ptr() != view.data_ptr():
+                if to_fill and told.data_ptr() != view.data_ptr():
                     self._told.append((view, told))
                 found[f"{kind}.{part}"] = Piece.of_whole(told)
         return found

@@ -163,8 +163,8 @@ class ShardedWeights:
             begin, own = pieces[f"master.{name}"].begin, into[name]
             into[name].copy_(tensor[tuple(slice(b, b + n) for b, n in zip(begin, own.shape, strict=True))])
 
-    def state(self) -> Mapping[str, Piece]:
-        """See `TrainedWeights.state`."""
+    def state(self, *, to_fill: bool = False) -> Mapping[str, Piece]:
+        """See `TrainedWeights.state`: views."""
         found: dict[str, Piece] = {}
         for name, outline in self._outlines.items():
             parameter = self._parameters.get(name)

@@ -50,8 +50,9 @@ class TrainedWeights(Protocol):
     def fill(self, copy: list[Tensor], tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Set a `copy` to these weights, by the names of `named`, whole."""
 
-    def state(self) -> Mapping[str, Piece]:
-        """What a continuation needs of this rank's: `master.NAME`, `exp_avg.NAME` and `exp_avg_sq.NAME`, as views."""
+    def state(self, *, to_fill: bool = False) -> Mapping[str, Piece]:
+        """What a continuation needs of this rank's: `master.NAME`, `exp_avg.NAME` and `exp_avg_sq.NAME`. `to_fill`:
+        what is written into them counts once it is `publish`ed."""
 
     def publish(self) -> None:
-        """Compute with the master weights as they are in `state` now."""
+        """Compute with the master weights as they are in `state` now, which was told `to_fill`."""

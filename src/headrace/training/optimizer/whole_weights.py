@@ -102,8 +102,8 @@ class WholeWeights:
         for name, tensor in tensors:
             into[name].copy_(tensor)
 
-    def state(self) -> Mapping[str, Piece]:
-        """See `TrainedWeights.state`."""
+    def state(self, *, to_fill: bool = False) -> Mapping[str, Piece]:
+        """See `TrainedWeights.state`: views."""
         optimizer = self._optimizer
         parts = {"master": self._flat.master, "exp_avg": optimizer.exp_avg, "exp_avg_sq": optimizer.exp_avg_sq}
         return {
