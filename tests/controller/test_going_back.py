@@ -56,6 +56,17 @@ def test_one_of_the_two_that_dies_in_its_step_leaves_neither_a_step_ahead(who: s
     assert died.state.tally == died.critic.tally
 
 
+@pytest.mark.parametrize("who", ["actor", "critic"])
+def test_one_of_the_two_that_dies_in_its_sleep_leaves_the_other_awake(who: str) -> None:
+    """The other sleeps by then, and is to load the commit."""
+    config = job(**PPO, async__mode="sync", engine__colocated=True)
+    whole = simulate(config, 0)
+    died = simulate(config, 0, Faults(training=TrainingFaults(deaths_in_sleep=((who, 3),))))
+    assert len(returns(died)) == 1
+    check(died, config)
+    assert died.state == whole.state
+
+
 def test_on_policy_a_return_changes_nothing_of_what_is_trained() -> None:
     """Given the same rollouts, and they are the same: noise does not depend on who was lost when."""
     config = job(async__mode="sync")

@@ -70,7 +70,9 @@ class SharedDevices:
         self._pool = pool
         self._models = tuple(models)
         self._awake = False
-        """Those that train."""
+        """All of those that train."""
+        self._asked: list[Callable[[], bool]] = []
+        """Of each that waits in `train` whether it is to end: it may wait for another that waits for an evaluation."""
         self._changing = asyncio.Lock()
 
     async def of_batch(self) -> None:
@@ -82,16 +84,14 @@ class SharedDevices:
 
     async def train(self, until: Callable[[], bool] = lambda: False) -> bool:
         """See `Turns.train`. Raises WorkerLost."""
-        async with self._changing:
-            if self._awake:
-                return True
-            with self._context.activity.training(spent.CHANGES):
-                if not await self._engines_asleep(until):
-                    self._pool.rise()
+        self._asked.append(until)
+        try:
+            while not await self._wake():
+                if until():
                     return False
-                await together(model.wake() for model in self._models)
-            self._awake = True
             return True
+        finally:
+            self._asked.remove(until)
 
     def look(self) -> None:
         """See `Turns.look`."""
@@ -102,10 +102,23 @@ class SharedDevices:
         async with self._changing:
             if self._awake:
                 with self._context.activity.training(spent.CHANGES):
+                    self._awake = False  # if one is lost meanwhile, some are, and `train` is to wake them all
                     await together(model.sleep() for model in self._models)
-                self._awake = False
             if self._pool.sleeps:
                 self._pool.rise()
+
+    async def _wake(self) -> bool:
+        """False if somebody in `train` was to end before an evaluation had; the others may ask again behind it."""
+        async with self._changing:
+            if self._awake:
+                return True
+            with self._context.activity.training(spent.CHANGES):
+                if not await self._engines_asleep(lambda: any(until() for until in self._asked)):
+                    self._pool.rise()
+                    return False
+                await together(model.wake() for model in self._models)
+            self._awake = True
+            return True
 
     async def _engines_asleep(self, until: Callable[[], bool]) -> bool:
         """An evaluation is waited for: its own deadline ends it. False if `until()` holds first."""

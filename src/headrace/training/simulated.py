@@ -134,6 +134,7 @@ class SimulatedTrainer:
     def sleep(self) -> None:
         self._check_lives()
         self._charge(self._costs.sleep_s)
+        self._tell("sleep", None)
         self._sleeps = True
 
     def wake(self) -> None:
@@ -160,6 +161,7 @@ class SimulatedTrainer:
         return values if of is None else torch.stack([values, values], dim=1)
 
     def keep_reference(self) -> None:
+        self._check_lives()
         self._reference = self._state.copy()
 
     def reference_logprobs(self, micro: MicroBatch) -> Tensor:
@@ -187,6 +189,7 @@ class SimulatedTrainer:
             self.load(path)
 
     def export(self, path: Path) -> None:
+        self._check_lives()
         _save(self._files, path, self._state)
 
     def _tell(self, word: str, what: object) -> None:

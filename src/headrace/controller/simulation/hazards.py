@@ -29,6 +29,8 @@ class TrainingFaults:
     deaths: tuple[tuple[str, int], ...] = ()
     deaths_in_steps: tuple[tuple[str, int], ...] = ()
     """By the optimiser step, counted alike: made, and lost with it."""
+    deaths_in_sleep: tuple[tuple[str, int], ...] = ()
+    """By the time that it is put to sleep, where engines and trainer take turns."""
     lost_leases: tuple[tuple[str, int], ...] = ()
     """One that the role holds ends behind its back; where it has stepped on the batch already, in the next one."""
 
@@ -41,10 +43,14 @@ class Hazards:
         """Which faults took effect, and how often."""
         self.broken: list[str] = []
         """What did not hold at some moment."""
-        self._deaths = {"pass": list(faults.deaths), "step": list(faults.deaths_in_steps)}
+        self._deaths = {
+            "pass": list(faults.deaths),
+            "step": list(faults.deaths_in_steps),
+            "sleep": list(faults.deaths_in_sleep),
+        }
         self._leases = list(faults.lost_leases)
-        self._passes: Counter[str] = Counter()
-        self._steps: Counter[str] = Counter()
+        self._told: dict[str, Counter[str]] = {word: Counter() for word in self._deaths}
+        """By word, how often each trainer has told it."""
         self._stepped: dict[str, int] = {}
         self._parts: Parts | None = None
         self._is_on: Callable[[], bool] = bool
@@ -60,7 +66,7 @@ class Hazards:
     def trainer(self, name: str, watch: Callable[[str, object], None]) -> Callable[[str, object], None]:
         """What a trainer tells; `watch` is told the rest of it."""
 
-        def told(word: str, what: object) -> None:
+        def hear(word: str, what: object) -> None:
             if word == "step":
                 self._stepped[name] = -1 if self._parts is None else self._parts.flow.batch
             if word != "pass":
@@ -68,18 +74,18 @@ class Hazards:
             if word not in self._deaths:
                 return
             self._look_at_turns(name)
-            counter = self._passes if word == "pass" else self._steps
-            counter[name] += 1
+            told = self._told[word]
+            told[name] += 1
             if word == "pass":
                 self._lose_lease(name)
             deaths = self._deaths[word]
-            if (death := next((one for one in deaths if one[0] == name and counter[name] >= one[1]), None)) is not None:
+            if (death := next((one for one in deaths if one[0] == name and told[name] >= one[1]), None)) is not None:
                 deaths.remove(death)
                 self.took[f"{name} died"] += 1
                 self._stepped.clear()
                 raise WorkerLost(0, "it died (a fault of the simulation)", worker=f"{_WORKERS[name]}/0")
 
-        return told
+        return hear
 
     def _look_at_turns(self, name: str) -> None:
         """Where engines and those that train take turns, none of them is awake while one trains."""
@@ -92,7 +98,7 @@ class Hazards:
 
     def _lose_lease(self, name: str) -> None:
         parts = self._parts
-        due = next((one for one in self._leases if one[0] == name and self._passes[name] >= one[1]), None)
+        due = next((one for one in self._leases if one[0] == name and self._told["pass"][name] >= one[1]), None)
         if parts is None or due is None or self._stepped.get(name) == parts.flow.batch:
             return
         table = parts.context.table
