@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from devices import DEVICE
 from safetensors.torch import save_file
+from tensor_bytes import tensor_bytes
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from training_helpers import CONFIGS
@@ -148,6 +149,11 @@ def run(folder: Path, case: dict[str, Any], rank: int) -> None:
     if "loads" in case:
         trained.load(folder / case["loads"] / "saved")
     report = step(trained, given, layout, rank)
+    if layout.pp > 1:  # by turns: what stages receive into is given back
+        awake = tensor_bytes()
+        trained.sleep()
+        assert tensor_bytes() < awake
+        trained.wake()
     scored = _scores(trained, given)
     if case.get("saves"):
         if layout.joint or rank == 0:

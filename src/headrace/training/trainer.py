@@ -258,6 +258,8 @@ class HFTrainer:
         self._sleeps = True
         weights.sleep(gradients=self._sums.forwarded_tokens > 0)
         parking.park(self._reference or ())
+        if self._joint is not None:
+            self._joint.rest()
         if self._lm.device.type == "cuda":
             torch.cuda.empty_cache()
 

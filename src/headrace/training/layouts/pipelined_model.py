@@ -79,6 +79,10 @@ class PipelinedModel:
         own = torch.cat(call.found) if call.found else torch.zeros(0, device=self._lm.device)
         return own if micro is None else self._of_last(own, micro.num_tokens)
 
+    def rest(self) -> None:
+        """See `JointModel`: what stages receive into. The next call begins with a handshake."""
+        self._built.clear()
+
     def _chunks(self, micro: MicroBatch | None) -> list[MicroBatch | None]:
         """As few as their budget allows, but one for each stage if there are so many samples; as many as in the other
         parts of the data."""

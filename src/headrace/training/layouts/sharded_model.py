@@ -36,6 +36,9 @@ class JointModel(Protocol):
     def compute(self, outputs: Outputs, micro: MicroBatch | None) -> Tensor:
         """What `outputs` makes of it, without gradient, in all ranks that it was given to."""
 
+    def rest(self) -> None:
+        """Give back memory that is kept from pass to pass."""
+
 
 class ShardedModel:
     def __init__(self, lm: PackedLM, ranks: RankGroup, dtype: torch.dtype, *, offload: bool = False) -> None:
@@ -90,6 +93,9 @@ class ShardedModel:
         """What `outputs` makes of it as it is."""
         found: Tensor = getattr(self._lm.model, _PASS)(outputs, self._lm, micro, before)
         return found
+
+    def rest(self) -> None:
+        """See `JointModel`: there is none."""
 
     def let_go(self) -> None:
         """Of gathered weights that no backward pass lets go of."""
