@@ -66,6 +66,12 @@ def test_the_largest_is_placed_first() -> None:
     assert found["reward/0"] == found["reward/1"] == ("c", (0,))
 
 
+def test_of_those_that_ask_for_as_many_devices_the_one_with_more_processors_is_first() -> None:
+    trainer, engine = team("trainer", 1, cpus=4), team("engine", 1, cpus=8)
+    there = [node("a", 0, 8, here=True), node("b", 0, 4)]
+    assert where(placed([trainer, engine], there)) == {"engine/0": ("a", ()), "trainer/0": ("b", ())}
+
+
 def test_a_shortage_is_named() -> None:
     with pytest.raises(NoRoom) as shortage:
         placed([team("trainer", 2, 1), team("engine", 3, 1)], [A, B], "slot")

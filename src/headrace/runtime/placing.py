@@ -108,10 +108,11 @@ class Placed:
 
 
 def placed(teams: Sequence[Team], nodes: Sequence[Node], device: str = "GPU") -> list[Placed]:
-    """Each bundle with its node, the largest first. `device`: what they are called. Raises NoRoom."""
+    """Each bundle with its node. The team with the largest bundle is first: by devices, then by processors; of equal
+    ones the first. `device`: what they are called. Raises NoRoom."""
     left = {node.id: _Left(node) for node in nodes}
     found: list[Placed] = []
-    by_size = sorted(teams, key=lambda team: -max((each.devices, each.cpus) for each in team.bundles)[0])
+    by_size = sorted(teams, key=lambda team: max((each.devices, each.cpus) for each in team.bundles), reverse=True)
     for team in by_size:
         of_team: dict[str, int] = {}
         for bundle in team.bundles:
