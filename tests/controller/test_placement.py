@@ -37,6 +37,15 @@ def test_all_are_those_that_the_run_has() -> None:
     assert team.bundles[0].workers == ("trainer/0", "reference/0", "engine/0", "rollout/0")
 
 
+def test_a_colocated_worker_that_has_several_devices_by_the_short_form_is_refused() -> None:
+    both = {"place": {"engine": [1, 4], "reference": [1, 1]}, "colocate": [["engine", "reference"]]}
+    words = r"cluster\.place\.engine has 2 devices for each worker, and one that is colocated shares one device at most"
+    with pytest.raises(ConfigError, match=words):  # as with `devices: 2`; there are two engines
+        teams_of(config(both), 0)
+    (team,) = teams_of(config({**both, "place": {"engine": [1, 2], "reference": [1, 1]}}), 0).teams
+    assert [bundle.devices for bundle in team.bundles] == [1, 1]
+
+
 def test_a_role_that_the_run_does_not_have_is_told() -> None:
     with pytest.raises(ConfigError, match=r"cluster\.place\.critic places workers, and this run has none of that role"):
         teams_of(config({"place": {"critic": {}}}), 0)

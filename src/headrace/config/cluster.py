@@ -125,10 +125,7 @@ class ClusterConfig(Section):
                 )
             for role in each:
                 if role in self.place and self.place[role].devices > 1:
-                    raise ValueError(
-                        f"place.{role}.devices is {self.place[role].devices:g}, and a role that is colocated shares "
-                        "one device at most; use 1 or less, or leave it out of colocate"
-                    )
+                    raise ValueError(f"place.{role} {shares_too_many(self.place[role].devices)}")
         return self
 
     @property
@@ -139,6 +136,14 @@ class ClusterConfig(Section):
     @property
     def is_given(self) -> bool:
         return bool(self.place or self.colocate)
+
+
+def shares_too_many(devices: float) -> str:
+    """What is wrong with so many of each worker of a colocated role, where `devices_together` comes to them as well."""
+    return (
+        f"has {devices:g} devices for each worker, and one that is colocated shares one device at most; use 1 or less "
+        "for each, or leave the role out of colocate"
+    )
 
 
 def resource_overrides(text: str | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from headrace.config import ConfigError, TrainConfig
-from headrace.config.cluster import ROLES, PlaceConfig, Role
+from headrace.config.cluster import ROLES, PlaceConfig, Role, shares_too_many
 from headrace.controller.planning.judges import own_judges
 from headrace.runtime.placing import Bundle, Seat, Team, Teams
 
@@ -20,6 +20,9 @@ def teams_of(config: TrainConfig, rollouts: int) -> Teams:
     together = [role for each in sets for role in each]
     sets += [(role,) for role in ROLES if role in cluster.place and role not in together]
     seats = {role: _seats(role, cluster.place.get(role, PlaceConfig()), counts[role]) for each in sets for role in each}
+    for role in together:
+        if (devices := seats[role][0].devices) > 1:
+            raise ConfigError(f"cluster.place.{role} {shares_too_many(devices)}")
     return Teams(
         tuple(_team([seats[role] for role in each], _spreads(config, each)) for each in sets if each),
         {
