@@ -31,3 +31,11 @@ def one_ray(ray_environment: Mapping[str, str], tmp_path_factory: pytest.TempPat
         finally:
             ray.shutdown()
             head.close()
+
+
+@pytest.fixture
+def ray_imported(ray_environment: Mapping[str, str]) -> Iterator[None]:
+    """For a test that starts none."""
+    with mock.patch.dict(os.environ, ray_environment):
+        pytest.importorskip("ray", reason="pip install 'headrace[cluster]'")
+        yield

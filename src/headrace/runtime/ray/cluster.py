@@ -169,16 +169,19 @@ class RayCluster:
 
     def _connect(self) -> None:
         self._joins = not ray.is_initialized()  # else this process is in a cluster already, as a notebook's may be
-        if self._joins:
-            address = self._head.start() if self._address is None and self._head is not None else self._address
-            if address is None:
-                raise ClusterError("this process is in no Ray cluster, and is given the address of none")
-            join(address, self._namespace)
         try:
+            if self._joins:
+                self._join()
             self._reserve()
         except BaseException:
             self._leave(None)
             raise
+
+    def _join(self) -> None:
+        address = self._head.start() if self._address is None and self._head is not None else self._address
+        if address is None:
+            raise ClusterError("this process is in no Ray cluster, and is given the address of none")
+        join(address, self._namespace)
 
     def _reserve(self) -> None:
         """What its workers ask for; and whether all of their nodes see this machine's memory."""
