@@ -18,6 +18,11 @@ class NoRoom(HeadraceError, RuntimeError):
     """No node has what a bundle asks for."""
 
 
+def kind_of(worker: str) -> str:
+    """Of engine/0: engine."""
+    return worker.partition("/")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Seat:
     """Of one worker."""
@@ -77,7 +82,7 @@ class Teams:
         for team in self.teams:
             if any(worker in bundle.workers for bundle in team.bundles):
                 return team
-        more = self.one_more.get(worker.partition("/")[0])
+        more = self.one_more.get(kind_of(worker))
         if more is None:
             return None
         ((seat,),) = (bundle.seats for bundle in more.bundles)
@@ -123,6 +128,11 @@ def placed(teams: Sequence[Team], nodes: Sequence[Node], device: str = "GPU") ->
             of_team[chosen.node.id] = of_team.get(chosen.node.id, 0) + 1
             found.append(Placed(bundle, chosen.node.id, chosen.take(bundle)))
     return found
+
+
+def room(node: Node, bundles: Sequence[Bundle]) -> int:
+    """How many of them would fit, one after another."""
+    return _Left(node).room(bundles)
 
 
 def by_node(found: Sequence[Placed]) -> Mapping[str, Sequence[str]]:
@@ -185,7 +195,7 @@ class _Left:
 def _shortage(bundle: Bundle, teams: Sequence[Team], nodes: Sequence[Node], left: Sequence[_Left], device: str) -> str:
     asked: dict[str, list[Seat]] = {}
     for seat in (seat for team in teams for each in team.bundles for seat in each.seats):
-        asked.setdefault(seat.worker.partition("/")[0], []).append(seat)
+        asked.setdefault(kind_of(seat.worker), []).append(seat)
     roles = "; ".join(f"{role} {len(seats)} x ({amount(seats[0], device)})" for role, seats in asked.items())
     have = "; ".join(
         f"{node.name} {sum(node.devices):g} {device} and {node.cpus:g} CPU, of which {sum(each.devices):g} and "

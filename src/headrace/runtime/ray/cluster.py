@@ -27,7 +27,7 @@ from headrace.runtime.ray.member import RayWorker
 from headrace.runtime.ray.near_process import NearProcess
 from headrace.runtime.ray.nodes import here
 from headrace.runtime.ray.refs import ActorRefs
-from headrace.runtime.ray.reservations import Options, Reservations
+from headrace.runtime.ray.reservations import ROOM_LANE, Options, Reservations
 from headrace.runtime.ray.scouts import Inspection
 from headrace.runtime.ray.shelf import SHELF, Shelf
 from headrace.runtime.refs import Ref, Refs
@@ -90,7 +90,7 @@ class RayCluster:
         self._room_s = room_s
         self._needs = needs
         self._together = together
-        self._reservations = Reservations(Teams(), room_s, lambda workers: None)
+        self._reservations = Reservations(Teams(), room_s, lambda workers: {})
         self._lines = Processes(run, logs=logs, packages=packages, begin=self._begin)
         """To those that are near; and the run's folder in memory."""
 
@@ -112,7 +112,7 @@ class RayCluster:
     def member(self, kind: type[Any], spec: object, name: str, rank: int, types: WireTypes, where: Placement) -> Member:
         """See `Apart.member`."""
         member = self._member(kind, spec, name, rank, types, where)
-        member.once_closed = lambda: self._services.compute(LANE, self._reservations.release, name)
+        member.once_closed = lambda: self._services.compute(ROOM_LANE, self._reservations.release, name)
         return member
 
     def _member(
@@ -190,7 +190,7 @@ class RayCluster:
         marker = self.make_folder("here") / "marker"
         marker.write_text(secrets.token_hex(16))
         inspection = Inspection(self._needs(marker), self._together, marker)
-        self._reservations = Reservations(self._teams, self._room_s, inspection.require)
+        self._reservations = Reservations(self._teams, self._room_s, inspection.require, self._together)
         try:
             self._reservations.begin()
         except (NoRoom, NodeUnfit) as error:

@@ -1,14 +1,15 @@
 """What a run has reserved of a cluster: a placement group for each bundle of workers, on the node that was planned.
 
-Each is a group of its own: the bundle whose node is lost goes elsewhere, and the others stay as they are.
+Each is a group of its own: the bundle whose node is lost goes elsewhere, and the others stay as they are, but for kinds
+of workers that have to be on one machine: their bundles follow each other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,21 +18,26 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from headrace.runtime.node_check import NodeUnfit
-from headrace.runtime.placing import Bundle, NoRoom, Placed, Team, Teams, by_node, placed
+from headrace.runtime.placing import Bundle, Node, NoRoom, Placed, Team, Teams, by_node, kind_of, placed, room
 from headrace.runtime.protocol import Services
 from headrace.runtime.ray import nodes
 
 logger = logging.getLogger(__name__)
 
 LANE = "ray"
+ROOM_LANE = "ray room"
+"""On which room is looked for, which may last: who has room waits for none of it."""
 _NODE_LABEL = "ray.io/node-id"
 _RESERVED_S = 10.0
 """In which a group is there, unless somebody else took the room."""
 _LOOK_S = 1.0
+_UNFIT_S = 30.0
+"""After which an unfit node is looked at again: it may have been slow, or was mended."""
 _GPU = "GPU"
 
 Options = Mapping[str, Any]
 """Of an actor that Ray makes."""
+_Kinds = tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -41,13 +47,28 @@ class _Reserved:
     group: PlacementGroup
 
 
+@dataclass(frozen=True, slots=True)
+class _Unfit:
+    words: str
+    until: float
+
+
 class Reservations:
-    def __init__(self, teams: Teams, room_s: float, require: Callable[[Mapping[str, Sequence[str]]], None]) -> None:
+    def __init__(
+        self,
+        teams: Teams,
+        room_s: float,
+        require: Callable[[Mapping[str, Sequence[str]]], Mapping[str, str]],
+        together: Collection[str] = (),
+    ) -> None:
         """`room_s`: for which a worker waits for room. `require`: looks at nodes, by id, for the workers that are to be
-        there; blocks, and raises NodeUnfit."""
+        there, and tells each one's machine; blocks, and raises NodeUnfit. `together`: kinds of which all workers of a
+        team are on one machine, and are made anew together."""
         self._teams = teams
         self._require = require
-        self._unfit: dict[str, None] = {}
+        self._together = tuple(together)
+        self._unfit: dict[tuple[str, _Kinds], _Unfit] = {}
+        """By node and kinds of workers."""
         self._room_s = room_s
         self._reserved: dict[tuple[str, ...], _Reserved] = {}
         """By the workers of the bundle."""
@@ -59,8 +80,7 @@ class Reservations:
             return []
         found = placed(self._teams.teams, nodes.nodes(self._teams.device), self._teams.device)
         try:
-            for each in found:
-                self._reserve(each)
+            self._take(found)
             self._require(by_node(found))
         except (NoRoom, NodeUnfit):
             self.close()
@@ -73,28 +93,29 @@ class Reservations:
         if team is None:
             return await services.compute(LANE, _here)
         bundle = next(each for each in team.bundles if worker in each.workers)
-        async with self._turn:
-            clock, waits = services.clock, False
-            end = clock.now() + self._room_s
-            while True:
-                try:
-                    reserved = await services.compute(LANE, lambda: self._of(bundle, team))
-                    break
-                except NoRoom as none:
-                    if clock.now() >= end:
-                        raise NoRoom(
-                            f"{worker} has waited {self._room_s:g} s for room (cluster.room_deadline_s): {none}"
-                        ) from none
-                    if not waits:
-                        logger.warning("%s waits for room, for %g s at most: %s", worker, self._room_s, none)
-                        waits = True
-                await clock.sleep(_LOOK_S)
+        clock, waits = services.clock, False
+        end = clock.now() + self._room_s
+        while (reserved := await services.compute(LANE, self._kept, worker, bundle, team)) is None:
+            try:
+                async with self._turn:
+                    reserved = await services.compute(ROOM_LANE, self._of, bundle, team, clock.now)
+                break
+            except NoRoom as none:
+                if clock.now() >= end:
+                    raise NoRoom(
+                        f"{worker} has waited {self._room_s:g} s for room (cluster.room_deadline_s): {none}"
+                    ) from none
+                if not waits:
+                    logger.warning("%s waits for room, for %g s at most: %s", worker, self._room_s, none)
+                    waits = True
+            await clock.sleep(_LOOK_S)
         return self._options(worker, reserved)
 
     def release(self, worker: str) -> None:
-        """It has ended for good. Blocking."""
-        for workers in [each for each in self._reserved if each == (worker,)]:
-            _remove(self._reserved.pop(workers).group)
+        """It has ended for good. Blocking; on the lane where room is looked for."""
+        reserved = self._reserved.pop((worker,), None)
+        if reserved is not None:
+            _remove(reserved.group)
 
     def close(self) -> None:
         """Blocking."""
@@ -102,23 +123,108 @@ class Reservations:
             _remove(reserved.group)
         self._reserved.clear()
 
-    def _of(self, bundle: Bundle, team: Team) -> _Reserved:
-        """On a node that lives. Raises NoRoom."""
-        reserved = self._reserved.get(bundle.workers)
-        if reserved is not None:
-            if reserved.node in nodes.living():
-                return reserved
-            _remove(self._reserved.pop(bundle.workers).group)
-        while True:
-            fit = [node for node in nodes.nodes(self._teams.device) if node.id not in self._unfit]
-            (found,) = placed([Team((bundle,), team.spread)], fit, self._teams.device)
+    def _kept(self, worker: str, bundle: Bundle, team: Team) -> _Reserved | None:
+        """What is reserved for it, if that stands; of one that has to be with others, if theirs does too."""
+        needed = self._joint(bundle, team) if kind_of(worker) in self._together else (bundle,)
+        found = [each for needs in needed if (each := self._reserved.get(needs.workers)) is not None]
+        if len(found) < len(needed):
+            return None
+        living = nodes.living()
+        if any(each.node not in living for each in found):
+            return None
+        return next(each for each in found if each.bundle == bundle)
+
+    def _of(self, bundle: Bundle, team: Team, now: Callable[[], float]) -> _Reserved:
+        """On a node that lives, with all that have to be on its machine. Raises NoRoom."""
+        joint, living = self._joint(bundle, team), nodes.living()
+        for each in joint:
+            if (reserved := self._reserved.get(each.workers)) is not None and reserved.node not in living:
+                _remove(self._reserved.pop(each.workers).group)
+        if not all(each.workers in self._reserved for each in joint):
+            self._unfit = {key: each for key, each in self._unfit.items() if each.until > now()}
             try:
-                self._require({found.node: bundle.workers})
-            except NodeUnfit as unfit:
-                logger.warning("%s is not placed there: %s", " + ".join(bundle.workers), unfit)
-                self._unfit[found.node] = None
-            else:
-                return self._reserve(found)
+                self._take(self._alone(bundle, team, now) if len(joint) == 1 else self._on_one(joint, team, now))
+            except NoRoom as none:
+                unfit = [each.words for (_, kinds), each in self._unfit.items() if kinds == _kinds(joint)]
+                if not unfit:
+                    raise
+                raise NoRoom(f"{none}. Nodes that are unfit: {'; '.join(unfit)}") from none
+        return self._reserved[bundle.workers]
+
+    def _alone(self, bundle: Bundle, team: Team, now: Callable[[], float]) -> list[Placed]:
+        """Raises NoRoom."""
+        while True:
+            found = placed([Team((bundle,), team.spread)], self._fit([bundle]), self._teams.device)
+            if self._machine(found[0].node, [bundle], now) is not None:
+                return found
+
+    def _on_one(self, joint: Sequence[Bundle], team: Team, now: Callable[[], float]) -> list[Placed]:
+        """Those without a place, on the machine of those that have one; or all of them, on another. Raises NoRoom."""
+        fit = self._fit(joint)
+        kept = [self._reserved[each.workers].node for each in joint if each.workers in self._reserved]
+        machines: dict[str, list[Node]] = {}
+        for node in sorted(fit, key=lambda node: (node.id not in kept, -room(node, joint))):
+            if node.id not in kept and not room(node, joint):
+                break
+            machine = self._machine(node.id, joint, now)
+            if machine is None:
+                continue
+            there = machines.setdefault(machine, [])
+            there.append(node)
+            wanted = self._without_place(joint, there)
+            if any(each.workers in self._reserved and self._has_others(each) for each in wanted):
+                continue  # they live, and are not made anew
+            with suppress(NoRoom):
+                return placed([Team(wanted, team.spread)], there, self._teams.device)
+        placed([Team(tuple(joint), team.spread)], fit, self._teams.device)
+        raise NoRoom(
+            f"no machine has room for all of {', '.join(worker for each in joint for worker in each.workers)}, and "
+            "ranks of one model are on one; lower devices or cpus in cluster.place, or add nodes"
+        )
+
+    def _joint(self, bundle: Bundle, team: Team) -> tuple[Bundle, ...]:
+        """Those that have to be on one machine with it, and it."""
+        joint = tuple(each for each in team.bundles if any(kind in self._together for kind in _kinds([each])))
+        return joint if bundle in joint else (bundle,)
+
+    def _has_others(self, bundle: Bundle) -> bool:
+        """Whether workers of other kinds are colocated with it."""
+        return any(kind not in self._together for kind in _kinds([bundle]))
+
+    def _without_place(self, joint: Sequence[Bundle], there: Sequence[Node]) -> tuple[Bundle, ...]:
+        """Those that have none on these nodes."""
+        ids = [node.id for node in there]
+        have = [each.bundle.workers for each in self._reserved.values() if each.node in ids]
+        return tuple(each for each in joint if each.workers not in have)
+
+    def _fit(self, bundles: Sequence[Bundle]) -> list[Node]:
+        kinds = _kinds(bundles)
+        return [node for node in nodes.nodes(self._teams.device) if (node.id, kinds) not in self._unfit]
+
+    def _machine(self, node: str, bundles: Sequence[Bundle], now: Callable[[], float]) -> str | None:
+        """Which one the node is on; None if it is unfit for them."""
+        workers = [worker for each in bundles for worker in each.workers]
+        try:
+            return self._require({node: workers})[node]
+        except NodeUnfit as unfit:
+            logger.warning("%s is not placed there: %s", " + ".join(workers), unfit)
+            self._unfit[node, _kinds(bundles)] = _Unfit(str(unfit), now() + _UNFIT_S)
+            return None
+
+    def _take(self, found: Sequence[Placed]) -> None:
+        """Reserve all of it, in the place of what the same bundles had. Raises NoRoom: then all is as it was."""
+        made: list[_Reserved] = []
+        with ExitStack() as undo:
+            for each in found:
+                reserved = self._reserve(each)
+                undo.callback(_remove, reserved.group)
+                made.append(reserved)
+            undo.pop_all()
+        for reserved in made:
+            before = self._reserved.get(reserved.bundle.workers)
+            self._reserved[reserved.bundle.workers] = reserved
+            if before is not None:
+                _remove(before.group)
 
     def _reserve(self, found: Placed) -> _Reserved:
         bundle = found.bundle
@@ -130,8 +236,7 @@ class Reservations:
                 f"the room for {' + '.join(bundle.workers)} was taken by somebody else, or its node is lost; look at "
                 "`ray status`"
             )
-        reserved = self._reserved[bundle.workers] = _Reserved(bundle, found.node, group)
-        return reserved
+        return _Reserved(bundle, found.node, group)
 
     def _options(self, worker: str, reserved: _Reserved) -> Options:
         (cpus,) = (seat.cpus for seat in reserved.bundle.seats if seat.worker == worker)
@@ -142,6 +247,10 @@ class Reservations:
             **(counted if devices else {}),
             "scheduling_strategy": PlacementGroupSchedulingStrategy(reserved.group, 0),
         }
+
+
+def _kinds(bundles: Sequence[Bundle]) -> _Kinds:
+    return tuple(dict.fromkeys(kind_of(worker) for each in bundles for worker in each.workers))
 
 
 def _here() -> Options:

@@ -12,6 +12,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from headrace.runtime.node_check import NeededFile, Needs, NodeUnfit, Seen, look, require, require_together
+from headrace.runtime.placing import kind_of
 from headrace.runtime.ray import nodes
 
 _LOOK_S = 120.0
@@ -41,20 +42,27 @@ class Inspection:
         """Whether all nodes that were looked at have that memory."""
         self._together = together
         self._done: set[tuple[str, str]] = set()
-        self._machines: dict[str, dict[str, str]] = {}
-        """Of the kinds that are to be together: by worker, the start of its machine."""
+        self._machines: dict[str, str] = {}
+        """By node."""
 
     def stay_near(self) -> None:
         """Nodes without it are unfit from now on."""
         self._near = True
 
-    def require(self, workers: Mapping[str, Sequence[str]]) -> None:
-        """`workers` by node. Blocking. Raises NodeUnfit."""
+    def require(self, workers: Mapping[str, Sequence[str]]) -> Mapping[str, str]:
+        """`workers` by node; those that are to be together are looked at as far as they are named here. Of each node
+        the start of its machine. Blocking. Raises NodeUnfit."""
         own, names = nodes.here(), nodes.living()
         asked: dict[str, Needs] = {}
         for node, there in workers.items():
-            kinds = dict.fromkeys(_kind(worker) for worker in there)
-            if node != own and any((node, kind) not in self._done for kind in kinds):
+            if node == own:
+                continue
+            if node not in names:
+                raise NodeUnfit(
+                    f"the node {node[:8]} does not answer, and is to have {', '.join(there)}; look whether it is up"
+                )
+            kinds = dict.fromkeys(kind_of(worker) for worker in there)
+            if any((node, kind) not in self._done for kind in kinds):
                 files = [file for kind in kinds for file in self._needs.get(kind, Needs()).files]
                 files += [self._memory] if self._near else []
                 asked[node] = Needs(tuple(dict.fromkeys(files)))
@@ -64,18 +72,13 @@ class Inspection:
         self.all_near &= all(each.digests.get(memory.path) == memory.digest for each in found.values())
         for node, needs in asked.items():
             require(names[node], found[node], needs, workers[node])
-        boots = {own: look(()).boot, **{node: each.boot for node, each in found.items()}}
-        for node, there in workers.items():
-            for worker in there:
-                self._done.add((node, _kind(worker)))
-                if _kind(worker) in self._together and node in boots:
-                    self._machines.setdefault(_kind(worker), {})[worker] = boots[node]
-        for machines in self._machines.values():
-            require_together(machines)
-
-
-def _kind(worker: str) -> str:
-    return worker.partition("/")[0]
+        self._machines |= {own: look(()).boot, **{node: each.boot for node, each in found.items()}}
+        self._done |= {(node, kind_of(worker)) for node, there in workers.items() for worker in there}
+        machines = {node: self._machines[node] for node in workers}
+        on = {worker: machines[node] for node, there in workers.items() for worker in there}
+        for kind in self._together:
+            require_together({worker: machine for worker, machine in on.items() if kind_of(worker) == kind})
+        return machines
 
 
 def seen(paths: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> Mapping[str, Seen]:
