@@ -131,6 +131,10 @@ class _HiresWithRelay:
             await self._relays.mend()
         except (WorkerError, WorkerLost, WaitTimeout) as error:
             logger.warning("the relay of weights for %s is lost: %s", handle.worker, error)
+            if self._relays.rank_of(handle.worker) is None:  # nobody else would end it
+                for rank in made:
+                    with suppress(WorkerError, WorkerLost, WaitTimeout):
+                        await self._workers.leave(rank)
         return engine, handle
 
     async def _make(self, made: list[int]) -> None:

@@ -51,6 +51,8 @@ class _Place:
     """The last one; empty once it has taken a version."""
     is_told: bool = False
     """That it was lost."""
+    life: int = 0
+    """How often it was made. What a journey says of one that was made anew meanwhile is of the one before."""
 
 
 class Relays:
@@ -133,6 +135,9 @@ class Relays:
         """Have the newest version of the trainer that publishes at `address` leave for all that can be reached.
         Returns once it is there, or was tried twice: what fails is told of, and left to `mend`."""
         async with self._turn:
+            if address != self._address:  # a new life of the trainer: it need not wait for what the one before lacked
+                source = self._places[SOURCE]
+                source.failures, source.due = 0, 0.0
             self._address = address
             for _ in range(2):
                 if not await self._looked():
@@ -202,6 +207,10 @@ class Relays:
         except (WorkerError, WorkerLost, WaitTimeout) as error:
             self._left_out(SOURCE, error)
             return False
+        if found.offer is None and self.newest is not None:
+            why = f"{self._address} holds no version any more; the trainer may be on its way back"
+            self._left_out(SOURCE, WeightError(why))
+            return False
         self.newest, self._before = found.offer or self.newest, found.before
         return True
 
@@ -212,13 +221,14 @@ class Relays:
         assert newest is not None
         assert newest.manifest is not None
         sent: Sent | None = None
+        lives = {rank: place.life for rank, place in self._places.items()}
         if (faults := await self._formed([SOURCE, *ranks], alone=alone)) is None:
             order = (SOURCE, *(self._group.index(rank) for rank in ranks))
             journey = Journey(newest.manifest, order, base, self._summed, newest.swap_check)
             began = self._clock.now()
             asked = dict.fromkeys(ranks, ("take", (journey,)))
             answers, faults = await self._each({SOURCE: ("send", (journey, self._address)), **asked})
-            there = [rank for rank in ranks if answers.get(rank) is True]
+            there = [rank for rank in ranks if answers.get(rank) is True and self._is_of(rank, lives)]
             for rank in there:
                 place = self._places[rank]
                 place.last = newest.version
@@ -239,9 +249,14 @@ class Relays:
         if not known:  # that of one whom nobody reaches is not: each of them has to be tried alone
             known = {rank: error for rank, error in faults.items() if rank != SOURCE}
         for rank, error in known.items():
-            if not (isinstance(error, WorkerLost) and self._is_told(rank)):
+            if self._is_of(rank, lives) and not (isinstance(error, WorkerLost) and self._is_told(rank)):
                 self._left_out(rank, error)
         return False
+
+    def _is_of(self, rank: int, lives: Mapping[int, int]) -> bool:
+        """Whether it is there, and still the one that it was: `mend` makes lost ones anew while others are sent to."""
+        place = self._places.get(rank)
+        return place is not None and place.life == lives.get(rank)
 
     def _is_told(self, rank: int) -> bool:
         """That it was lost: `mend` may have seen it first."""
@@ -307,6 +322,7 @@ class Relays:
             return  # it left meanwhile
         place.plane, place.offer = await self._call(rank, "plane", what="where it keeps versions"), None
         place.is_told = False
+        place.life += 1
         if rank == SOURCE:
             self._port = None
 
