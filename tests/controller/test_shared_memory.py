@@ -45,6 +45,27 @@ def test_too_little_shared_memory_is_told_with_how_much_is_needed(tmp_path: Path
     check_shared_memory("disk", large)
 
 
+def test_each_relay_of_a_receiver_has_two_versions_more(tmp_path: Path) -> None:
+    """Two engines and a proximal policy."""
+    job = make_job(
+        tmp_path,
+        engine__process=True,
+        engine__replicas=2,
+        algorithm__epochs_per_batch=2,
+        proximal__placement="process",
+        weights__transport="collective",
+    )
+    plan = make_plan(load_config(TrainConfig, str(job), []))
+    version = 4 * plan.memory.parameters
+    assert (plan.memory.published, plan.memory.at_relays) == (2 * version, 3 * 2 * version)
+    assert plan.memory.uses["weight plane: two versions at each relay"] == 3 * 2 * version
+    free = shutil.disk_usage(site_parent()).free
+    relays = {"weight plane: two versions at each relay": free}
+    large = replace(plan.memory, uses={**plan.memory.uses, **relays})
+    with pytest.raises(ConfigError, match=r"transport is collective.*, and two for each relay: .* GiB are free there"):
+        check_shared_memory("shm", large)
+
+
 @pytest.mark.skipif(not can_unshare("-rn"), reason="no namespaces here")
 def test_that_no_port_is_free_is_told() -> None:
     line = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, "-c", _HOLD_ALL]

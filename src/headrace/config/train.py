@@ -170,6 +170,14 @@ class TrainConfig(Section):
         return self.weights.transport == "gloo"
 
     @property
+    def relays(self) -> int:
+        """How many of those that take weights have a relay of their own because `collective` was asked for."""
+        if self.weights.transport != "collective":
+            return 0
+        engines = self.engine.total if self.engine.apart else 0
+        return engines + (self.copies_proximal and self.proximal.placement == "process")
+
+    @property
     def servers_beyond(self) -> tuple[str, ...]:
         """Addresses of servers that are not on loopback."""
         return tuple(url for section in self.engine.sections for url in section.urls if not is_here(url))

@@ -28,6 +28,7 @@ GIB, MIB = 2**30, 2**20
 _BYTES = {"float32": 4, "bfloat16": 2}
 _PLANE = "weight plane: newest version, and the next"
 _LEAVING = "weight plane: the copy that leaves"
+_AT_RELAYS = "weight plane: two versions at each relay"
 _KV_CACHE = "engine: KV cache"
 _SPARE = 0.05
 """Of a device's free memory: for what its libraries take, and for what falls between allocated blocks."""
@@ -72,8 +73,14 @@ class MemoryEstimate:
 
     @property
     def published(self) -> int:
-        """Of two versions of the weights where whoever takes them gets them from; 0 if nobody publishes."""
+        """Of two versions of the weights where whoever takes them gets them from; 0 if nobody publishes. Those at
+        relays come beside them."""
         return self.uses.get(_PLANE, self.on_host.get(_PLANE, 0))
+
+    @property
+    def at_relays(self) -> int:
+        """Of the versions that relays keep in memory that processes share."""
+        return self.uses.get(_AT_RELAYS, self.on_host.get(_AT_RELAYS, 0))
 
     @property
     def total(self) -> int:
@@ -116,6 +123,8 @@ def estimate_memory(
         uses[_KV_CACHE] = sum(count * each.bytes_wanted for count, each in caches)
     slots = _slots(config, cache) if engine else 1
     table = _table(config, model_config, cache)
+    if engine and trainer and config.relays:
+        table[_AT_RELAYS] = config.relays * 2 * _BYTES[config.model.dtype] * parameters
     if device.type == "cpu":
         uses |= table
         turns = by_turns(config, uses, on_device=False)

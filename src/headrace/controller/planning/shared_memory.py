@@ -13,7 +13,7 @@ from headrace.weights.transport import Transport
 def check_shared_memory(transport: Transport, memory: MemoryEstimate) -> None:
     """Raises ConfigError, with how much is needed and how to have more. What runs left that are no more is removed
     first."""
-    needed = memory.published
+    needed = memory.published + memory.at_relays
     if transport != "shm" or not needed:
         return
     sweep()
@@ -22,7 +22,8 @@ def check_shared_memory(transport: Transport, memory: MemoryEstimate) -> None:
     if needed > free:
         size = (needed + shutil.disk_usage(place).used) // GIB + 1
         raise ConfigError(
-            f"weights.transport is shm, which keeps two versions of the weights in {place}: {needed / GIB:,.2f} GiB, "
-            f"and {free / GIB:,.2f} GiB are free there; have {size} GiB (mount -o remount,size={size}G {place}, or a "
+            f"weights.transport is {'collective' if memory.at_relays else 'shm'}, which keeps two versions of the "
+            f"weights in {place}{', and two for each relay' if memory.at_relays else ''}: {needed / GIB:,.2f} GiB, and "
+            f" {free / GIB:,.2f} GiB are free there; have {size} GiB (mount -o remount,size={size}G {place}, or a "
             f"container's --shm-size={size}g), or use weights.transport: disk"
         )
