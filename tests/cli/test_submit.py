@@ -42,6 +42,20 @@ def test_a_job_takes_functions_along_and_names_the_rest_in_full(
     assert not (into / "functions" / "1").exists()
 
 
+@pytest.mark.parametrize("version", ["", "@3", "@v3"])
+def test_a_run_to_begin_from_is_named_in_full_with_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    given = yaml.safe_load(make_job(tmp_path / "job").read_text())
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    into = tmp_path / "job-folder"
+    into.mkdir()
+    monkeypatch.chdir(tmp_path)
+    given["from"] = {"run": f"runs/a{version}"}
+    made = yaml.safe_load(ship(load_config(TrainConfig, given, []), into).read_text())
+    assert made["from"]["run"] == f"{tmp_path}/runs/a{version}"
+
+
 def submitted(config: Path, run: Path, address: str, *more: str) -> list[str]:
     line = [sys.executable, "-m", "headrace.cli.main", "submit", str(config), "--address", address]
     return [*line, "--dir", str(run), *more]

@@ -11,6 +11,7 @@ import yaml
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.values.name_or_function import is_own
 from headrace.config.values.paths import path_of
+from headrace.store.origin import split_version
 
 CONFIG = "config.yaml"
 _FUNCTIONS = "functions"
@@ -55,6 +56,11 @@ def _named(value: Any, key: str, taken: dict[Path, str]) -> Any:
             if file.suffix == ".py" and file.is_file():
                 called = taken.setdefault(file.absolute().parent, f"{_FUNCTIONS}/{len(taken)}")
                 return f"{called}/{file.name}:{name}"
-        case str() if key in _PATHS and path_of(value).exists():
+        case str() if key in _PATHS and _path_in(value, key).exists():
             return str(path_of(value).absolute())
     return value
+
+
+def _path_in(value: str, key: str) -> Path:
+    """The folder that has to be there: `run` may name a version of it, as RUN@N."""
+    return path_of(split_version(value)[0] if key == "run" else value)

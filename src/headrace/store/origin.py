@@ -52,10 +52,8 @@ class Origin:
 
 def find_origin(given: str) -> Origin:
     """`given`: RUN, RUN@N, a checkpoint's folder, or that of an offline trainer. Raises RunMissing."""
-    name, at, number = given.rpartition("@")
-    if not (at and number.removeprefix("v").isdecimal()) or Path(given).is_dir():
-        name, number = given, ""
-    folder, step = path_of(name), int(number.removeprefix("v")) if number else None
+    name, step = split_version(given)
+    folder = path_of(name)
     if not folder.is_dir():
         raise RunMissing(f"--from {given}: there is no folder {folder}; correct the path")
     if (folder / "checkpoints").is_dir():
@@ -69,6 +67,14 @@ def find_origin(given: str) -> Origin:
     if (folder / "config.json").is_file():
         raise RunMissing(f"--from {given}: {folder} is a model, not a run; set model.path to it")
     raise RunMissing(f"--from {given}: {folder} holds neither a run nor a checkpoint; correct the path")
+
+
+def split_version(given: str) -> tuple[str, int | None]:
+    """The folder that `given` names, and N of RUN@N or RUN@vN."""
+    name, at, number = given.rpartition("@")
+    if not (at and number.removeprefix("v").isdecimal()) or path_of(given).is_dir():
+        return given, None
+    return name, int(number.removeprefix("v"))
 
 
 def _of_run(name: str, folder: Path, step: int | None) -> Origin:
