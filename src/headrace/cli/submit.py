@@ -36,12 +36,17 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"headrace submit: pip install 'headrace[cluster]' ({error})") from error
     begin = ["--resume"] if args.resume else ["--fresh"] if args.fresh else []
     line = ["python", "-m", "headrace", "train", CONFIG, "--dir", str(run_folder), "--plain", *begin]
-    with tempfile.TemporaryDirectory(prefix="headrace-job-") as folder:
-        ship(config, Path(folder))
-        jobs = Jobs(args.address)
-        job = jobs.submit(shlex.join(line), Path(folder))
-    tell_note(f"job {job} at {args.address}, in {run_folder}")
-    return asyncio.run(_followed(jobs, job))
+    where = f"at {args.address}, in {run_folder}"
+
+    async def submitted() -> int:
+        jobs = await Jobs.at(args.address)
+        with tempfile.TemporaryDirectory(prefix="headrace-job-") as folder:
+            ship(config, Path(folder))
+            job = await jobs.submit(shlex.join(line), Path(folder))
+        tell_note(f"job {job} {where}")
+        return await _followed(jobs, job)
+
+    return asyncio.run(submitted())
 
 
 async def _followed(jobs: Jobs, job: str) -> int:
