@@ -6,12 +6,16 @@ import importlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from typing import Self
 
 PACKAGE = "headrace"
+_TEAMS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-@dataclass(frozen=True, slots=True)
-class Boot:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerBoot:
+    """What every process is told of the worker that it is to have, as JSON."""
+
     kind: str
     """Where the worker's class is: module:Class."""
     packages: list[str]
@@ -21,25 +25,37 @@ class Boot:
     generation: int
     """How many of the name were before."""
     threads: int | None
+    """See `Placement.threads`."""
     limits: dict[str, float]
     """See `Placement.limits`."""
     folder: str
     """Of the site."""
-    listening: int
-    """Descriptor of the socket that it is spoken to by."""
-    life: int
-    """Descriptor of a pipe that ends with the parent."""
-    parent: int
     paths: list[str]
-    """Where the parent looks for modules."""
+    """Where whoever begins it looks for modules."""
 
     def text(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
-    def parse(cls, text: str) -> Boot:
+    def parse(cls, text: str) -> Self:
         told = json.loads(text)
         return cls(**{field.name: told[field.name] for field in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boot(WorkerBoot):
+    """Of a child."""
+
+    listening: int
+    """Descriptor of the socket that it is spoken to by."""
+    life: int
+    """Descriptor of a pipe that ends with the parent."""
+    parent: int
+
+
+def thread_variables(threads: int | None) -> dict[str, str]:
+    """Of the environment: how many a library may begin; none where nothing limits them."""
+    return {} if threads is None else dict.fromkeys(_TEAMS, str(threads))
 
 
 def path_of(kind: type, packages: Sequence[str]) -> str:

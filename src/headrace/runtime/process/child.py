@@ -9,7 +9,6 @@ import asyncio
 import os
 import socket
 import sys
-from pathlib import Path
 
 from headrace.runtime.process.boot import Boot, class_at
 from headrace.runtime.process.identity import end_with_parent, name_process, open_many_files
@@ -27,7 +26,7 @@ def main() -> None:
 
 
 async def _serve(boot: Boot) -> None:
-    worker = ServedWorker(class_at(boot.kind, boot.packages), boot, Path(boot.folder), _end)
+    worker = ServedWorker(class_at(boot.kind, boot.packages), boot, _end)
     await worker.serve(socket.socket(fileno=boot.listening))
 
 

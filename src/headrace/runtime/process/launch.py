@@ -12,12 +12,11 @@ import socket
 import sys
 from pathlib import Path
 
-from headrace.runtime.process.boot import Boot
+from headrace.runtime.process.boot import Boot, thread_variables
 from headrace.runtime.process.origin import Origin
 from headrace.runtime.process.site import own_folder, socket_path
 from headrace.runtime.workers import Placement
 
-_TEAMS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _LAST_WORDS = 300
 """Characters of the last line that a process printed, at most."""
 _LOOKED_AT = 1 << 13
@@ -56,18 +55,18 @@ class ChildProcess:
             listening.bind(str(path))
             listening.listen(128)
             boot = Boot(
-                origin.path,
-                list(origin.packages),
-                name,
-                rank,
-                generation,
-                threads,
-                dict(where.limits),
-                str(folder),
-                listening.fileno(),
-                kept,
-                os.getpid(),
-                [path for path in sys.path if path],
+                kind=origin.path,
+                packages=list(origin.packages),
+                name=name,
+                rank=rank,
+                generation=generation,
+                threads=threads,
+                limits=dict(where.limits),
+                folder=str(folder),
+                listening=listening.fileno(),
+                life=kept,
+                parent=os.getpid(),
+                paths=[path for path in sys.path if path],
             )
             output = None if log is None else closing.enter_context(log.open("ab"))
             said = 0 if output is None else output.tell()
@@ -77,7 +76,7 @@ class ChildProcess:
                 stdout=output or 2,
                 stderr=output,
                 pass_fds=(listening.fileno(), kept),
-                env={**os.environ, **({} if threads is None else dict.fromkeys(_TEAMS, str(threads)))},
+                env={**os.environ, **thread_variables(threads)},
                 start_new_session=True,
             )
             ours.pop_all()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from headrace.runtime.collection import rare_collections
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.local.host import WorkerHost
 from headrace.runtime.local.local_refs import GENERATION
 from headrace.runtime.local.service import Service
+from headrace.runtime.process.boot import WorkerBoot
 from headrace.runtime.process.kept import Links, SegmentRefs, WorkerRefs
 from headrace.runtime.process.listener import Server
 from headrace.runtime.process.peer import LinkedPeer
@@ -23,34 +24,12 @@ from headrace.runtime.progress import Stuck
 from headrace.runtime.workers import BASE_TYPES, Handle, Peer, WorkerLost
 
 
-class Told(Protocol):
-    """What a process is told of the worker that it is to have."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def generation(self) -> int:
-        """How many of the name were before."""
-
-    @property
-    def threads(self) -> int | None:
-        """See `Placement.threads`."""
-
-    @property
-    def limits(self) -> Mapping[str, float]:
-        """See `Placement.limits`."""
-
-
 class ServedWorker:
-    def __init__(self, kind: Any, told: Told, folder: Path, on_stuck: Callable[[Stuck], None]) -> None:
-        """`kind`: the worker's class. `folder`: of the site. Made in the event loop that it is to answer in."""
+    def __init__(self, kind: Any, told: WorkerBoot, on_stuck: Callable[[Stuck], None]) -> None:
+        """`kind`: the worker's class. Made in the event loop that it is to answer in."""
         self._kind = kind
         self._told = told
-        self._folder = folder
+        self._folder = folder = Path(told.folder)
         self._service: Service | None = None
         self._made = ExitStack()
         """Open once the worker is made."""

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.runtime.node_check import require_same, versions
-from headrace.runtime.process.boot import class_at
+from headrace.runtime.process.boot import class_at, thread_variables
 from headrace.runtime.process.identity import end_with_starter, open_many_files
 from headrace.runtime.ray.boot import ActorBoot
-
-_TEAMS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def worker_class(boot: ActorBoot) -> Any:
@@ -25,8 +23,7 @@ def worker_class(boot: ActorBoot) -> Any:
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         if boot.devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = boot.devices
-    if boot.threads is not None:
-        os.environ.update(dict.fromkeys(_TEAMS, str(boot.threads)))
+    os.environ.update(thread_variables(boot.threads))
     sys.path += [path for path in boot.paths if path not in sys.path]
     end_with_starter()  # the raylet: Ray's own watch over it leaves an actor with a call that waits
     open_many_files()

@@ -48,7 +48,7 @@ class NearActor:
             mend = "have Ray run there as the same user, and see the same /dev/shm"
             return f"the node {platform.node()} cannot listen in {folder}: {error.strerror}; {mend}", 0, 0
         name_process(boot.name)
-        worker = ServedWorker(self._kind, boot, folder, self._stuck)
+        worker = ServedWorker(self._kind, boot, self._stuck)
         serving = asyncio.ensure_future(worker.serve(listening))
         serving.add_done_callback(self._served)
         own = ProcessId.own()
