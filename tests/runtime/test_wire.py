@@ -18,7 +18,8 @@ from hypothesis.extra import numpy as hnp
 from headrace.config.algorithm import KLConfig
 from headrace.runtime.refs import Ref
 from headrace.runtime.wire import wire_format
-from headrace.runtime.wire.wire_format import LARGE, MOST_DEPTH, Parcel, copied, pack, unpack
+from headrace.runtime.wire.wire_format import Parcel, copied, pack, unpack
+from headrace.runtime.wire.wire_marks import LARGE, MOST_DEPTH
 from headrace.runtime.wire.wire_types import WireError, WireTypes
 
 
