@@ -49,6 +49,14 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_folder_that_nobody_wrote_into_is_no_checkpoint(tmp_path: Path) -> None:
+    store = create(tmp_path / "run")
+    with pytest.raises(StoreError, match="nothing was written into checkpoint 3; what was committed before stays"):
+        store.checkpoints.prepare(3, lambda folder: None)
+    assert steps(store) == []
+    store.close()
+
+
 def test_preparing_again_replaces_what_was_not_committed(tmp_path: Path) -> None:
     store = create(tmp_path / "run")
     store.checkpoints.prepare(3, write_model)
