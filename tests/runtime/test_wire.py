@@ -139,12 +139,13 @@ def test_many_of_one_type_come_back_as_each_alone_would(keys: list[Key]) -> None
 
 def test_of_many_each_field_comes_back_bit_for_bit() -> None:
     floats = [Cell(-0.0 if place % 2 else 0.0, True) for place in range(8)]
-    mixed = [Cell(True if place % 2 else 1, Colour.RED if place % 2 else "red") for place in range(8)]
+    mixed = [Cell(True if place % 2 else 1, place) for place in range(8)]
+    coloured = [Cell(Colour.RED if place % 2 else "red", place) for place in range(8)]
     nan = [Cell(math.nan, None)] * 8
     words = [Cell(("a", "b") if place % 2 else tuple("ab"), (Colour.RED,)) for place in range(8)]
     shared = [Cell({"k": [place]}, [0]) for place in range(8)]
     large = [Cell(np.full(1000, place, np.float32), 2**70) for place in range(8)]
-    for cells in (floats, mixed, nan, words, shared, large):
+    for cells in (floats, mixed, coloured, nan, words, shared, large):
         found = unpack(pack(cells, TYPES), TYPES)
         for cell, other in zip(cells, found, strict=True):
             assert same(cell.one, other.one)
