@@ -71,7 +71,7 @@ def test_whether_sums_can_be_in_order_is_tried_before_ranks_come_together() -> N
     """As in `sync` on a CUDA device, in the constructor."""
     model = tiny_model()
     trainer = HFTrainer(model, config=SETTINGS, loss=weighted_loss, total_steps=1, layout=Layout(dp=2, zero=3))
-    assert trainer._can_sum_in_order()
+    assert trainer._sums_in_order()
     assert all(parameter.grad is None for parameter in model.parameters())
 
 

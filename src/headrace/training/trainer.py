@@ -11,21 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.config import ConfigError
 from headrace.models.loading import save_pretrained_folder, save_tensors_as
 from headrace.models.logprobs import token_logprobs
 from headrace.models.norms import use_written_out_norms
 from headrace.models.operations import TrainingOperations, matrix_rate
 from headrace.models.packed_lm import PackedLM
-from headrace.models.packing import MicroBatch, PackRow, pack
+from headrace.models.packing import MicroBatch
 from headrace.runtime.progress import Marks, current, mark, working
 from headrace.training.data_parallel import DataParallel, Meeting
-from headrace.training.deterministic import deterministic, lacks_kernel
+from headrace.training.deterministic import can_sum_in_order, deterministic
 from headrace.training.dropout import remove_dropout
+from headrace.training.gradient_checkpointing import checkpoint_gradients
 from headrace.training.layer_hooks import call_between_layers
 from headrace.training.layouts.ranks import WHOLE, Layout
 from headrace.training.optimizer.adamw import OptimizerSettings
@@ -56,8 +55,6 @@ if TYPE_CHECKING:
     from headrace.training.layouts.sharded_model import JointModel
 
 logger = logging.getLogger(__name__)
-
-_PROBE_LENGTHS = (5, 3)
 
 
 class TrainerSettings(Protocol):
@@ -125,7 +122,7 @@ class HFTrainer:
         self._between_layers = between_layers if model.device.type == "cpu" else None
         call_between_layers(model, self._at_layer)
         if gradient_checkpointing:
-            _checkpoint_gradients(model)
+            checkpoint_gradients(model)
         self._operations = TrainingOperations(model)
         self._dtype = dtype
         self._layout = layout
@@ -143,7 +140,7 @@ class HFTrainer:
         self._sleeps = False
         self._forgets = False
         """Its gradients, once it is awake."""
-        self._in_order = in_order and model.device.type == "cuda" and self._can_sum_in_order()
+        self._in_order = in_order and model.device.type == "cuda" and self._sums_in_order()
 
     @property
     def _offloads(self) -> bool:
@@ -405,38 +402,15 @@ class HFTrainer:
     def _logprobs(self, lm: PackedLM, micro: MicroBatch) -> Tensor:
         return token_logprobs(lm, micro, self._temperature)
 
-    def _can_sum_in_order(self) -> bool:
-        """Tried on a few tokens; says so where it cannot."""
-        rows = [PackRow(np.arange(length) + 1, np.arange(length) > 0) for length in _PROBE_LENGTHS]
-        micro = pack(rows).to(self._lm.device)
+    def _sums_in_order(self) -> bool:
         try:
-            with deterministic():
-                self._outputs(self._lm, micro).sum().backward()
-        except RuntimeError as error:
-            if not lacks_kernel(error):
-                raise
-            logger.warning(
-                "weights are not equal bit for bit after a resume: %s", str(error).partition(", but you set")[0]
-            )
-            return False
+            return can_sum_in_order(partial(self._outputs, self._lm), self._lm.device)
         finally:
             if self._trained is None:  # the ranks have not come together
                 self._model.zero_grad(set_to_none=True)
             else:
                 self.discard()
-        return True
 
 
 def _logprobs_at(temperature: float, lm: PackedLM, micro: MicroBatch) -> Tensor:
     return token_logprobs(lm, micro, temperature)
-
-
-def _checkpoint_gradients(model: PreTrainedModel) -> None:
-    if not model.supports_gradient_checkpointing:
-        raise ConfigError(
-            f"model.gradient_checkpointing is true, but {type(model).__name__} does not support it; set it to false"
-        )
-    # transformers checkpoints in train mode only.
-    model.train()
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
