@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from headrace.cli.main import main
 from headrace.store import RunReader
 from headrace.training.group import TrainerGroup
-from headrace.weights.version import Version
 
 Weights = dict[str, torch.Tensor]
 pytestmark = [pytest.mark.slow, pytest.mark.cpu]
@@ -143,28 +142,35 @@ def test_a_rank_that_is_killed_costs_the_batch_where_another_has_all_else_all_si
         assert [row.branch for row in reader.metrics.read("batch")] == branches
 
 
+@pytest.mark.parametrize(
+    ("layout", "rank", "leaves"),
+    [({"dp": 2}, 0, "snapshot"), ({"tp": 2}, 1, "_written")],
+    ids=["who has all", "before it has written its part"],
+)
 def test_a_rank_that_dies_as_weights_leave_takes_nothing_of_the_record_along(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, int], rank: int, leaves: str
 ) -> None:
-    """The batch's step is made, and not recorded yet: it is trained again."""
-    snapshot, versions = TrainerGroup.snapshot, []
+    """The batch's step is made, and not recorded yet: it is trained again. No engine has anything of that version."""
+    copied, times = getattr(TrainerGroup, leaves), []
 
-    async def watched(group: TrainerGroup, version: Version) -> None:
-        versions.append(version)
-        if len(versions) == 4:
-            (victim,) = (each for each in psutil.Process().children() if "trainer/0" in " ".join(each.cmdline()))
+    async def watched(group: TrainerGroup, *args: Any) -> Any:
+        times.append(args)
+        if len(times) == 4:
+            (victim,) = (each for each in psutil.Process().children() if f"trainer/{rank}" in " ".join(each.cmdline()))
             os.kill(victim.pid, signal.SIGKILL)
-        await snapshot(group, version)
+        return await copied(group, *args)
 
-    monkeypatch.setattr(TrainerGroup, "snapshot", watched)
-    apart = {"trainer__placement": "process", "trainer__layout": {"dp": 2}, "checkpoint__every": 2}
+    monkeypatch.setattr(TrainerGroup, leaves, watched)
+    apart = {"trainer__placement": "process", "trainer__layout": layout, "checkpoint__every": 2}
     job = make_job(tmp_path / "job", trainer__batches=4, **apart)
     assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 0
     with RunReader(tmp_path / "run") as reader:
         reader.counts().check()
-        assert [event.kind for event in reader.events.read()].count("went_back") == 1
+        events = [(event.kind, event.data) for event in reader.events.read()]
+        assert [kind for kind, _ in events].count("went_back") == 1
         assert [row.record["batch"] for row in reader.metrics.read("batch")] == [0, 1, 2, 3]
         assert [row.branch for row in reader.metrics.read("batch")] == [0, 0, 1, 1]
+    assert [data["version"] for kind, data in events if kind == "swap" and data["version"].startswith("v3")] == ["v3~1"]
 
 
 def test_ranks_that_die_of_one_batch_again_and_again_end_the_run_which_can_be_resumed(

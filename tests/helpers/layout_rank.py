@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 import sys
 import time
 from contextlib import nullcontext
@@ -38,6 +39,10 @@ from headrace.training.objective import PolicyOutputs
 from headrace.training.protocol import LossTerms
 from headrace.training.shares import shares
 from headrace.training.trainer import HFTrainer
+from headrace.weights.manifest import build_manifest
+from headrace.weights.parts import OpenSlot, Part, PartWriter, require_all
+from headrace.weights.shm import ShmPublisher, ShmReceiver
+from headrace.weights.version import Version
 
 VOCAB = 61
 LENGTHS = [9, 5, 17, 3, 12, 7, 1, 2]
@@ -160,11 +165,35 @@ def run(folder: Path, case: dict[str, Any], rank: int) -> None:
             trained.save(into / "saved")
         step(trained, given, layout, rank)
     tensors = {name: tensor.clone() for name, tensor in trained.tensors()}
+    if layout.joint:
+        publish_by_parts(trained, tensors, into / "slots", rank)
     if rank == 0:
         (into / "report.json").write_text(json.dumps({**report, **scored}))
         save_file(tensors, into / "weights.safetensors")
     if trained._ranks is not None:
         trained._ranks.close()
+
+
+def publish_by_parts(trained: HFTrainer, tensors: dict[str, Tensor], folder: Path, rank: int) -> None:
+    """Each rank writes what it has; what comes is, to the last bit, what is gathered to one, and none wrote it all."""
+    publisher, told = ShmPublisher(folder), [None, None]
+    manifest = build_manifest(Version(0, 1), trained.outlines(), checksums=False)
+    if rank == 0:
+        folder.mkdir()
+        told = [publisher.address, publisher.begin(manifest).generation]
+    dist.broadcast_object_list(told)
+    parts = [Part(name, piece.begin, piece.tensor) for name, piece in trained.pieces()]
+    written = torch.tensor(PartWriter().write(OpenSlot(*told), parts))
+    whole = sum(entry.size for entry in manifest.entries)
+    assert int(written) < whole or dist.get_world_size() == 1
+    dist.all_reduce(written)
+    require_all(manifest, int(written))
+    if rank == 0:
+        publisher.end(manifest, None)
+        told_of, received = ShmReceiver(publisher.address).receive()
+        assert [entry.name for entry in told_of.entries] == [*tensors]
+        assert all(received[name].view(torch.uint8).equal(tensor.view(torch.uint8)) for name, tensor in tensors.items())
+        shutil.rmtree(folder)
 
 
 def _scores(trained: HFTrainer, given: list[PackRow]) -> dict[str, Any]:

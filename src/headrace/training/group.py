@@ -18,6 +18,7 @@ from headrace.training.protocol import StepReport
 from headrace.training.rank_workers import Ranks, RankWorkers, who_saves
 from headrace.training.rows.packed_rows import RowToTrain
 from headrace.training.shares import shares
+from headrace.weights.parts import OpenSlot
 from headrace.weights.plane import Departure, Manifest, Received, WeightOffer, WeightReceiver
 from headrace.weights.receiving import receiver_at
 from headrace.weights.relay.receiver import OverRelays
@@ -170,7 +171,9 @@ class TrainerGroup:
 
     async def snapshot(self, version: Version) -> None:
         """Copy the weights as they are. Raises WeightError."""
-        await self._jointly("snapshot", version, what="a copy of the weights")
+        opened: OpenSlot | None = await self._jointly("snapshot", version, what="a copy of the weights")
+        if opened is not None:
+            await self._written(opened, "seal")
 
     async def sees(self) -> Seen:
         """Where its weights leave from."""
@@ -206,7 +209,10 @@ class TrainerGroup:
 
     async def show_aside(self, version: Version) -> WeightReceiver:
         """The weights as they are, for one receiver alone, until `end_aside`."""
-        return receiver_at(*await self._jointly("show_aside", version, what="weights for one receiver"))
+        shown = await self._jointly("show_aside", version, what="weights for one receiver")
+        if isinstance(shown, OpenSlot):
+            shown = await self._written(shown, "seal_aside")
+        return receiver_at(*shown)
 
     async def end_aside(self) -> None:
         """See `show_aside`."""
@@ -326,6 +332,11 @@ class TrainerGroup:
         if not self._layout.joint:
             return await self._call(method, *args, what=what)
         return (await self._all(method, *args, what=what))[0]
+
+    async def _written(self, opened: OpenSlot, seal: str) -> Any:
+        """By each rank what it has; then the first is told to `seal` it. Raises WeightError."""
+        written = await self._all("write_part", opened, what="its part of the weights")
+        return await self._call(seal, sum(written.values()), what="a copy of the weights")
 
     async def _call(self, method: str, *args: Any, what: str) -> Any:
         return await self._ranks.call(method, *args, what=what)

@@ -25,8 +25,11 @@ from headrace.training.rows.packed_rows import ROW_TYPES, RowToTrain, pack_row, 
 from headrace.training.rows.spans import SPANNED, check_spans
 from headrace.training.scoring import Scoring
 from headrace.weights.in_process import MemoryPublisher
+from headrace.weights.manifest import build_manifest
+from headrace.weights.parts import OpenSlot, Part, PartWriter, require_all
 from headrace.weights.plane import Snapshot, WeightPublisher
 from headrace.weights.seen import Seen, seen_here
+from headrace.weights.shm import ShmPublisher
 from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import Version
 
@@ -38,7 +41,16 @@ _OUT = "weights out"
 _VALUES = ("values", "returns")
 
 TRAINER_TYPES = ROW_TYPES.with_types(
-    WireTypes({"gap": Gap, "pack_row": PackRow, "seen": Seen, "step_report": StepReport, "version": Version})
+    WireTypes(
+        {
+            "gap": Gap,
+            "open_slot": OpenSlot,
+            "pack_row": PackRow,
+            "seen": Seen,
+            "step_report": StepReport,
+            "version": Version,
+        }
+    )
 )
 """What crosses to and from a rank."""
 
@@ -98,11 +110,13 @@ class TrainerRank:
         coefficient: TakenCoefficient | None = None,
         reference: Kept | None = None,
         check: Callable[[], SwapCheck] | None = None,
+        by_parts: bool = False,
     ) -> None:
         """`plane`: by which its weights leave; in this process's memory unless given. `aside`: makes one for a version
         that one receiver alone takes. `coefficient`: of a KL in the loss, which is told with the rows. `reference`: the
         copy that it keeps of its own weights, if that goes with a checkpoint. `check`: makes the swap check of the
-        present weights, where they are converted or copied on their way."""
+        present weights, where they are converted or copied on their way. `by_parts`: its weights leave, as they do
+        aside, through memory into which each rank writes what it has of them."""
         self._trainer = trainer
         self._services = services
         self._task = task
@@ -113,8 +127,10 @@ class TrainerRank:
         self._reference = reference
         self._check = check
         self._held: HeldRows | None = None
+        self._by_parts = by_parts
+        self._writer = PartWriter()
         self._snapshot: Snapshot | None = None
-        self._copied_s = 0.0
+        self._began_s = self._copied_s = 0.0
         self._meeting: Meeting | None = None
         self._tells = self._leads = True
         self._taken: list[tuple[list[RowToTrain], list[PackRow]]] = []
@@ -242,15 +258,30 @@ class TrainerRank:
         """Where it is."""
         return seen_here()
 
-    def snapshot(self, version: Version) -> None:
-        """Copy the weights as they are. Raises WeightError."""
+    def snapshot(self, version: Version) -> OpenSlot | None:
+        """Copy the weights as they are. Where they leave by parts that is only begun: all are to `write_part`, then the
+        first is to `seal`; the others answer nothing. Raises WeightError."""
         check = None if self._check is None else self._check()
+        if self._by_parts:
+            return self._opened(self._plane, version, check) if self._leads else None
         if not self._leads:
             self._take_part()
-            return
+            return None
         began = self._services.clock.now()
         self._snapshot = self._plane.snapshot(version, self._trainer.tensors(), check)
         self._copied_s = self._services.clock.now() - began
+        return None
+
+    def write_part(self, opened: OpenSlot) -> int:
+        """How many bytes of the version this rank has written: those that are its own. Raises WeightError."""
+        trainer: Any = self._trainer
+        return self._writer.write(opened, (Part(name, piece.begin, piece.tensor) for name, piece in trainer.pieces()))
+
+    def seal(self, written: int) -> None:
+        """Of the first, once all have written so many bytes together. Raises WeightError."""
+        assert self._snapshot is not None, "no snapshot was begun"
+        require_all(self._snapshot.manifest, written)
+        self._copied_s = self._services.clock.now() - self._began_s
 
     async def send(self) -> tuple[int, float]:
         """Have the last snapshot received from now on, whole, while the trainer goes on. Its bytes, and the seconds
@@ -263,13 +294,28 @@ class TrainerRank:
         size = sum(entry.size for entry in manifest.entries)
         return size, self._copied_s + self._services.clock.now() - began
 
-    def show_aside(self, version: Version) -> tuple[str, str]:
-        """Publish the weights as they are for one receiver alone, until `end_aside`. As `plane`."""
+    def show_aside(self, version: Version) -> tuple[str, str] | OpenSlot | None:
+        """Publish the weights as they are for one receiver alone, until `end_aside`. As `plane`; where they leave by
+        parts, as `snapshot`, with `seal_aside`."""
+        if self._by_parts:
+            if not self._leads:
+                return None
+            self._aside = self._make_aside()
+            return self._opened(self._aside, version)
         if not self._leads:
             self._take_part()
-            return "", ""
+            return None
         self._aside = self._make_aside()
         self._aside.publish(version, self._trainer.tensors())
+        return self._aside.transport, self._aside.address
+
+    def seal_aside(self, written: int) -> tuple[str, str]:
+        """See `seal`; as `plane`."""
+        snapshot, self._snapshot = self._snapshot, None
+        assert self._aside is not None
+        assert snapshot is not None, "no snapshot was begun"
+        require_all(snapshot.manifest, written)
+        self._aside.send(snapshot)
         return self._aside.transport, self._aside.address
 
     def end_aside(self) -> None:
@@ -316,6 +362,16 @@ class TrainerRank:
     def _policy(self) -> PolicyTrainer:
         trainer: Any = self._trainer
         return trainer
+
+    def _opened(self, plane: WeightPublisher, version: Version, check: SwapCheck | None = None) -> OpenSlot:
+        """What all ranks are to write into."""
+        assert isinstance(plane, ShmPublisher), "all ranks see what they write into"
+        trainer: Any = self._trainer
+        self._began_s = self._services.clock.now()
+        manifest = build_manifest(version, trainer.outlines(), checksums=False)
+        slot = plane.begin(manifest)
+        self._snapshot = Snapshot(manifest, slot.tensors, check)
+        return OpenSlot(plane.address, slot.generation)
 
     def _take_part(self) -> None:
         """In what gathers the weights for the first rank."""

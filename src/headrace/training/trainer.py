@@ -32,6 +32,7 @@ from headrace.training.optimizer.lr_schedule import ScheduleSettings, learning_r
 from headrace.training.optimizer.parked import Parking
 from headrace.training.optimizer.trained_weights import TrainedWeights
 from headrace.training.optimizer.whole_weights import WholeWeights
+from headrace.training.pieces import Piece
 from headrace.training.protocol import Loss, LossTerms, Outputs, StepReport
 from headrace.training.state import (
     TrainerRecord,
@@ -310,6 +311,17 @@ class HFTrainer:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         return self._weights.named()
+
+    def outlines(self) -> Mapping[str, Tensor]:
+        """Names, shapes and dtypes of `tensors`: without memory."""
+        return self._weights.outlines()
+
+    def pieces(self) -> Iterator[tuple[str, Piece]]:
+        """What this rank has of `tensors`, in float32: of ranks that have the same the first alone has it. Views."""
+        for name, piece in self._weights.state().items():
+            kind, _, of = name.partition(".")
+            if kind == "master" and piece.is_first and piece.tensor.numel():
+                yield of, piece
 
     def save(self, path: Path) -> None:
         self.export(path / "model")

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
+from headrace.weights.manifest import from_json
 from headrace.weights.plane import Manifest
-from headrace.weights.slot_format import SLOTS, places, slot_name
+from headrace.weights.slot_format import LAYOUT, SLOTS, places, slot_name
 from headrace.weights.slots import Slot, SlotPublisher, SlotReceiver, mapped_file
 
 IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
@@ -37,6 +38,12 @@ class ShmReceiver(SlotReceiver):
 
     def _found(self, manifest: Manifest) -> Sequence[Slot]:
         return _slots(self._folder, manifest, create=False)
+
+
+def slots_in(folder: Path) -> list[Slot]:
+    """Those of a publisher, to be written as well. Raises OSError, ValueError, WeightError."""
+    layout = folder / LAYOUT
+    return _slots(folder, from_json(layout.read_bytes(), str(layout)), create=False)
 
 
 def _slots(folder: Path, manifest: Manifest, *, create: bool) -> list[Slot]:
