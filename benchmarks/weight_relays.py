@@ -41,7 +41,7 @@ from headrace.runtime.process.processes import Processes
 from headrace.runtime.together import together
 from headrace.runtime.workers import Placement
 from headrace.weights.plane import WeightReceiver
-from headrace.weights.relay.receiver import AtRelay
+from headrace.weights.receiving import receiver_of
 from headrace.weights.relay.relays import Relays
 from headrace.weights.shm import ShmPublisher
 from headrace.weights.version import Version
@@ -72,7 +72,7 @@ class House:
             await self.relays.carry(self.publisher.address)
 
     def near(self, receiver: int) -> WeightReceiver:
-        return self.publisher.receiver() if self.relays is None else AtRelay(self.relays, 1 + receiver)
+        return self.publisher.receiver() if self.relays is None else receiver_of(self.relays.offer_at(1 + receiver))
 
 
 @asynccontextmanager

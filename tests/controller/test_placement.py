@@ -9,7 +9,7 @@ import pytest
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.controller.building.processors import threads_of_worker
-from headrace.controller.planning.node_needs import needs_of
+from headrace.controller.planning.node_needs import meeting_of, needs_of
 from headrace.controller.planning.placement import teams_of
 from headrace.controller.planning.placement_view import drawn
 
@@ -85,9 +85,18 @@ def test_nodes_have_to_see_what_their_workers_use(tmp_path: Path) -> None:
     needs = needs_of(made, run, memory)
     paths = {role: [Path(file.path).name for file in each.files] for role, each in needs.items()}
     assert paths["rollout"] == ["code.py", "run"]
-    assert paths["engine"] == ["memory"]
-    assert paths["trainer"] == ["code.py", "run", "memory"]
-    assert paths["reference"] == []
+    assert paths["engine"] == paths["reference"] == []
+    assert paths["trainer"] == ["code.py", "run"]
+    by_shm = needs_of(made.model_copy(update={"weights": made.weights.model_copy(update={"transport": "shm"})}),
+                      run, memory)  # fmt: skip
+    assert [Path(file.path).name for file in by_shm["engine"].files] == ["memory"]
+    assert [Path(file.path).name for file in by_shm["trainer"].files] == ["code.py", "run", "memory"]
     by_disk = needs_of(made.model_copy(update={"weights": made.weights.model_copy(update={"transport": "disk"})}),
                        run, memory)  # fmt: skip
     assert [Path(file.path).name for file in by_disk["engine"].files] == ["run"]
+
+
+def test_new_weights_leave_a_machine_only_where_the_config_says_so() -> None:
+    assert meeting_of(config({})) == ("trainer", "engine", "proximal")
+    assert meeting_of(config({}, weights={"host": "10.0.0.7"})) == ()
+    assert meeting_of(config({}, weights={"transport": "disk"})) == ()

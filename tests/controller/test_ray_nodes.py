@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ray_nodes import Node, Nodes, can_unshare, lose, nodes
+from ray_nodes import Node, Nodes, can_unshare, lose, nodes, raylet
 from ray_run import actors, begun, command, gone, job_config, require_whole
 from served_run import until_batch
 
@@ -88,26 +89,30 @@ def test_a_lost_node_costs_the_run_its_workers_and_no_more(tmp_path: Path) -> No
 
 @pytest.mark.skipif(not can_unshare("-rm"), reason="no namespaces here")
 def test_a_node_that_does_not_see_what_its_workers_need_is_refused(tmp_path: Path) -> None:
-    """It has neither the memory of this machine nor the reward's function: as another machine. An engine there takes
-    weights by disk, and all goes through Ray."""
+    """It has neither the memory of this machine nor the reward's function: as another machine. The trainer and an
+    engine there share its memory, from where an engine here takes weights over a relay; and all goes through Ray."""
     code = tmp_path / "code"
     code.mkdir()
     config = job_config(tmp_path, 1, reward__function=f"{code}/reward.py:score")
     shutil.copy(tmp_path / "job" / "reward.py", code)
     hide = f'mount -t tmpfs -o size=1g none /dev/shm && mount -t tmpfs none "{code}" && exec "$@"'
     places = ["engine={devices: 1}", "rollout={devices: 1}", "rollout={devices: 2}"]
-    with nodes(tmp_path) as there, there.node("unshare", "-rm", "sh", "-c", hide, "sh", slot=1):
-        overrides = [json.dumps(joined(there, f"cluster.place.{place}")) for place in places]
+    with nodes(tmp_path) as there, there.node("unshare", "-rm", "sh", "-c", hide, "sh", slot=1) as far:
+        shm = ["weights.transport=shm"]
+        overrides = [json.dumps(joined(there, f"cluster.place.{place}", *shm)) for place in places]
         line = [sys.executable, str(_DRAWN), str(config), "1", *overrides]
         wrong = {**there.environment, "RAY_AUTH_TOKEN": "0" * 64}
         stranger = subprocess.Popen([*line[:-2]], stdout=subprocess.PIPE, text=True, env=wrong)  # for 20 s
         told = subprocess.run(line, capture_output=True, text=True, timeout=_WAIT_S, check=True).stdout.splitlines()
-        by_disk = joined(there, "cluster.place.engine={devices: 1}", "weights.transport=disk", "trainer.batches=4")
-        line = ["train", str(config), "--dir", str(tmp_path / "run"), "--plain", *by_disk]
-        run = headrace(line)
+        mixed = joined(there, "cluster.place.trainer={devices: 1}", SPREAD, "engine.replicas=2", "trainer.batches=4")
+        run = headrace(["train", str(own_reward(tmp_path)), "--dir", str(tmp_path / "run"), "--plain", *mixed])
         assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
         assert require_whole(tmp_path / "run", 4)["finished"] == 1
-        (refused,) = json.loads(stranger.communicate(timeout=_WAIT_S)[0])
+        relayed, taken = journeys(tmp_path / "run")
+        assert relayed == [(f"v{number}", (1,)) for number in range(5)], "to the engine here alone"
+        assert taken == {0, 1}
+        assert not left_in_memory(far, 10.0)
+    (refused,) = json.loads(stranger.communicate(timeout=_WAIT_S)[0])
     assert refused.startswith(f"no Ray cluster lets this run in at {there.address}: ")
     assert refused.endswith("give its token by RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH")
     (engine,), (plays,), (short,) = map(json.loads, told)
@@ -117,6 +122,63 @@ def test_a_node_that_does_not_see_what_its_workers_need_is_refused(tmp_path: Pat
     assert "it is another machine, which weights in shared memory do not reach: place trainer and engine on" in engine
     assert f"has no {code}/reward.py (reward.function), which rollout/0 there need; put it on a file system" in plays
     assert short.startswith("no node has room for rollout/0, which ask for 2 slot and 1 CPU (2 devices of one node)")
+
+
+@pytest.mark.skipif(not can_unshare("-rm"), reason="no namespaces here")
+def test_a_lost_machine_with_its_relay_is_left_out_and_its_engine_is_seated_elsewhere(tmp_path: Path) -> None:
+    """One of two engines is on a node that does not see the trainer's memory, and takes versions over a relay there.
+    The node is lost; the engine finds room here, where it sees that memory, and needs no relay."""
+    hide = 'mount -t tmpfs -o size=1g none /dev/shm && exec "$@"'
+    with nodes(tmp_path) as there, there.node("unshare", "-rm", "sh", "-c", hide, "sh") as far:
+        process, run = begun(tmp_path, *joined(there, SPREAD), batches=5000, engine__replicas=2)
+        try:
+            until(lambda: len(journeys(run)[0]) > 3, process)
+            assert {relays for _, relays in journeys(run)[0]} == {(1,)}
+            assert len(actors(far, run, "relay-1")) == len(actors(far, run, "engine-1")) == 1
+            lose(far)
+            until(lambda: "engine_back" in kinds_of(run), process)
+            batch, before = last_batch(run), len(journeys(run)[0])
+            until(lambda: last_batch(run) > batch + 2, process)
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=_WAIT_S)
+        finally:
+            process.kill()
+        assert len(journeys(run)[0]) == before
+        kinds = require_whole(run, last_batch(run) + 1)
+        assert kinds["relay_left_out"] >= 1, out[-2000:]
+
+
+SPREAD = "cluster.place.engine={cpus: 1, strategy: spread}"
+"""One engine on the node of the command, one on another."""
+
+
+def own_reward(folder: Path) -> Path:
+    """A run whose functions all nodes see."""
+    return job_config(folder / "seen", 1)
+
+
+def journeys(run: Path) -> tuple[list[tuple[str, tuple[int, ...]]], set[int]]:
+    """Which versions went to which relays; and the engines that took any."""
+    if not (run / "run.db").exists():
+        return [], set()
+    with RunReader(run) as reader:
+        events = [*reader.events.read()]
+    carried = [event.data for event in events if event.kind == "weights_carried"]
+    taken = {int(event.data["engine"]) for event in events if event.kind == "swap"}
+    return [(str(each["version"]), tuple(each["relays"])) for each in carried], taken
+
+
+def kinds_of(run: Path) -> set[str]:
+    with RunReader(run) as reader:
+        return {event.kind for event in reader.events.read()}
+
+
+def left_in_memory(node: Node, seconds: float) -> list[Path]:
+    """Of runs, after so long, in the memory that the node sees."""
+    memory, end = Path(f"/proc/{raylet(node).pid}/root/dev/shm"), time.monotonic() + seconds
+    while (left := [*memory.glob("headrace-*")]) and time.monotonic() < end:
+        time.sleep(0.1)
+    return left
 
 
 def last_batch(run: Path) -> int:

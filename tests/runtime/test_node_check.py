@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from headrace.runtime.node_check import NeededFile, Needs, NodeUnfit, Seen, look, require, require_together, versions
+from headrace.runtime.node_check import (
+    NeededFile,
+    Needs,
+    NodeUnfit,
+    Seen,
+    look,
+    require,
+    require_met,
+    require_together,
+    versions,
+)
 
 
 def test_a_node_that_has_all_is_fit(tmp_path: Path) -> None:
@@ -44,3 +54,11 @@ def test_ranks_of_one_model_are_on_one_machine() -> None:
     require_together({"trainer/0": "x", "trainer/1": "x"})
     with pytest.raises(NodeUnfit, match="trainer/0, trainer/1 are on several machines, and ranks of one model meet on"):
         require_together({"trainer/0": "x", "trainer/1": "y"})
+
+
+def test_those_who_meet_on_loopback_are_where_the_trainer_is() -> None:
+    require_met({"trainer/0": "x", "engine/0": "x"}, "x")
+    with pytest.raises(NodeUnfit, match=r"^engine/1 would be on another machine than the trainer, .+ weights.host"):
+        require_met({"engine/0": "x", "engine/1": "y"}, "x")
+    with pytest.raises(NodeUnfit):
+        require_met({"engine/0": ""}, "")  # nobody knows

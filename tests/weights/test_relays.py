@@ -19,9 +19,9 @@ from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.process.processes import Processes
 from headrace.runtime.workers import Placement, Workers
 from headrace.weights.plane import WeightReceiver
+from headrace.weights.receiving import receiver_of
 from headrace.weights.relay import relays as relays_module
 from headrace.weights.relay.chain import BUCKET
-from headrace.weights.relay.receiver import AtRelay
 from headrace.weights.relay.relays import SOURCE, Relays
 from headrace.weights.shm import ShmPublisher
 from headrace.weights.version import Version
@@ -55,7 +55,7 @@ class House:
         relays.tell_to(lambda kind, data: self.events.append((kind, data)))
 
     def at(self, rank: int) -> WeightReceiver:
-        return AtRelay(self.relays, rank)
+        return receiver_of(self.relays.offer_at(rank))
 
     async def publish(self, number: int) -> None:
         self.publisher.publish(Version(0, number), tensors(number))

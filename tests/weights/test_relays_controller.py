@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from headrace.controller.building.weight_relays import _HiresWithRelay
+from headrace.controller.building.relay_seats import RelaySeats
 from headrace.roles.workers.relay import RelaySpec
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.signal import Signal
 from headrace.runtime.workers import Handle, WorkerLost
 from headrace.weights.plane import Manifest, WeightOffer
-from headrace.weights.relay.journey import Found, Sent
+from headrace.weights.relay.journey import Found, Plane, Sent
+from headrace.weights.relay.receiver import OverRelays
 from headrace.weights.relay.relays import SOURCE, Relays
+from headrace.weights.seen import Seen
 from headrace.weights.version import Version
 
 OFFER = WeightOffer(Version(0, 1), "shm", "/first", Manifest(Version(0, 1), ()))
@@ -28,9 +31,10 @@ class Scripted:
     def __init__(self) -> None:
         self.lost: dict[int, str] = {}
         self.changed = Signal()
-        self.handles = [Handle(f"relay/{rank}", rank, "") for rank in range(3)]
+        self.handles = [Handle(f"relay/{rank}", rank, "") for rank in range(5)]
         self.asked: list[tuple[str, int]] = []
         self.left: list[int] = []
+        self.made = 1
         self.found = Found(OFFER, None)
         self.on: dict[tuple[str, int], Callable[[], Any]] = {}
 
@@ -38,14 +42,21 @@ class Scripted:
         self.asked.append((method, rank))
         if (scripted := self.on.get((method, rank))) is not None:
             return [await scripted()]
-        usual = {"look": self.found, "plane": ("shm", f"/{rank}"), "listen": 1, "take": True, "send": Sent(8, 8, False)}
+        usual = {
+            "look": self.found,
+            "plane": Plane("shm", f"/{rank}", "127.0.0.1"),
+            "listen": 1,
+            "take": True,
+            "send": Sent(8, 8, False),
+        }
         return [usual.get(method)]
 
     async def restart(self, rank: int) -> None:
         del self.lost[rank]
 
     async def add(self, spec: object) -> int:
-        return 2
+        self.made += 1
+        return self.made
 
     async def leave(self, rank: int) -> None:
         self.left.append(rank)
@@ -59,7 +70,7 @@ async def made(workers: Scripted) -> tuple[Relays, list[tuple[str, dict[str, Any
     relays = Relays(workers, InlineRuntime().clock, 60.0, deltas=False)  # type: ignore[arg-type]
     events: list[tuple[str, dict[str, Any]]] = []
     relays.tell_to(lambda kind, data: events.append((kind, data)))
-    await relays.take_in(SOURCE, [])
+    await relays.take_in(SOURCE)
     await relays.take_in(1, ["engine/0"])
     return relays, events
 
@@ -147,22 +158,93 @@ def test_what_a_journey_says_of_a_relay_made_anew_meanwhile_is_of_the_one_before
     asyncio.run(run())
 
 
+HERE, AWAY = Seen("boot 1", "tmpfs 1", 10, loopback="1"), Seen("boot 2", "tmpfs 1", 10, loopback="2")
+
+
+class Trainer:
+    name = "trainer"
+    seen = HERE
+
+    async def sees(self) -> Seen:
+        return self.seen
+
+
+async def seated(ends: dict[str, Seen]) -> tuple[RelaySeats, Relays, Scripted, Trainer]:
+    """With a version, and one relay for each that needs it."""
+    workers, trainer = Scripted(), Trainer()
+    seats = RelaySeats(trainer, HERE, ends, each=False)  # type: ignore[arg-type]
+    relays = Relays(workers, InlineRuntime().clock, 60.0, deltas=False)  # type: ignore[arg-type]
+    seats.begin(relays, workers, RelaySpec("/memory"), InlineRuntime().clock)  # type: ignore[arg-type]
+    await relays.take_in(SOURCE)
+    for rank, user in seats.users.items():
+        await relays.take_in(rank, [user])
+    await relays.carry("/first")
+    return seats, relays, workers, trainer
+
+
+def test_who_sees_the_trainers_memory_has_no_relay_wherever_both_come_to_be() -> None:
+    async def run() -> None:
+        seats, relays, workers, trainer = await seated({"engine/0": HERE, "engine/1": AWAY})
+        assert [seats.beside(rank) for rank in (0, 1)] == ["trainer/0", "engine/1"]
+        near, far = (OverRelays(None, relays).near(f"engine/{number}") for number in (0, 1))  # type: ignore[arg-type]
+        assert (near.offer(), far.offer()) == (OFFER, replace(OFFER, address="/1"))
+        await seats.seat("engine/1", HERE)  # its node was lost
+        assert workers.left == [1]
+        assert far.offer() == OFFER
+        trainer.seen = AWAY
+        await seats.look_again()
+        assert [(seats.beside(rank), relays.rank_of(seats.beside(rank))) for rank in (2, 3)] == [
+            ("engine/0", 2),
+            ("engine/1", 3),
+        ]
+        assert near.offer() == replace(OFFER, address="/2")
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_comes_and_leaves_has_its_relay_come_and_leave() -> None:
+    async def run() -> None:
+        seats, relays, workers, _ = await seated({"engine/0": AWAY})
+        await seats.seat("engine/1", AWAY)
+        assert relays.offer_at(2).version == OFFER.version
+        await seats.let_go("engine/1")
+        assert workers.left == [2]
+        assert relays.rank_of("engine/1") is None
+
+    asyncio.run(run())
+
+
 def test_a_relay_that_cannot_be_taken_in_is_let_go() -> None:
     async def run() -> None:
-        workers = Scripted()
-        relays, _ = await made(workers)
-
-        class Hires:
-            async def hire(self) -> tuple[str, Handle]:
-                return "an engine", Handle("engine/1", 1, "")
+        seats, relays, workers, _ = await seated({"engine/0": AWAY})
 
         async def lost() -> str:
             raise WorkerLost(2, "killed", worker="relay/2")
 
-        workers.on["address_towards", 2] = lost
-        hires = _HiresWithRelay(None, Hires(), relays, workers, RelaySpec("/memory"), "127.0.0.1")  # type: ignore[arg-type]
-        assert (await hires.hire())[0] == "an engine"
+        workers.on["plane", 2] = lost
+        await seats.seat("engine/1", AWAY)
         assert workers.left == [2]
         assert relays.rank_of("engine/1") is None
+
+    asyncio.run(run())
+
+
+def test_a_relay_that_is_not_where_the_trainer_came_back_is_made_anew_beside_it() -> None:
+    async def run() -> None:
+        _, relays, workers, _ = await seated({"engine/0": AWAY})
+        workers.found = Found(None, None)
+        killed = []
+
+        async def kill(rank: int, reason: str) -> None:
+            killed.append((rank, reason))
+            workers.lost = {rank: reason}
+
+        workers.kill = kill  # type: ignore[method-assign]
+        await relays.carry("/second")
+        assert killed == [(SOURCE, "it sees nothing at /second, where the trainer is now")]
+        workers.found = Found(NEWER, None)
+        forward(relays)
+        await relays.mend()
+        assert relays.offer_at(1).version == NEWER.version
 
     asyncio.run(run())

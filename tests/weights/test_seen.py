@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from headrace.weights.seen import Seen, Way, relays_needed, seen_here, way_between
+from headrace.weights.seen import Seen, Way, needs_relay, seen_here, way_between
 
 TRAINER = Seen("boot 1", "tmpfs 1", 10, "GPU-1")
 
@@ -35,17 +35,18 @@ def test_without_a_boot_id_nobody_is_here() -> None:
     assert way_between(Seen("", "1", 1), Seen("", "1", 1)) == "collective"
 
 
-def test_one_relay_for_all_that_share_memory() -> None:
-    ends = {
-        "engine/0": Seen("boot 1", "tmpfs 1", 11),
-        "engine/1": Seen("boot 2", "tmpfs 1", 11),
-        "engine/2": Seen("boot 3", "tmpfs 1", 11),
-        "proximal/0": Seen("boot 2", "tmpfs 1", 12),
-    }
-    assert relays_needed(TRAINER, ends) == (("engine/1", "proximal/0"), ("engine/2",))
-    assert relays_needed(TRAINER, ends, each=True) == (("engine/0",), ("engine/1",), ("engine/2",), ("proximal/0",))
-    within = {"proximal/0": Seen("boot 1", "tmpfs 1", 10)}
-    assert relays_needed(TRAINER, within, each=True) == (), "in the trainer's own process"
+def test_a_relay_for_whoever_does_not_see_the_memory_or_for_each() -> None:
+    ends = [Seen("boot 1", "tmpfs 1", 11), Seen("boot 2", "tmpfs 1", 11), Seen("boot 1", "tmpfs 2", 12)]
+    assert [needs_relay(TRAINER, end) for end in ends] == [False, True, True]
+    assert [needs_relay(TRAINER, end, each=True) for end in ends] == [True] * 3
+    assert not needs_relay(TRAINER, Seen("boot 1", "tmpfs 1", 10), each=True), "in the trainer's own process"
+
+
+def test_loopback_is_that_of_a_machine_or_of_a_container_s_own() -> None:
+    one = Seen("boot 1", "tmpfs 1", 1, loopback="boot 1 net 1")
+    assert one.shares_loopback(Seen("boot 1", "tmpfs 2", 2, loopback="boot 1 net 1"))
+    assert not one.shares_loopback(Seen("boot 1", "tmpfs 1", 2, loopback="boot 1 net 2"))
+    assert not Seen("", "1", 1).shares_loopback(Seen("", "1", 1))
 
 
 def test_this_process_sees_itself() -> None:

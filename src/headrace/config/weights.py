@@ -14,16 +14,16 @@ class WeightsConfig(Section):
     """How weights reach engines: `memory` within one process, `shm` through memory that processes of one machine share,
     `cuda_ipc` through memory of their CUDA device, `disk` through the run's folder. `gloo`: inference servers get them
     over TCP, also on other machines, and whoever else takes them by `shm`. `collective`: each that takes them has a
-    process beside it, a relay, and relays, which are on the command's machine, pass them on in a chain, by gloo. Unless
-    given, `memory`, but with models in processes of their own `cuda_ipc` where all of them are Headrace's and on one
-    CUDA device, else `shm`."""
+    process beside it, a relay, and relays pass them on in a chain, by gloo. Unless given, `memory`, but with models in
+    processes of their own `cuda_ipc` where all of them are Headrace's and on one CUDA device, else `shm`, and for those
+    on nodes of a Ray cluster that do not see the trainer's memory `collective`."""
     deltas: bool | None = None
     """Whether relays are sent what changed since the version that they have, lossless, where that is less. Unless
-    given, they are not: on one machine, where relays are, the whole is faster."""
+    given, they are where some are on other machines than the trainer: on one machine the whole is faster."""
     host: str = Field(default="127.0.0.1", min_length=1)
-    """The address of the trainer's machine from which servers beyond it get weights, with `gloo`, at ports that are
-    free. They are not encrypted, and whoever reaches the ports can take part: let it be on a network of the run's own
-    machines. On this machine all get them on loopback."""
+    """The address of the trainer's machine from which those on other machines get weights, servers with `gloo`, and
+    relays, at ports that are free. They are not encrypted, and whoever reaches the ports can take part: let it be on a
+    network of the run's own machines. On one machine all get them on loopback."""
 
     @model_validator(mode="after")
     def _host_is_one(self) -> WeightsConfig:

@@ -53,6 +53,10 @@ class Hires(Protocol):
         """End the engine of this index in its pool, which is stopped."""
 
 
+Seat = Callable[[Engine, str], Awaitable[None]]
+"""Given an engine that was made anew, and its worker, before it takes a version: it may be elsewhere than it was."""
+
+
 class EnginePool:
     """All methods are called from the run's event loop. A pool of one behaves as its engine does."""
 
@@ -75,6 +79,7 @@ class EnginePool:
         self.handles = tuple(handles)
         self._revive = revive
         self.hires: Hires | None = None
+        self.seat: Seat | None = None
         """How there come to be more engines, or fewer; None: there cannot."""
         self.judge = judge
         self._attached = attached

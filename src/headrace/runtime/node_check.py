@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -45,8 +46,8 @@ class Seen:
     """Of one node."""
 
     host: str
-    boot: str
-    """Which start of which machine; empty where the system does not tell."""
+    loopback: str
+    """Which one it has: see `loopback_here`."""
     versions: Mapping[str, str]
     """Of Headrace, Python and torch."""
     digests: Mapping[str, str]
@@ -69,7 +70,7 @@ def look(paths: Sequence[str]) -> Seen:
             found[path] = _digest(Path(path))
         except OSError:
             continue
-    return Seen(platform.node(), _boot(), versions(), found)
+    return Seen(platform.node(), loopback_here(), versions(), found)
 
 
 def versions() -> Mapping[str, str]:
@@ -105,11 +106,23 @@ def require(node: str, seen: Seen, needs: Needs, workers: Sequence[str]) -> None
 
 
 def require_together(machines: Mapping[str, str]) -> None:
-    """`machines`: the start of its machine, by worker of one model. Raises NodeUnfit for several machines."""
+    """`machines`: the loopback of its machine, by worker of one model. Raises NodeUnfit for several machines."""
     if len(dict.fromkeys(machines.values())) > 1:
         raise NodeUnfit(
             f"{', '.join(machines)} are on several machines, and ranks of one model meet on loopback; place all of "
             "them on one, by strategy: pack and nodes that have room for all"
+        )
+
+
+def require_met(machines: Mapping[str, str], home: str) -> None:
+    """`machines`: the loopback of its machine, by worker that takes weights, or the trainer's, whose was `home`. Raises
+    NodeUnfit for one that is elsewhere."""
+    away = [worker for worker, machine in machines.items() if machine != home or not machine]
+    if away:
+        raise NodeUnfit(
+            f"{', '.join(away)} would be on another machine than the trainer, and new weights leave a machine only "
+            "where weights.host says so; set it to an address of the trainer's machine that the others reach, on a "
+            "network of these machines alone, use weights.transport: disk, or place them on one machine"
         )
 
 
@@ -118,8 +131,11 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _boot() -> str:
+def loopback_here() -> str:
+    """Whose processes reach each other on loopback: the start of the machine, and its network namespace, since
+    containers may have one each. Empty where the system does not tell."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
     except OSError:
         return ""

@@ -9,7 +9,7 @@ or blocking, that is called at its end.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -78,6 +78,9 @@ class Placement:
     """A worker process whose event loop does not turn for so long is ended."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """See `Progress`; of what works in a process of its own. One that is stuck is ended."""
+    beside: Callable[[int], str] | None = None
+    """By rank the worker, as engine/0, on whose machine each is to be, in every life of it: where workers may be on
+    several."""
 
 
 BASE_TYPES = WireTypes({"ref": Ref, "handle": Handle})

@@ -46,6 +46,7 @@ class TrainerGroup:
         self._lengths: list[int] = []
         """Of the same rows."""
         self._relays: Relays | None = None
+        self._moved: Callable[[], Awaitable[None]] | None = None
         self._steps = self._settled = 0
         """Made by all since they were made or told where to go on; and at the last `settled`."""
 
@@ -61,6 +62,8 @@ class TrainerGroup:
         await self._ranks.restart()
         self._steps = self._settled = 0
         self._receiver = await self._call("plane", what="where its weights are")
+        if self._moved is not None:
+            await self._moved()
 
     async def accumulate(
         self, micros: Sequence[Sequence[RowToTrain]], coefficient: float | None = None
@@ -180,9 +183,9 @@ class TrainerGroup:
         found: Seen = await self._call("sees", what="where it is")
         return found
 
-    def goes_on(self, relays: Relays) -> None:
-        """Its versions leave over relays too."""
-        self._relays = relays
+    def goes_on(self, relays: Relays, moved: Callable[[], Awaitable[None]]) -> None:
+        """Its versions leave over relays too. `moved` is called when it was made anew, perhaps elsewhere."""
+        self._relays, self._moved = relays, moved
 
     async def send(self) -> Departure:
         """Have the copy received from now on, near all that can be reached. The trainer may go on meanwhile. Raises

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from headrace.runtime.node_check import loopback_here
 from headrace.runtime.process.site import site_parent
 
 Way = Literal["memory", "cuda_ipc", "shm", "collective"]
@@ -27,17 +27,27 @@ class Seen:
     """Of the machine."""
     device: str = "cpu"
     """Of its weights: the uuid of a CUDA device, or `cpu`."""
+    loopback: str = ""
+    """See `loopback_here`."""
+
+    def shares_memory(self, other: Seen) -> bool:
+        """Without a boot id nobody knows of another process where it is."""
+        return bool(self.machine) and (self.machine, self.memory) == (other.machine, other.memory)
+
+    def shares_loopback(self, other: Seen) -> bool:
+        """See `shares_memory`."""
+        return bool(self.loopback) and self.loopback == other.loopback
 
 
 def seen_here(device: str = "cpu") -> Seen:
     """By the process that asks."""
     boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
-    return Seen(boot, str(site_parent().stat().st_dev), os.getpid(), device)
+    return Seen(boot, str(site_parent().stat().st_dev), os.getpid(), device, loopback_here())
 
 
 def way_between(source: Seen, end: Seen) -> Way:
-    """The fastest that both see. Without a boot id nobody knows of another process where it is."""
-    here = bool(source.machine) and (source.machine, source.memory) == (end.machine, end.memory)
+    """The fastest that both see."""
+    here = source.shares_memory(end)
     if here and source.process == end.process:
         return "memory"
     if here:
@@ -45,14 +55,9 @@ def way_between(source: Seen, end: Seen) -> Way:
     return "collective"
 
 
-def relays_needed(source: Seen, ends: Mapping[str, Seen], *, each: bool = False) -> tuple[tuple[str, ...], ...]:
-    """Who takes versions from a relay, and with whom: those that the source's memory does not reach, one relay for all
-    that share memory; or `each` end with one of its own, wherever it is. In the order of `ends`."""
-    if each:
-        return tuple((name,) for name, end in ends.items() if way_between(source, end) != "memory")
-    together: dict[tuple[str, str], list[str]] = {}
-    for name, end in ends.items():
-        if way_between(source, end) == "collective":
-            place = (end.machine, end.memory) if end.machine and end.memory else (name, "")
-            together.setdefault(place, []).append(name)
-    return tuple(tuple(names) for names in together.values())
+def needs_relay(source: Seen, end: Seen, *, each: bool = False) -> bool:
+    """Whether versions come to this end over a relay beside it: where it does not see the source's memory, or `each`
+    has one that is not in the source's own process. Whoever is made anew elsewhere takes its relay along: none is
+    shared."""
+    way = way_between(source, end)
+    return way == "collective" or (each and way != "memory")

@@ -173,6 +173,7 @@ class _Asked:
         self._runtime = runtime
         self._changed = Signal()
         """Notified when version or failure of one has."""
+        self._pool: EnginePool | None = None
 
     def take(self, workers: Workers[Any]) -> None:
         """All of them, after those that are there."""
@@ -190,7 +191,13 @@ class _Asked:
         engines = [self.engine(number) for number in range(len(self.places))]
         pool = EnginePool(engines, self._runtime.clock, handles=handles, **more)
         self._changed.listen(pool.changed.notify)
+        self._pool = pool
         return pool
+
+    async def seated(self, engine: RemoteEngine, worker: str) -> None:
+        """See `Seat`. Raises EngineError."""
+        if self._pool is not None and self._pool.seat is not None:
+            await self._pool.seat(engine, worker)
 
 
 class _Hires:
@@ -248,5 +255,6 @@ class _Revive:
             await workers.restart(rank)
         except (WorkerError, WorkerLost) as error:
             raise EngineError(str(error)) from error
+        await self._asked.seated(engine, workers.handles[rank].worker)
         await started(engine, receiver, attached=self._attached)
         return engine

@@ -300,6 +300,8 @@ def _roles(plan: Plan) -> list[str]:
     sent = ", to servers by gloo" if plan.config.sends_weights else ""
     if plan.config.weights.transport == "collective":
         sent = ", and over a relay for each that takes them by collective (gloo; NCCL is not used)"
+    elif plan.config.weights.transport is None and plan.config.cluster.is_given and plan.transport == "shm":
+        sent = ", and over a relay for each on a node that does not see the trainer's memory (gloo; NCCL is not used)"
     lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.transport}{sent}"]
     engines, functions = _engine_processes(plan.config), _places_of_functions(plan.config)
     for name in names:

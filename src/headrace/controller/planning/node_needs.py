@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headrace.config import TrainConfig
 from headrace.config.cluster import ROLES
+from headrace.config.values.hosts import is_loopback
 from headrace.config.values.name_or_function import is_own
 from headrace.config.values.paths import path_of
 from headrace.controller.planning.given_inputs import texts_of
@@ -15,7 +16,9 @@ from headrace.runtime.node_check import NeededFile, Needs
 _CALL = ("rollout", "functions", "trainer", "critic")
 """Whose workers call functions of the user's."""
 _IN_MEMORY = ("trainer", "engine", "proximal")
-"""Those who share new weights."""
+"""Those who share new weights: who makes them first."""
+_SHARED_MEMORY = ("shm", "cuda_ipc", "gloo")
+"""Transports for which all of them have to see one machine's memory; unless one is given, relays reach who does not."""
 _IN_FOLDER = ("trainer", "critic", "rollout")
 """Those who write into the run's folder: checkpoints, and journals of groups."""
 TOGETHER = ("trainer", "critic")
@@ -35,18 +38,24 @@ def needs_of(config: TrainConfig, folder: Path | None, memory: Path | None) -> M
         by_disk = config.transport == "disk" and role in _IN_MEMORY
         if folder is not None and (role in _IN_FOLDER or by_disk):
             files.append(NeededFile.of(folder, "the run's folder", "give --dir on a file system that all nodes share"))
-        if memory is not None and role in _IN_MEMORY and config.transport == "shm":
+        if memory is not None and role in _IN_MEMORY and config.weights.transport in _SHARED_MEMORY:
             files.append(
                 NeededFile.of(
                     memory,
-                    "weights.transport shm: the memory of the machine where the command is",
+                    f"weights.transport {config.weights.transport}: the memory of the machine where the command is",
                     "it is another machine, which weights in shared memory do not reach: place trainer and engine on "
-                    "this machine's nodes by cluster.place, or use weights.transport: disk with the run's folder on a "
-                    "file system that all nodes share",
+                    "this machine's nodes by cluster.place, leave weights.transport out, by which they go over relays, "
+                    "or use weights.transport: disk with the run's folder on a file system that all nodes share",
                 )
             )
         made[role] = Needs(tuple(files))
     return made
+
+
+def meeting_of(config: TrainConfig) -> tuple[str, ...]:
+    """Kinds of workers that have to be on the trainer's machine, which is first: new weights do not leave it."""
+    by_relays = config.transport == "shm" and is_loopback(config.weights.host)
+    return _IN_MEMORY if by_relays else ()
 
 
 def _functions(config: TrainConfig) -> Iterator[NeededFile]:

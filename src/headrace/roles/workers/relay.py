@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import torch
 
+from headrace.runtime.process.memory_here import MemoryHere
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
-from headrace.weights.relay.journey import RELAY_TYPES, Found, Journey, Meeting, Sent
+from headrace.weights.relay.journey import RELAY_TYPES, Found, Journey, Meeting, Plane, Sent
 from headrace.weights.relay.line import STILL_S
 from headrace.weights.relay.relay import Relay
 from headrace.weights.seen import Seen, seen_here
@@ -23,7 +23,7 @@ class RelaySpec:
     """From which a relay makes itself."""
 
     memory: str
-    """A folder in memory of its machine, for what it keeps; it goes with the run."""
+    """A folder in memory for what it keeps, where it sees that; else it has one of its own."""
     still_s: float = STILL_S
     """That one bucket may take from one relay to the next."""
 
@@ -37,22 +37,20 @@ class RelayWorker:
     def __init__(self, spec: RelaySpec, host: Host) -> None:
         if host.threads is not None:
             torch.set_num_threads(host.threads)
-        folder = Path(spec.memory) / str(host.rank)
+        self._memory = MemoryHere(spec.memory)
+        folder = self._memory.folder / str(host.rank)
         folder.mkdir(mode=0o700, exist_ok=True)
         self._relay = Relay(of_this_life("shm", folder), spec.still_s)
 
     def sees(self) -> Seen:
         return seen_here()
 
-    def address_towards(self, host: str) -> str:
-        """Of this machine, as one at `host` sees it. Raises OSError."""
+    def plane(self, host: str) -> Plane:
+        """Where what it keeps is found, and the address of this machine as one at `host` sees it. Raises OSError."""
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as way:
             way.connect((host, 9))  # nothing is sent: the kernel chooses where it would leave from
-            return str(way.getsockname()[0])
-
-    def plane(self) -> tuple[str, str]:
-        """Transport and address of what it keeps."""
-        return self._relay.transport, self._relay.address
+            own = str(way.getsockname()[0])
+        return Plane(self._relay.transport, self._relay.address, own)
 
     def listen(self, host: str) -> int:
         """See `Relay.listen`."""

@@ -17,6 +17,7 @@ from headrace.config.train import TrainConfig
 from headrace.engines.embedded.cache_plan import context_limit
 from headrace.models.loading import load_causal_lm, load_tokenizer, load_value_model
 from headrace.models.values import token_values
+from headrace.runtime.process.memory_here import MemoryHere
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.training.frozen import HybridReference
@@ -30,7 +31,7 @@ from headrace.training.trainer import HFTrainer
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.plane import WeightPublisher
 from headrace.weights.swap_check import SHORT, SwapCheck, check_tokens, make_check
-from headrace.weights.transport import Transport, of_this_life, open_transport
+from headrace.weights.transport import IN_MEMORY, Transport, of_this_life, open_transport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -89,13 +90,16 @@ class TrainerWorker(TrainerRank):
         )
         if algorithm.needs_reference and config.reference.placement == "hybrid":
             trainer.keep_reference()
-        leaves = host.rank == 0  # all ranks have the same weights: those of one leave
+        leaves = host.rank == 0  # what others have of them goes the same way
+        out = MemoryHere(spec.folder) if leaves and spec.transport in IN_MEMORY else None
+        aside = MemoryHere(spec.aside) if leaves and spec.aside is not None else None
+        self._memory = out, aside
         super().__init__(
             trainer,
             host,
             policy_task(trainer, host.refs, algorithm, own_proximal=config.own_proximal),
-            plane=_plane(spec) if leaves else None,
-            aside=_aside(spec) if leaves else MemoryPublisher,
+            plane=_plane(spec, out) if leaves else None,
+            aside=_aside(aside),
             coefficient=coefficient,
             reference=HybridReference(trainer),
             check=_check(spec, trainer),
@@ -173,13 +177,13 @@ def _device(spec: TrainerSpec, host: Host, layout: LayoutConfig) -> torch.device
     return torch.device("cuda", (first.index or 0) + host.rank)
 
 
-def _plane(spec: TrainerSpec) -> WeightPublisher:
-    folder = of_this_life(spec.transport, Path(spec.folder))
+def _plane(spec: TrainerSpec, memory: MemoryHere | None) -> WeightPublisher:
+    folder = Path(spec.folder) if memory is None else of_this_life(spec.transport, memory.folder)
     return open_transport(spec.transport, folder, torch.device(spec.device))
 
 
-def _aside(spec: TrainerSpec) -> Callable[[], WeightPublisher]:
-    if spec.aside is None:
+def _aside(memory: MemoryHere | None) -> Callable[[], WeightPublisher]:
+    if memory is None:
         return MemoryPublisher
-    publisher = open_transport("shm", of_this_life("shm", Path(spec.aside)))
+    publisher = open_transport("shm", of_this_life("shm", memory.folder))
     return lambda: publisher

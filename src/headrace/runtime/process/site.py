@@ -24,6 +24,8 @@ _LEAST_MEMORY = 1 << 30
 _LONGEST_PARENT = 107 - 64
 """Bytes. A socket's path has 107; a site's name and the longest worker's are within 64."""
 _JANITOR = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"'
+_APART = f"exec 3<&0; ({_JANITOR.replace('read -r _', 'read -r _ <&3')}) &"
+"""As a grandchild: a process of Ray's kills its children as it ends."""
 
 
 def site_parent() -> Path:
@@ -38,8 +40,9 @@ def _prefix() -> str:
 
 
 class Site:
-    def __init__(self, run: str) -> None:
-        """`run` names the run, as its folder does. Sweeps what dead runtimes of this user left. Raises OSError."""
+    def __init__(self, run: str, *, apart: bool = False) -> None:
+        """`run` names the run, as its folder does. `apart`: the janitor is no child of this process. Sweeps what dead
+        runtimes of this user left. Raises OSError."""
         parent = site_parent()
         if len(os.fsencode(parent)) > _LONGEST_PARENT:
             raise OSError(
@@ -56,7 +59,7 @@ class Site:
 
         self.folder, self._lock = make_owned(make)
         self._janitor = subprocess.Popen(
-            ["/bin/sh", "-c", _JANITOR, "headrace-janitor", str(self.folder)],
+            ["/bin/sh", "-c", _APART if apart else _JANITOR, "headrace-janitor", str(self.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

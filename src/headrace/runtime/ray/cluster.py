@@ -68,12 +68,14 @@ class RayCluster:
         room_s: float = 300.0,
         needs: Callable[[Path], Mapping[str, Needs]] = lambda memory: {},
         together: Collection[str] = (),
+        meet: Sequence[str] = (),
     ) -> None:
         """`run` names the run, as its folder does. `address`: of a cluster; unless given, `head` starts one
         here; with neither, this process has to be in one already. `logs`: a folder; what `rollout/0` prints
         is in rollout-0.log there, where a node sees it. `near`: whether workers are spoken to as on this machine, if
         they are. `teams`: what workers ask for. `room_s`: how long one waits for room. `needs`: given a file in this
-        machine's memory, what the nodes of workers have to have, by their kind. `together`: see `Inspection`."""
+        machine's memory, what the nodes of workers have to have, by their kind. `together`, `meet`: see
+        `Inspection`."""
         self.keeps_all = not near
         self._address = address
         self._head = head
@@ -90,6 +92,9 @@ class RayCluster:
         self._room_s = room_s
         self._needs = needs
         self._together = together
+        self._meet = meet
+        self._beside: dict[str, Callable[[], str]] = {}
+        """By worker, the one that it is beside."""
         self._reservations = Reservations(Teams(), room_s, lambda workers: {})
         self._lines = Processes(run, logs=logs, packages=packages, begin=self._begin)
         """To those that are near; and the run's folder in memory."""
@@ -111,6 +116,8 @@ class RayCluster:
 
     def member(self, kind: type[Any], spec: object, name: str, rank: int, types: WireTypes, where: Placement) -> Member:
         """See `Apart.member`."""
+        if (beside := where.beside) is not None:
+            self._beside[name] = lambda: beside(rank)
         member = self._member(kind, spec, name, rank, types, where)
         member.once_closed = lambda: self._services.compute(ROOM_LANE, self._reservations.release, name)
         return member
@@ -138,8 +145,10 @@ class RayCluster:
         )
 
     async def _room(self, worker: str, rank: int) -> Options:
-        """See `Reservations.options`. Raises WorkerLost."""
+        """See `Reservations.options`, or `beside`. Raises WorkerLost."""
         try:
+            if (beside := self._beside.get(worker)) is not None:
+                return await self._services.compute(LANE, self._reservations.beside, beside())
             return await self._reservations.options(worker, self._services)
         except NoRoom as none:
             raise WorkerLost(rank, str(none), worker=worker) from none
@@ -189,7 +198,7 @@ class RayCluster:
             return
         marker = self.make_folder("here") / "marker"
         marker.write_text(secrets.token_hex(16))
-        inspection = Inspection(self._needs(marker), self._together, marker)
+        inspection = Inspection(self._needs(marker), self._together, marker, meet=self._meet)
         self._reservations = Reservations(self._teams, self._room_s, inspection.require, self._together)
         try:
             self._reservations.begin()

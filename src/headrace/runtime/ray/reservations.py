@@ -111,6 +111,16 @@ class Reservations:
             await clock.sleep(_LOOK_S)
         return self._options(worker, reserved)
 
+    def beside(self, worker: str) -> Options:
+        """Of an actor on the node where the worker is, counted as nothing. Blocking. Raises NoRoom where that has no
+        place, or its node is lost."""
+        if self._teams.team_of(worker) is None:
+            return _here()
+        node = next((each.node for each in [*self._reserved.values()] if worker in each.bundle.workers), None)
+        if node is None or node not in nodes.living():
+            raise NoRoom(f"{worker}, which it is to be beside, has no place yet")
+        return _on(node)
+
     def release(self, worker: str) -> None:
         """It has ended for good. Blocking; on the lane where room is looked for."""
         reserved = self._reserved.pop((worker,), None)
@@ -255,7 +265,11 @@ def _kinds(bundles: Sequence[Bundle]) -> _Kinds:
 
 def _here() -> Options:
     """On the controller's node, counted as nothing."""
-    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(nodes.here(), soft=False)}
+    return _on(nodes.here())
+
+
+def _on(node: str) -> Options:
+    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
 
 
 def _remove(group: PlacementGroup) -> None:

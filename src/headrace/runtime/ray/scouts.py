@@ -11,7 +11,17 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from headrace.runtime.node_check import NeededFile, Needs, NodeUnfit, Seen, look, require, require_together
+from headrace.runtime.node_check import (
+    NeededFile,
+    Needs,
+    NodeUnfit,
+    Seen,
+    look,
+    loopback_here,
+    require,
+    require_met,
+    require_together,
+)
 from headrace.runtime.placing import kind_of
 from headrace.runtime.ray import nodes
 
@@ -30,10 +40,15 @@ class Scout:
 class Inspection:
     """Of nodes that are not the controller's, each once for each kind of worker."""
 
-    def __init__(self, needs: Mapping[str, Needs], together: Collection[str], memory: Path) -> None:
+    def __init__(
+        self, needs: Mapping[str, Needs], together: Collection[str], memory: Path, *, meet: Sequence[str] = ()
+    ) -> None:
         """`needs`: by kind of worker. `together`: kinds whose workers are to be on one machine. `memory`: a file in the
-        memory of the controller's machine, of this run alone."""
+        memory of the controller's machine, of this run alone. `meet`: kinds whose workers meet on the loopback of the
+        machine where the first kind is, or the controller, if that has no place."""
         self._needs = needs
+        self._meet = tuple(meet)
+        self._home: str | None = None
         self._memory = NeededFile.of(
             memory, "the memory of the machine where the command is", "place workers of a run on nodes of one machine"
         )
@@ -51,7 +66,7 @@ class Inspection:
 
     def require(self, workers: Mapping[str, Sequence[str]]) -> Mapping[str, str]:
         """`workers` by node; those that are to be together are looked at as far as they are named here. Of each node
-        the start of its machine. Blocking. Raises NodeUnfit."""
+        its machine's loopback. Blocking. Raises NodeUnfit."""
         own, names = nodes.here(), nodes.living()
         asked: dict[str, Needs] = {}
         for node, there in workers.items():
@@ -72,12 +87,17 @@ class Inspection:
         self.all_near &= all(each.digests.get(memory.path) == memory.digest for each in found.values())
         for node, needs in asked.items():
             require(names[node], found[node], needs, workers[node])
-        self._machines |= {own: look(()).boot, **{node: each.boot for node, each in found.items()}}
+        self._machines |= {own: loopback_here(), **{node: each.loopback for node, each in found.items()}}
         self._done |= {(node, kind_of(worker)) for node, there in workers.items() for worker in there}
         machines = {node: self._machines[node] for node in workers}
         on = {worker: machines[node] for node, there in workers.items() for worker in there}
         for kind in self._together:
             require_together({worker: machine for worker, machine in on.items() if kind_of(worker) == kind})
+        if meeting := {worker: machine for worker, machine in on.items() if kind_of(worker) in self._meet}:
+            if self._home is None:
+                first = (machine for worker, machine in meeting.items() if kind_of(worker) == self._meet[0])
+                self._home = next(first, self._machines[own])
+            require_met(meeting, self._home)
         return machines
 
 

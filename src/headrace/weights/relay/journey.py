@@ -12,6 +12,17 @@ from headrace.weights.version import Version
 
 
 @dataclass(frozen=True, slots=True)
+class Plane:
+    """Where a relay is."""
+
+    transport: str
+    address: str
+    """With the transport, what a receiver of what it keeps is made of."""
+    host: str
+    """The address that it speaks from to other relays."""
+
+
+@dataclass(frozen=True, slots=True)
 class Meeting:
     """Where the relays of a group find each other."""
 
@@ -57,4 +68,6 @@ class Sent:
     """Nobody takes what came: a newer one was written there meanwhile."""
 
 
-RELAY_TYPES = WEIGHT_TYPES.with_types(WireTypes({"meeting": Meeting, "journey": Journey, "found": Found, "sent": Sent}))
+RELAY_TYPES = WEIGHT_TYPES.with_types(
+    WireTypes({"plane": Plane, "meeting": Meeting, "journey": Journey, "found": Found, "sent": Sent})
+)

@@ -26,8 +26,7 @@ class OverRelays(WeightReceiver):
 
     def near(self, worker: str) -> WeightReceiver:
         """See `WeightReceiver.near`."""
-        rank = self._relays.rank_of(worker)
-        return self if rank is None else AtRelay(self._relays, rank)
+        return NearWorker(self, self._relays, worker)
 
     def latest(self) -> Version | None:
         """See `WeightReceiver.latest`."""
@@ -51,29 +50,37 @@ class OverRelays(WeightReceiver):
         return self._published.receive_as(make)
 
 
-class AtRelay(WeightReceiver):
-    """What is at one relay."""
+class NearWorker(WeightReceiver):
+    """What is at the relay of one worker, or published, while it has none: workers that are made anew may be elsewhere
+    than they were."""
 
-    def __init__(self, relays: Relays, rank: int) -> None:
+    def __init__(self, published: OverRelays, relays: Relays, worker: str) -> None:
+        self._published = published
         self._relays = relays
-        self._rank = rank
+        self._worker = worker
 
     def latest(self) -> Version | None:
-        """The newest that was there, or of a relay that had none yet the newest that there is."""
-        return self._relays.version_at(self._rank)
+        """The newest that was at the relay; of one that had none yet the newest that there is."""
+        rank = self._relays.rank_of(self._worker)
+        return self._published.latest() if rank is None else self._relays.version_at(rank)
 
     def offer(self) -> WeightOffer | None:
         """See `WeightReceiver.offer`. Raises WeightError while the relay has none."""
-        return self._relays.offer_at(self._rank)
+        rank = self._relays.rank_of(self._worker)
+        return self._published.offer() if rank is None else self._relays.offer_at(rank)
 
     def receive(self) -> tuple[Manifest, Mapping[str, Tensor]]:
-        """See `WeightReceiver.receive`; on the relay's machine."""
-        return receiver_of(self._relays.offer_at(self._rank)).receive()
+        """See `WeightReceiver.receive`; on the machine where the worker is."""
+        return self._now().receive()
 
     def received(self) -> Received:
         """As `receive`."""
-        return receiver_of(self._relays.offer_at(self._rank)).received()
+        return self._now().received()
 
     def receive_as(self, make: Callable[[Received], T]) -> T:
         """As `receive`."""
-        return receiver_of(self._relays.offer_at(self._rank)).receive_as(make)
+        return self._now().receive_as(make)
+
+    def _now(self) -> WeightReceiver:
+        rank = self._relays.rank_of(self._worker)
+        return self._published if rank is None else receiver_of(self._relays.offer_at(rank))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -18,10 +18,12 @@ from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import pause_after
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
 from headrace.weights.plane import WeightError, WeightOffer
-from headrace.weights.relay.journey import Found, Journey, Meeting, Sent
+from headrace.weights.relay.journey import Found, Journey, Meeting, Plane, Sent
 from headrace.weights.relay.line import STILL_S, PeerError
+from headrace.weights.relay.relay_place import RelayPlace
 from headrace.weights.version import Version
 
+LOOPBACK = "127.0.0.1"
 SOURCE = 0
 """Its rank, and its place in every group."""
 _LAST_WORDS_S = STILL_S + 5.0
@@ -31,30 +33,6 @@ _SHORT_S = 60.0
 Fault = Exception
 
 
-@dataclass(slots=True)
-class _Place:
-    """One relay of receivers."""
-
-    host: str
-    """Address that it speaks from."""
-    plane: tuple[str, str] = ("", "")
-    """Transport and address of what it keeps."""
-    last: Version | None = None
-    """The newest that it ever had."""
-    offer: WeightOffer | None = None
-    """Of the version that it has now."""
-    failures: int = 0
-    """In a row."""
-    due: float = 0.0
-    """When it is tried again."""
-    fault: str = ""
-    """The last one; empty once it has taken a version."""
-    is_told: bool = False
-    """That it was lost."""
-    life: int = 0
-    """How often it was made. What a journey says of one that was made anew meanwhile is of the one before."""
-
-
 class Relays:
     def __init__(
         self,
@@ -62,10 +40,12 @@ class Relays:
         clock: Clock,
         seconds: float,
         *,
+        host: str = LOOPBACK,
         deltas: bool,
         summed: bool = False,
     ) -> None:
-        """`workers`: the first is the source's. `seconds`: that a journey may take. `deltas`: whether what changed is
+        """`workers`: the first is the source's. `seconds`: that a journey may take. `host`: the address of
+        the source's machine at which relays meet. `deltas`: whether what changed is
         sent where a receiver has the version before. `summed`: whether what goes whole has checksums."""
         self.changed = Signal()
         """A version is at a relay, or one was lost."""
@@ -74,10 +54,11 @@ class Relays:
         """At the source."""
         self._workers = workers
         self._clock = clock
+        self._host = host
         self._seconds = seconds
         self._deltas = deltas
         self._summed = summed
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, RelayPlace] = {}
         self._rank_of: dict[str, int] = {}
         self._group: tuple[int, ...] = ()
         self._port: int | None = None
@@ -88,13 +69,13 @@ class Relays:
         self._untold: list[tuple[str, dict[str, Any]]] = []
         self._before: Version | None = None
 
-    async def take_in(self, rank: int, users: Sequence[str], host: str = "127.0.0.1") -> None:
-        """A relay that is there: the source's first. `users`: the workers that take versions from it. `host`: the
-        address that it speaks from. Raises WorkerError, WorkerLost, WaitTimeout."""
+    async def take_in(self, rank: int, users: Sequence[str] = ()) -> None:
+        """A relay that is there: the source's first. `users`: the workers that take versions from it. Raises
+        WorkerError, WorkerLost, WaitTimeout."""
         async with self._turn:
-            self._places[rank] = _Place(host)
+            place = RelayPlace(await self._plane_of(rank))
+            self._places[rank] = place
             self._rank_of |= dict.fromkeys(users, rank)
-            await self._begun(rank)
 
     async def let_go(self, worker: str) -> None:
         """It takes no versions any more; its relay ends, if it was the last to take them from there. Raises
@@ -118,6 +99,11 @@ class Relays:
         """The relay of a worker; None for one that takes versions from the source itself."""
         return self._rank_of.get(worker)
 
+    def has_newest(self, worker: str) -> bool:
+        """Whether the newest version is where it takes it from."""
+        rank = self._rank_of.get(worker)
+        return rank is None or (rank not in self._workers.lost and not self._is_behind(rank))
+
     def version_at(self, rank: int) -> Version | None:
         """The newest that was there; before the first the newest that there is."""
         place = self._places[rank]
@@ -140,7 +126,7 @@ class Relays:
                 source.failures, source.due = 0, 0.0
             self._address = address
             for _ in range(2):
-                if not await self._looked():
+                if not await self._looked(has_left=True):
                     return
                 await self._along_chain()
 
@@ -198,8 +184,9 @@ class Relays:
         offer = self._places[rank].offer
         return self.newest is not None and (offer is None or offer.version < self.newest.version)
 
-    async def _looked(self) -> bool:
-        """Whether it is known what there is to be sent."""
+    async def _looked(self, *, has_left: bool = False) -> bool:
+        """Whether it is known what there is to be sent. `has_left`: a version is at the trainer's address, so that a
+        relay that sees none is on another machine, where a life of the trainer was before."""
         if not await self._made_anew(SOURCE):
             return False
         try:
@@ -207,7 +194,9 @@ class Relays:
         except (WorkerError, WorkerLost, WaitTimeout) as error:
             self._left_out(SOURCE, error)
             return False
-        if found.offer is None and self.newest is not None:
+        if found.offer is None and has_left:
+            await self._workers.kill(SOURCE, f"it sees nothing at {self._address}, where the trainer is now")
+        if found.offer is None and (has_left or self.newest is not None):
             why = f"{self._address} holds no version any more; the trainer may be on its way back"
             self._left_out(SOURCE, WeightError(why))
             return False
@@ -232,7 +221,7 @@ class Relays:
             for rank in there:
                 place = self._places[rank]
                 place.last = newest.version
-                place.offer = replace(newest, transport=place.plane[0], address=place.plane[1])
+                place.offer = replace(newest, transport=place.plane.transport, address=place.plane.address)
             for place in [self._places[rank] for rank in ([SOURCE, *there] if there else [])]:
                 place.failures, place.due, place.fault = 0, 0.0, ""
             sent = answers.get(SOURCE)
@@ -284,13 +273,13 @@ class Relays:
         stay = [] if alone else [rank for rank in self._group if rank not in lost]
         try:
             if self._port is None:
-                host = self._places[SOURCE].host
-                self._port = await self._call(SOURCE, "listen", host, what="a place where relays meet")
+                self._port = await self._call(SOURCE, "listen", self._host, what="a place where relays meet")
         except (WorkerError, WorkerLost, WaitTimeout) as error:
             return {SOURCE: error}
         all_of_them = [rank for rank in self._places if rank in members or rank in stay]
-        meeting = Meeting(self._places[SOURCE].host, self._port, f"group {next(self._numbers)}", len(all_of_them))
-        asked = {rank: ("join", (meeting, number, self._places[rank].host)) for number, rank in enumerate(all_of_them)}
+        meeting = Meeting(self._host, self._port, f"group {next(self._numbers)}", len(all_of_them))
+        hosts = {rank: self._places[rank].plane.host if rank else self._host for rank in all_of_them}
+        asked = {rank: ("join", (meeting, number, hosts[rank])) for number, rank in enumerate(all_of_them)}
         _, faults = await self._each(asked)
         self._group = () if faults else tuple(all_of_them)
         return faults or None
@@ -320,11 +309,15 @@ class Relays:
         place = self._places.get(rank)
         if place is None:
             return  # it left meanwhile
-        place.plane, place.offer = await self._call(rank, "plane", what="where it keeps versions"), None
+        place.plane, place.offer = await self._plane_of(rank), None
         place.is_told = False
         place.life += 1
         if rank == SOURCE:
             self._port = None
+
+    async def _plane_of(self, rank: int) -> Plane:
+        found: Plane = await self._call(rank, "plane", self._host, what="where it keeps versions")
+        return found
 
     async def _each(self, asked: Mapping[int, tuple[str, tuple[Any, ...]]]) -> tuple[dict[int, Any], dict[int, Fault]]:
         """What each answers, and what failed. Once one has failed the others have to answer soon: who does not is
