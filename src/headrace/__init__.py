@@ -51,7 +51,7 @@ _PUBLIC = {
     "RunInUse": "headrace.store",
     "RunMissing": "headrace.store",
     "ConfigMismatch": "headrace.store",
-    "NothingToTrain": "headrace.experience.flow",
+    "NothingToTrain": "headrace.experience.drops",
     "WaitTimeout": "headrace.runtime.protocol",
     "EngineError": "headrace.engines.protocol",
     "OutOfMemory": "headrace.controller.planning.out_of_memory",

@@ -81,7 +81,7 @@ from headrace.engines.protocol import (
 from headrace.errors import (
     HeadraceError as HeadraceError,
 )
-from headrace.experience.flow import (
+from headrace.experience.drops import (
     NothingToTrain as NothingToTrain,
 )
 from headrace.experience.prompts.dataset import (

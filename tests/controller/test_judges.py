@@ -18,7 +18,7 @@ from headrace.controller.planning.plan import make_plan
 from headrace.controller.train import Ended, train
 from headrace.engines.embedded.core import EngineCore
 from headrace.engines.protocol import EngineError
-from headrace.experience.flow import NothingToTrain
+from headrace.experience.drops import NothingToTrain
 from headrace.store import RunReader
 
 PROMPT = "{prompt} {answer} {response}? "

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.experience.flow import NothingToTrain
+from headrace.experience.drops import NothingToTrain
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.roles.failing_samples import FailureWatch
 

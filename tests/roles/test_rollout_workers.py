@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.engines.completions import NotServed
-from headrace.experience.flow import NothingToTrain
+from headrace.experience.drops import NothingToTrain
 from headrace.experience.header import GroupHeader
 from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.records.codec import encode_group

@@ -6,13 +6,13 @@ it comes here, then ledger, then table. Whoever waits for a change waits on `cha
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headrace.errors import HeadraceError
 from headrace.experience.columns import SAMPLE_COLUMNS, FinishedGroup, put_samples, rewarded
+from headrace.experience.drops import EXHAUSTED, HANDED_BACK, OVERDUE, SURPLUS, Drops
 from headrace.experience.header import GroupHeader, SampleHeader, header_of
 from headrace.experience.index import NewRow
 from headrace.experience.prompts.dataset import Prompt, PromptSource
@@ -26,16 +26,8 @@ from headrace.runtime.refs import Ref
 from headrace.runtime.signal import Signal
 from headrace.store import AttemptRow, Commit, JournalOffset, Receipt, Restored, RunStore, StoreError
 
-OVERDUE = "overdue"
-SURPLUS = "surplus"
-EXHAUSTED = "exhausted"
 JUDGE = "filter"
 """The consumer that has groups kept or dropped."""
-HANDED_BACK = "again: "
-"""Begins the reason of a drop after which the prompt is tried again; no filter's name can begin so."""
-_LEAST_FAULTS = 8
-"""Groups; fewer may come to one fault by chance."""
-_SURPLUS_REASONS = (f"{HANDED_BACK}{SURPLUS}", f"{EXHAUSTED} ({SURPLUS})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +62,6 @@ class _Finished(NamedTuple):
     """It was judged, and may be trained on."""
 
 
-class NothingToTrain(HeadraceError, RuntimeError):
-    """So many groups were dropped while one batch was composed that more of the same would come to nothing."""
-
-
 class Flow:
     def __init__(
         self,
@@ -96,11 +84,8 @@ class Flow:
         self._learnt = 0
         """The curriculum has the pass rates of all batches before this one."""
         self._quote = quote
-        self._examples: dict[str, tuple[GroupHeader, JournalOffset]] = {}
-        """The last group that was dropped, by reason, and its place in the journal."""
         self._column_bytes = column_bytes
         self._reward_column = reward_column
-        self._max_drops = max_drops_per_batch
         self._schedule = schedule
         self._table = table
         self._source = source
@@ -122,16 +107,8 @@ class Flow:
         """The first batch that a live group may still enter, when it was last asked who is overdue."""
         self._told: tuple[int, bool, bool] | None = None
         """Batch, sealed and finished, when the table's consumers were last told."""
-        self._drops_changed = False
-        """Since they were last found to be few enough."""
         self._placements: list[Placement] = []
-        self._dropped: Counter[str] = Counter()
-        """Since the last step."""
-        self._faults: Counter[str] = Counter()
-        """Of these, those that nobody wanted."""
-        self._has_kept = False
-        self.drop_words: dict[str, str] = {}
-        """What went wrong, by reason of the drop; the last time that it did."""
+        self._drops = Drops(max_drops_per_batch, self._quoted)
         self.changed = Signal()
 
     @property
@@ -155,6 +132,11 @@ class Flow:
     def ready_groups(self) -> int:
         return self._schedule.ready_groups
 
+    @property
+    def drop_words(self) -> dict[str, str]:
+        """What went wrong, by reason of the drop; the last time that it did."""
+        return self._drops.words
+
     def check(self) -> None:
         """Raises LawBroken, or ScheduleError where groups are due that have no place. Holds at every moment."""
         self._store.ledger.counts().check()
@@ -168,7 +150,7 @@ class Flow:
     def describe(self) -> str:
         """Where the groups are, for messages."""
         schedule = self._schedule
-        dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(self._dropped.items()))
+        dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(self._drops.by_reason().items()))
         return (
             f"{len(schedule.taken)} of {schedule.prompts_per_batch} groups taken, {schedule.running_groups} running, "
             f"{schedule.ready_groups} ready; dropped since the last step: {dropped or 'none'}"
@@ -179,9 +161,8 @@ class Flow:
 
         Raises NothingToTrain.
         """
-        if self._drops_changed:
-            self._check_drops()
-            self._drops_changed = False
+        schedule = self._schedule
+        self._drops.check(schedule.batch, len(schedule.taken), schedule.prompts_per_batch)
         if self.shut_by(version) is not None:
             return None
         beyond = False
@@ -298,16 +279,13 @@ class Flow:
     def drop(self, key: GroupKey, reason: str, fault: str | None = None, judged: GroupHeader | None = None) -> None:
         """The finished group is not worth training on; or a `fault`, in words, keeps it from being judged. `judged`: as
         it was, to quote from it, if there are many such."""
-        if fault is not None:
-            self._faults[reason] += 1
-        if judged is not None:
-            self._examples[reason] = judged, self._groups[key].place
+        self._drops.judged(reason, fault, None if judged is None else (judged, self._groups[key].place))
         self._remove(key, reason, fault)
         self._advance()
 
     def keep(self, key: GroupKey) -> None:
         """The finished group may be trained on: it is a candidate for the batch."""
-        self._has_kept = True
+        self._drops.kept()
         self._groups[key] = self._groups[key]._replace(is_kept=True)
         self._table.write_group(key, "keep", True)
         self._schedule.ready(key)
@@ -326,15 +304,13 @@ class Flow:
         """The batch was trained: its groups are done, and the next batch is composed."""
         keys = self._schedule.taken
         late = sum(placement.is_late for placement in self._placements)
-        done = TrainedBatch(self._schedule.batch, len(keys), late, dict(self._dropped))
+        done = TrainedBatch(self._schedule.batch, len(keys), late, self._drops.by_reason())
         self._store.ledger.train(keys, batch=self._schedule.batch)
         for key in keys:
             del self._groups[key]
         self._batch_rows = 0
         self._placements.clear()
-        self._dropped.clear()
-        self._faults.clear()
-        self._examples.clear()
+        self._drops.clear()
         # All that are overdue go before anything enters the new batch: none of them may be taken.
         overdue = self._schedule.step()
         self._learn()
@@ -424,8 +400,9 @@ class Flow:
     def _begin_again(self) -> None:
         """Nothing is known of the batch that is composed."""
         self._batch_rows = 0
-        for per_batch in (self._placements, self._dropped, self._faults, self._examples, self._overdue):
-            per_batch.clear()
+        self._placements.clear()
+        self._drops.clear()
+        self._overdue.clear()
         self._first_open, self._told = -1, None
         # A curriculum keeps what it knows of batches that were taken back: their groups come again as they are.
         self._learnt = self._schedule.batch
@@ -438,51 +415,15 @@ class Flow:
             self._pass_rates.learn(self._store.ledger.pass_rates(self._learnt, self._schedule.batch))
             self._learnt = self._schedule.batch
 
-    def _check_drops(self) -> None:
-        drops = Counter(self._dropped)
-        for reason in _SURPLUS_REASONS:
-            del drops[reason]
-        self._check_first_drops(drops)
-        if self._max_drops is None or drops.total() < self._max_drops:
-            return
-        reasons = ", ".join(f"{reason} {count}{self._last_fault(reason)}" for reason, count in drops.most_common())
-        why = (
-            "mend what fails"
-            if drops.most_common(1)[0][0] in self.drop_words
-            else "the prompts may be too easy or too hard for the policy, or its rewards too much alike; change the "
-            "data, the reward or rollout.filters"
-        )
-        raise NothingToTrain(
-            f"{drops.total()} groups were dropped while batch {self._schedule.batch} was composed ({reasons}), and it "
-            f"has {len(self._schedule.taken)} of {self._schedule.prompts_per_batch}: {why}, or raise "
-            f"rollout.max_drops_per_batch, and --resume the run{self._example(drops.most_common(1)[0][0])}"
-        )
-
-    def _check_first_drops(self, drops: Counter[str]) -> None:
-        """Raises NothingToTrain if a batch's worth of groups, and so all of this process, have come to one fault."""
-        reason, count = next(iter(drops.most_common(1)), ("", 0))
-        worth = max(self._schedule.prompts_per_batch, _LEAST_FAULTS)
-        if self._has_kept or count < worth or self._faults[reason] < drops.total():
-            return
-        raise NothingToTrain(
-            f"all of the first {count} groups were dropped ({reason}{self._last_fault(reason)}); mend that, and "
-            f"--resume the run, or begin again with --fresh{self._example(reason)}"
-        )
-
-    def _example(self, reason: str) -> str:
-        """A sample of the last group that was dropped for it, if it can still be read."""
-        if self._quote is None or reason not in self._examples:
+    def _quoted(self, judged: GroupHeader, place: JournalOffset) -> str:
+        """See `Drops`."""
+        if self._quote is None:
             return ""
-        judged, offset = self._examples[reason]
         try:
-            group = decode_group(self._store.journal.read(offset))
+            group = decode_group(self._store.journal.read(place))
         except (StoreError, CodecError):
             return ""
-        return f". The last one had {self._quote(rewarded(group, judged))}"
-
-    def _last_fault(self, reason: str) -> str:
-        words = self.drop_words.get(reason)
-        return "" if words is None else f", the last one with {words!r}"
+        return self._quote(rewarded(group, judged))
 
     def _shed(self, overdue: Iterable[GroupKey]) -> None:
         """Hand back what is finished of these; whoever runs the others ends them first."""
@@ -514,16 +455,13 @@ class Flow:
         return [self._row(one, ref) for one, ref in samples if one.is_trainable]
 
     def _remove(self, key: GroupKey, reason: str, words: str | None) -> None:
-        if words is not None:
-            self.drop_words[reason] = words
         self._schedule.drop(key)
         self._store.ledger.drop(key, reason)
         self._store.partials.remove(key)
         self._table.remove(key)
         self._issues.pop(key, None)
         self._groups.pop(key, None)
-        self._dropped[reason] += 1
-        self._drops_changed = True
+        self._drops.add(reason, words)
 
     def _advance(self) -> None:
         """Let the schedule decide membership, and wake whoever depends on it."""

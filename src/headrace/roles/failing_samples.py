@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headrace.experience.drops import NothingToTrain
 from headrace.experience.failures import failure_kind
-from headrace.experience.flow import NothingToTrain
 from headrace.experience.header import GroupHeader
 from headrace.experience.sample import Group
 from headrace.roles.context import Report

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.experience.flow import NothingToTrain
+from headrace.experience.drops import NothingToTrain
 from headrace.experience.sample import GroupKey
 from headrace.roles.reissue import Blame, Losses, LostTime
 from headrace.runtime.protocol import Runtime, WaitTimeout

@@ -12,7 +12,7 @@ from headrace.algorithms.pieces import Pieces
 from headrace.config import TrainConfig
 from headrace.config.algorithm import KLConfig
 from headrace.experience.columns import Columned, FinishedGroup
-from headrace.experience.flow import NothingToTrain
+from headrace.experience.drops import NothingToTrain
 from headrace.roles.columns.own_stage import OwnStage
 from headrace.roles.columns.token_advantages import TokenAdvantages
 from headrace.runtime.refs import Ref, Refs
