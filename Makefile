@@ -81,19 +81,15 @@ $(SGLANG_READY): requirements-sglang.txt plugins/headrace-sglang-cpu/pyproject.t
 
 sglang-env: $(SGLANG_READY)
 
-# What takes more than a second and a half or so: 30 minutes, of which 5 for 10^5 random sequences of events, 3 for the
+# What takes more than a second and a half or so: 40 minutes, of which 5 for 10^5 random sequences of events, 3 for the
 # wheel and the sdist in an empty environment. Then 9 for vLLM, 7 for SGLang, 4 for the trackers and 4 for verifiers, their
-# environments included, and 11 for whole runs in which all that would cross between processes is copied through the wire
-# codec: the quick ones but for plans, and for cases of faults, of which other simulated runs stand there; and of the slow
-# those that start no worker process (mark `copied`). 65 together, on two quiet cores.
-UNCOPIED := $(addprefix --ignore tests/controller/,test_fault_matrix.py test_plan.py)
+# environments included. 65 together, on two quiet cores.
 test-slow: $(READY) $(DASHBOARD_READY) $(TRACKERS_READY) $(VLLM_READY) $(SGLANG_READY) $(VERIFIERS_READY)
 	$(BIN)/python -m pytest -m slow --ignore tests/servers $(SHARED) $(ARGS)
 	$(BIN)/python -m pytest -m slow tests/servers $(ARGS)
 	PYTHONPATH=$(CURDIR)/$(DASHBOARD):$(PYTHONPATH) $(BIN)/python -m pytest -m slow tests/cli/test_submit.py
 	$(TRACKERS)/bin/python -m pytest -m slow tests/trackers
 	$(VERIFIERS)/bin/python -m pytest tests/oracle/test_verifiers.py tests/oracle/test_verifiers_vllm.py
-	HEADRACE_COPYING=1 $(BIN)/python -m pytest -m "not slow or copied" tests/controller $(UNCOPIED) $(SHARED) $(ARGS)
 
 # 5,000 cases of the fault matrix, and how often each fault took effect: in half an hour on a quiet core. A part of them:
 # `make soak SEEDS=500 FIRST=4000`. Then layouts of eight ranks: three minutes. Then a run of which KILLS processes are
