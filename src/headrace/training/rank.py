@@ -130,6 +130,8 @@ class TrainerRank:
         self._by_parts = by_parts
         self._writer = PartWriter()
         self._snapshot: Snapshot | None = None
+        self._shown: Snapshot | None = None
+        """Of what is shown aside, while ranks write it."""
         self._began_s = self._copied_s = 0.0
         self._meeting: Meeting | None = None
         self._tells = self._leads = True
@@ -263,7 +265,11 @@ class TrainerRank:
         first is to `seal`; the others answer nothing. Raises WeightError."""
         check = None if self._check is None else self._check()
         if self._by_parts:
-            return self._opened(self._plane, version, check) if self._leads else None
+            if not self._leads:
+                return None
+            self._began_s = self._services.clock.now()
+            self._snapshot, opened = self._opened(self._plane, version, check)
+            return opened
         if not self._leads:
             self._take_part()
             return None
@@ -301,7 +307,8 @@ class TrainerRank:
             if not self._leads:
                 return None
             self._aside = self._make_aside()
-            return self._opened(self._aside, version)
+            self._shown, opened = self._opened(self._aside, version)
+            return opened
         if not self._leads:
             self._take_part()
             return None
@@ -311,9 +318,9 @@ class TrainerRank:
 
     def seal_aside(self, written: int) -> tuple[str, str]:
         """See `seal`; as `plane`."""
-        snapshot, self._snapshot = self._snapshot, None
+        snapshot, self._shown = self._shown, None
         assert self._aside is not None
-        assert snapshot is not None, "no snapshot was begun"
+        assert snapshot is not None, "nothing is shown"
         require_all(snapshot.manifest, written)
         self._aside.send(snapshot)
         return self._aside.transport, self._aside.address
@@ -363,15 +370,15 @@ class TrainerRank:
         trainer: Any = self._trainer
         return trainer
 
-    def _opened(self, plane: WeightPublisher, version: Version, check: SwapCheck | None = None) -> OpenSlot:
-        """What all ranks are to write into."""
+    def _opened(
+        self, plane: WeightPublisher, version: Version, check: SwapCheck | None = None
+    ) -> tuple[Snapshot, OpenSlot]:
+        """What all ranks are to write into, and what it is once they have."""
         assert isinstance(plane, ShmPublisher), "all ranks see what they write into"
         trainer: Any = self._trainer
-        self._began_s = self._services.clock.now()
         manifest = build_manifest(version, trainer.outlines(), checksums=False)
         slot = plane.begin(manifest)
-        self._snapshot = Snapshot(manifest, slot.tensors, check)
-        return OpenSlot(plane.address, slot.generation)
+        return Snapshot(manifest, slot.tensors, check), OpenSlot(plane.address, slot.generation)
 
     def _take_part(self) -> None:
         """In what gathers the weights for the first rank."""
