@@ -104,12 +104,12 @@ def test_a_node_that_does_not_see_what_its_workers_need_is_refused(tmp_path: Pat
         wrong = {**there.environment, "RAY_AUTH_TOKEN": "0" * 64}
         stranger = subprocess.Popen([*line[:-2]], stdout=subprocess.PIPE, text=True, env=wrong)  # for 20 s
         told = subprocess.run(line, capture_output=True, text=True, timeout=_WAIT_S, check=True).stdout.splitlines()
-        mixed = joined(there, "cluster.place.trainer={devices: 1}", SPREAD, "engine.replicas=2", "trainer.batches=4")
+        mixed = joined(there, "cluster.place.trainer={devices: 1}", SPREAD, "engine.replicas=2", "trainer.batches=8")
         run = headrace(["train", str(own_reward(tmp_path)), "--dir", str(tmp_path / "run"), "--plain", *mixed])
         assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
-        assert require_whole(tmp_path / "run", 4)["finished"] == 1
+        assert require_whole(tmp_path / "run", 8)["finished"] == 1
         relayed, taken = journeys(tmp_path / "run")
-        assert relayed == [(f"v{number}", (1,)) for number in range(5)], "to the engine here alone"
+        assert relayed == [(f"v{number}", (1,)) for number in range(9)], "to the engine here alone"
         assert taken == {0, 1}
         assert not left_in_memory(far, 10.0)
     (refused,) = json.loads(stranger.communicate(timeout=_WAIT_S)[0])
@@ -129,12 +129,13 @@ def test_a_lost_machine_with_its_relay_is_left_out_and_its_engine_is_seated_else
     """One of two engines is on a node that does not see the trainer's memory, and takes versions over a relay there.
     The node is lost; the engine finds room here, where it sees that memory, and needs no relay."""
     hide = 'mount -t tmpfs -o size=1g none /dev/shm && exec "$@"'
-    with nodes(tmp_path) as there, there.node("unshare", "-rm", "sh", "-c", hide, "sh") as far:
-        process, run = begun(tmp_path, *joined(there, SPREAD), batches=5000, engine__replicas=2)
+    with nodes(tmp_path) as cluster, cluster.node("unshare", "-rm", "sh", "-c", hide, "sh") as far:
+        process, run = begun(tmp_path, *joined(cluster, SPREAD), batches=5000, engine__replicas=2)
         try:
             until(lambda: len(journeys(run)[0]) > 3, process)
             assert {relays for _, relays in journeys(run)[0]} == {(1,)}
-            assert len(actors(far, run, "relay-1")) == len(actors(far, run, "engine-1")) == 1
+            there = [name for name in ("engine-0", "engine-1", "relay-1") if actors(far, run, name)]
+            assert there in (["engine-0", "relay-1"], ["engine-1", "relay-1"])
             lose(far)
             until(lambda: "engine_back" in kinds_of(run), process)
             batch, before = last_batch(run), len(journeys(run)[0])

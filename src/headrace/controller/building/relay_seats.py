@@ -54,17 +54,7 @@ class RelaySeats:
         """Give a worker that came, or was made anew there, what it takes versions from: the trainer's memory, or a
         relay beside it, once that has a version. Where there is none in time it goes without, and is told so when it
         asks for one."""
-        async with self._turn:
-            self._ends[worker] = end
-            has = self._relays.rank_of(worker) is not None
-            try:
-                if has and not self._needs(end):
-                    await self._relays.let_go(worker)
-                elif not has and self._needs(end):
-                    await self._make(worker)
-                    await self._relays.mend()
-            except (WorkerError, WorkerLost, WaitTimeout) as error:
-                logger.warning("a relay of weights for %s is lost: %s", worker, error)
+        await self._assign(worker, end)
         with suppress(WaitTimeout):  # those that are lost are made anew meanwhile, and are sent what they lack
             await self._relays.changed.wait_until(
                 lambda: self._relays.has_newest(worker), self._clock, _THERE_S, lambda: f"the relay of {worker}"
@@ -84,7 +74,21 @@ class RelaySeats:
         self._source = source
         if moved:
             for worker, end in [*self._ends.items()]:
-                await self.seat(worker, end)
+                await self._assign(worker, end)
+
+    async def _assign(self, worker: str, end: Seen) -> None:
+        """See `seat`. A failure is told, and no more."""
+        async with self._turn:
+            self._ends[worker] = end
+            has = self._relays.rank_of(worker) is not None
+            try:
+                if has and not self._needs(end):
+                    await self._relays.let_go(worker)
+                elif not has and self._needs(end):
+                    await self._make(worker)
+                    await self._relays.mend()
+            except (WorkerError, WorkerLost, WaitTimeout) as error:
+                logger.warning("a relay of weights for %s is lost: %s", worker, error)
 
     async def _make(self, worker: str) -> None:
         """Raises WorkerError, WorkerLost, WaitTimeout."""
