@@ -235,7 +235,7 @@ def test_a_node_that_goes_while_it_is_chosen_is_unfit(
     (tmp_path / "memory").write_text("m")
     inspection = scouts.Inspection({}, ("trainer",), tmp_path / "memory")
     monkeypatch.setattr(reservations, "_require", inspection.require)
-    monkeypatch.setattr(scouts, "seen", lambda paths, names: {node: replace(look(()), boot="C") for node in paths})
+    monkeypatch.setattr(scouts, "seen", lambda paths, names: {node: replace(look(()), loopback="C") for node in paths})
     monkeypatch.setattr(scouts, "nodes", SimpleNamespace(here=lambda: "own", living=lambda: {"own": "own", "c": "c"}))
     with pytest.raises(NodeUnfit, match="the node b does not answer, and is to have engine/0, engine/1; look whether"):
         inspection.require({"b": ["engine/0", "engine/1"]})
@@ -254,10 +254,53 @@ def test_nodes_are_looked_at_for_those_that_are_to_be_there_now(
 
     (tmp_path / "memory").write_text("m")
     living = {node: node for node in ("own", "a", "b", "c")}
-    monkeypatch.setattr(scouts, "seen", lambda paths, names: {node: replace(look(()), boot=node) for node in paths})
+    monkeypatch.setattr(scouts, "seen", lambda paths, names: {node: replace(look(()), loopback=node) for node in paths})
     monkeypatch.setattr(scouts, "nodes", SimpleNamespace(here=lambda: "own", living=lambda: living))
     inspection = scouts.Inspection({}, ("trainer", "critic"), tmp_path / "memory")
     assert inspection.require({"a": ["trainer/0", "trainer/1"], "b": ["critic/0"]}) == {"a": "a", "b": "b"}
     assert inspection.require({"c": ["trainer/0"], "b": ["engine/0"]}) == {"c": "c", "b": "b"}  # trainer/1 is lost, too
     with pytest.raises(NodeUnfit, match="trainer/0, trainer/1 are on several machines"):
         inspection.require({"a": ["trainer/0"], "c": ["trainer/1"]})  # which were looked at before
+
+
+def test_those_who_take_weights_stay_where_the_trainer_is_unless_weights_may_leave_a_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headrace.runtime.ray import scouts
+
+    (tmp_path / "memory").write_text("m")
+    living = {node: node for node in ("own", "a1", "a2", "b")}
+    monkeypatch.setattr(
+        scouts, "seen", lambda paths, names: {node: replace(look(()), loopback=node[0]) for node in paths}
+    )
+    monkeypatch.setattr(scouts, "nodes", SimpleNamespace(here=lambda: "own", living=lambda: living))
+
+    def inspection(*meet: str) -> scouts.Inspection:
+        return scouts.Inspection({}, (), tmp_path / "memory", meet=meet)
+
+    met = inspection("trainer", "engine")
+    met.require({"a1": ["trainer/0"], "a2": ["engine/0"], "b": ["rollout/0"]})
+    with pytest.raises(NodeUnfit, match=r"^engine/0 would be on another machine than the trainer"):
+        met.require({"b": ["engine/0"]})  # its node was lost
+    with pytest.raises(NodeUnfit, match=r"^engine/0 would be on another machine than the trainer"):
+        inspection("trainer", "engine").require({"a1": ["engine/0"]})  # the trainer is with the controller
+    inspection().require({"a1": ["trainer/0"], "b": ["engine/0"]})
+
+
+def test_who_is_to_be_beside_a_worker_follows_it(reserved: Reserve, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.runtime.ray import reservations as made
+
+    monkeypatch.setattr(made, "_on", lambda node: node)
+    monkeypatch.setattr(made, "_here", lambda: "own")
+    cluster = Cluster({"a": "A"})
+    reservations = reserved(cluster, team(["engine/0"]))
+    assert [reservations.beside(worker) for worker in ("engine/0", "trainer/0")] == ["a", "own"]
+    cluster.machines = {"b": "B"}
+    with pytest.raises(NoRoom, match="engine/0, which it is to be beside, has no place yet"):
+        reservations.beside("engine/0")
+
+    async def main(runtime: VirtualRuntime) -> None:
+        await where(reservations, runtime, "engine/0")
+        assert reservations.beside("engine/0") == "b"
+
+    run_virtually(main)
