@@ -10,7 +10,10 @@ from headrace.weights.version import Version
 
 
 class Saves:
-    async def save(self, path: Path) -> None:
+    async def take_state(self, *, copies: bool) -> None:
+        pass
+
+    async def write_state(self, path: Path) -> None:
         (path / "weights").write_text("weights")
 
     async def load(self, path: Path) -> None:

@@ -19,6 +19,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
+from allocated import Allocated
 from devices import DEVICE
 from safetensors.torch import save_file
 from tensor_bytes import tensor_bytes
@@ -36,7 +37,9 @@ from headrace.training.data_parallel import Meeting
 from headrace.training.layouts import group
 from headrace.training.layouts.ranks import Layout
 from headrace.training.objective import PolicyOutputs
+from headrace.training.pieces import Piece
 from headrace.training.protocol import LossTerms
+from headrace.training.saved import SavedTrainer
 from headrace.training.shares import shares
 from headrace.training.trainer import HFTrainer
 from headrace.weights.manifest import build_manifest
@@ -128,6 +131,15 @@ def step(trained: HFTrainer, given: list[PackRow], layout: Layout, rank: int) ->
     return asdict(trained.step())
 
 
+def require_own_alone(saved: SavedTrainer, copied: int, path: Path) -> None:
+    """What is saved, and written now, takes no more memory than this rank's part, and one tensor of it."""
+    own = [each.tensor.nbytes for each in (*saved.state.values(), *(Piece.of_whole(one) for one in saved.rng.values()))]
+    assert copied <= sum(own), (copied, sum(own))
+    with Allocated() as allocated:
+        saved.write(path)
+    assert allocated.peak <= max(own), (allocated.peak, max(own))
+
+
 class SharesWithItself(group.RankGroup):
     """One rank, whose passes go the way of ranks that share them: where there is one device."""
 
@@ -161,9 +173,12 @@ def run(folder: Path, case: dict[str, Any], rank: int) -> None:
         trained.wake()
     scored = _scores(trained, given)
     if case.get("saves"):
-        if layout.joint or rank == 0:
-            trained.save(into / "saved")
-        step(trained, given, layout, rank)
+        saves = layout.joint or rank == 0
+        with Allocated() as allocated:
+            saved = trained.saved(copies=True) if saves else None
+        step(trained, given, layout, rank)  # what was copied is written beside it, or behind it
+        if saved is not None:
+            require_own_alone(saved, allocated.peak, into / "saved")
     tensors = {name: tensor.clone() for name, tensor in trained.tensors()}
     if layout.joint:
         publish_by_parts(trained, tensors, into / "slots", rank)

@@ -17,6 +17,7 @@ from headrace.runtime.workers import Host, Placement, WorkerLost
 from headrace.training.group import TrainerGroup
 from headrace.training.layouts.ranks import Layout
 from headrace.training.pieces import Piece
+from headrace.training.protocol import CheckpointError, Written
 from headrace.training.rank import TRAINER_TYPES, Task, TrainerRank
 from headrace.training.rank_workers import RankWorkers
 from headrace.weights.shm import ShmPublisher
@@ -25,27 +26,54 @@ from headrace.weights.version import Version
 
 class Saving:
     kind: ClassVar[str] = "saving"
-    types: ClassVar[WireTypes] = WireTypes({})
+    types: ClassVar[WireTypes] = WireTypes({"written": Written})
 
-    def __init__(self, spec: object, host: object) -> None:
+    def __init__(self, spec: int, host: object) -> None:
+        self._count = spec
+
+    def take_state(self, copies: bool) -> None:
         pass
 
-    def save(self, path: str) -> None:
+    async def write_state(self, path: str) -> Written:
         (Path(path) / "saved").touch()
+        return Written(self._count, 5)
+
+
+async def saved(group: TrainerGroup, path: Path) -> None:
+    await group.take_state(copies=True)
+    await group.write_state(path)
+
+
+def test_parts_that_do_not_add_up_to_the_model_are_no_checkpoint(tmp_path: Path) -> None:
+    async def main() -> None:
+        runtime = InlineRuntime()
+        try:
+            for counts in ([3, 2], [3, 1]):
+                workers = await runtime.start(Saving, counts, Placement())
+                group = TrainerGroup("trainer", RankWorkers(workers, runtime.clock, 1.0, Layout(dp=2, zero=2)))
+                if sum(counts) == 5:
+                    await saved(group, tmp_path)
+                    continue
+                with pytest.raises(CheckpointError, match=r"ranks wrote 4 bytes of weights into .*, which has 5"):
+                    await saved(group, tmp_path)
+        finally:
+            await runtime.close()
+
+    asyncio.run(main())
 
 
 def test_the_first_that_is_left_saves_and_where_none_is_the_loss_is_raised(tmp_path: Path) -> None:
     async def main() -> None:
         runtime = InlineRuntime()
         try:
-            workers = await runtime.start(Saving, [None, None], Placement())
+            workers = await runtime.start(Saving, [5, 5], Placement())
             group = TrainerGroup("trainer", RankWorkers(workers, runtime.clock, 1.0, Layout(dp=2)))
             await workers.kill(0, "on purpose")
-            await group.save(tmp_path)
+            await saved(group, tmp_path)
             (tmp_path / "saved").unlink()
             await workers.kill(1, "on purpose, too")
             with pytest.raises(WorkerLost, match="saving/0 is lost: on purpose"):
-                await group.save(tmp_path)
+                await saved(group, tmp_path)
             assert not (tmp_path / "saved").exists()
         finally:
             await runtime.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -18,11 +18,14 @@ from headrace.weights.version import Version
 class Part(Protocol):
     """Part of a checkpoint."""
 
-    async def save(self, path: Path) -> None:
+    async def take_state(self, *, copies: bool) -> None:
+        """What `write_state` is to write: a copy, or what it is, which may not change until it is written."""
+
+    async def write_state(self, path: Path) -> None:
         """Into the folder `path`. Raises OSError."""
 
     async def load(self, path: Path) -> None:
-        """What `save` wrote. Raises CheckpointError."""
+        """What was written. Raises CheckpointError."""
 
 
 class Checkpointer:
@@ -69,6 +72,10 @@ class Checkpointer:
         """Number of the version that the run could be restored to now."""
         return self._committed
 
+    def _parts(self, folder: Path) -> Iterator[tuple[Part, Path]]:
+        yield self._trainer, folder
+        yield from ((other, folder / name) for name, other in self._others.items())
+
     async def after(self, version: Version) -> None:
         """Checkpoint if it is time."""
         is_due = self._best is not None and self._best.is_due(version.number)
@@ -86,9 +93,9 @@ class Checkpointer:
         with self._activity.training(CHECKPOINTS):
             folder = checkpoints.begin(version.number)
             with checkpoints.filling(version.number):
-                await self._trainer.save(folder)
-                for name, other in self._others.items():
-                    await other.save(folder / name)
+                for part, path in self._parts(folder):
+                    await part.take_state(copies=False)
+                    await part.write_state(path)
             prepared = await self._runtime.compute(TRAINER_LANE, checkpoints.prepare, version.number)
             self._store.ledger.counts().check()
             checkpoints.commit(prepared, branch=version.branch, number=version.number, state=self._state_then)

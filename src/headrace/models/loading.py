@@ -205,14 +205,9 @@ def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenize
             tokenizer.save_pretrained(str(path))
 
 
-def save_tensors_as(
-    model: PreTrainedModel,
-    tensors: Mapping[str, torch.Tensor],
-    dtype: torch.dtype,
-    tokenizer: PreTrainedTokenizerBase | None,
-    path: str | Path,
-) -> None:
-    """As `save_pretrained_folder`, of a model like this one with other weights: all of them, by name, in `dtype`.
+def like(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> PreTrainedModel:
+    """A model like this one with other weights: all of them, by name, in `dtype`, whose memory becomes its own; without
+    any it has no memory. No other thread may train or build a model of this process meanwhile.
 
     One that is none of transformers' says of which class it was `made_from`.
     """
@@ -222,12 +217,13 @@ def save_tensors_as(
     classes = getattr(model, "made_from", type(model)).__mro__
     kind: Any = next(each for each in classes if each.__module__.startswith("transformers."))
     with _LOADING, quiet_transformers(), torch.device("meta"):
-        other = kind._from_config(copy.deepcopy(model.config), dtype=dtype)
-    other.load_state_dict(dict(tensors), assign=True, strict=False)
-    other.tie_weights()
+        other: PreTrainedModel = kind._from_config(copy.deepcopy(model.config), dtype=dtype)
+    if tensors:
+        other.load_state_dict(dict(tensors), assign=True, strict=False)
+        other.tie_weights()
     if getattr(model, "generation_config", None) is not None:
         other.generation_config = model.generation_config
-    save_pretrained_folder(other, tokenizer, path)
+    return other
 
 
 def save_reward_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, path: str | Path) -> None:

@@ -14,10 +14,13 @@ from headrace.models.logprobs import token_logprobs
 from headrace.models.norms import use_written_out_norms
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
+from headrace.models.parted_files import PartedFiles, StoredTensor
 from headrace.models.values import sample_scores
 from headrace.runtime.progress import mark, working
 from headrace.training.layer_hooks import call_between_layers
-from headrace.training.state import read_weights, write_weights
+from headrace.training.pieces import Piece
+from headrace.training.saved import SavedWeights, copied
+from headrace.training.state import WEIGHTS, read_weights
 from headrace.training.trainer import HFTrainer
 from headrace.weights.expected import WeightSchema
 from headrace.weights.plane import Manifest
@@ -56,12 +59,14 @@ class FrozenScorer:
             if name in mine:
                 mine[name].copy_(tensor)
 
-    def save(self, path: Path) -> None:
-        """Into the folder `path`, which is made."""
-        write_weights(path, dict(self._model.named_parameters()))
+    def saved(self, *, copies: bool) -> SavedWeights:
+        """See `FrozenModel.saved`."""
+        weights = {name: Piece.of_whole(one.detach()) for name, one in self._model.named_parameters()}
+        stored = [StoredTensor.of_whole(name, one.whole, one.tensor.dtype) for name, one in weights.items()]
+        return SavedWeights(PartedFiles(stored, WEIGHTS), copied(weights) if copies else weights)
 
     def load(self, path: Path) -> None:
-        """What `save` wrote. Raises CheckpointError."""
+        """See `FrozenModel.load`."""
         self.take(dict(read_weights(path, dict(self._model.named_parameters()))))
 
 
@@ -71,8 +76,8 @@ class HybridReference:
     def __init__(self, trainer: HFTrainer) -> None:
         self._trainer = trainer
 
-    def save(self, path: Path) -> None:
-        self._trainer.save_reference(path)
+    def saved(self, *, copies: bool) -> SavedWeights:
+        return self._trainer.saved_reference(copies=copies)
 
     def load(self, path: Path) -> None:
         self._trainer.load_reference(path)

@@ -14,7 +14,7 @@ from headrace.runtime.together import together
 from headrace.runtime.workers import WorkerError
 from headrace.training.gap import Gap
 from headrace.training.layouts.ranks import Layout
-from headrace.training.protocol import StepReport
+from headrace.training.protocol import CheckpointError, StepReport, Written
 from headrace.training.rank_workers import Ranks, RankWorkers, who_saves
 from headrace.training.rows.packed_rows import RowToTrain
 from headrace.training.shares import shares
@@ -49,6 +49,8 @@ class TrainerGroup:
         self._moved: Callable[[], Awaitable[None]] | None = None
         self._steps = self._settled = 0
         """Made by all since they were made or told where to go on; and at the last `settled`."""
+        self._takers: Sequence[int] = ()
+        """Ranks that took what is to be written."""
 
     @classmethod
     async def of(cls, name: str, ranks: Ranks, max_tokens: int = 1) -> TrainerGroup:
@@ -225,10 +227,13 @@ class TrainerGroup:
         """See `PolicyTrainer.keep_reference`."""
         await self._all("keep_reference", what="a copy of the weights")
 
-    async def save(self, path: Path) -> None:
-        """See `Trainer.save`; where each rank has all, the first that is left does. Raises OSError, WorkerLost."""
-        given = dict.fromkeys(who_saves(self._ranks), (str(path),))
-        await self._ranks.each("save", given, what="its part of a checkpoint")
+    async def take_state(self, *, copies: bool) -> None:
+        """See `TrainerRank.take_state`; where each rank has all, the first that is left does. Raises WorkerLost."""
+        self._takers = await take(self._ranks, "take_state", copies)
+
+    async def write_state(self, path: Path) -> None:
+        """See `TrainerRank.write_state`. Raises OSError, CheckpointError, WorkerLost."""
+        await write(self._ranks, "write_state", self._takers, path)
 
     async def load(self, path: Path) -> None:
         """See `Trainer.load`. Raises CheckpointError."""
@@ -387,13 +392,36 @@ class KeptReference:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
+        self._takers: Sequence[int] = ()
 
-    async def save(self, path: Path) -> None:
-        """Into the folder `path`. Raises OSError, WorkerLost."""
-        given = dict.fromkeys(who_saves(self._ranks), (str(path),))
-        await self._ranks.each("save_reference", given, what="its part of a checkpoint")
+    async def take_state(self, *, copies: bool) -> None:
+        """See `TrainerRank.take_reference`. Raises WorkerLost."""
+        self._takers = await take(self._ranks, "take_reference", copies)
+
+    async def write_state(self, path: Path) -> None:
+        """See `TrainerRank.write_reference`. Raises OSError, CheckpointError, WorkerLost."""
+        await write(self._ranks, "write_reference", self._takers, path)
 
     async def load(self, path: Path) -> None:
-        """What `save` wrote. Raises CheckpointError."""
+        """What was written. Raises CheckpointError."""
         every = dict.fromkeys(range(self._ranks.layout.size), (str(path),))
         await self._ranks.each("load_reference", every, what="its part of a checkpoint")
+
+
+async def take(ranks: Ranks, method: str, copies: bool) -> Sequence[int]:
+    """Ask those who save; returns who they are."""
+    takers = who_saves(ranks)
+    await ranks.each(method, dict.fromkeys(takers, (copies,)), what="what a checkpoint holds")
+    return takers
+
+
+async def write(ranks: Ranks, method: str, takers: Sequence[int], path: Path) -> None:
+    """Have them write it, and see that all of the tensors that they write together were written."""
+    given = dict.fromkeys(takers, (str(path),))
+    found: dict[int, Written] = await ranks.each(method, given, what="files of a checkpoint")
+    count, size = sum(one.count for one in found.values()), found[takers[0]].size
+    if count != size:
+        raise CheckpointError(
+            f"ranks wrote {count} bytes of weights into {path}, which has {size}: their parts do not add up to the "
+            "model; what was committed before stays"
+        )

@@ -71,6 +71,23 @@ class StepReport:
     """Model FLOPs of the batch's rows, forward and backward (`models/operations.py`)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Of tensors that ranks write together."""
+
+    count: int
+    """Bytes that this rank wrote."""
+    size: int
+    """Bytes that all of them have to."""
+
+
+class Saved(Protocol):
+    """What is to be written of a checkpoint."""
+
+    def write(self, path: Path) -> Written:
+        """Into the folder `path`, which is made if need be. Blocking; on any thread. Raises OSError."""
+
+
 class Trainer(Protocol):
     """Blocking; call it on one compute lane."""
 
@@ -108,8 +125,13 @@ class Trainer(Protocol):
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The weights by Hugging Face name, in compute dtype, tied ones once. Views: the next step changes them."""
 
+    def saved(self, *, copies: bool) -> Saved:
+        """All that `load` needs, with a loadable Hugging Face folder in `model/`, to be written: as it is now, whatever
+        the trainer does afterwards; without `copies` it is to be written before the trainer does anything. By all
+        ranks."""
+
     def save(self, path: Path) -> None:
-        """Write all that `load` needs into the folder `path`, with a loadable Hugging Face folder in `model/`."""
+        """Write that into the folder `path`."""
 
     def load(self, path: Path) -> None:
         """Continue exactly where `save` was called. Raises CheckpointError."""
@@ -144,8 +166,8 @@ class FrozenModel(Protocol):
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Compute with these weights from now on, by Hugging Face name: all that it has, or some after the others."""
 
-    def save(self, path: Path) -> None:
-        """Into the folder `path`, which is made."""
+    def saved(self, *, copies: bool) -> Saved:
+        """Its weights, to be written. `copies`: see `Trainer.saved`."""
 
     def load(self, path: Path) -> None:
-        """What `save` wrote. Raises CheckpointError."""
+        """What was written of them into the folder `path`. Raises CheckpointError."""

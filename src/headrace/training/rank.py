@@ -19,7 +19,7 @@ from headrace.runtime.wire.wire_types import WireTypes
 from headrace.training.data_parallel import Meeting
 from headrace.training.gap import Gap, measure
 from headrace.training.objective import policy_columns, prepare_batch
-from headrace.training.protocol import PolicyTrainer, StepReport, Trainer
+from headrace.training.protocol import PolicyTrainer, Saved, StepReport, Trainer, Written
 from headrace.training.rows.held_rows import HeldRows
 from headrace.training.rows.packed_rows import ROW_TYPES, RowToTrain, pack_row, put_each, split
 from headrace.training.rows.spans import SPANNED, check_spans
@@ -38,6 +38,8 @@ BEGAN = "began"
 PROXIMAL = "proximal"
 _OUT = "weights out"
 """The lane of their journey."""
+CHECKPOINTS = "checkpoints"
+"""The lane on which they are written."""
 _VALUES = ("values", "returns")
 
 TRAINER_TYPES = ROW_TYPES.with_types(
@@ -49,6 +51,7 @@ TRAINER_TYPES = ROW_TYPES.with_types(
             "seen": Seen,
             "step_report": StepReport,
             "version": Version,
+            "written": Written,
         }
     )
 )
@@ -58,11 +61,11 @@ TRAINER_TYPES = ROW_TYPES.with_types(
 class Kept(Protocol):
     """A copy of weights that goes with a checkpoint. Blocking."""
 
-    def save(self, path: Path) -> None:
-        """Into the folder `path`."""
+    def saved(self, *, copies: bool) -> Saved:
+        """See `Trainer.saved`."""
 
     def load(self, path: Path) -> None:
-        """What `save` wrote. Raises CheckpointError."""
+        """What was written of it into the folder `path`. Raises CheckpointError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,8 @@ class TrainerRank:
         self._shown: Snapshot | None = None
         """Of what is shown aside, while ranks write it."""
         self._began_s = self._copied_s = 0.0
+        self._taken_state: Saved | None = None
+        self._taken_reference: Saved | None = None
         self._meeting: Meeting | None = None
         self._tells = self._leads = True
         self._taken: list[tuple[list[RowToTrain], list[PackRow]]] = []
@@ -333,9 +338,14 @@ class TrainerRank:
         """See `PolicyTrainer.keep_reference`."""
         self._policy.keep_reference()
 
-    def save(self, path: str) -> None:
-        """See `Trainer.save`."""
-        self._trainer.save(Path(path))
+    def take_state(self, copies: bool) -> None:
+        """See `Trainer.saved`: for `write_state`."""
+        self._taken_state = self._trainer.saved(copies=copies)
+
+    async def write_state(self, path: str) -> Written:
+        """What was taken, into the folder `path`, while the trainer goes on if that is a copy. Raises OSError."""
+        taken, self._taken_state = self._taken_state, None
+        return await self._written(taken, path)
 
     def load(self, path: str) -> None:
         """See `Trainer.load`."""
@@ -347,12 +357,21 @@ class TrainerRank:
         self._trainer.begin_from(Path(path), masters=masters, optimizer=optimizer)
         self._steps = 0
 
-    def save_reference(self, path: str) -> None:
-        """The copy that it keeps of its own weights, into the folder `path`."""
-        self._kept.save(Path(path))
+    def take_reference(self, copies: bool) -> None:
+        """As `take_state`: the copy that it keeps of its own weights."""
+        self._taken_reference = self._kept.saved(copies=copies)
+
+    async def write_reference(self, path: str) -> Written:
+        """As `write_state`."""
+        taken, self._taken_reference = self._taken_reference, None
+        return await self._written(taken, path)
+
+    async def _written(self, taken: Saved | None, path: str) -> Written:
+        assert taken is not None, "nothing was taken"
+        return await self._services.compute(CHECKPOINTS, taken.write, Path(path))
 
     def load_reference(self, path: str) -> None:
-        """What `save_reference` wrote. Raises CheckpointError."""
+        """What was written of it. Raises CheckpointError."""
         self._kept.load(Path(path))
 
     @property

@@ -16,7 +16,7 @@ from headrace.models.packing import MicroBatch
 from headrace.models.simulated import Words, identities, logprobs_of, mixed
 from headrace.runtime.workers import WorkerLost
 from headrace.store.media.files import Files
-from headrace.training.protocol import CheckpointError, Outputs, StepReport
+from headrace.training.protocol import CheckpointError, Outputs, StepReport, Written
 from headrace.weights.plane import Manifest
 
 Charge = Callable[[float], None]
@@ -42,7 +42,10 @@ class TrainerCosts:
     """Forward alone."""
     step_s: float = 0.2
     """Of an optimiser step."""
+    copy_s: float = 0.1
+    """Of what is to be saved."""
     save_s: float = 1.0
+    """To write it."""
     sleep_s: float = 0.1
     """To give memory back, or to have it again."""
 
@@ -61,6 +64,21 @@ class TrainedState:
     passes: int
     """Of samples."""
     steps: int
+
+
+class SavedState:
+    """Implements `headrace.training.protocol.Saved`."""
+
+    def __init__(self, state: NDArray[np.uint64], files: Files, write: Callable[[], None] = lambda: None) -> None:
+        """`write`: called before it is written."""
+        self._state = state
+        self._files = files
+        self._write = write
+
+    def write(self, path: Path) -> Written:
+        self._write()
+        _save(self._files, path, self._state)
+        return Written(self._state.nbytes, self._state.nbytes)
 
 
 class SimulatedTrainer:
@@ -174,10 +192,19 @@ class SimulatedTrainer:
         self._check_lives()
         yield _NAME, _tensor(self._state)
 
-    def save(self, path: Path) -> None:
+    def saved(self, *, copies: bool) -> SavedState:
         self._check_lives()
+        self._charge(self._costs.copy_s if copies else 0.0)
+        return SavedState(self._state.copy(), self._files, self._write)
+
+    def save(self, path: Path) -> None:
+        self.saved(copies=False).write(path)
+
+    def _write(self) -> None:
+        """Something of a checkpoint is written: who dies as it copies dies while it writes as well."""
+        self._check_lives(asleep=True)
         self._charge(self._costs.save_s)
-        _save(self._files, path, self._state)
+        self._tell("write", None)
 
     def load(self, path: Path) -> None:
         self._check_lives()
@@ -199,11 +226,11 @@ class SimulatedTrainer:
             self._lost = lost
             raise
 
-    def _check_lives(self) -> None:
-        """Raises what it was lost with."""
+    def _check_lives(self, *, asleep: bool = False) -> None:
+        """Raises what it was lost with. `asleep`: whether it may sleep."""
         if self._lost is not None:
             raise WorkerLost(self._lost.rank, self._lost.reason, worker=self._lost.worker)
-        assert not self._sleeps, "it is asked while it sleeps"
+        assert asleep or not self._sleeps, "it is asked while it sleeps"
 
 
 class SimulatedScorer:
@@ -234,8 +261,8 @@ class SimulatedScorer:
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         self._state = tensors[_NAME].numpy().view(np.uint64).copy()
 
-    def save(self, path: Path) -> None:
-        _save(self._files, path, self._state)
+    def saved(self, *, copies: bool) -> SavedState:
+        return SavedState(self._state.copy(), self._files)
 
     def load(self, path: Path) -> None:
         self._state = _load(self._files, path)
@@ -248,8 +275,8 @@ class SimulatedReference:
         self._trainer = trainer
         self._files = files
 
-    def save(self, path: Path) -> None:
-        _save(self._files, path, self._trainer._reference)
+    def saved(self, *, copies: bool) -> SavedState:
+        return SavedState(self._trainer._reference.copy(), self._files)
 
     def load(self, path: Path) -> None:
         self._trainer._reference = _load(self._files, path)

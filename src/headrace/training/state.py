@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from headrace.models.parted_files import PartedFiles, StoredTensor
 from headrace.training.pieces import Piece
 from headrace.training.protocol import CheckpointError
 
@@ -20,7 +20,8 @@ _WHOLE, _PARTED = 1, 2
 """Formats: of a state in one file, and of one in a file of each rank."""
 _TENSORS = "trainer.safetensors"
 _RECORD = "trainer.json"
-_WEIGHTS = "weights.safetensors"
+WEIGHTS = "weights.safetensors"
+"""The file of weights alone."""
 _BOXES = "boxes"
 """Key of a part's metadata: of each of its tensors the shape of the whole, and where it begins, as JSON."""
 _RNG = "rng."
@@ -40,20 +41,15 @@ class TrainerRecord:
     """Ranks that wrote a file each."""
 
 
-def write_state(path: Path, record: TrainerRecord, state: Mapping[str, Piece], rng: Mapping[str, Tensor]) -> None:
-    """All of one rank, which has no others: both files into the folder `path`, which is made if need be."""
-    path.mkdir(parents=True, exist_ok=True)
-    write_tensors(path / _TENSORS, {**{name: piece.tensor for name, piece in state.items()}, **rng})
-    write_record(path, record)
-
-
 def write_part(path: Path, rank: int, ranks: int, state: Mapping[str, Piece], rng: Mapping[str, Tensor]) -> None:
-    """What one of several has, as `write_state`; the record is the first one's."""
-    path.mkdir(parents=True, exist_ok=True)
-    own = {name: piece for name, piece in state.items() if piece.is_first and piece.tensor.numel()}
-    boxes = json.dumps({name: [piece.whole, piece.begin] for name, piece in own.items()})
-    tensors = {**{name: piece.tensor for name, piece in own.items()}, **rng}
-    write_tensors(path / _part(rank, ranks), tensors, {_BOXES: boxes})
+    """The tensors of one of several ranks, or of the only one, into the folder `path`, which is there; the record is
+    the first one's."""
+    metadata = {}
+    if ranks > 1:
+        state = {name: piece for name, piece in state.items() if piece.is_first and piece.tensor.numel()}
+        metadata[_BOXES] = json.dumps({name: [piece.whole, piece.begin] for name, piece in state.items()})
+    tensors = {**{name: piece.tensor for name, piece in state.items()}, **rng}
+    write_tensors(_files(path, ranks)[rank], tensors, metadata)
 
 
 def write_record(path: Path, record: TrainerRecord) -> None:
@@ -66,8 +62,12 @@ def write_record(path: Path, record: TrainerRecord) -> None:
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(plain, file, metadata=None if metadata is None else dict(metadata))
+    """One after another: none is copied whole, and other threads go on meanwhile, as with safetensors' own writer they
+    do not."""
+    told = [StoredTensor.of_whole(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()]
+    files = PartedFiles(told, file.name, metadata=metadata or {})
+    files.finish(file.parent)
+    files.write(file.parent, ((name, (0,) * tensor.dim(), tensor.detach()) for name, tensor in tensors.items()))
 
 
 def read_record(path: Path) -> TrainerRecord:
@@ -178,15 +178,9 @@ def read_tensors(file: Path, wanted: Mapping[str, Tensor], *, exactly: bool = Tr
         raise CheckpointError(f"{file} is damaged ({error}); resume from another checkpoint") from error
 
 
-def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Weights alone, into the folder `path`, which is made if need be."""
-    path.mkdir(parents=True, exist_ok=True)
-    write_tensors(path / _WEIGHTS, tensors)
-
-
 def read_weights(path: Path, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """What `write_weights` wrote, as `read_tensors`."""
-    yield from read_tensors(path / _WEIGHTS, wanted)
+    """What `SavedWeights` wrote, as `read_tensors`."""
+    yield from read_tensors(path / WEIGHTS, wanted)
 
 
 def rng_tensors(device: torch.device) -> dict[str, Tensor]:

@@ -6,20 +6,21 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from headrace.models.loading import save_pretrained_folder, save_tensors_as
+from headrace.models.loading import like
 from headrace.models.logprobs import token_logprobs
 from headrace.models.norms import use_written_out_norms
 from headrace.models.operations import TrainingOperations, matrix_rate
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
+from headrace.models.parted_files import PartedFiles, tensors_of
+from headrace.models.stored_model import NotInParts, StoredModel
 from headrace.runtime.progress import Marks, current, mark, working
 from headrace.training.data_parallel import DataParallel, Meeting
 from headrace.training.deterministic import can_sum_in_order, deterministic
@@ -34,7 +35,17 @@ from headrace.training.optimizer.trained_weights import TrainedWeights
 from headrace.training.optimizer.whole_weights import WholeWeights
 from headrace.training.pieces import Piece
 from headrace.training.protocol import Loss, LossTerms, Outputs, StepReport
+from headrace.training.saved import (
+    ModelInParts,
+    SavedModel,
+    SavedTrainer,
+    SavedWeights,
+    WholeModel,
+    copied,
+    weights_of,
+)
 from headrace.training.state import (
+    WEIGHTS,
     TrainerRecord,
     read_record,
     read_rng,
@@ -42,10 +53,6 @@ from headrace.training.state import (
     read_weights,
     restore_rng,
     rng_tensors,
-    write_part,
-    write_record,
-    write_state,
-    write_weights,
 )
 from headrace.training.sums import BatchSums
 
@@ -232,6 +239,7 @@ class HFTrainer:
         from headrace.training.layouts.sharded_model import joint_model
         from headrace.training.optimizer.sharded_weights import ShardedWeights
 
+        _ = self._stored
         ranks = self._ranks = RankGroup(self._layout, rank, meeting, seconds, self._lm.device)
         budget = self._config.max_tokens_per_microbatch * self._layout.cp
         self._joint, outlines = joint_model(self._lm, ranks, self._dtype, budget, offload=self._offloads)
@@ -296,16 +304,18 @@ class HFTrainer:
         with self._weights.holding(self._reference):
             return self.logprobs(micro)
 
-    def save_reference(self, path: Path) -> None:
-        """The weights of `keep_reference`, into the folder `path`."""
+    @torch.no_grad()
+    def saved_reference(self, *, copies: bool) -> SavedWeights:
+        """The weights of `keep_reference`, as `saved`."""
         assert self._reference is not None, "keep_reference was not called"
-        tensors = self._gathered(self._reference)
-        if self._is_first:
-            write_weights(path, tensors)
+        shapes = {name: tensor.shape for name, tensor in self._weights.outlines().items()}
+        files = PartedFiles(tensors_of(shapes, self._dtype), WEIGHTS)
+        weights = self._weights.pieces(self._reference)
+        return SavedWeights(files, copied(weights) if copies else weights, self._is_first)
 
     @torch.no_grad()
     def load_reference(self, path: Path) -> None:
-        """What `save_reference` wrote. Raises CheckpointError."""
+        """What was written of `saved_reference`. Raises CheckpointError."""
         assert self._reference is not None, "keep_reference was not called"
         self._weights.fill(self._reference, read_weights(path, self._weights.outlines()))
 
@@ -323,16 +333,17 @@ class HFTrainer:
             if kind == "master" and piece.is_first and piece.tensor.numel():
                 yield of, piece
 
+    @torch.no_grad()
+    def saved(self, *, copies: bool) -> SavedTrainer:
+        state, device = self._weights.state(), self._lm.device
+        if copies:
+            state = copied(state)
+        ranks, rank = (1, 0) if self._ranks is None else (self._layout.size, self._ranks.rank)
+        record = TrainerRecord(step_count=self._step_count, updates=self._weights.updates, parts=ranks)
+        return SavedTrainer(record, state, rng_tensors(device), self._saved_model(state, copies=copies), rank)
+
     def save(self, path: Path) -> None:
-        self.export(path / "model")
-        state, rng = self._weights.state(), rng_tensors(self._lm.device)
-        record = TrainerRecord(step_count=self._step_count, updates=self._weights.updates)
-        if self._ranks is None:
-            write_state(path, record, state, rng)
-            return
-        write_part(path, self._ranks.rank, self._layout.size, state, rng)
-        if self._is_first:
-            write_record(path, replace(record, parts=self._layout.size))
+        self.saved(copies=False).write(path)
 
     def load(self, path: Path) -> None:
         record = read_record(path)
@@ -357,14 +368,25 @@ class HFTrainer:
         self._weights.publish()
 
     def export(self, path: Path) -> None:
-        self._check_awake()
-        tokenizer = self._tokenizer if self._is_first else None
-        if self._joint is None and hasattr(self._model, "save_pretrained"):
-            save_pretrained_folder(self._model, None if tokenizer is None else tokenizer(), path)
-            return
-        tensors = self._gathered()
-        if self._is_first:
-            save_tensors_as(self._model, tensors, self._dtype, None if tokenizer is None else tokenizer(), path)
+        self._saved_model(self._weights.state(), copies=False).write(path)
+
+    def _saved_model(self, state: Mapping[str, Piece], *, copies: bool) -> SavedModel:
+        tokenizer = self._tokenizer() if self._is_first and self._tokenizer is not None else None
+        if (files := self._stored) is not None:
+            return ModelInParts(files, weights_of(state), self._is_first, tokenizer)
+        tensors = self._gathered(copies=copies)
+        return WholeModel(like(self._model, tensors, self._dtype) if self._is_first else None, tokenizer)
+
+    @cached_property
+    def _stored(self) -> StoredModel | None:
+        """Worked out while the model is whole. None where its files can be written by who has all of it alone."""
+        model = self._model if hasattr(self._model, "save_pretrained") else like(self._model, {}, self._dtype)
+        joint = self._layout.joint
+        trained = {name for name, one in model.named_parameters() if one.requires_grad or joint}
+        try:
+            return StoredModel(model, self._dtype, trained)
+        except NotInParts:
+            return None
 
     @property
     def _weights(self) -> TrainedWeights:
@@ -403,12 +425,12 @@ class HFTrainer:
     def _pass(self, outputs: Outputs, micro: MicroBatch) -> Tensor:
         return outputs(self._lm, micro) if self._joint is None else self._joint.compute(outputs, micro)
 
-    def _gathered(self, copy: list[Tensor] | None = None) -> dict[str, Tensor]:
+    def _gathered(self, *, copies: bool) -> dict[str, Tensor]:
         """All weights, on the host: of the first rank; the others have none."""
         found = {}
-        for name, tensor in self._weights.named(copy):
+        for name, tensor in self._weights.named():
             if self._is_first:
-                found[name] = tensor.cpu()
+                found[name] = tensor.detach().to("cpu", copy=copies or self._ranks is not None)
         return found
 
     def _logprobs(self, lm: PackedLM, micro: MicroBatch) -> Tensor:

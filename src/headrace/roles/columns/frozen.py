@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.workers import WorkerError, Workers
-from headrace.training.protocol import CheckpointError, FrozenModel
+from headrace.training.protocol import CheckpointError, FrozenModel, Saved
+from headrace.training.rank import CHECKPOINTS
 from headrace.training.rows.packed_rows import RowToTrain
 from headrace.training.scoring import Scoring
 from headrace.training.taking import taken
@@ -40,11 +42,14 @@ class AskedModel(Protocol):
     async def take(self, receiver: WeightReceiver) -> Version:
         """Compute with the newest version from now on. Raises WeightError."""
 
-    async def save(self, path: Path) -> None:
+    async def take_state(self, *, copies: bool) -> None:
+        """Take its weights for `write_state`: a copy, beside which it may go on, or as they are."""
+
+    async def write_state(self, path: Path) -> None:
         """Into the folder `path`, which is made. Raises OSError."""
 
     async def load(self, path: Path) -> None:
-        """What `save` wrote. Raises CheckpointError."""
+        """What was written. Raises CheckpointError."""
 
 
 class OnLane:
@@ -55,6 +60,7 @@ class OnLane:
         self._model = model
         self._runtime = runtime
         self._scoring = Scoring(runtime.refs, model.logprobs, name)
+        self._taken: Saved | None = None
 
     async def scores(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
         """See `AskedModel.scores`."""
@@ -74,9 +80,15 @@ class OnLane:
 
         return await self._runtime.compute(self.name, taken, self._model, receiver)
 
-    async def save(self, path: Path) -> None:
-        """See `AskedModel.save`."""
-        await self._runtime.compute(self.name, self._model.save, path)
+    async def take_state(self, *, copies: bool) -> None:
+        """See `AskedModel.take_state`."""
+        self._taken = await self._runtime.compute(self.name, partial(self._model.saved, copies=copies))
+
+    async def write_state(self, path: Path) -> None:
+        """See `AskedModel.write_state`."""
+        own, self._taken = self._taken, None
+        assert own is not None, "nothing was taken"
+        await self._runtime.compute(CHECKPOINTS, own.write, path)
 
     async def load(self, path: Path) -> None:
         """See `AskedModel.load`."""
@@ -117,9 +129,13 @@ class InWorker:
         version: Version = await self._call("take", receiver.offer(), what="new weights")
         return version
 
-    async def save(self, path: Path) -> None:
-        """See `AskedModel.save`."""
-        await self._call("save", str(path), what="its part of a checkpoint")
+    async def take_state(self, *, copies: bool) -> None:
+        """See `AskedModel.take_state`."""
+        await self._call("take_state", copies, what="what a checkpoint holds")
+
+    async def write_state(self, path: Path) -> None:
+        """See `AskedModel.write_state`."""
+        await self._call("write_state", str(path), what="its part of a checkpoint")
 
     async def load(self, path: Path) -> None:
         """See `AskedModel.load`."""

@@ -10,9 +10,12 @@ from typing import Any, ClassVar
 import torch
 
 from headrace.models.loading import load_causal_lm
+from headrace.runtime.protocol import Services
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.training.frozen import FrozenScorer
+from headrace.training.protocol import Saved
+from headrace.training.rank import CHECKPOINTS
 from headrace.training.rows.packed_rows import ROW_TYPES, RowToTrain
 from headrace.training.scoring import Scoring
 from headrace.training.taking import taken
@@ -49,6 +52,8 @@ class FrozenWorker:
         model = load_causal_lm(spec.weights, dtype=getattr(torch, spec.dtype), device=torch.device(spec.device))
         self._model = FrozenScorer(model, temperature=spec.temperature)
         self._scoring = Scoring(host.refs, self._model.logprobs, self.kind)
+        self._services: Services = host
+        self._taken: Saved | None = None
 
     def scores(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
         """See `AskedModel.scores`."""
@@ -62,9 +67,15 @@ class FrozenWorker:
         """Where it is."""
         return seen_here()
 
-    def save(self, path: str) -> None:
-        """See `AskedModel.save`."""
-        self._model.save(Path(path))
+    def take_state(self, copies: bool) -> None:
+        """See `AskedModel.take_state`."""
+        self._taken = self._model.saved(copies=copies)
+
+    async def write_state(self, path: str) -> None:
+        """See `AskedModel.write_state`."""
+        own, self._taken = self._taken, None
+        assert own is not None, "nothing was taken"
+        await self._services.compute(CHECKPOINTS, own.write, Path(path))
 
     def load(self, path: str) -> None:
         """See `AskedModel.load`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -144,6 +145,11 @@ class ShardedWeights:
         )
         # In two steps: torch warns of one over two meshes, and takes these two.
         return part.redistribute(placements=[Replicate(), *part.placements[1:]]).full_tensor()
+
+    def pieces(self, copy: list[Tensor]) -> Mapping[str, Piece]:
+        """See `TrainedWeights.pieces`."""
+        own, masters = dict(zip(self._parameters, copy, strict=True)), self.state()
+        return {name: replace(masters[f"master.{name}"], tensor=tensor) for name, tensor in own.items()}
 
     def outlines(self) -> dict[str, Tensor]:
         """See `TrainedWeights.outlines`."""

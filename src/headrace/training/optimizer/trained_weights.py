@@ -44,6 +44,9 @@ class TrainedWeights(Protocol):
         """All weights, or those of a `copy`, by Hugging Face name, whole, in compute dtype, tied ones once. The next
         one may take the place of the last. By all."""
 
+    def pieces(self, copy: list[Tensor]) -> Mapping[str, Piece]:
+        """What this rank has of the weights of a `copy`, by the names of `named`: views."""
+
     def outlines(self) -> dict[str, Tensor]:
         """Names, shapes and dtypes of `named`: tensors without memory."""
 

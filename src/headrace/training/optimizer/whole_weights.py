@@ -91,6 +91,10 @@ class WholeWeights:
         """See `TrainedWeights.named`. Views: the next step changes them."""
         return self._flat.named(self._flat.compute if copy is None else copy[0])
 
+    def pieces(self, copy: list[Tensor]) -> Mapping[str, Piece]:
+        """See `TrainedWeights.pieces`."""
+        return {name: Piece.of_whole(tensor) for name, tensor in self.named(copy)}
+
     def outlines(self) -> dict[str, Tensor]:
         """See `TrainedWeights.outlines`."""
         return {name: tensor.to("meta") for name, tensor in self.named()}
