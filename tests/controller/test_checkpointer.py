@@ -1,41 +1,165 @@
-"""What a checkpoint holds beside the weights is of the same batch as they are."""
+"""What a checkpoint holds is of one moment, between two batches, and training goes on while it is written."""
+
+from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from headrace.controller.checkpointer import Checkpointer
 from headrace.runtime.inline import InlineRuntime
-from headrace.store import RunStore
+from headrace.runtime.workers import WorkerLost
+from headrace.store import DiskFull, RunStore
 from headrace.weights.version import Version
 
 
-class Saves:
+class Trainer:
+    """A `Part` whose state is a number. It writes when it may."""
+
+    def __init__(self) -> None:
+        self.state = 0
+        self.may_write = asyncio.Event()
+        self.fails: Exception | None = None
+        self._taken: list[int] = []
+
     async def take_state(self, *, copies: bool) -> None:
-        pass
+        self._taken.append(self.state)
 
     async def write_state(self, path: Path) -> None:
-        (path / "weights").write_text("weights")
+        path.mkdir(exist_ok=True)
+        await self.may_write.wait()
+        if self.fails is not None:
+            raise self.fails
+        (path / "state").write_text(str(self._taken.pop(0)))
 
     async def load(self, path: Path) -> None:
         raise AssertionError("nothing is restored")
 
 
-def test_the_state_is_that_of_the_trained_batch_and_not_of_the_one_that_has_begun(tmp_path: Path) -> None:
-    state = {"kl_coefficient": 1.0}
+class House:
+    def __init__(self, folder: Path, **more: Any) -> None:
+        self.store = RunStore.create(folder, config_yaml="", config_sha256="x", now=0.0)
+        self.trainer, self.kl = Trainer(), {"kl_coefficient": 1.0}
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.ended = 0
+        self.checkpointer = Checkpointer(
+            self.store,
+            self.trainer,
+            InlineRuntime(),
+            state=lambda: dict(self.kl),
+            committed=0,
+            report=lambda kind, data: self.events.append((kind, data)),
+            **more,
+        )
+        self.checkpointer.when_failed(self._failed)
 
-    async def commit() -> None:
-        store = RunStore.create(tmp_path / "run", config_yaml="", config_sha256="x", now=0.0)
-        runtime = InlineRuntime()
-        checkpointer = Checkpointer(store, Saves(), runtime, state=lambda: dict(state), every=1, committed=0)
-        state["kl_coefficient"] = 2.0
-        checkpointer.trained()
-        state["kl_coefficient"] = 3.0  # advantages of the next batch
-        await checkpointer.after(Version(0, 1))
-        await runtime.close()
-        store.close()
+    def _failed(self) -> None:
+        self.ended += 1
 
-    asyncio.run(commit())
-    store = RunStore.open(tmp_path / "run", config_sha256="x")
-    restored = store.checkpoints.restore()
+    def train(self, number: int) -> Version:
+        """Version `number` is made."""
+        self.trainer.state, self.kl["kl_coefficient"] = number, float(number)
+        self.checkpointer.trained()
+        return Version(0, number)
+
+
+def in_house(folder: Path, see: Callable[[House], Awaitable[None]], **more: Any) -> None:
+    async def main() -> None:
+        house = House(folder, **more)
+        try:
+            await see(house)
+        finally:
+            await house.checkpointer._runtime.close()
+            house.store.close()
+
+    asyncio.run(main())
+
+
+def restored(folder: Path) -> tuple[int, dict[str, Any], str]:
+    store = RunStore.open(folder, config_sha256="x")
+    found = store.checkpoints.restore()
     store.close()
-    assert (restored.number, restored.state) == (1, {"kl_coefficient": 2.0})
+    return found.number, found.state, "" if found.path is None else (found.path / "state").read_text()
+
+
+def test_what_is_committed_is_of_the_moment_of_the_copy_and_not_of_the_commit(tmp_path: Path) -> None:
+    async def see(house: House) -> None:
+        await house.checkpointer.after(house.train(1))  # returns, though nothing may be written
+        house.kl["kl_coefficient"] = 9.0  # advantages of the next batch
+        house.train(2)
+        assert house.checkpointer.committed == 0
+        house.trainer.may_write.set()
+        await house.checkpointer.settled()
+        assert house.checkpointer.committed == 1
+        ((kind, told),) = house.events
+        assert (kind, told["version"]) == ("checkpoint", "v1")
+        assert 0 <= told["behind_s"] <= told["waited_s"] <= told["took_s"]
+
+    in_house(tmp_path / "run", see, every=1)
+    assert restored(tmp_path / "run") == (1, {"kl_coefficient": 1.0}, "1")
+
+
+def test_the_next_one_waits_for_the_one_that_is_being_written(tmp_path: Path) -> None:
+    async def see(house: House) -> None:
+        await house.checkpointer.after(house.train(1))
+        second = asyncio.create_task(house.checkpointer.after(house.train(2)))
+        await asyncio.sleep(0)
+        assert not second.done()
+        house.trainer.may_write.set()
+        await second
+        await house.checkpointer.commit(Version(0, 2))  # there already: it is waited for
+        assert [told["version"] for _, told in house.events] == ["v1", "v2"]
+        assert house.events[1][1]["behind_s"] > 0
+
+    in_house(tmp_path / "run", see, every=1)
+    assert restored(tmp_path / "run")[::2] == (2, "2")
+
+
+def test_without_a_copy_training_waits(tmp_path: Path) -> None:
+    async def see(house: House) -> None:
+        house.trainer.may_write.set()
+        await house.checkpointer.after(house.train(1))
+        assert house.checkpointer.committed == 1
+        ((_, told),) = house.events
+        assert told["waited_s"] == pytest.approx(told["took_s"] + told["behind_s"], abs=1e-5)
+
+    in_house(tmp_path / "run", see, every=1, background=False)
+
+
+def test_one_that_a_rank_dies_of_is_not_committed_and_the_next_one_is_begun_anew(tmp_path: Path) -> None:
+    async def see(house: House) -> None:
+        house.trainer.fails = WorkerLost(0, "on purpose", worker="trainer/0")
+        house.trainer.may_write.set()
+        await house.checkpointer.after(house.train(2))
+        with pytest.raises(WorkerLost, match="trainer/0 is lost: on purpose"):
+            await house.checkpointer.settled()
+        assert house.ended == 1, "whoever trains is told at once"
+        await house.checkpointer.forget()
+        assert house.checkpointer.committed == 0
+        assert not [*(tmp_path / "run" / "checkpoints").iterdir()]
+        house.trainer.fails = None
+        house.checkpointer.go_back(house.store.checkpoints.restore())
+        await house.checkpointer.after(house.train(2))
+        await house.checkpointer.settled()
+        assert house.checkpointer.committed == 2
+
+    in_house(tmp_path / "run", see, every=2)
+
+
+def test_a_disk_that_is_full_is_told_to_whoever_comes_next_and_nothing_is_left(tmp_path: Path) -> None:
+    async def see(house: House) -> None:
+        house.trainer.fails = OSError(28, "no space left on device")
+        house.trainer.may_write.set()
+        await house.checkpointer.after(house.train(1))
+        for _ in range(2):
+            with pytest.raises(DiskFull):
+                await house.checkpointer.after(house.train(2))
+        with pytest.raises(DiskFull):
+            await house.checkpointer.forget()
+        assert not [*(tmp_path / "run" / "checkpoints").iterdir()]
+
+    in_house(tmp_path / "run", see, every=1)
+    assert restored(tmp_path / "run")[0] == 0

@@ -25,6 +25,7 @@ FOUND_BY = {
     "an_engine_of_a_left_branch_admits": 16,
     "a_group_newer_than_the_return_keeps_its_deadline": 10,
     "an_engine_comes_back_in_the_trainers_turn": 163,
+    "a_checkpoint_is_written_of_the_weights_at_hand": 115,
 }
 """A seed that finds each planted bug, to be tried first."""
 

@@ -9,8 +9,10 @@ from simulated_jobs import check, job
 
 from headrace.controller.simulation.hazards import TrainingFaults
 from headrace.controller.simulation.machine import DiskFaults
+from headrace.controller.simulation.outside import Costs
 from headrace.controller.simulation.simulated_run import FOLDER, Faults, Outcome, simulate
 from headrace.observe.summary import build_summary
+from headrace.training.simulated import TrainerCosts
 
 PPO = {"algorithm__recipe": "ppo"}
 EVALUATED = {"data__eval": "nowhere.jsonl", "evaluation__every": 2, "evaluation__max_prompts": 5}
@@ -65,6 +67,34 @@ def test_one_of_the_two_that_dies_in_its_sleep_leaves_the_other_awake(who: str) 
     assert len(returns(died)) == 1
     check(died, config)
     assert died.state == whole.state
+
+
+@pytest.mark.parametrize("who", ["actor", "critic"])
+def test_one_of_the_two_that_dies_as_a_checkpoint_is_written_leaves_the_one_before(who: str) -> None:
+    """The second: its batches are trained again, as are those that were trained meanwhile."""
+    config = job(**PPO, async__mode="sync")
+    whole = simulate(config, 0)
+    died = simulate(config, 0, Faults(training=TrainingFaults(deaths_in_writes=((who, 2),))))
+    ((left, to),) = returns(died)
+    assert to == "v2~1"
+    assert left in ("v4", "v5", "v6")
+    check(died, config)
+    assert died.state == whole.state
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_waits_where_the_next_is_due() -> None:
+    costs = Costs(trainer=TrainerCosts(copy_s=0.25, save_s=30.0))
+    found = simulate(job(checkpoint__every=1), 0, costs=costs)
+    assert len(found.lives) == 1
+    told = [event.data for event in found.record.events if event.kind == "checkpoint"]
+    assert [each["version"] for each in told] == [f"v{number}" for number in range(1, 9)]
+    assert told[0]["waited_s"] == 0.25
+    assert all(each["took_s"] > 30.0 for each in told)
+    assert all(20.0 < each["behind_s"] < 30.0 for each in told[1:])
+    assert all(each["waited_s"] == pytest.approx(each["behind_s"] + 0.25) for each in told[:-1])
+    waits = simulate(job(checkpoint__every=1, checkpoint__background=False), 0, costs=costs)
+    told = [event.data for event in waits.record.events if event.kind == "checkpoint"]
+    assert all(each["waited_s"] == each["took_s"] > 30.0 for each in told)
 
 
 def test_on_policy_a_return_changes_nothing_of_what_is_trained() -> None:

@@ -57,8 +57,9 @@ def test_memory_by_use_in_float32(job: Path) -> None:
         "engine: next version while it is received": 4 * (numbers + tied),
         "engine: KV cache": 8 * SLOT * 4,
         "weight plane: newest version, and the next": 2 * 4 * numbers,
+        "checkpoint: copy while it is written": 12 * numbers,
     }
-    assert estimate.total == 32 * numbers + 8 * tied + 32 * SLOT
+    assert estimate.total == 44 * numbers + 8 * tied + 32 * SLOT
     assert estimate.place == "this host"
 
 
@@ -201,7 +202,7 @@ def test_on_a_device_the_cache_gets_what_the_rest_leaves(job: Path, device: Call
     assert roomy.uses["engine: KV cache"] == 8 * 2 * SLOT
     assert {"trainer: activations", "engine: activations and logits"} <= set(roomy.uses)
     assert (roomy.place, roomy.free, roomy.on_device) == ("cuda:0", 2**40, True)
-    assert list(roomy.on_host) == ["experience table: kept sets, at most"]
+    assert list(roomy.on_host) == ["experience table: kept sets, at most", "checkpoint: copy while it is written"]
     rest = roomy.total - roomy.uses["engine: KV cache"]
     device(math.ceil((rest + 5.5 * 2 * SLOT) / 0.95))
     assert estimate_memory(config, model, CUDA).slots == 5
@@ -234,7 +235,8 @@ def test_what_is_offloaded_is_the_hosts(job: Path, device: Callable[[int], None]
     weights = "trainer: float32 weights" if dtype == "float32" else "trainer: bfloat16 weights"
     itemsize = 4 if dtype == "float32" else 2
     assert trained == {weights: itemsize * numbers, "trainer: gradients (float32)": 4 * numbers}
-    assert found.on_host == {"trainer: float32 weights, moments": 12 * numbers}
+    copied = {"checkpoint: copy while it is written": 12 * numbers}
+    assert found.on_host == {"trainer: float32 weights, moments": 12 * numbers, **copied}
     on_cpu = estimate_memory(load_config(TrainConfig, job, overrides), model, CPU)
     assert on_cpu.uses["trainer: AdamW moments (float32)"] == 8 * numbers
 
@@ -249,6 +251,25 @@ def test_what_the_host_has_no_room_for_is_refused(
         ConfigError, match=r"offload needs 0\.00 GiB of this host's memory, and 0\.00 GiB are free; leave"
     ):
         estimate_memory(config, CONFIGS["qwen3"](), CUDA)
+    config = load_config(TrainConfig, job)
+    with pytest.raises(ConfigError, match=r"from a copy that takes .* set checkpoint\.background to false"):
+        estimate_memory(config, CONFIGS["qwen3"](), CUDA)
+    waits = load_config(TrainConfig, job, ["checkpoint.background=false"])
+    assert "checkpoint: copy while it is written" not in estimate_memory(waits, CONFIGS["qwen3"](), CUDA).on_host
+
+
+def test_what_a_checkpoint_is_written_from_is_counted(job: Path) -> None:
+    """Critic and a reference that is refreshed as well; nothing where training waits."""
+    model = CONFIGS["qwen3"]()
+    numbers, use = count_parameters(model), "checkpoint: copy while it is written"
+
+    def counted(*overrides: str) -> int | None:
+        return estimate_memory(load_config(TrainConfig, job, list(overrides)), model, CPU).uses.get(use)
+
+    assert counted("algorithm.recipe=ppo") == 24 * numbers
+    refreshed = ["algorithm.kl.coefficient=0.1", "reference.refresh_every=2", "model.dtype=bfloat16"]
+    assert counted(*refreshed) == 14 * numbers
+    assert counted("checkpoint.background=false") is None
 
 
 def test_what_does_not_fit_a_device_is_refused_with_what_to_lower(job: Path, device: Callable[[int], None]) -> None:

@@ -139,7 +139,7 @@ def test_one_that_is_killed_goes_back_to_the_commit_and_the_run_goes_on(
 ) -> None:
     """In the midst of its third step, once."""
     apart = {"trainer__placement": "process", "critic__placement": "process"}
-    every = {"checkpoint__every": committed or 9}
+    every = {"checkpoint__every": committed or 9, "checkpoint__background": False}  # it is committed by then
     job = make_job(tmp_path / "job", trainer__batches=4, algorithm__recipe="ppo", **apart, **every, **more)
     kill_at_step(monkeypatch, who, [3])
     assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 0

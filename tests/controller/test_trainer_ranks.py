@@ -162,7 +162,7 @@ def test_a_rank_that_dies_as_weights_leave_takes_nothing_of_the_record_along(
 
     monkeypatch.setattr(TrainerGroup, leaves, watched)
     apart = {"trainer__placement": "process", "trainer__layout": layout, "checkpoint__every": 2}
-    job = make_job(tmp_path / "job", trainer__batches=4, **apart)
+    job = make_job(tmp_path / "job", trainer__batches=4, checkpoint__background=False, **apart)
     assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 0
     with RunReader(tmp_path / "run") as reader:
         reader.counts().check()

@@ -15,6 +15,7 @@ from headrace.experience.schedule import Schedule
 from headrace.roles.actors.critic import CriticRole
 from headrace.rollout.episodes import EpisodeRunner
 from headrace.store.ledger import Ledger
+from headrace.training.simulated import SavedState, SimulatedTrainer
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -151,6 +152,11 @@ def an_engine_comes_back_in_the_trainers_turn(patch: pytest.MonkeyPatch) -> None
     patch.setattr(pool.EnginePool, "sleeps", property(never, lambda self, value: None), raising=False)
 
 
+def a_checkpoint_is_written_of_the_weights_at_hand(patch: pytest.MonkeyPatch) -> None:
+    """What is saved is no copy: it is of whatever version the trainer has when it is written."""
+    patch.setattr(SimulatedTrainer, "saved", lambda self, *, copies: SavedState(self._state, self._files, self._write))
+
+
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -162,6 +168,7 @@ PLANTS: dict[str, Plant] = {
         an_engine_of_a_left_branch_admits,
         a_group_newer_than_the_return_keeps_its_deadline,
         an_engine_comes_back_in_the_trainers_turn,
+        a_checkpoint_is_written_of_the_weights_at_hand,
     )
 }
 """Those that whole runs find (test_fault_matrix.py)."""

@@ -14,6 +14,9 @@ class CheckpointConfig(Section):
     """Batches between checkpoints; one more is made at the end, and when the run is told to stop."""
     keep: int = Field(default=2, ge=1)
     """Newest checkpoints that are kept."""
+    background: bool = True
+    """Training goes on while a checkpoint is written, beside a copy in the host's memory: 12 bytes a parameter of all
+    that is trained (`headrace check` counts it). False: no copy is made, and training waits until it is written."""
     keep_best: str | None = None
     """The checkpoint that is best on a held-out set is kept as well: name of the set and a metric of it, as `eval/mean`
     or `gsm/pass@1`; the set's first metric if none is named. Each version that the set is evaluated with then has a

@@ -70,7 +70,7 @@ class BestCheckpoint:
         if value is not None and self.checkpoints.has(version.number):
             self._compare(version.number, value)
         elif value is not None:
-            self._values = {version.number: value}
+            self._values[version.number] = value
             return
         self.checkpoints.release(version.number)
 

@@ -1,18 +1,34 @@
-"""Makes checkpoints: the trainer's files first, then the one transaction that names them."""
+"""Makes checkpoints: the trainer's files first, then the one transaction that names them.
+
+What goes into one is copied between two batches, and written beside the next ones. So all of it, whatever is decided
+meanwhile, is of the moment of the copy: weights, moments and generators of all models, and the small values that go
+with them. The ledger is not part of a checkpoint. Its commit says that batches below its version are settled, which is
+true at any later time too; those after it are trained again wherever the run goes back to it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from headrace.controller.best import BestCheckpoint
 from headrace.observe.spent import CHECKPOINTS, Activity
-from headrace.roles.actors.actor import TRAINER_LANE
 from headrace.runtime.protocol import Runtime
+from headrace.runtime.together import together
+from headrace.runtime.workers import WorkerLost
 from headrace.store import Restored, RunStore
+from headrace.training.rank import CHECKPOINTS as LANE
 from headrace.weights.version import Version
+
+logger = logging.getLogger(__name__)
+
+EVENT = "checkpoint"
 
 
 class Part(Protocol):
@@ -28,7 +44,25 @@ class Part(Protocol):
         """What was written. Raises CheckpointError."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A checkpoint that is to be written."""
+
+    version: Version
+    folder: Path
+    state: Mapping[str, Any]
+    copies: bool
+    asked: float
+    """When it was due, on the runtime's clock."""
+    began: float
+    """When the one before was written."""
+    taken: float
+    """When training could go on, if that is a copy."""
+
+
 class Checkpointer:
+    """At most one is being written; the next one waits for it, and training with it."""
+
     def __init__(
         self,
         store: RunStore,
@@ -40,14 +74,20 @@ class Checkpointer:
         state: Callable[[], dict[str, Any]] = dict,
         every: int,
         committed: int,
+        background: bool = True,
+        timeout_s: float = 900.0,
         best: BestCheckpoint | None = None,
         listener: Callable[[int, Path], None] = lambda number, folder: None,
+        report: Callable[[str, dict[str, Any]], None] = lambda kind, data: None,
     ) -> None:
         """`others`: models that go with the policy's, by the name of their folder. `state`: small values
         that go with the weights, taken when a batch is `trained`. `committed`: number of the version that the run could
-        be restored to now. `best`: needs checkpoints of its own. `listener` is told of each commit."""
+        be restored to now. `background`: whether training goes on while one is written, beside a copy. `timeout_s`: in
+        which one has to be written. `best`: needs checkpoints of its own. `listener` is told of each commit, and
+        `report` writes an event of it."""
         self._best = best
         self._listener = listener
+        self._report = report
         self._store = store
         self._trainer = trainer
         self._others = others
@@ -56,7 +96,15 @@ class Checkpointer:
         self._runtime = runtime
         self._activity = activity or Activity()
         self._every = every
-        self._committed = committed
+        self._background = background
+        self._timeout_s = timeout_s
+        self._committed = self._begun = committed
+        self._writing: asyncio.Task[None] | None = None
+        self._failed: Callable[[], None] = lambda: None
+
+    def when_failed(self, failed: Callable[[], None]) -> None:
+        """`failed` is called where one cannot be written; why, `settled` raises."""
+        self._failed = failed
 
     def trained(self) -> None:
         """A batch is trained, and nothing of the next one has begun that could change the state."""
@@ -64,7 +112,7 @@ class Checkpointer:
 
     def go_back(self, restored: Restored) -> None:
         """The run goes on from this commit."""
-        self._committed = restored.number
+        self._committed = self._begun = restored.number
         self._state_then = dict(restored.state)
 
     @property
@@ -72,34 +120,86 @@ class Checkpointer:
         """Number of the version that the run could be restored to now."""
         return self._committed
 
-    def _parts(self, folder: Path) -> Iterator[tuple[Part, Path]]:
-        yield self._trainer, folder
-        yield from ((other, folder / name) for name, other in self._others.items())
-
     async def after(self, version: Version) -> None:
-        """Checkpoint if it is time."""
+        """Begin a checkpoint if it is time, and return once training can go on. Raises what `settled` does, also of the
+        one before."""
         is_due = self._best is not None and self._best.is_due(version.number)
-        if is_due or version.number - self._committed >= self._every:
-            await self.commit(version)
+        if is_due or version.number - self._begun >= self._every:
+            await self._begin(version, copies=self._background)
 
     async def commit(self, version: Version) -> None:
-        """Checkpoint now, unless this version has one. The trainer must be between steps.
+        """Checkpoint now, unless this version has one. The trainer must be between steps, and stay there.
 
         Raises DiskFull and other StoreErrors; what was committed before stays whole.
         """
-        if version.number == self._committed:
+        await self.settled()
+        if version.number != self._committed:
+            await self._begin(version, copies=False)
+
+    async def settled(self) -> None:
+        """Until what is being written is committed. Raises DiskFull and other StoreErrors, WorkerLost, WaitTimeout."""
+        writing = self._writing
+        if writing is None:
             return
-        checkpoints = self._store.checkpoints
         with self._activity.training(CHECKPOINTS):
+            try:
+                what = f"{writing.get_name()} to be written"
+                await self._runtime.clock.wait_for(asyncio.shield(writing), self._timeout_s, what)
+            except TimeoutError:
+                writing.cancel()
+                raise
+        self._writing = None
+
+    async def forget(self) -> None:
+        """The trainer, or another of those that write, was lost: what is being written is committed, if it can be
+        still, or never will be. Raises what `settled` does, but for such a loss."""
+        try:
+            await self.settled()
+        except WorkerLost as lost:
+            logger.info("what was being written is no checkpoint: %s", lost)
+        self._writing = None
+        self._begun = self._committed
+
+    async def close(self) -> None:
+        """As `forget`, where the run ends with an error of its own."""
+        with suppress(Exception):
+            await self.settled()
+
+    async def _begin(self, version: Version, *, copies: bool) -> None:
+        clock, checkpoints = self._runtime.clock, self._store.checkpoints
+        asked = clock.now()
+        with self._activity.training(CHECKPOINTS):
+            await self.settled()
+            began = clock.now()
             folder = checkpoints.begin(version.number)
             with checkpoints.filling(version.number):
-                for part, path in self._parts(folder):
-                    await part.take_state(copies=False)
-                    await part.write_state(path)
-            prepared = await self._runtime.compute(TRAINER_LANE, checkpoints.prepare, version.number)
+                for part in self._parts(folder).values():
+                    await part.take_state(copies=copies)
+            taken = _Taken(version, folder, dict(self._state_then), copies, asked, began, clock.now())
+            self._begun = version.number
+            self._writing = self._runtime.spawn(self._write(taken), f"checkpoint {version.number}")
+            if not copies:
+                await self.settled()
+
+    async def _write(self, taken: _Taken) -> None:
+        version, checkpoints = taken.version, self._store.checkpoints
+        try:
+            with checkpoints.filling(version.number):
+                await together(part.write_state(path) for path, part in self._parts(taken.folder).items())
+            prepared = await self._runtime.compute(LANE, checkpoints.prepare, version.number)
             self._store.ledger.counts().check()
-            checkpoints.commit(prepared, branch=version.branch, number=version.number, state=self._state_then)
+            checkpoints.commit(prepared, branch=version.branch, number=version.number, state=dict(taken.state))
+        except Exception:
+            self._failed()
+            raise
         self._committed = version.number
         if self._best is not None:
             self._best.committed(version.number)
         self._listener(version.number, prepared.path)
+        now = self._runtime.clock.now()
+        waited_s = (taken.taken if taken.copies else now) - taken.asked
+        told = {"waited_s": waited_s, "behind_s": taken.began - taken.asked, "took_s": now - taken.began}
+        self._report(EVENT, {"version": str(version), **{name: round(each, 6) for name, each in told.items()}})
+
+    def _parts(self, folder: Path) -> Mapping[Path, Part]:
+        return {folder: self._trainer, **{folder / name: other for name, other in self._others.items()}}

@@ -70,6 +70,7 @@ class GoingBack:
 
     async def _go_back(self, lost: WorkerLost) -> None:
         parts, clock = self._parts, self._runtime.clock
+        await parts.checkpointer.forget()
         if self._at != parts.checkpointer.committed:
             self._failures, self._at = 0, parts.checkpointer.committed
         self._failures += 1

@@ -318,6 +318,7 @@ async def _supervise(parts: Parts, roles: RoleTasks, runtime: Runtime, stop: Sto
         parts.recorder.event("finished", {"version": str(version)})
         return "finished"
     finally:
+        await parts.checkpointer.close()
         await end([stopping, *keepers.values()])
 
 

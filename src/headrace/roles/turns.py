@@ -1,8 +1,9 @@
 """By turns: engines and models in training have the same devices, and never memory for both.
 
 The engines have them while a batch is generated; from the moment that it is sealed, and nobody evaluates, those that
-train, until the version that follows can be received and is checkpointed. Then the engines take that version, or, where
-nothing was trained, the one that they had: they drop their weights, so that they serve no others.
+train, until the version that follows can be received, and what goes into a checkpoint is copied. Then the engines take
+that version, or, where nothing was trained, the one that they had: they drop their weights, so that they serve no
+others.
 """
 
 from __future__ import annotations

@@ -166,7 +166,10 @@ def connect(
         state=lambda: dict(kl.state),
         every=config.checkpoint.every,
         committed=committed.number,
+        background=config.checkpoint.background,
+        timeout_s=config.runtime.stall_timeout_s,
         listener=listeners.checkpoint,
+        report=recorder.event,
         best=best,
     )
     published, pool = Signal(), models.engines
@@ -237,7 +240,7 @@ def connect(
         first = plan.warm_up_batches if warms_up else due_after(committed.number)
         gap = GapSampler(context, pool, policy, plan.prompts, fresh, first=first)
     answers = None if hands is None else hands.workers.answers
-    return Parts(
+    parts = Parts(
         lineage=lineage,
         begun=committed,
         ahead=base.ahead,
@@ -305,6 +308,7 @@ def connect(
                 models.groups,
                 turns or NoTurns(),
             ),
+            settled=checkpointer.settled,
             turns=turns,
         ),
         followers=WeightFollowersRole(
@@ -338,6 +342,8 @@ def connect(
         turns=turns or NoTurns(),
         best=best,
     )
+    checkpointer.when_failed(parts.stop)
+    return parts
 
 
 def _after_step(

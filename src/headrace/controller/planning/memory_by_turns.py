@@ -11,7 +11,13 @@ _OF_ENGINES = ("engine: ",)
 _OF_TRAINING = ("trainer: ", "critic: ")
 _WORKED_OUT_AGAIN = ("trainer: gradients", "trainer: bfloat16 weights")
 """What those that train give back in the host's memory; on a device they give back all."""
-_NOT_AT_THE_START = ("engine: KV cache", "engine: activations", "trainer: activations", "critic: activations")
+_NOT_AT_THE_START = (
+    "checkpoint: ",
+    "engine: KV cache",
+    "engine: activations",
+    "trainer: activations",
+    "critic: activations",
+)
 
 
 def by_turns(config: TrainConfig, uses: Mapping[str, int], *, on_device: bool) -> dict[str, int]:

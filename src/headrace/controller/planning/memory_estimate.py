@@ -29,7 +29,10 @@ _BYTES = {"float32": 4, "bfloat16": 2}
 _PLANE = "weight plane: newest version, and the next"
 _LEAVING = "weight plane: the copy that leaves"
 _AT_RELAYS = "weight plane: two versions at each relay"
+_COPY = "checkpoint: copy while it is written"
 _KV_CACHE = "engine: KV cache"
+_STATE_BYTES = 12
+"""Of a parameter: its float32 master, and two moments."""
 _SPARE = 0.05
 """Of a device's free memory: for what its libraries take, and for what falls between allocated blocks."""
 _MOST_TOLD = 4
@@ -43,6 +46,7 @@ _OF_TRAINING = (
     "teacher: ",
     "weight plane: ",
     "engine: next version",
+    "checkpoint: ",
 )
 """How uses begin that a run without an engine, and one without a trainer, does not have."""
 
@@ -125,6 +129,8 @@ def estimate_memory(
     table = _table(config, model_config, cache)
     if engine and trainer and config.relays:
         table[_AT_RELAYS] = config.relays * 2 * _BYTES[config.model.dtype] * parameters
+    if trainer and config.checkpoint.background:
+        (uses if device.type == "cpu" else kept)[_COPY] = _copied(config, parameters, device)
     if device.type == "cpu":
         uses |= table
         turns = by_turns(config, uses, on_device=False)
@@ -238,6 +244,25 @@ def _off_device(config: TrainConfig, parameters: int, text: Any, device: torch.d
             "out, free memory, or take a smaller model"
         )
     return {use: size for use, size in found.items() if size}
+
+
+def _copied(config: TrainConfig, parameters: int, device: torch.device) -> int:
+    """What a checkpoint holds, all ranks' parts together, in the host's memory. Raises ConfigError if that, beside a
+    device, has not so much."""
+    trained = parameters
+    if config.algorithm.needs_critic:
+        own = config.critic.model
+        trained += parameters if own is None else count_parameters(read_model_config(own))
+    wanted = _STATE_BYTES * trained
+    if config.algorithm.needs_reference and config.reference.refresh_every is not None:
+        wanted += _BYTES[config.model.dtype] * parameters
+    if device.type != "cpu" and wanted > (free := free_bytes(torch.device("cpu"))):
+        raise ConfigError(
+            f"a checkpoint is written beside training, from a copy that takes {in_gib(wanted)} of this host's memory, "
+            f"and {in_gib(free)} are free; set checkpoint.background to false, so that training waits while it is "
+            "written, or free memory"
+        )
+    return wanted
 
 
 def _asleep(config: TrainConfig, parameters: int, text: Any, device: torch.device) -> dict[str, int]:

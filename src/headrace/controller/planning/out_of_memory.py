@@ -35,6 +35,8 @@ def what_to_lower(config: Config, *, on_device: bool = False) -> str:
     settings = [] if config.model.gradient_checkpointing else ["model.gradient_checkpointing=true"]
     if on_device and not config.trainer.optimizer.offload:
         settings.append("trainer.optimizer.offload=true")
+    if not on_device and isinstance(config, TrainConfig) and config.checkpoint.background:
+        settings.append("checkpoint.background=false")
     return f"{said}, set {' and '.join(settings)}" if settings else said
 
 

@@ -171,8 +171,12 @@ def _trainer_dies(name: str) -> Callable[[Faults, random.Random, int], Faults]:
         training, at = faults.training, chance.randint(1, 8)
         if at % 3:
             return replace(faults, training=replace(training, deaths=(*training.deaths, (name, at))))
-        in_steps, in_sleep = (*training.deaths_in_steps, (name, at)), (*training.deaths_in_sleep, (name, at))
-        return replace(faults, training=replace(training, deaths_in_steps=in_steps, deaths_in_sleep=in_sleep))
+        more = {
+            "deaths_in_steps": (*training.deaths_in_steps, (name, at)),
+            "deaths_in_sleep": (*training.deaths_in_sleep, (name, at)),
+            "deaths_in_writes": (*training.deaths_in_writes, (name, at // 3)),
+        }
+        return replace(faults, training=replace(training, **more))
 
     return die
 

@@ -31,6 +31,8 @@ class TrainingFaults:
     """By the optimiser step, counted alike: made, and lost with it."""
     deaths_in_sleep: tuple[tuple[str, int], ...] = ()
     """By the time that it is put to sleep, where engines and trainer take turns."""
+    deaths_in_writes: tuple[tuple[str, int], ...] = ()
+    """By the time that something of a checkpoint is written, beside what it does then."""
     lost_leases: tuple[tuple[str, int], ...] = ()
     """One that the role holds ends behind its back; where it has stepped on the batch already, in the next one."""
 
@@ -47,6 +49,7 @@ class Hazards:
             "pass": list(faults.deaths),
             "step": list(faults.deaths_in_steps),
             "sleep": list(faults.deaths_in_sleep),
+            "write": list(faults.deaths_in_writes),
         }
         self._leases = list(faults.lost_leases)
         self._told: dict[str, Counter[str]] = {word: Counter() for word in self._deaths}
@@ -73,7 +76,8 @@ class Hazards:
                 watch(word, what)
             if word not in self._deaths:
                 return
-            self._look_at_turns(name)
+            if word != "write":
+                self._look_at_turns(name)
             told = self._told[word]
             told[name] += 1
             if word == "pass":

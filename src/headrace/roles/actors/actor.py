@@ -39,6 +39,10 @@ NAME = "actor"
 TRAINER_LANE = "trainer"
 
 
+async def nothing() -> None:
+    """Whatever is waited for is there."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainedRow:
     """A row of the batch, and what became of it."""
@@ -120,6 +124,7 @@ class ActorRole:
         coefficient: Callable[[], float | None] = lambda: None,
         trained: Callable[[int, Sequence[StepReport], BatchStats], Awaitable[None]] | None = None,
         after_step: Callable[[TrainedStep], Awaitable[None]],
+        settled: Callable[[], Awaitable[None]] = nothing,
         turns: Turns | None = None,
     ) -> None:
         """`columns`: of the table, beside tokens and mask, that the loss reads. `whole`: how a whole batch is trained;
@@ -128,7 +133,8 @@ class ActorRole:
         moves. `trained` is awaited after the steps on a
         batch, with what those of its first epoch report, before the next batch can be sealed: what goes with the
         weights is as it was then. `after_step` is awaited once there is a copy of the new version, which is on its
-        way: the record and the checkpoint are made there, and the trainer's turn ends, if it has one of `turns`."""
+        way: the record is made there, a checkpoint begun, and the trainer's turn ends, if it has one of `turns`.
+        `settled` is awaited at the end of `run`, until what `after_step` began has ended."""
         self._context = context
         self._loader = loader
         self._trainer = trainer
@@ -146,6 +152,7 @@ class ActorRole:
         self._coefficient = coefficient
         self._trained = trained
         self._after_step = after_step
+        self._settled = settled
         self._turns = turns or NoTurns()
         self._takes_turns = turns is not None
         self._stopping = False
@@ -185,6 +192,7 @@ class ActorRole:
                         await self._weights.settled()
                 await self._after_step(step)
         await self._weights.settled()
+        await self._settled()
 
     async def _publish(self) -> None:
         version = Version(self._lineage.branch, self._context.flow.batch)
