@@ -13,6 +13,7 @@ from headrace.controller.checkpointer import Checkpointer
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.workers import WorkerLost
 from headrace.store import DiskFull, RunStore
+from headrace.store.media.files import Digest, digest_of
 from headrace.weights.version import Version
 
 
@@ -28,12 +29,13 @@ class Trainer:
     async def take_state(self, *, copies: bool) -> None:
         self._taken.append(self.state)
 
-    async def write_state(self, path: Path) -> None:
+    async def write_state(self, path: Path) -> dict[str, Digest]:
         path.mkdir(exist_ok=True)
         await self.may_write.wait()
         if self.fails is not None:
             raise self.fails
         (path / "state").write_text(str(self._taken.pop(0)))
+        return {"state": digest_of(path / "state")}
 
     async def load(self, path: Path) -> None:
         raise AssertionError("nothing is restored")

@@ -19,7 +19,7 @@ from training_helpers import CONFIGS, load_plainly, tiny_model
 from transformers import PreTrainedModel
 
 from headrace.models import parted_files
-from headrace.models.parted_files import Box, PartedFiles, StoredTensor
+from headrace.models.parted_files import Box, FileTensor, PartedFiles
 from headrace.models.stored_model import StoredModel
 
 Cuts = list[list[int]]
@@ -101,7 +101,7 @@ def test_however_a_tensor_is_cut_up_it_is_written_whole(
     tensor = torch.arange(float(prod(shape))).reshape(shape)
     boxes = list(cut("whole", tensor, data.draw(cuts_of(shape))))
     stored = [
-        StoredTensor(str(number), tuple(box.shape), torch.float32, "whole", begin, tuple(box.shape))
+        FileTensor(str(number), tuple(box.shape), torch.float32, "whole", begin, tuple(box.shape))
         for number, (_, begin, box) in enumerate(boxes)
     ]
     files = PartedFiles(stored, "t.safetensors")
@@ -117,7 +117,7 @@ def test_however_a_tensor_is_cut_up_it_is_written_whole(
 def test_what_is_written_needs_no_more_memory_than_a_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parted_files, "AT_ONCE", 4_000)
     tensor = torch.rand(1_000, 100)
-    files = PartedFiles([StoredTensor.of_whole("t", (1_000, 200), torch.bfloat16)], "t.safetensors")
+    files = PartedFiles([FileTensor.of_whole("t", (1_000, 200), torch.bfloat16)], "t.safetensors")
     with Allocated() as allocated:
         files.write(tmp_path, [("t", (0, 100), tensor)])
         files.finish(tmp_path)

@@ -11,6 +11,7 @@ import pytest
 from store_helpers import checkpoint, create, finish, issue, journal, payload, reopen, train, write_model
 
 from headrace.store import IllegalTransition, RunDamaged, RunStore, StoreError
+from headrace.store.media.files import Digest
 
 
 def steps(store: RunStore) -> list[str]:
@@ -32,6 +33,18 @@ def test_prepare_writes_a_whole_folder_with_its_manifest(tmp_path: Path) -> None
         "bytes": 5000,
         "sha256": "4d3ce487907df7c82875b924d841f0a3d576492e4d589b734abbd71d966151a8",
     }
+    assert steps(store) == ["step_3"]
+    store.close()
+
+
+def test_what_a_writer_says_of_its_files_is_taken_and_a_file_of_another_length_is_refused(tmp_path: Path) -> None:
+    """So that each hashes what it wrote, and nobody reads it again."""
+    store = create(tmp_path / "run")
+    told = {"model/weights.bin": Digest(5000, "as it says")}
+    prepared = store.checkpoints.prepare(3, write_model, told)
+    assert prepared.files["model/weights.bin"] == {"bytes": 5000, "sha256": "as it says"}
+    with pytest.raises(StoreError, match=r"weights\.bin has 5000 bytes, and whoever wrote it says 4999"):
+        store.checkpoints.prepare(4, write_model, {"model/weights.bin": Digest(4999, "as it says")})
     assert steps(store) == ["step_3"]
     store.close()
 

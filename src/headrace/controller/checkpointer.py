@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from headrace.runtime.protocol import Runtime
 from headrace.runtime.together import together
 from headrace.runtime.workers import WorkerLost
 from headrace.store import Restored, RunStore
+from headrace.store.media.files import Digest
 from headrace.training.rank import CHECKPOINTS as LANE
 from headrace.weights.version import Version
 
@@ -37,8 +39,8 @@ class Part(Protocol):
     async def take_state(self, *, copies: bool) -> None:
         """What `write_state` is to write: a copy, or what it is, which may not change until it is written."""
 
-    async def write_state(self, path: Path) -> None:
-        """Into the folder `path`. Raises OSError."""
+    async def write_state(self, path: Path) -> Mapping[str, Digest]:
+        """Into the folder `path`. Of files what they hold, by their path there, where that is known. Raises OSError."""
 
     async def load(self, path: Path) -> None:
         """What was written. Raises CheckpointError."""
@@ -185,8 +187,9 @@ class Checkpointer:
         version, checkpoints = taken.version, self._store.checkpoints
         try:
             with checkpoints.filling(version.number):
-                await together(part.write_state(path) for path, part in self._parts(taken.folder).items())
-            prepared = await self._runtime.compute(LANE, checkpoints.prepare, version.number)
+                known = await self._written(taken.folder)
+            prepare = partial(checkpoints.prepare, version.number, known=known)
+            prepared = await self._runtime.compute(LANE, prepare)
             self._store.ledger.counts().check()
             checkpoints.commit(prepared, branch=version.branch, number=version.number, state=dict(taken.state))
         except Exception:
@@ -200,6 +203,16 @@ class Checkpointer:
         waited_s = (taken.taken if taken.copies else now) - taken.asked
         told = {"waited_s": waited_s, "behind_s": taken.began - taken.asked, "took_s": now - taken.began}
         self._report(EVENT, {"version": str(version), **{name: round(each, 6) for name, each in told.items()}})
+
+    async def _written(self, folder: Path) -> Mapping[str, Digest]:
+        """What those who wrote files alone say of them, by their path in the folder."""
+        parts = self._parts(folder)
+        told = await together(part.write_state(path) for path, part in parts.items())
+        return {
+            (path / name).relative_to(folder).as_posix(): digest
+            for path, files in zip(parts, told, strict=True)
+            for name, digest in files.items()
+        }
 
     def _parts(self, folder: Path) -> Mapping[Path, Part]:
         return {folder: self._trainer, **{folder / name: other for name, other in self._others.items()}}

@@ -39,7 +39,7 @@ Box = tuple[str, tuple[int, ...], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
+class FileTensor:
     """A tensor of the files, which is a box of a parameter."""
 
     name: str
@@ -52,7 +52,7 @@ class StoredTensor:
     """Its lengths there: `shape`, but for lengths of 1."""
 
     @classmethod
-    def of_whole(cls, name: str, shape: Sequence[int], dtype: torch.dtype) -> StoredTensor:
+    def of_whole(cls, name: str, shape: Sequence[int], dtype: torch.dtype) -> FileTensor:
         lengths = tuple(shape)
         return cls(name, lengths, dtype, name, (0,) * len(lengths), lengths)
 
@@ -64,7 +64,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    tensor: StoredTensor
+    tensor: FileTensor
     file: str
     offset: int
 
@@ -75,7 +75,7 @@ class PartedFiles:
 
     def __init__(
         self,
-        tensors: Sequence[StoredTensor],
+        tensors: Sequence[FileTensor],
         name: str,
         *,
         limit: int | None = None,
@@ -110,7 +110,7 @@ class PartedFiles:
             opened: dict[str, int] = {}
             for parameter, begin, tensor in boxes:
                 for place in self._of.get(parameter, ()):
-                    common = _common(begin, tensor.shape, place.tensor.begin, place.tensor.box)
+                    common = common_box(begin, tensor.shape, place.tensor.begin, place.tensor.box)
                     if common is None:
                         continue
                     if place.file not in opened:
@@ -129,7 +129,7 @@ class PartedFiles:
         if self._index is not None:
             (folder / self._index_name).write_bytes(self._index)
 
-    def _lay_out(self, file: str, tensors: Sequence[StoredTensor]) -> None:
+    def _lay_out(self, file: str, tensors: Sequence[FileTensor]) -> None:
         told: dict[str, object] = {"__metadata__": self._metadata}
         end, offsets = 0, []
         ordered = sorted(tensors, key=lambda tensor: -tensor.dtype.itemsize)  # each is aligned
@@ -164,13 +164,13 @@ class _Descriptor:
         os.close(self.number)
 
 
-def tensors_of(shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> list[StoredTensor]:
+def tensors_of(shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> list[FileTensor]:
     """Each parameter as it is."""
-    return [StoredTensor.of_whole(name, shape, dtype) for name, shape in shapes.items()]
+    return [FileTensor.of_whole(name, shape, dtype) for name, shape in shapes.items()]
 
 
-def _shares(tensors: Sequence[StoredTensor], limit: int | None) -> list[list[StoredTensor]]:
-    shares: list[list[StoredTensor]] = [[]]
+def _shares(tensors: Sequence[FileTensor], limit: int | None) -> list[list[FileTensor]]:
+    shares: list[list[FileTensor]] = [[]]
     size = 0
     for tensor in tensors:
         if limit is not None and shares[-1] and size + tensor.size > limit:
@@ -181,7 +181,7 @@ def _shares(tensors: Sequence[StoredTensor], limit: int | None) -> list[list[Sto
     return shares
 
 
-def _common(
+def common_box(
     begin: Sequence[int], shape: Sequence[int], other: Sequence[int], lengths: Sequence[int]
 ) -> list[tuple[int, int]] | None:
     """From where to where two boxes have all in common, in each dimension; None where they have nothing."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from headrace.models.parted_files import StoredTensor
+from headrace.models.parted_files import FileTensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,7 +19,7 @@ _ODD = (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError,
 """What another library's conversion may raise of tensors without memory."""
 
 
-def stored_tensors(model: PreTrainedModel, dtype: torch.dtype) -> list[StoredTensor] | None:
+def stored_tensors(model: PreTrainedModel, dtype: torch.dtype) -> list[FileTensor] | None:
     """Of each parameter, tied ones once, in `dtype`, and of what else the model is saved with, as it is. None where
     what is stored is no part of what the model has, but worked out of it."""
     outlines = _outlines(model, dtype)
@@ -34,7 +34,7 @@ def stored_tensors(model: PreTrainedModel, dtype: torch.dtype) -> list[StoredTen
         box = None if parameter is None else _box(tensor, tuple(outlines[parameter].shape))
         if parameter is None or box is None:
             return None
-        found.append(StoredTensor(name, tuple(tensor.shape), tensor.dtype, parameter, *box))
+        found.append(FileTensor(name, tuple(tensor.shape), tensor.dtype, parameter, *box))
     covered = dict.fromkeys(outlines, 0)
     for each in found:
         covered[each.parameter] += prod(each.box)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from headrace.store.best import Best, link_best, read_best, write_best
@@ -16,11 +17,11 @@ from headrace.store.errors import RunDamaged, StoreError, write_failed
 from headrace.store.journal import Journal
 from headrace.store.ledger import AttemptRow, Ledger
 from headrace.store.media.database import Database
-from headrace.store.media.files import LOCAL, Files, sha256_of
+from headrace.store.media.files import LOCAL, Digest, Files
 from headrace.store.recovery import removable_segments
+from headrace.store.sealed_files import seal, verify
 from headrace.store.segment import AttemptKey
 
-MANIFEST_NAME = "manifest.json"
 _OURS = re.compile(r"step_\d+(\.\d+)?|\.tmp_\d+")
 
 
@@ -72,7 +73,7 @@ class Commit:
     def verify(self, files: Files = LOCAL) -> None:
         """That its files are what was committed. Blocking; safe on any thread. Raises RunDamaged, naming the file."""
         if self.path is not None:
-            _verify(self.path, self.files, self.older, files)
+            verify(self.path, self.files, self.older, files)
 
 
 class Checkpoints:
@@ -165,9 +166,15 @@ class Checkpoints:
                 raise failure from error
             raise
 
-    def prepare(self, number: int, write: Callable[[Path], None] | None = None) -> Prepared:
+    def prepare(
+        self,
+        number: int,
+        write: Callable[[Path], None] | None = None,
+        known: Mapping[str, Digest] = MappingProxyType({}),
+    ) -> Prepared:
         """Make a folder that `write` fills durable as `step_<number>`; that of `begin`, which is filled, unless given.
-        Safe on any thread.
+        `known`: what whoever wrote files there says of them, by their path in the folder; of the others all bytes are
+        read. Safe on any thread.
 
         Raises DiskFull, and StoreError where nothing was written into it; then the folder is gone again.
         """
@@ -177,7 +184,7 @@ class Checkpoints:
             with self.filling(number):
                 if write is not None:
                     write(temporary)
-                files = _seal(temporary, number, self._files)
+                files = seal(temporary, number, self._files, known)
                 if not files:
                     raise StoreError(f"nothing was written into checkpoint {number}; what was committed before stays")
                 self._files.remove(final)
@@ -344,46 +351,3 @@ class Checkpoints:
 
     def _rows(self, where: str, columns: str, *parameters: Any) -> list[tuple[Any, ...]]:
         return self._database.rows(f"SELECT {columns} FROM checkpoints WHERE {where}", parameters)
-
-
-def _seal(folder: Path, number: int, store: Files) -> dict[str, dict[str, Any]]:
-    """Checksum every file, add the manifest, and fsync all of it."""
-    paths = store.below(folder)
-    files = {
-        path.relative_to(folder).as_posix(): {"bytes": store.size(path), "sha256": sha256_of(path, store)}
-        for path in paths
-        if store.is_file(path)
-    }
-    manifest = folder / MANIFEST_NAME
-    store.write(manifest, json.dumps({"number": number, "files": files}, indent=1).encode())
-    for path in [*paths, manifest, folder]:
-        store.sync(path)
-    return files
-
-
-def _verify(folder: Path, recorded: dict[str, dict[str, Any]], older: int | None, files: Files) -> None:
-    for name, expected in recorded.items():
-        path = folder / name
-        fault = _fault(path, expected, files)
-        if fault is None:
-            continue
-        mend = (
-            f"delete the folder {folder} to resume from step_{older}"
-            if older
-            else f"delete the folder {folder} to resume from version 0, the initial model"
-            if older == 0
-            else "no older checkpoint is kept, so start the run again with --fresh"
-        )
-        raise RunDamaged(f"{path} is damaged ({fault}): put back a copy of it, or {mend}")
-
-
-def _fault(path: Path, expected: dict[str, Any], files: Files) -> str | None:
-    if not files.is_file(path):
-        return "it is missing"
-    size = files.size(path)
-    if size != expected["bytes"]:
-        return f"it has {size} bytes instead of {expected['bytes']}"
-    found = sha256_of(path, files)
-    if found != expected["sha256"]:
-        return f"its sha256 is {found}, not {expected['sha256']}"
-    return None

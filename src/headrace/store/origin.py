@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config.values.paths import path_of
-from headrace.store.checkpoints import MANIFEST_NAME
 from headrace.store.errors import RunDamaged, RunMissing, write_failed
 from headrace.store.media.files import remove, sha256_of, sync_path
+from headrace.store.sealed_files import MANIFEST_NAME
 
 ORIGIN_NAME = "origin"
 """A run's folder of what it began from."""

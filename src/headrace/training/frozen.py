@@ -14,7 +14,7 @@ from headrace.models.logprobs import token_logprobs
 from headrace.models.norms import use_written_out_norms
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
-from headrace.models.parted_files import PartedFiles, StoredTensor
+from headrace.models.parted_files import FileTensor, PartedFiles
 from headrace.models.values import sample_scores
 from headrace.runtime.progress import mark, working
 from headrace.training.layer_hooks import call_between_layers
@@ -62,7 +62,7 @@ class FrozenScorer:
     def saved(self, *, copies: bool) -> SavedWeights:
         """See `FrozenModel.saved`."""
         weights = {name: Piece.of_whole(one.detach()) for name, one in self._model.named_parameters()}
-        stored = [StoredTensor.of_whole(name, one.whole, one.tensor.dtype) for name, one in weights.items()]
+        stored = [FileTensor.of_whole(name, one.whole, one.tensor.dtype) for name, one in weights.items()]
         return SavedWeights(PartedFiles(stored, WEIGHTS), copied(weights) if copies else weights)
 
     def load(self, path: Path) -> None:

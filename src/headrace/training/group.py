@@ -12,10 +12,12 @@ from headrace.models.packing import PackRow, plan_microbatches
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.together import together
 from headrace.runtime.workers import WorkerError
+from headrace.store.media.files import Digest
 from headrace.training.gap import Gap
+from headrace.training.group_state import KeptReference, take, write
 from headrace.training.layouts.ranks import Layout
-from headrace.training.protocol import CheckpointError, StepReport, Written
-from headrace.training.rank_workers import Ranks, RankWorkers, who_saves
+from headrace.training.protocol import StepReport
+from headrace.training.rank_workers import Ranks, RankWorkers
 from headrace.training.rows.packed_rows import RowToTrain
 from headrace.training.shares import shares
 from headrace.weights.parts import OpenSlot
@@ -231,9 +233,10 @@ class TrainerGroup:
         """See `TrainerRank.take_state`; where each rank has all, the first that is left does. Raises WorkerLost."""
         self._takers = await take(self._ranks, "take_state", copies)
 
-    async def write_state(self, path: Path) -> None:
-        """See `TrainerRank.write_state`. Raises OSError, CheckpointError, WorkerLost."""
-        await write(self._ranks, "write_state", self._takers, path)
+    async def write_state(self, path: Path) -> Mapping[str, Digest]:
+        """See `TrainerRank.write_state`: of files that one rank wrote what they hold. Raises OSError, CheckpointError,
+        WorkerLost."""
+        return await write(self._ranks, "write_state", self._takers, path)
 
     async def load(self, path: Path) -> None:
         """See `Trainer.load`. Raises CheckpointError."""
@@ -385,43 +388,3 @@ class Following(WeightReceiver):
             receiver = self._receiver = receiver_at(*plane)
             self._of = plane
         return receiver
-
-
-class KeptReference:
-    """See `TrainerGroup.kept_reference`."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._takers: Sequence[int] = ()
-
-    async def take_state(self, *, copies: bool) -> None:
-        """See `TrainerRank.take_reference`. Raises WorkerLost."""
-        self._takers = await take(self._ranks, "take_reference", copies)
-
-    async def write_state(self, path: Path) -> None:
-        """See `TrainerRank.write_reference`. Raises OSError, CheckpointError, WorkerLost."""
-        await write(self._ranks, "write_reference", self._takers, path)
-
-    async def load(self, path: Path) -> None:
-        """What was written. Raises CheckpointError."""
-        every = dict.fromkeys(range(self._ranks.layout.size), (str(path),))
-        await self._ranks.each("load_reference", every, what="its part of a checkpoint")
-
-
-async def take(ranks: Ranks, method: str, copies: bool) -> Sequence[int]:
-    """Ask those who save; returns who they are."""
-    takers = who_saves(ranks)
-    await ranks.each(method, dict.fromkeys(takers, (copies,)), what="what a checkpoint holds")
-    return takers
-
-
-async def write(ranks: Ranks, method: str, takers: Sequence[int], path: Path) -> None:
-    """Have them write it, and see that all of the tensors that they write together were written."""
-    given = dict.fromkeys(takers, (str(path),))
-    found: dict[int, Written] = await ranks.each(method, given, what="files of a checkpoint")
-    count, size = sum(one.count for one in found.values()), found[takers[0]].size
-    if count != size:
-        raise CheckpointError(
-            f"ranks wrote {count} bytes of weights into {path}, which has {size}: their parts do not add up to the "
-            "model; what was committed before stays"
-        )

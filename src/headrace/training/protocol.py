@@ -12,6 +12,7 @@ from torch import Tensor
 from headrace.errors import HeadraceError
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
+from headrace.store.media.files import Digest
 from headrace.weights.plane import Manifest
 
 Scalar = Tensor | float
@@ -73,12 +74,14 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Of tensors that ranks write together."""
+    """What one rank wrote of a checkpoint."""
 
     count: int
-    """Bytes that this rank wrote."""
+    """Bytes of the tensors that ranks write together."""
     size: int
-    """Bytes that all of them have to."""
+    """Bytes of them that all ranks have to write."""
+    files: Mapping[str, Digest] = field(default_factory=dict)
+    """Of those that this rank wrote alone, by their path in the folder."""
 
 
 class Saved(Protocol):

@@ -16,6 +16,7 @@ from headrace.models.values import values_and_last
 from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Ref, Refs, near
 from headrace.runtime.wire.wire_types import WireTypes
+from headrace.store.media.files import Digest
 from headrace.training.data_parallel import Meeting
 from headrace.training.gap import Gap, measure
 from headrace.training.objective import policy_columns, prepare_batch
@@ -52,6 +53,7 @@ TRAINER_TYPES = ROW_TYPES.with_types(
             "step_report": StepReport,
             "version": Version,
             "written": Written,
+            "digest": Digest,
         }
     )
 )

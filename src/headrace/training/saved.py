@@ -14,6 +14,7 @@ from torch import Tensor
 from headrace.models.loading import save_pretrained_folder
 from headrace.models.parted_files import Box, PartedFiles
 from headrace.models.stored_model import StoredModel
+from headrace.store.media.files import digest_of
 from headrace.training.pieces import Piece
 from headrace.training.protocol import Written
 from headrace.training.state import TrainerRecord, write_part, write_record
@@ -75,10 +76,10 @@ class SavedTrainer:
         """See `Saved.write`."""
         path.mkdir(parents=True, exist_ok=True)
         written = self.model.write(path / "model")
-        write_part(path, self.rank, self.record.parts, self.state, self.rng)
+        own = write_part(path, self.rank, self.record.parts, self.state, self.rng)
         if self.rank == 0:
             write_record(path, self.record)
-        return written
+        return replace(written, files={own.name: digest_of(own)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from headrace.models.parted_files import PartedFiles, StoredTensor
+from headrace.models.parted_files import FileTensor, PartedFiles
 from headrace.training.pieces import Piece
 from headrace.training.protocol import CheckpointError
 
@@ -41,15 +41,17 @@ class TrainerRecord:
     """Ranks that wrote a file each."""
 
 
-def write_part(path: Path, rank: int, ranks: int, state: Mapping[str, Piece], rng: Mapping[str, Tensor]) -> None:
-    """The tensors of one of several ranks, or of the only one, into the folder `path`, which is there; the record is
-    the first one's."""
+def write_part(path: Path, rank: int, ranks: int, state: Mapping[str, Piece], rng: Mapping[str, Tensor]) -> Path:
+    """The tensors of one of several ranks, or of the only one, into a file of its own in the folder `path`, which is
+    there; the record is the first one's."""
     metadata = {}
     if ranks > 1:
         state = {name: piece for name, piece in state.items() if piece.is_first and piece.tensor.numel()}
         metadata[_BOXES] = json.dumps({name: [piece.whole, piece.begin] for name, piece in state.items()})
     tensors = {**{name: piece.tensor for name, piece in state.items()}, **rng}
-    write_tensors(_files(path, ranks)[rank], tensors, metadata)
+    file = _files(path, ranks)[rank]
+    write_tensors(file, tensors, metadata)
+    return file
 
 
 def write_record(path: Path, record: TrainerRecord) -> None:
@@ -64,7 +66,7 @@ def write_record(path: Path, record: TrainerRecord) -> None:
 def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """One after another: none is copied whole, and other threads go on meanwhile, as with safetensors' own writer they
     do not."""
-    told = [StoredTensor.of_whole(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()]
+    told = [FileTensor.of_whole(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()]
     files = PartedFiles(told, file.name, metadata=metadata or {})
     files.finish(file.parent)
     files.write(file.parent, ((name, (0,) * tensor.dim(), tensor.detach()) for name, tensor in tensors.items()))

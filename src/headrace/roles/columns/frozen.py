@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.workers import WorkerError, Workers
-from headrace.training.protocol import CheckpointError, FrozenModel, Saved
+from headrace.store.media.files import Digest
+from headrace.training.protocol import CheckpointError, FrozenModel, Saved, Written
 from headrace.training.rank import CHECKPOINTS
 from headrace.training.rows.packed_rows import RowToTrain
 from headrace.training.scoring import Scoring
@@ -45,8 +46,8 @@ class AskedModel(Protocol):
     async def take_state(self, *, copies: bool) -> None:
         """Take its weights for `write_state`: a copy, beside which it may go on, or as they are."""
 
-    async def write_state(self, path: Path) -> None:
-        """Into the folder `path`, which is made. Raises OSError."""
+    async def write_state(self, path: Path) -> Mapping[str, Digest]:
+        """Into the folder `path`, which is made. Of files what they hold, where that is known. Raises OSError."""
 
     async def load(self, path: Path) -> None:
         """What was written. Raises CheckpointError."""
@@ -84,11 +85,11 @@ class OnLane:
         """See `AskedModel.take_state`."""
         self._taken = await self._runtime.compute(self.name, partial(self._model.saved, copies=copies))
 
-    async def write_state(self, path: Path) -> None:
+    async def write_state(self, path: Path) -> Mapping[str, Digest]:
         """See `AskedModel.write_state`."""
         own, self._taken = self._taken, None
         assert own is not None, "nothing was taken"
-        await self._runtime.compute(CHECKPOINTS, own.write, path)
+        return (await self._runtime.compute(CHECKPOINTS, own.write, path)).files
 
     async def load(self, path: Path) -> None:
         """See `AskedModel.load`."""
@@ -133,9 +134,10 @@ class InWorker:
         """See `AskedModel.take_state`."""
         await self._call("take_state", copies, what="what a checkpoint holds")
 
-    async def write_state(self, path: Path) -> None:
+    async def write_state(self, path: Path) -> Mapping[str, Digest]:
         """See `AskedModel.write_state`."""
-        await self._call("write_state", str(path), what="its part of a checkpoint")
+        written: Written = await self._call("write_state", str(path), what="its part of a checkpoint")
+        return written.files
 
     async def load(self, path: Path) -> None:
         """See `AskedModel.load`."""

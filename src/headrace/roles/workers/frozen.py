@@ -13,8 +13,9 @@ from headrace.models.loading import load_causal_lm
 from headrace.runtime.protocol import Services
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
+from headrace.store.media.files import Digest
 from headrace.training.frozen import FrozenScorer
-from headrace.training.protocol import Saved
+from headrace.training.protocol import Saved, Written
 from headrace.training.rank import CHECKPOINTS
 from headrace.training.rows.packed_rows import ROW_TYPES, RowToTrain
 from headrace.training.scoring import Scoring
@@ -43,7 +44,9 @@ class FrozenWorker:
     """Writes the column that its kind is called."""
 
     kind: ClassVar[str]
-    types: ClassVar[WireTypes] = ROW_TYPES.with_types(WEIGHT_TYPES).with_types(WireTypes({"frozen_spec": FrozenSpec}))
+    types: ClassVar[WireTypes] = ROW_TYPES.with_types(WEIGHT_TYPES).with_types(
+        WireTypes({"frozen_spec": FrozenSpec, "written": Written, "digest": Digest})
+    )
 
     def __init__(self, spec: FrozenSpec, host: Host) -> None:
         """Loads the model. Raises ConfigError."""
@@ -71,11 +74,11 @@ class FrozenWorker:
         """See `AskedModel.take_state`."""
         self._taken = self._model.saved(copies=copies)
 
-    async def write_state(self, path: str) -> None:
+    async def write_state(self, path: str) -> Written:
         """See `AskedModel.write_state`."""
         own, self._taken = self._taken, None
         assert own is not None, "nothing was taken"
-        await self._services.compute(CHECKPOINTS, own.write, Path(path))
+        return await self._services.compute(CHECKPOINTS, own.write, Path(path))
 
     def load(self, path: str) -> None:
         """See `AskedModel.load`."""

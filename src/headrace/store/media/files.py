@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Literal, Protocol
@@ -223,6 +224,20 @@ def write_whole(path: Path, data: bytes, files: Files = LOCAL) -> None:
         with suppress(OSError):  # where nothing can be written nothing can be removed
             files.remove(beside)
         raise write_failed(error, path) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Of a file."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+
+
+def digest_of(path: Path, files: Files = LOCAL) -> Digest:
+    """Blocking; other threads go on meanwhile."""
+    return Digest(files.size(path), sha256_of(path, files))
 
 
 def sha256_of(path: Path, files: Files = LOCAL) -> str:
