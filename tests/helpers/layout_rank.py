@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,8 +31,10 @@ from transformers import AutoModelForCausalLM
 
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.config.trainer import OptimizerConfig, TrainerConfig
+from headrace.models.loading import load_causal_lm
 from headrace.models.packing import MicroBatch, PackRow, pack
 from headrace.models.parallel.shared_pass import Ranks, SharedPass
+from headrace.models.skeleton import causal_lm_skeleton
 from headrace.training import trainer as whole
 from headrace.training.data_parallel import Meeting
 from headrace.training.layouts import group
@@ -94,13 +97,19 @@ def loss(outputs: Tensor, micro: MicroBatch) -> LossTerms:
     return LossTerms(numerator, micro.mask.sum(), stats, maxima)
 
 
-def trainer(case: dict[str, Any], layout: Layout) -> HFTrainer:
+def trainer(case: dict[str, Any], layout: Layout, folder: Path) -> HFTrainer:
+    """`folder`: to put a model into whose weights are to be read there, where the case says that they are."""
     torch.manual_seed(0)
     config = copy.deepcopy(CONFIGS[case["model"]])
     if "layers" in case:
         config = type(config)(**{**config.to_dict(), "num_hidden_layers": case["layers"], "layer_types": None})
     config.vocab_size = VOCAB
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(DEVICE)
+    model, source = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(DEVICE), None
+    if case.get("read"):
+        model.save_pretrained(folder)
+        found = causal_lm_skeleton(folder, DEVICE)
+        assert found is not None, case
+        model, source = found
     # Norms are written out for models that are not split, as that of `shares` is.
     with mock.patch.object(whole, "use_written_out_norms") if case.get("shares") else nullcontext():
         return HFTrainer(
@@ -116,6 +125,7 @@ def trainer(case: dict[str, Any], layout: Layout) -> HFTrainer:
             gradient_checkpointing=case.get("checkpointing", False),
             outputs=PolicyOutputs(COLUMNS, 1.0),
             layout=layout,
+            source=source,
         )
 
 
@@ -140,6 +150,16 @@ def require_own_alone(saved: SavedTrainer, copied: int, path: Path) -> None:
     assert allocated.peak <= max(own), (allocated.peak, max(own))
 
 
+def require_part_alone(trained: HFTrainer, peak: int, folder: Path) -> None:
+    """A rank read what it has, as it is in the files, bit for bit, and never had more than that and a tensor."""
+    state = trained.saved(copies=False).state.values()
+    assert peak <= sum(piece.tensor.nbytes for piece in state) + max(4 * prod(piece.whole) for piece in state), peak
+    whole = dict(load_causal_lm(folder, dtype=torch.float32, device=DEVICE).named_parameters())
+    for name, tensor in trained.tensors():
+        assert torch.equal(tensor, whole.pop(name)), name
+    assert not whole
+
+
 class SharesWithItself(group.RankGroup):
     """One rank, whose passes go the way of ranks that share them: where there is one device."""
 
@@ -158,10 +178,16 @@ def run(folder: Path, case: dict[str, Any], rank: int) -> None:
     layout = Layout(**case["layout"])
     into = folder / case["name"]
     into.mkdir(exist_ok=True)
-    trained, given = trainer(case, layout), rows(kept=case.get("kept", False), routed=case.get("routed", False))
+    trained, given = (
+        trainer(case, layout, into / f"model-{rank}"),
+        rows(kept=case.get("kept", False), routed=case.get("routed", False)),
+    )
     if layout.size > 1 or layout.joint:
-        with mock.patch.object(group, "RankGroup", SharesWithItself if case.get("shares") else group.RankGroup):
+        kind = SharesWithItself if case.get("shares") else group.RankGroup
+        with mock.patch.object(group, "RankGroup", kind), Allocated() as allocated:
             trained.join(rank, _meeting(into, rank), SECONDS)
+        if case.get("read"):
+            require_part_alone(trained, allocated.peak, into / f"model-{rank}")
     trained.keep_reference()
     if "loads" in case:
         trained.load(folder / case["loads"] / "saved")

@@ -92,6 +92,8 @@ def cases() -> list[dict[str, Any]]:
     found += [case("qwen3", layout, dtype="bfloat16") for layout in (ONE, "d2z2", "d2t2", "d2c2", "d2p2")]
     saved = [case("qwen3", layout, saves=True) for layout in (ONE, "d2t2", "d4z3", "p2", "t2p2")]
     saved += [case("qwen3_moe", layout, saves=True) for layout in (ONE, "d4e2")]
+    found += [case("qwen3", layout, read=True) for layout in ("d2t2", "t2p2")]
+    found += [case("qwen3", "p3", layers=5, read=True), case("qwen3_moe", "d4e2", read=True)]
     return [*found, *saved, *LOADS]
 
 
@@ -169,6 +171,14 @@ def test_ranks_step_as_one_does(ran: Path, name: str) -> None:
         moved = max(float((one.weights[key] - 0).abs().max()) for key in one.weights)
         for key, tensor in one.weights.items():
             assert float((found.weights[key] - tensor).abs().max()) <= 1e-6 * moved, key
+
+
+@pytest.mark.parametrize("name", [each["name"] for each in cases() if each.get("read")])
+def test_ranks_that_read_their_parts_alone_are_those_that_had_the_whole(ran: Path, name: str) -> None:
+    """To the last bit, in a step too; each looked itself at what it read, and at the memory that it took."""
+    whole, found = read(ran, name.removesuffix("-read=True")), read(ran, name)
+    assert found.report == whole.report
+    assert all(torch.equal(found.weights[key], tensor) for key, tensor in whole.weights.items())
 
 
 @pytest.mark.parametrize("name", [each["name"] for each in cases() if each.get("dtype") == "bfloat16"])

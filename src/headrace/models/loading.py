@@ -63,10 +63,13 @@ def load_value_model(path: str | Path, *, dtype: torch.dtype, device: str | torc
     """
     from transformers import AutoModelForTokenClassification
 
-    def is_head(name: str) -> bool:
-        return name.startswith(("score.", "classifier.", "lm_head."))
+    kind = AutoModelForTokenClassification
+    return _load(kind, path, "value model", dtype, device, head=is_value_head, num_labels=1)
 
-    return _load(AutoModelForTokenClassification, path, "value model", dtype, device, head=is_head, num_labels=1)
+
+def is_value_head(name: str) -> bool:
+    """Of a weight that a value model may lack, or have of another kind of model."""
+    return name.startswith(("score.", "classifier.", "lm_head."))
 
 
 def load_reward_model(path: str | Path, *, dtype: torch.dtype, device: str | torch.device) -> PreTrainedModel:
@@ -166,7 +169,7 @@ def check_model(path: str | Path) -> None:
             f"config.json of model {str(path)!r}: num_hidden_layers is {layers}, and its weights hold {len(stored)} "
             "tensors in all; mend config.json, or give the weights that belong to it"
         )
-    check_headers(str(path), _outline(config, str(path)), stored)
+    check_headers(str(path), outline(config, str(path)), stored)
 
 
 def read_generation_stops(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -193,8 +196,8 @@ def count_parameters(config: PreTrainedConfig) -> int:
 
     Raises ConfigError if it describes none.
     """
-    outline = _outline(config, str(config.name_or_path))
-    return sum(parameter.numel() for parameter in outline.parameters())
+    described = outline(config, str(config.name_or_path))
+    return sum(parameter.numel() for parameter in described.parameters())
 
 
 def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, path: str | Path) -> None:
@@ -262,9 +265,7 @@ def _load(
     import torch
 
     check_weights(str(path))
-    if getattr(read_model_config(path).get_text_config(), "attn_logit_softcapping", None) is not None:
-        # transformers up to 5.17 takes fused attention for these too, and it leaves the caps out.
-        options["attn_implementation"] = "eager"
+    options |= attention_of(read_model_config(path))
 
     def load() -> Any:
         return kind.from_pretrained(
@@ -290,15 +291,23 @@ def _load(
     return loaded
 
 
-def _outline(config: PreTrainedConfig, path: str) -> PreTrainedModel:
-    """The causal language model that `config` describes, without weights. Raises ConfigError."""
+def attention_of(config: PreTrainedConfig) -> dict[str, str]:
+    """What transformers is to be told of the model's attention."""
+    # transformers up to 5.17 takes fused attention for these too, and it leaves the caps out.
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    return {"attn_implementation": "eager"} if capped else {}
+
+
+def outline(config: PreTrainedConfig, path: str, kind: Any = None, **options: Any) -> PreTrainedModel:
+    """The model of class `kind` that `config` describes, without weights; a causal language model unless given. Raises
+    ConfigError."""
     import torch
     from transformers import AutoModelForCausalLM
 
     def build() -> Any:
         try:
             with torch.device("meta"):
-                return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+                return (kind or AutoModelForCausalLM).from_config(config, trust_remote_code=False, **options)
         except KeyError as error:  # of a table of what transformers has
             value = error.args[0] if error.args else None
             if (key := key_of(config, value)) is None:

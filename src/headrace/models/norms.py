@@ -12,10 +12,11 @@ _PROBE_ROWS = 3
 _TOLERANCE = 1e-5
 
 
-def use_written_out_norms(model: nn.Module) -> int:
+def use_written_out_norms(model: nn.Module, device: torch.device | None = None) -> int:
     """Give each RMS normalisation of `model` (on a CPU) the forward pass of `rms_norm`. Returns how many took it.
 
     Only those that compute the same on a few random rows: architectures differ in what they do with the weight.
+    `device`: where weights without memory will be.
     """
     count = 0
     for module in model.modules():
@@ -23,7 +24,8 @@ def use_written_out_norms(model: nn.Module) -> int:
         weight = getattr(module, "weight", None)
         if "RMSNorm" not in type(module).__name__ or not isinstance(weight, nn.Parameter) or not isinstance(eps, float):
             continue
-        if weight.device.type == "cpu" and _agrees(module, weight, eps):
+        where = device if device is not None and weight.is_meta else weight.device
+        if where.type == "cpu" and _agrees(module, weight, eps):
             module.forward = partial(_forward, module, eps)
             count += 1
     return count
@@ -47,15 +49,15 @@ def _forward(module: Any, eps: float, hidden_states: Tensor) -> Tensor:
 def _agrees(module: nn.Module, weight: nn.Parameter, eps: float) -> bool:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(_PROBE_ROWS, weight.shape[-1], generator=generator).to(weight.dtype)
-    kept = weight.clone()
     # Weights that are all 1 would not tell what is done with them.
-    weight.copy_(torch.rand(weight.shape, generator=generator))
+    others = nn.Parameter(torch.rand(weight.shape, generator=generator).to(weight.dtype), requires_grad=False)
+    module._parameters["weight"] = others
     try:
-        ours, own = rms_norm(x, weight, eps), module(x)
+        ours, own = rms_norm(x, others, eps), module(x)
     except (RuntimeError, TypeError):
         return False
     finally:
-        weight.copy_(kept)
+        module._parameters["weight"] = weight
     tolerance = _TOLERANCE if weight.dtype == torch.float32 else float(torch.finfo(weight.dtype).eps) * 4
     return ours.shape == own.shape and bool((ours - own).abs().max() <= tolerance)
 

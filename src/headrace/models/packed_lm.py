@@ -47,10 +47,11 @@ class PackedLM(nn.Module):
     `PackedForward` that agrees with the model's own logits; likewise for the output layer.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, device: torch.device | None = None) -> None:
+        """`device`: where it computes, if its parameters are not there yet."""
         super().__init__()
         self.model = model
-        self.device: torch.device = model.device
+        self.device: torch.device = model.device if device is None else device
         """Where it computes; its weights may be elsewhere between passes."""
         self._own_attention = model.config._attn_implementation
         self._softcap: float | None = getattr(model.config.get_text_config(), "final_logit_softcapping", None)

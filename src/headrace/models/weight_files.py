@@ -47,12 +47,29 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
                     part = opened.get_slice(name)
                     stored[name] = StoredTensor(tuple(part.get_shape()), str(part.get_dtype()))
         except (SafetensorError, OSError) as error:
-            raise ConfigError(
-                f"weights file {str(file)!r} is cut off or damaged ({_reason(error)}); copy it again, or save the "
-                "model again"
-            ) from error
+            raise _damaged(file, error) from error
     _check_dtypes(folder, stored)
     return stored
+
+
+def files_of_tensors(folder: Path) -> dict[str, Path]:
+    """The file of each tensor of the model. Raises ConfigError, as `read_headers`."""
+    from safetensors import SafetensorError, safe_open
+
+    found: dict[str, Path] = {}
+    for file in _files(folder):
+        try:
+            with safe_open(file, framework="np") as opened:
+                found |= dict.fromkeys(opened.keys(), file)
+        except (SafetensorError, OSError) as error:
+            raise _damaged(file, error) from error
+    return found
+
+
+def _damaged(file: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"weights file {str(file)!r} is cut off or damaged ({_reason(error)}); copy it again, or save the model again"
+    )
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from headrace.models.file_weights import FileWeights
+from headrace.models.finite_weights import check_finite
 from headrace.models.loading import like
 from headrace.models.logprobs import token_logprobs
 from headrace.models.norms import use_written_out_norms
@@ -101,6 +103,7 @@ class HFTrainer:
         in_order: bool = False,
         layout: Layout = WHOLE,
         weights: type[WholeWeights] = WholeWeights,
+        source: FileWeights | None = None,
     ) -> None:
         """Takes over `model`, which should be loaded in float32: the master weights come from it.
 
@@ -111,7 +114,8 @@ class HFTrainer:
         log-probs of the tokens unless given. `in_order`: equal inputs give equal weights on a CUDA device too, bit for
         bit, which costs time, and for which nobody else may compute on it meanwhile. `layout`: of ranks that train it
         together; of one that is `joint` nothing is to be asked before `join`. `weights`: the class of those of other
-        layouts, which has this model's under Hugging Face names.
+        layouts, which has this model's under Hugging Face names. `source`: of a `model` without memory, for a layout
+        that is `joint`: each rank reads its part there when they `join`.
         Raises ConfigError if the model cannot checkpoint gradients.
         """
         torch.manual_seed(seed)
@@ -122,12 +126,14 @@ class HFTrainer:
         self._outputs = outputs or self._logprobs
         self._tokenizer = tokenizer
         self._model = model.eval()
-        self._lm = PackedLM(model)
+        self._source = source
+        with nullcontext() if source is None else source.lent(model):
+            self._lm = PackedLM(model, None if source is None else source.device)
         remove_dropout(model)
         if layout.tp == 1:
-            use_written_out_norms(model)
+            use_written_out_norms(model, self._lm.device)
         self._marks: Marks | None = None
-        self._between_layers = between_layers if model.device.type == "cpu" else None
+        self._between_layers = between_layers if self._lm.device.type == "cpu" else None
         call_between_layers(model, self._at_layer)
         if gradient_checkpointing:
             checkpoint_gradients(model)
@@ -148,7 +154,7 @@ class HFTrainer:
         self._sleeps = False
         self._forgets = False
         """Its gradients, once it is awake."""
-        self._in_order = in_order and model.device.type == "cuda" and self._sums_in_order()
+        self._in_order = in_order and self._lm.device.type == "cuda" and self._sums_in_order()
 
     @property
     def _offloads(self) -> bool:
@@ -242,8 +248,12 @@ class HFTrainer:
         _ = self._stored
         ranks = self._ranks = RankGroup(self._layout, rank, meeting, seconds, self._lm.device)
         budget = self._config.max_tokens_per_microbatch * self._layout.cp
-        self._joint, outlines = joint_model(self._lm, ranks, self._dtype, budget, offload=self._offloads)
+        source, self._source = self._source, None
+        offload = self._offloads
+        self._joint, outlines = joint_model(self._lm, ranks, self._dtype, budget, offload=offload, source=source)
         self._trained = ShardedWeights(self._model, outlines, self._dtype, self._config.optimizer, ranks)
+        if source is not None:
+            _fill(self._trained, source)
         if self._keeps_reference:
             self.keep_reference()
 
@@ -444,6 +454,16 @@ class HFTrainer:
                 self._model.zero_grad(set_to_none=True)
             else:
                 self.discard()
+
+
+def _fill(weights: TrainedWeights, source: FileWeights) -> None:
+    """Raises ConfigError for what is not finite."""
+    own = weights_of(weights.state(to_fill=True))
+    for name, piece in own.items():
+        if piece.tensor.numel():
+            source.read(name, piece.begin, piece.tensor)
+    check_finite(str(source.folder), ((name, piece.tensor) for name, piece in own.items()))
+    weights.publish()
 
 
 def _logprobs_at(temperature: float, lm: PackedLM, micro: MicroBatch) -> Tensor:

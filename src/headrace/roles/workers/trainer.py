@@ -15,7 +15,9 @@ from headrace.algorithms.policy_loss import PolicyLoss
 from headrace.config.layout import LayoutConfig
 from headrace.config.train import TrainConfig
 from headrace.engines.embedded.cache_plan import context_limit
+from headrace.models.file_weights import FileWeights
 from headrace.models.loading import load_causal_lm, load_tokenizer, load_value_model
+from headrace.models.skeleton import causal_lm_skeleton, value_model_skeleton
 from headrace.models.values import token_values
 from headrace.runtime.process.memory_here import MemoryHere
 from headrace.runtime.wire.wire_types import WireTypes
@@ -71,7 +73,7 @@ class TrainerWorker(TrainerRank):
         sampling, pieces = config.rollout.sampling, load_pieces(config)
         columns = output_columns(algorithm, truncated=config.truncates, record_entropy=spec.records_entropy)
         coefficient = TakenCoefficient(algorithm.kl.coefficient)
-        model, weights = _policy(spec, host)
+        model, weights, source = _policy(spec, host)
         trainer = HFTrainer(
             model,
             config=config.trainer,
@@ -87,6 +89,7 @@ class TrainerWorker(TrainerRank):
             in_order=config.async_.in_order,
             layout=layout_of(config.trainer.layout),
             weights=weights,
+            source=source,
         )
         if algorithm.needs_reference and config.reference.placement == "hybrid":
             trainer.keep_reference()
@@ -117,8 +120,12 @@ class CriticWorker(TrainerRank):
         """Loads the model. Raises ConfigError."""
         _use_threads(host)
         config, algorithm = spec.config, spec.config.algorithm
+        layout = config.critic.layout
+        device = _device(spec, host, layout)
+        found = value_model_skeleton(spec.weights, device) if _reads_parts(config, layout, device) else None
+        model, source = found or (load_value_model(spec.weights, dtype=torch.float32, device=device), None)
         trainer = HFTrainer(
-            load_value_model(spec.weights, dtype=torch.float32, device=_device(spec, host, config.critic.layout)),
+            model,
             config=config.critic,
             loss=ValueObjective(config.critic.clip, load_pieces(config).value_loss),
             total_steps=spec.total_steps,
@@ -129,21 +136,33 @@ class CriticWorker(TrainerRank):
             outputs=token_values,
             in_order=config.async_.in_order,
             layout=layout_of(config.critic.layout),
+            source=source,
         )
         super().__init__(trainer, host, value_task(trainer, host.refs, algorithm))
 
 
-def _policy(spec: TrainerSpec, host: Host) -> tuple[PreTrainedModel, type[WholeWeights]]:
-    """The model, and the class of its weights."""
+def _policy(spec: TrainerSpec, host: Host) -> tuple[PreTrainedModel, type[WholeWeights], FileWeights | None]:
+    """The model, the class of its weights, and where these are to be read, if the model has none."""
     trainer = spec.config.trainer
-    model = load_causal_lm(spec.weights, dtype=torch.float32, device=_device(spec, host, trainer.layout))
+    device = _device(spec, host, trainer.layout)
+    if trainer.backend == "hugging_face" and _reads_parts(spec.config, trainer.layout, device):
+        found = causal_lm_skeleton(spec.weights, device)
+        if found is not None:
+            return found[0], WholeWeights, found[1]
+    model = load_causal_lm(spec.weights, dtype=torch.float32, device=device)
     if trainer.backend == "hugging_face":
-        return model, WholeWeights
+        return model, WholeWeights, None
     from headrace.training.megatron.language_model import MegatronLM
     from headrace.training.megatron.weights import MegatronWeights
 
     # It is called as the other is.
-    return cast("PreTrainedModel", MegatronLM(model)), MegatronWeights
+    return cast("PreTrainedModel", MegatronLM(model)), MegatronWeights, None
+
+
+def _reads_parts(config: TrainConfig, layout: LayoutConfig, device: torch.device) -> bool:
+    """Whether a rank reads its own part of the model alone. Where sums are to be in one order on a device, that is
+    tried with the whole."""
+    return layout_of(layout).joint and not (device.type == "cuda" and config.async_.in_order)
 
 
 def _use_threads(host: Host) -> None:

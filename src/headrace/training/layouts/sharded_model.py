@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,12 +11,13 @@ from torch import Tensor
 from torch.distributed.fsdp import register_fsdp_forward_method
 
 from headrace.config import ConfigError
+from headrace.models.file_weights import FileWeights
 from headrace.models.packed_lm import PackedForward, PackedLM
 from headrace.models.packing import MicroBatch
 from headrace.models.parallel.stages import Outline, keep_stage
 from headrace.runtime.progress import mark
 from headrace.training.layouts.group import RankGroup
-from headrace.training.layouts.sharding import parts, shard, split_layers
+from headrace.training.layouts.sharding import give_memory, parts, shard, split_layers
 from headrace.training.protocol import Loss, LossTerms, Outputs
 
 if TYPE_CHECKING:
@@ -105,12 +107,22 @@ class ShardedModel:
 
 
 def joint_model(
-    lm: PackedLM, ranks: RankGroup, dtype: torch.dtype, budget: int, *, offload: bool = False
+    lm: PackedLM,
+    ranks: RankGroup,
+    dtype: torch.dtype,
+    budget: int,
+    *,
+    offload: bool = False,
+    source: FileWeights | None = None,
 ) -> tuple[JointModel, dict[str, Outline]]:
     """This rank's part of the model of `lm`, cut out of it; and what parameters the whole has. As `ShardedModel`, and
-    `keep_stage`; `budget`: see `PipelinedModel`."""
-    outlines = keep_stage(lm, ranks.stage, ranks.layout.pp)
+    `keep_stage`; `budget`: see `PipelinedModel`. `source`: of a model without memory, whose parts have it afterwards,
+    to be filled."""
+    with nullcontext() if source is None else source.lent(lm.model):
+        outlines = keep_stage(lm, ranks.stage, ranks.layout.pp)
     sharded = ShardedModel(lm, ranks, dtype, offload=offload)
+    if source is not None:
+        give_memory(lm.model, torch.device("cpu") if offload else lm.device)
     if ranks.layout.pp == 1:
         return sharded, outlines
     # torch takes its time to import schedules.

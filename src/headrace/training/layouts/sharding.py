@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -107,6 +107,28 @@ def shard(
     for part in parts(model):
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
+
+
+@torch.no_grad()
+def give_memory(model: nn.Module, device: torch.device) -> None:
+    """To the parts of a model that was cut up without any: what they hold is nothing yet."""
+    given: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in given:
+                assert isinstance(parameter, DTensor), name
+                own = torch.empty_like(parameter.to_local(), device=device)
+                whole = DTensor.from_local(
+                    own,
+                    parameter.device_mesh,
+                    parameter.placements,
+                    run_check=False,
+                    shape=parameter.shape,
+                    stride=parameter.stride(),
+                )
+                given[id(parameter)] = nn.Parameter(whole)
+            setattr(module, name, given[id(parameter)])
+    model._apply(lambda tensor: tensor)  # by which FSDP2 sees that its parameters are others
 
 
 def parts(model: nn.Module) -> Iterator[FSDPModule]:
