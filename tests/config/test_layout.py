@@ -37,6 +37,8 @@ def read(given: object) -> LayoutConfig:
         ("d4", (4, 1, 1, 1, 0)),
         ("t2d3", (3, 2, 1, 1, 3)),
         ("d2c4", (2, 1, 4, 1, 3)),
+        ("d4r2", (4, 1, 1, 1, 3)),
+        ("d2r2p2", (2, 1, 1, 2, 2)),
     ],
 )
 def test_short_forms_are_read(short: str, axes: tuple[int, ...]) -> None:
@@ -58,6 +60,9 @@ def test_short_forms_are_read(short: str, axes: tuple[int, ...]) -> None:
         ({"pp": 2, "zero": 0}, "zero is 0, and tp x cp x pp x ep is 2; use zero: 2 or 3"),
         ({"dp": 2, "ep": 2, "zero": 0}, "zero is 0, and tp x cp x pp x ep is 2; use zero: 2 or 3"),
         ("d2c2e3", "ep is 3, and does not divide dp x cp, 4; use 1, 2, 4"),
+        ("d4r2e4", "ep is 4, and does not divide dp / replicas x cp, 2; use 1, 2"),
+        ("d4r3", "replicas is 3, and does not divide dp, 4; use 1, 2, 4"),
+        ({"dp": 2, "replicas": 2, "zero": 0}, "replicas is 2, and with zero: 0 each rank has all; leave replicas out"),
     ],
 )
 def test_what_is_no_layout_is_refused(given: object, words: str) -> None:
@@ -71,6 +76,12 @@ def test_a_layout_is_named_as_it_is_written() -> None:
     assert read({"dp": 3}).text == "d3"
     assert read("d2p2m1").text == "d2p2 by 1f1b, ZeRO-2"
     assert read({"zero": 2}).text == "d1, ZeRO-2"
+    assert read("d4r2t2").text == "d4r2t2, ZeRO-3"
+
+
+@pytest.mark.parametrize(("given", "copies"), [("d4", 4), ("d4r2", 2), ("d4t2", 1), ({"dp": 4, "zero": 2}, 1)])
+def test_copies_are_ranks_or_groups_of_them_that_have_all(given: object, copies: int) -> None:
+    assert read(given).copies == copies
 
 
 def test_the_last_stage_has_fewer_layers_since_it_has_the_output_layer() -> None:
@@ -191,6 +202,15 @@ def test_memory_that_ranks_cut_up_counts_once(job: Path) -> None:
         assert uses["trainer: weights gathered for a pass"] == 2 * 2 * gathered
 
 
+def test_each_replica_has_all_of_it(job: Path) -> None:
+    """Of four ranks in two replicas each has half; what is gathered for a pass is whole in each of them."""
+    numbers = count_parameters(CONFIGS["qwen3"]())
+    uses = estimate_memory(given(job, "trainer.layout={dp: 4, replicas: 2, zero: 2}"), CONFIGS["qwen3"](), CPU).uses
+    assert uses["trainer: float32 weights"] == 2 * 4 * numbers
+    assert uses["trainer: AdamW moments (float32)"] == 2 * 8 * numbers
+    assert uses["trainer: weights gathered for a pass"] == 4 * 4 * numbers
+
+
 def test_stages_have_a_matrix_twice_that_is_embedding_and_output_layer(job: Path) -> None:
     """Qwen3's two layers, one a stage; in pairs of ranks, of which both gather their stage's weights."""
     model: Any = CONFIGS["qwen3"]()
@@ -209,6 +229,8 @@ def test_on_cuda_each_device_has_one_ranks_part(job: Path, monkeypatch: pytest.M
     uses = estimate_memory(config, model, torch.device("cuda", 0)).uses
     assert uses["trainer: float32 weights"] == -(-4 * numbers // 3)
     assert uses["trainer: weights gathered for a pass"] == 4 * numbers
+    of_two = given(job, "trainer.layout={dp: 6, replicas: 2, zero: 2}")
+    assert estimate_memory(of_two, model, torch.device("cuda", 0)).uses == uses
     matrix = model.vocab_size * model.hidden_size
     stage = (numbers - matrix) // 2 + matrix
     for schedule in ("1f1b", "gpipe"):

@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 
 from headrace.cli.main import main
 from headrace.store import RunReader
-from headrace.training.group import Following, TrainerGroup
+from headrace.training.following import Following
+from headrace.training.group import TrainerGroup
 from headrace.weights.transport import of_this_life, open_transport
 from headrace.weights.version import Version
 

@@ -36,12 +36,12 @@ from headrace.models.packing import MicroBatch, PackRow, pack
 from headrace.models.parallel.shared_pass import Ranks, SharedPass
 from headrace.models.skeleton import causal_lm_skeleton
 from headrace.training import trainer as whole
-from headrace.training.data_parallel import Meeting
 from headrace.training.layouts import group
 from headrace.training.layouts.ranks import Layout
 from headrace.training.objective import PolicyOutputs
 from headrace.training.pieces import Piece
 from headrace.training.protocol import LossTerms
+from headrace.training.replicas import Meeting
 from headrace.training.saved import SavedTrainer
 from headrace.training.shares import shares
 from headrace.training.trainer import HFTrainer
@@ -133,7 +133,8 @@ def step(trained: HFTrainer, given: list[PackRow], layout: Layout, rank: int) ->
     """One over all rows, in micro-batches of at most `MOST` tokens, or through a pipeline of about twice as many."""
     parts = shares([len(row) for row in given], layout.dp, MOST * (1 if layout.pp == 1 else 2))
     own = parts[layout.place(rank).dp]
-    for place in range(max(map(len, parts))):
+    mates = [parts[layout.place(each).dp] for each in layout.members(layout.within(rank)[0])]
+    for place in range(max(map(len, mates))):
         if place < len(own):
             trained.accumulate(pack([given[each] for each in own[place]]))
         elif layout.joint:
@@ -182,12 +183,15 @@ def run(folder: Path, case: dict[str, Any], rank: int) -> None:
         trainer(case, layout, into / f"model-{rank}"),
         rows(kept=case.get("kept", False), routed=case.get("routed", False)),
     )
-    if layout.size > 1 or layout.joint:
+    copy, inner = layout.within(rank)
+    if layout.joint:
         kind = SharesWithItself if case.get("shares") else group.RankGroup
         with mock.patch.object(group, "RankGroup", kind), Allocated() as allocated:
-            trained.join(rank, _meeting(into, rank), SECONDS)
+            trained.join(inner, _meeting(into / f"port{copy}", inner), SECONDS)
         if case.get("read"):
             require_part_alone(trained, allocated.peak, into / f"model-{rank}")
+    if layout.copies > 1:
+        trained.pair(copy, _meeting(into / "port", rank), SECONDS)
     trained.keep_reference()
     if "loads" in case:
         trained.load(folder / case["loads"] / "saved")
@@ -199,14 +203,13 @@ def run(folder: Path, case: dict[str, Any], rank: int) -> None:
         trained.wake()
     scored = _scores(trained, given)
     if case.get("saves"):
-        saves = layout.joint or rank == 0
         with Allocated() as allocated:
-            saved = trained.saved(copies=True) if saves else None
+            saved = trained.saved(copies=True) if copy == 0 else None
         step(trained, given, layout, rank)  # what was copied is written beside it, or behind it
         if saved is not None:
             require_own_alone(saved, allocated.peak, into / "saved")
     tensors = {name: tensor.clone() for name, tensor in trained.tensors()}
-    if layout.joint:
+    if layout.joint and copy == 0:
         publish_by_parts(trained, tensors, into / "slots", rank)
     if rank == 0:
         (into / "report.json").write_text(json.dumps({**report, **scored}))
@@ -244,11 +247,10 @@ def _scores(trained: HFTrainer, given: list[PackRow]) -> dict[str, Any]:
     return {"now": now.tolist(), "begun": begun.tolist()}
 
 
-def _meeting(into: Path, rank: int) -> Meeting | int:
-    port = into / "port"
+def _meeting(port: Path, rank: int) -> Meeting | int:
     if rank == 0:
         meeting = Meeting(SECONDS)
-        making = into / "port.new"
+        making = port.with_name(f"{port.name}.new")
         making.write_text(str(meeting.port))
         making.rename(port)
         return meeting

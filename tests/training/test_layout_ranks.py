@@ -11,6 +11,13 @@ from headrace.training.layouts.ranks import Layout, Order, Place, grouping
 
 COUNTS = st.integers(1, 4)
 LAYOUTS = st.builds(Layout, dp=COUNTS, tp=COUNTS, pp=COUNTS, cp=COUNTS)
+IN_REPLICAS = st.builds(
+    lambda replicas, each, zero, **more: Layout(dp=replicas * each, replicas=replicas, zero=zero, **more),
+    *(COUNTS, COUNTS, st.sampled_from([2, 3])),
+    tp=COUNTS,
+    pp=COUNTS,
+    cp=COUNTS,
+)
 
 
 def test_in_training_the_order_is_pipeline_data_tensor() -> None:
@@ -56,6 +63,30 @@ def test_ranks_and_places_are_one_to_one(layout: Layout, order: Order) -> None:
     assert [layout.rank(place, order) for place in places] == [*range(layout.size)]
     assert len(set(places)) == layout.size
     assert Place(layout.dp - 1, layout.pp - 1, layout.cp - 1, layout.tp - 1) == places[-1]
+
+
+def test_replicas_are_ranks_of_data_that_follow_each_other() -> None:
+    """d4r2p2, pipeline outermost: the first four ranks are the first stage's, two of each replica."""
+    layout = Layout(dp=4, pp=2, replicas=2, zero=2)
+    assert [layout.members(copy) for copy in range(2)] == [(0, 1, 4, 5), (2, 3, 6, 7)]
+    assert [layout.within(rank) for rank in (0, 3, 4, 7)] == [(0, 0), (1, 1), (0, 2), (1, 3)]
+    assert layout.of_copy == Layout(dp=2, pp=2, zero=2)
+    assert [Layout(dp=3).members(copy) for copy in range(3)] == [(0,), (1,), (2,)]
+
+
+@given(layout=st.one_of(LAYOUTS, IN_REPLICAS))
+def test_each_rank_is_of_one_replica(layout: Layout) -> None:
+    """And has there the part of the model, and of the data, that its place says."""
+    members = [layout.members(copy) for copy in range(layout.copies)]
+    assert sorted(rank for ranks in members for rank in ranks) == [*range(layout.size)]
+    inner = layout.of_copy
+    assert (inner.copies, inner.joint, inner.size * layout.copies) == (1, layout.joint, layout.size)
+    for rank, here in layout.places():
+        copy, number = layout.within(rank)
+        assert members[copy][number] == rank
+        there = inner.place(number)
+        assert (here.pp, here.cp, here.tp) == (there.pp, there.cp, there.tp)
+        assert here.dp == copy * inner.dp + there.dp
 
 
 def test_six_senders_have_three_receivers() -> None:

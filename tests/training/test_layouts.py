@@ -36,6 +36,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "d2p2z3": {"dp": 2, "pp": 2, "zero": 3},
     "t2p2": {"tp": 2, "pp": 2, "zero": 2},
     "c2p2": {"cp": 2, "pp": 2, "zero": 2},
+    "d4r2z2": {"dp": 4, "replicas": 2, "zero": 2},
+    "d4r2z3": {"dp": 4, "replicas": 2, "zero": 3},
+    "d2r2t2": {"dp": 2, "replicas": 2, "tp": 2, "zero": 3},
+    "d2r2c2": {"dp": 2, "replicas": 2, "cp": 2, "zero": 2},
+    "d2r2p2": {"dp": 2, "replicas": 2, "pp": 2, "zero": 2},
 }
 DEEP: dict[str, dict[str, Any]] = {
     "p2.gpipe": {"pp": 2, "zero": 2, "schedule": "gpipe"},
@@ -49,6 +54,7 @@ MIXED: dict[str, dict[str, Any]] = {
     "d4e4": {"dp": 4, "ep": 4, "zero": 2},
     "d2c2e2": {"dp": 2, "cp": 2, "ep": 2, "zero": 3},
     "d2c2e4": {"dp": 2, "cp": 2, "ep": 4, "zero": 3},
+    "d4r2e2": {"dp": 4, "replicas": 2, "ep": 2, "zero": 3},
 }
 """Of a model with experts."""
 OF_EIGHT: dict[str, dict[str, Any]] = {
@@ -62,6 +68,9 @@ OF_EIGHT: dict[str, dict[str, Any]] = {
     "d2t2p2z3": {"dp": 2, "tp": 2, "pp": 2, "zero": 3},
     "d2c2p2": {"dp": 2, "cp": 2, "pp": 2, "zero": 2},
     "c2t2p2": {"cp": 2, "tp": 2, "pp": 2, "zero": 2},
+    "d8r4": {"dp": 8, "replicas": 4, "zero": 3},
+    "d4r2t2": {"dp": 4, "replicas": 2, "tp": 2, "zero": 3},
+    "d4r2p2": {"dp": 4, "replicas": 2, "pp": 2, "zero": 2},
 }
 """`make soak` has them beside the others."""
 if RANKS >= 8:
@@ -77,7 +86,7 @@ def case(model: str, layout: str, **more: Any) -> dict[str, Any]:
 def cases() -> list[dict[str, Any]]:
     found = [case("qwen3", layout) for layout in (ONE, *LAYOUTS)]
     found += [case("qwen3", layout, layers=5) for layout in (ONE, *DEEP)]
-    found += [case("qwen3_moe", layout) for layout in (ONE, "d2z2", "d2e2", "d4e2", "d4e4", "d2c2e4")]
+    found += [case("qwen3_moe", layout) for layout in (ONE, "d2z2", "d2e2", "d4e2", "d4e4", "d2c2e4", "d4r2e2")]
     found += [case("qwen3_moe", layout, routed=True) for layout in (ONE, "d4e4", "d2c2e2")]
     found += [case("qwen3_moe", layout, checkpointing=True) for layout in ("d4e2", "d2c2e2")]
     found += [case("qwen3_moe", "d2c2e2", routed=True, checkpointing=True)]
@@ -89,8 +98,8 @@ def cases() -> list[dict[str, Any]]:
     found += [case("llama", layout) for layout in (ONE, "d2t2", "c2t2", "t2p2")]
     found += [case("gemma2", layout) for layout in (ONE, "d2t2", "d2c2", "p2")]
     found += [case("gpt2", layout) for layout in (ONE, "d2z2", "c2")]
-    found += [case("qwen3", layout, dtype="bfloat16") for layout in (ONE, "d2z2", "d2t2", "d2c2", "d2p2")]
-    saved = [case("qwen3", layout, saves=True) for layout in (ONE, "d2t2", "d4z3", "p2", "t2p2")]
+    found += [case("qwen3", layout, dtype="bfloat16") for layout in (ONE, "d2z2", "d2t2", "d2c2", "d2p2", "d4r2z3")]
+    saved = [case("qwen3", layout, saves=True) for layout in (ONE, "d2t2", "d4z3", "p2", "t2p2", "d4r2z2")]
     saved += [case("qwen3_moe", layout, saves=True) for layout in (ONE, "d4e2")]
     found += [case("qwen3", layout, read=True) for layout in ("d2t2", "t2p2")]
     found += [case("qwen3", "p3", layers=5, read=True), case("qwen3_moe", "d4e2", read=True)]
@@ -107,6 +116,8 @@ LOADS = [
     case("qwen3", "d2t2", loads="qwen3-p2-saves=True"),
     case("qwen3", "p2", loads="qwen3-d2t2-saves=True"),
     case("qwen3", "d2p2z3", loads="qwen3-t2p2-saves=True"),
+    case("qwen3", ONE, loads="qwen3-d4r2z2-saves=True"),
+    case("qwen3", "d4r2z3", loads="qwen3-d2t2-saves=True"),
     case("qwen3_moe", "d2c2e4", loads="qwen3_moe-one-saves=True"),
     case("qwen3_moe", ONE, loads="qwen3_moe-d4e2-saves=True"),
     case("qwen3_moe", "d4e4", loads="qwen3_moe-d4e2-saves=True"),

@@ -112,7 +112,7 @@ class GoingBack:
         version = Version(parts.branch, parts.flow.batch)
         try:
             for group in groups:
-                if not await group.is_whole():
+                if not await group.is_whole(stepped=False):
                     return
             for group in groups:
                 await group.discard()

@@ -38,3 +38,13 @@ async def together(coroutines: Iterable[Coroutine[Any, Any, T]], names: Iterable
     if errors:
         raise errors[0]
     return [task.result() for task in tasks]
+
+
+async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Its result. Who is cancelled meanwhile does not cancel it, and waits until it has ended all the same."""
+    task = asyncio.create_task(coroutine)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.gather(task, return_exceptions=True)
+        raise

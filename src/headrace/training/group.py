@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
-
-from torch import Tensor
+from typing import Any
 
 from headrace.models.packing import PackRow, plan_microbatches
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.together import together
 from headrace.runtime.workers import WorkerError
 from headrace.store.media.files import Digest
+from headrace.training.following import Following
 from headrace.training.gap import Gap
 from headrace.training.group_state import KeptReference, take, write
 from headrace.training.layouts.ranks import Layout
@@ -21,14 +20,12 @@ from headrace.training.rank_workers import Ranks, RankWorkers
 from headrace.training.rows.packed_rows import RowToTrain
 from headrace.training.shares import shares
 from headrace.weights.parts import OpenSlot
-from headrace.weights.plane import Departure, Manifest, Received, WeightOffer, WeightReceiver
+from headrace.weights.plane import Departure, WeightReceiver
 from headrace.weights.receiving import receiver_at
 from headrace.weights.relay.receiver import OverRelays
 from headrace.weights.relay.relays import Relays
 from headrace.weights.seen import Seen
 from headrace.weights.version import Version
-
-T = TypeVar("T")
 
 
 class TrainerGroup:
@@ -61,13 +58,40 @@ class TrainerGroup:
         return cls(name, ranks, (transport, address), max_tokens=max_tokens)
 
     async def restart(self) -> None:
-        """Make its rank anew from its spec, whether or not it was lost. Its receivers follow. Raises WorkerLost."""
+        """Make its ranks anew from their spec, whether or not they were lost. Its receivers follow. Raises
+        WorkerLost."""
         assert isinstance(self._ranks, RankWorkers), f"the {self.name} is no worker"
         await self._ranks.restart()
         self._steps = self._settled = 0
         self._receiver = await self._call("plane", what="where its weights are")
         if self._moved is not None:
             await self._moved()
+
+    async def is_whole(self, *, stepped: bool) -> bool:
+        """Whether a replica is left, and all that are have the state of the last batch that was settled, or, `stepped`,
+        that of the batch behind it of which all steps are made; beside gradients. Raises WorkerLost."""
+        ranks = [rank for copy in self._ranks.whole for rank in self._layout.members(copy)]
+        steps = await self._ranks.each("steps", dict.fromkeys(ranks, ()), what="the steps that they made")
+        return bool(ranks) and all(made == (self._steps if stepped else self._settled) for made in steps.values())
+
+    async def heal(self) -> list[str]:
+        """Make replicas that have lost a rank anew, with the state of one that `is_whole`. Whoever is there stays, and
+        forgets its gradients; who receives weights follows. The names of the workers that were made anew. Raises
+        WorkerLost."""
+        whole = self._ranks.whole
+        made = await self._ranks.each("steps", {self._layout.members(whole[0])[0]: ()}, what="the steps that it made")
+        ((_, steps),) = made.items()
+        await self.discard()
+        broken = [copy for copy in range(self._layout.copies) if copy not in whole]
+        if not broken:
+            return []
+        assert isinstance(self._ranks, RankWorkers), f"the {self.name} is no worker"
+        renewed = await self._ranks.restart(broken)
+        await self._all("heal", whole[0], steps, what="the state of another replica")
+        self._steps = steps
+        if 0 in broken:
+            self._receiver = await self._call("plane", what="where its weights are")
+        return renewed
 
     async def accumulate(
         self, micros: Sequence[Sequence[RowToTrain]], coefficient: float | None = None
@@ -125,8 +149,13 @@ class TrainerGroup:
 
     async def step(self) -> StepReport:
         """See `Trainer.step`."""
-        report: StepReport = (await self._all("step", what="an optimiser step"))[0]
+        every = dict.fromkeys(range(self._layout.size), ())
+        if self._layout.size > 1:
+            await self._ranks.each("add_up", every, what="what all ranks have of an optimiser step")
+        # Nobody needs anybody for the rest of it: all that are left make it, or, if one was lost before, none has.
+        reports = await self._ranks.answered("step", every, what="an optimiser step")
         self._steps += 1
+        report: StepReport = next(iter(reports.values()))
         return report
 
     async def rate(self) -> float:
@@ -136,15 +165,6 @@ class TrainerGroup:
     def settled(self) -> None:
         """A batch is trained and recorded: a commit may hold what its ranks have now."""
         self._settled = self._steps
-
-    async def is_whole(self) -> bool:
-        """Whether the ranks that are left have all of the state as it was when it was `settled`, beside gradients.
-        Raises WorkerLost."""
-        left = self._ranks.left
-        if not left or (self._layout.joint and len(left) < self._layout.size):
-            return False
-        steps = await self._ranks.each("steps", dict.fromkeys(left, ()), what="the steps that they made")
-        return all(made == self._settled for made in steps.values())
 
     async def sleep(self) -> None:
         """See `Trainer.sleep`: all ranks that are left."""
@@ -268,12 +288,17 @@ class TrainerGroup:
         return shares([len(row) for row in rows], self._layout.dp, self._max_tokens)
 
     def _by_rank(self, parts: Sequence[Sequence[Sequence[int]]]) -> dict[int, Sequence[Sequence[int]]]:
-        """What each rank passes over. Where passes are joint all make as many, the last ones perhaps over nothing."""
+        """What each rank passes over. Where passes are joint all of a replica make as many, the last ones perhaps over
+        nothing."""
         if not self._layout.joint:
             return {rank: part for rank, part in enumerate(parts) if part}
-        most = max(map(len, parts))
-        filled = [[*part, *([[]] * (most - len(part)))] for part in parts]
-        return {rank: filled[at.dp] for rank, at in self._layout.places()}
+        found: dict[int, Sequence[Sequence[int]]] = {}
+        for copy in range(self._layout.copies):
+            own = {rank: parts[self._layout.place(rank).dp] for rank in self._layout.members(copy)}
+            most = max(map(len, own.values()))
+            if most:
+                found |= {rank: [*part, *([[]] * (most - len(part)))] for rank, part in own.items()}
+        return found
 
     async def _over_held(self, method: str, places: Sequence[int], what: str) -> None:
         """A pass over rows that are held: each rank over its own."""
@@ -293,7 +318,7 @@ class TrainerGroup:
         self, method: str, parts: Sequence[Sequence[tuple[Any, ...]]], nothing: tuple[Any, ...], what: str
     ) -> dict[int, list[Any]]:
         """What each rank answers to the calls of its part of the data, one after another. Where passes are joint, all
-        ranks make as many: a rank that has no more is given `nothing`."""
+        ranks of a replica make as many: one that has no more is given `nothing`."""
         if not self._layout.joint:
 
             async def of_rank(rank: int) -> list[Any]:
@@ -301,14 +326,16 @@ class TrainerGroup:
 
             asked = [rank for rank, part in enumerate(parts) if part]
             return dict(zip(asked, await together(of_rank(rank) for rank in asked), strict=True))
-        found: dict[int, list[Any]] = {rank: [] for rank, _ in self._layout.places()}
-        for number in range(max(map(len, parts))):
-            given = {
-                rank: parts[at.dp][number] if number < len(parts[at.dp]) else nothing
-                for rank, at in self._layout.places()
-            }
-            for rank, answer in (await self._ranks.each(method, given, what=what)).items():
-                found[rank].append(answer)
+        found: dict[int, list[Any]] = {rank: [] for rank in range(self._layout.size)}
+
+        async def of_copy(copy: int) -> None:
+            own = {rank: parts[self._layout.place(rank).dp] for rank in self._layout.members(copy)}
+            for number in range(max(map(len, own.values()))):
+                given = {rank: part[number] if number < len(part) else nothing for rank, part in own.items()}
+                for rank, answer in (await self._ranks.each(method, given, what=what)).items():
+                    found[rank].append(answer)
+
+        await together(of_copy(copy) for copy in range(self._layout.copies))
         return found
 
     def _in_order(
@@ -339,52 +366,16 @@ class TrainerGroup:
         return await self._ranks.each(method, dict.fromkeys(range(self._layout.size), args), what=what)
 
     async def _jointly(self, method: str, *args: Any, what: str) -> Any:
-        """What the first rank answers; asked of the others too where each has a part of what it is about."""
-        if not self._layout.joint:
-            return await self._call(method, *args, what=what)
-        return (await self._all(method, *args, what=what))[0]
+        """What the first rank answers; asked of the others of its replica too: each has a part of what it is about."""
+        return (await self._ranks.each(method, dict.fromkeys(self._layout.members(0), args), what=what))[0]
 
     async def _written(self, opened: OpenSlot, seal: str) -> Any:
-        """By each rank what it has; then the first is told to `seal` it. Raises WeightError."""
-        written = await self._all("write_part", opened, what="its part of the weights")
+        """By each rank of the first replica what it has; then the first is told to `seal` it. Raises WeightError."""
+        own = dict.fromkeys(self._layout.members(0), (opened,))
+        written = await self._ranks.each("write_part", own, what="its part of the weights")
         return await self._call(seal, sum(written.values()), what="a copy of the weights")
 
     async def _call(self, method: str, *args: Any, what: str) -> Any:
         return await self._ranks.call(method, *args, what=what)
 
 
-class Following(WeightReceiver):
-    """Receives from where the weights are now: a trainer that was made anew publishes in another place."""
-
-    def __init__(self, plane: Callable[[], tuple[str, str]]) -> None:
-        """`plane`: transport and address."""
-        self._plane = plane
-        self._of: tuple[str, str] | None = None
-        self._receiver: WeightReceiver | None = None
-
-    def latest(self) -> Version | None:
-        """See `WeightReceiver.latest`."""
-        return self._now().latest()
-
-    def offer(self) -> WeightOffer | None:
-        """See `WeightReceiver.offer`."""
-        return self._now().offer()
-
-    def receive(self) -> tuple[Manifest, Mapping[str, Tensor]]:
-        """See `WeightReceiver.receive`."""
-        return self._now().receive()
-
-    def receive_as(self, make: Callable[[Received], T]) -> T:
-        """See `WeightReceiver.receive_as`."""
-        return self._now().receive_as(make)
-
-    def received(self) -> Received:
-        """See `WeightReceiver.received`."""
-        return self._now().received()
-
-    def _now(self) -> WeightReceiver:
-        plane, receiver = self._plane(), self._receiver
-        if receiver is None or self._of != plane:
-            receiver = self._receiver = receiver_at(*plane)
-            self._of = plane
-        return receiver

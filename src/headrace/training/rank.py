@@ -17,10 +17,10 @@ from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Ref, Refs, near
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.store.media.files import Digest
-from headrace.training.data_parallel import Meeting
 from headrace.training.gap import Gap, measure
 from headrace.training.objective import policy_columns, prepare_batch
 from headrace.training.protocol import PolicyTrainer, Saved, StepReport, Trainer, Written
+from headrace.training.replicas import Meeting
 from headrace.training.rows.held_rows import HeldRows
 from headrace.training.rows.packed_rows import ROW_TYPES, RowToTrain, pack_row, put_each, split
 from headrace.training.rows.spans import SPANNED, check_spans
@@ -146,18 +146,25 @@ class TrainerRank:
         self._steps = 0
 
     def meet(self, seconds: float) -> int:
-        """Of the first rank: the port at which the others find it."""
+        """Of the first of some ranks: the port at which the others find it."""
         self._meeting = Meeting(seconds)
         return self._meeting.port
 
     def come_together(self, rank: int, port: int, seconds: float, tells: bool) -> None:
-        """Be one of the ranks of the layout. `tells`: whether it is who answers for its part of the data. Raises
+        """Be one of the ranks of a replica. `tells`: whether it is who answers for its part of the data. Raises
         RuntimeError, ConfigError."""
-        trainer: Any = self._trainer
-        self._tells = tells
-        self._leads = rank == 0
-        trainer.join(rank, self._meeting or port, seconds)
-        self._meeting = None
+        self._tells, self._leads = tells, rank == 0
+        self._of_many.join(rank, self._met(port), seconds)
+
+    def pair(self, replica: int, port: int, seconds: float) -> None:
+        """Be of one of several replicas, whose other ones find each other there. Raises RuntimeError."""
+        self._of_many.pair(replica, self._met(port), seconds)
+
+    def heal(self, replica: int, steps: int) -> None:
+        """Have the state of this replica, which has made so many `steps`. Raises RuntimeError."""
+        self._held, self._taken = None, []
+        self._of_many.heal(replica)
+        self._steps = steps
 
     def take(self, parts: Sequence[Sequence[RowToTrain]], coefficient: float | None = None) -> None:
         """Read these rows, of one micro-batch each, for `accumulate_taken`; without rows it is a pass for the sake of
@@ -220,6 +227,10 @@ class TrainerRank:
         known = zip(held.column(BEGAN), held.column(PROXIMAL), strict=True)
         found = [proximal if began is None else began for began, proximal in known]
         return [None if values is None else self._services.refs.put({BEGAN: values}) for values in found]
+
+    def add_up(self) -> None:
+        """The first half of a step of several ranks: see `HFTrainer.add_up`. Raises RuntimeError."""
+        self._of_many.add_up()
 
     def step(self) -> StepReport:
         """See `Trainer.step`."""
@@ -401,14 +412,23 @@ class TrainerRank:
         slot = plane.begin(manifest)
         return Snapshot(manifest, slot.tensors, check), OpenSlot(plane.address, slot.generation)
 
+    @property
+    def _of_many(self) -> Any:
+        """A trainer that may be one of several."""
+        return self._trainer
+
+    def _met(self, port: int) -> Meeting | int:
+        """The meeting, where it is this rank's own."""
+        meeting, self._meeting = self._meeting, None
+        return port if meeting is None else meeting
+
     def _take_part(self) -> None:
         """In what gathers the weights for the first rank."""
         for _ in self._trainer.tensors():
             pass
 
     def _idle(self, *, trains: bool) -> None:
-        trainer: Any = self._trainer
-        trainer.idle(trains=trains)
+        self._of_many.idle(trains=trains)
 
     def _penalise(self, coefficient: float | None) -> None:
         if coefficient is not None and self._coefficient is not None:

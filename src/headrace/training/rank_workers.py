@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from headrace.algorithms.pieces import PieceError
 from headrace.runtime.protocol import Clock, Services, WaitTimeout
-from headrace.runtime.together import together
+from headrace.runtime.together import to_the_end, together
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
 from headrace.training.layouts.ranks import WHOLE, Layout
 from headrace.training.protocol import CheckpointError
@@ -37,24 +37,31 @@ class Ranks(Protocol):
     def left(self) -> Sequence[int]:
         """Those that are not lost."""
 
+    @property
+    def whole(self) -> Sequence[int]:
+        """Replicas of which no rank is lost."""
+
     async def call(self, method: str, *args: Any, what: str) -> Any:
         """What `method` of the first one's `TrainerRank` answers."""
 
     async def each(self, method: str, args: Mapping[int, Sequence[Any]], *, what: str) -> dict[int, Any]:
         """What those answer that have arguments, by rank; they compute at the same time."""
 
+    async def answered(self, method: str, args: Mapping[int, Sequence[Any]], *, what: str) -> dict[int, Any]:
+        """As `each`, of replicas that are whole: of what none needs another one for."""
+
 
 def who_saves(ranks: Ranks) -> Sequence[int]:
-    """All, where each has a part; else the first that is left, or the first, who says how it was lost: nobody would
-    write nothing, and call it a checkpoint."""
-    return range(ranks.layout.size) if ranks.layout.joint else ranks.left[:1] or [0]
+    """Those of the first replica that is whole, or of the first, who say how one was lost: nobody would write nothing,
+    and call it a checkpoint."""
+    return ranks.layout.members((*ranks.whole, 0)[0])
 
 
 class RankHere:
     """The only rank, an object of this process."""
 
     layout = WHOLE
-    left = (0,)
+    left = whole = (0,)
 
     def __init__(self, rank: TrainerRank, services: Services, lane: str) -> None:
         """Its blocking methods run on `lane`."""
@@ -73,53 +80,121 @@ class RankHere:
         """See `Ranks.each`."""
         return {rank: await self.call(method, *given, what=what) for rank, given in args.items()}
 
+    answered = each
+
 
 class RankWorkers:
-    """Ranks that are workers. What one raises in this process is raised as it is."""
+    """Ranks that are workers. What one raises in this process is raised as it is.
+
+    Ranks that cut the model up pass over it together: where one of them is lost, the others of its replica are of no
+    use, and are ended. What other replicas are at they end, and are there still."""
 
     def __init__(self, workers: Workers[Any], clock: Clock, seconds: float, layout: Layout = WHOLE) -> None:
-        """`seconds`: that one of several may be later than another. `layout`: of all the workers."""
+        """Not together yet. `seconds`: that a rank may be later than another."""
         self.layout = layout
         self._workers = workers
         self._clock = clock
         self._seconds = seconds
+        self._ended: dict[int, WorkerLost] = {}
+        """Those that were ended because of another, and its loss."""
 
     @property
     def left(self) -> Sequence[int]:
         """See `Ranks.left`."""
         return [rank for rank in range(self.layout.size) if rank not in self._workers.lost]
 
-    async def come_together(self) -> None:
-        """Several ranks train one model from now on; all are new. Raises WorkerLost."""
-        if self.layout.size > 1 or self.layout.joint:
-            port = await self.call("meet", self._seconds, what="a place to meet")
-            heads = self.layout.heads
-            told = {rank: (rank, port, self._seconds, rank in heads) for rank in range(self.layout.size)}
-            await self.each("come_together", told, what="the ranks to come together")
+    @property
+    def whole(self) -> Sequence[int]:
+        """See `Ranks.whole`."""
+        lost = {self.layout.within(rank)[0] for rank in self._workers.lost}
+        return [copy for copy in range(self.layout.copies) if copy not in lost]
 
-    async def restart(self) -> None:
-        """Make all anew from their specs. Raises WorkerLost."""
-        await together(self._workers.restart(rank) for rank in range(self.layout.size))
-        await self.come_together()
+    async def come_together(self, copies: Sequence[int] | None = None) -> None:
+        """They train one model from now on. `copies`: the replicas that are new; all unless given. Raises
+        WorkerLost."""
+        layout = self.layout
+        if layout.joint:
+            await together(self._come_together(copy) for copy in (range(layout.copies) if copies is None else copies))
+        if layout.copies > 1:
+            port = await self.call("meet", self._seconds, what="a place to meet")
+            told = {rank: (layout.within(rank)[0], port, self._seconds) for rank in range(layout.size)}
+            await self.each("pair", told, what="the replicas to find each other")
+
+    async def restart(self, copies: Sequence[int] | None = None) -> list[str]:
+        """Make these replicas anew from their specs; all unless given. The names of their workers. Raises
+        WorkerLost."""
+        those = range(self.layout.copies) if copies is None else copies
+        ranks = [rank for copy in those for rank in self.layout.members(copy)]
+        await together(self._workers.restart(rank) for rank in ranks)
+        for rank in ranks:
+            self._ended.pop(rank, None)
+        await self.come_together(those)
+        return [self._workers.handles[rank].worker for rank in ranks]
 
     async def call(self, method: str, *args: Any, what: str) -> Any:
         """See `Ranks.call`. Raises WorkerLost."""
-        return await self._asked(0, method, args, what)
+        return (await self.each(method, {0: args}, what=what))[0]
 
     async def each(self, method: str, args: Mapping[int, Sequence[Any]], *, what: str) -> dict[int, Any]:
-        """See `Ranks.each`. Raises WorkerLost: also where others only say that one does not answer them."""
+        """See `Ranks.each`. Raises WorkerLost, of the one that was lost first: also where others only say that one does
+        not answer them."""
+        found = await self._outcomes(method, args, what)
+        for outcome in found.values():
+            if isinstance(outcome, WorkerLost):
+                raise outcome
+        return found
+
+    async def answered(self, method: str, args: Mapping[int, Sequence[Any]], *, what: str) -> dict[int, Any]:
+        """See `Ranks.answered`. Raises WorkerLost."""
+        found = await self._outcomes(method, args, what)
+        copies = self.whole
+        there = {rank: answer for rank, answer in found.items() if self.layout.within(rank)[0] in copies}
+        if not there:
+            raise next(outcome for outcome in found.values() if isinstance(outcome, WorkerLost))
+        return there
+
+    async def _come_together(self, copy: int) -> None:
+        members = self.layout.members(copy)
+        first = members[0]
+        port = (await self.each("meet", {first: (self._seconds,)}, what="a place to meet"))[first]
+        heads = self.layout.heads
+        told = {rank: (place, port, self._seconds, rank in heads) for place, rank in enumerate(members)}
+        await self.each("come_together", told, what="the ranks to come together")
+
+    async def _outcomes(self, method: str, args: Mapping[int, Sequence[Any]], what: str) -> dict[int, Any]:
+        """What each answers, or the loss that keeps one from it. Of several all have ended: what they do together none
+        leaves alone, also where the caller is cancelled. Raises what else one raises."""
+        asked = [self._outcome(rank, method, given, what) for rank, given in args.items()]
+        if self.layout.size > 1:
+            asked = [to_the_end(each) for each in asked]
+        return dict(zip(args, await together(asked), strict=True))
+
+    async def _outcome(self, rank: int, method: str, args: Sequence[Any], what: str) -> Any:
         try:
-            found = await together(self._asked(rank, method, given, what) for rank, given in args.items())
+            return await self._asked(rank, method, args, what)
+        except WorkerLost as lost:
+            loss = self._ended.get(rank, lost)
+            if self.layout.joint:
+                await self._end_with(rank, loss)
+            return loss
         except WorkerError as error:
+            if not error.is_fault:
+                raise
             with suppress(WaitTimeout):
                 await self._workers.changed.wait_until(
                     lambda: bool(self._workers.lost), self._clock, _LOST_S, lambda: "a rank's end"
                 )
-            if lost := self._workers.lost:
-                rank, reason = next(iter(lost.items()))
-                raise WorkerLost(rank, reason, worker=self._workers.handles[rank].worker) from error
+            for other, reason in self._workers.lost.items():
+                if other not in self._ended:
+                    return WorkerLost(other, reason, worker=self._workers.handles[other].worker)
             raise
-        return dict(zip(args, found, strict=True))
+
+    async def _end_with(self, rank: int, loss: WorkerLost) -> None:
+        """The others of its replica, of which some may be waiting for it."""
+        for mate in self.layout.members(self.layout.within(rank)[0]):
+            if mate not in self._workers.lost:
+                self._ended[mate] = loss
+                await self._workers.kill(mate, f"it has a part of the model alone, since {loss}")
 
     async def _asked(self, rank: int, method: str, args: Sequence[Any], what: str) -> Any:
         try:

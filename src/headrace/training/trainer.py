@@ -24,7 +24,6 @@ from headrace.models.packing import MicroBatch
 from headrace.models.parted_files import PartedFiles, tensors_of
 from headrace.models.stored_model import NotInParts, StoredModel
 from headrace.runtime.progress import Marks, current, mark, working
-from headrace.training.data_parallel import DataParallel, Meeting
 from headrace.training.deterministic import can_sum_in_order, deterministic
 from headrace.training.dropout import remove_dropout
 from headrace.training.gradient_checkpointing import checkpoint_gradients
@@ -37,6 +36,7 @@ from headrace.training.optimizer.trained_weights import TrainedWeights
 from headrace.training.optimizer.whole_weights import WholeWeights
 from headrace.training.pieces import Piece
 from headrace.training.protocol import Loss, LossTerms, Outputs, StepReport
+from headrace.training.replicas import Meeting, Replicas
 from headrace.training.saved import (
     ModelInParts,
     SavedModel,
@@ -113,9 +113,10 @@ class HFTrainer:
         computes. `tokenizer`: makes the one that `export` writes. `outputs`: what `loss` sees of the model; the
         log-probs of the tokens unless given. `in_order`: equal inputs give equal weights on a CUDA device too, bit for
         bit, which costs time, and for which nobody else may compute on it meanwhile. `layout`: of ranks that train it
-        together; of one that is `joint` nothing is to be asked before `join`. `weights`: the class of those of other
-        layouts, which has this model's under Hugging Face names. `source`: of a `model` without memory, for a layout
-        that is `joint`: each rank reads its part there when they `join`.
+        together; of one that is `joint` nothing is to be asked before `join`, and of several replicas nothing before
+        `pair`. `weights`: the class of those of other layouts, which has this model's under Hugging Face names.
+        `source`: of a `model` without memory, for a layout that is `joint`: each rank reads its part there when they
+        `join`.
         Raises ConfigError if the model cannot checkpoint gradients.
         """
         torch.manual_seed(seed)
@@ -139,7 +140,9 @@ class HFTrainer:
             checkpoint_gradients(model)
         self._operations = TrainingOperations(model)
         self._dtype = dtype
-        self._layout = layout
+        self._layout = layout.of_copy
+        self._copies = layout.copies
+        self._replicas: Replicas | None = None
         self._ranks: RankGroup | None = None
         self._joint: JointModel | None = None
         self._whole: WholeWeights | None = None
@@ -147,6 +150,8 @@ class HFTrainer:
             self._whole = weights(model, dtype, config.optimizer, offload=self._offloads)
         self._trained: TrainedWeights | None = self._whole
         self._sums = BatchSums()
+        self._summed: tuple[BatchSums, float] | None = None
+        """Of all ranks, and the norm of their gradients, once they are added up."""
         self._step_count = 0
         self._keeps_reference = False
         self._reference: list[Tensor] | None = None
@@ -207,10 +212,18 @@ class HFTrainer:
             else:
                 self._joint.compute(self._outputs, None)
 
-    def step(self) -> StepReport:
+    def add_up(self) -> None:
+        """The first half of a step, by all ranks: what they have of it. Until the other, which none needs the others
+        for, nothing is changed that `discard` does not forget. Raises RuntimeError."""
         self._check_awake()
         sums, self._sums = self._sums, BatchSums()
-        sums, norm = self._weights.sum_up(sums)
+        self._summed = self._weights.sum_up(sums)
+
+    def step(self) -> StepReport:
+        if self._summed is None:
+            self.add_up()
+        assert self._summed is not None
+        (sums, norm), self._summed = self._summed, None
         denominator = float(sums.denominator)
         grad_norm = norm / denominator if denominator else 0.0
         lr = learning_rate(self._step_count, self._total_steps, self._config.optimizer.lr, self._config.lr_schedule)
@@ -235,11 +248,8 @@ class HFTrainer:
         )
 
     def join(self, rank: int, meeting: Meeting | int, seconds: float) -> None:
-        """Train together with others from now on, who have the same weights. `meeting`: the first rank's own, or its
-        port. `seconds`: that a rank may be later than another. Raises RuntimeError, ConfigError."""
-        if self._whole is not None:
-            self._whole.join(DataParallel(rank, self._layout.size, meeting, seconds))
-            return
+        """Be this one of the ranks that cut the model up, from now on. `meeting`: the first one's own, or its port.
+        `seconds`: that a rank may be later than another. Raises RuntimeError, ConfigError."""
         # Most runs need none of this, and torch takes its time to import it.
         from headrace.training.layouts.group import RankGroup
         from headrace.training.layouts.sharded_model import joint_model
@@ -257,11 +267,35 @@ class HFTrainer:
         if self._keeps_reference:
             self.keep_reference()
 
+    def pair(self, replica: int, meeting: Meeting | int, seconds: float) -> None:
+        """Train together with the other replicas from now on, who have the same weights; those of before are left.
+        `meeting`: of all ranks, as for `join`. Raises RuntimeError."""
+        if self._replicas is not None:
+            self._replicas.leave()
+        part = 0 if self._ranks is None else self._ranks.rank
+        self._replicas = Replicas(replica, self._copies, meeting, seconds, part=part)
+        self._weights.join(self._replicas)
+
+    def heal(self, replica: int) -> None:
+        """Have all the state of this replica in all of them: by all ranks, between steps. Raises RuntimeError."""
+        weights, others = self._weights, self._replicas
+        assert others is not None, "there are no other replicas"
+        gives = others.replica == replica
+        counts = torch.tensor([self._step_count, weights.updates])
+        state, rng = weights.state(to_fill=not gives), rng_tensors(self._lm.device)
+        tensors = [piece.tensor for piece in state.values()]
+        others.tell([counts, *tensors, *(self._reference or ()), *rng.values()], replica)
+        if not gives:
+            restore_rng(rng, self._lm.device)
+            weights.publish()
+            self._step_count, weights.updates = counts.tolist()
+        self.discard()
+
     def rate(self) -> float:
         return matrix_rate(self._lm.device, self._dtype)
 
     def discard(self) -> None:
-        self._sums = BatchSums()
+        self._sums, self._summed = BatchSums(), None
         if self._sleeps:
             self._forgets = True
         else:

@@ -58,7 +58,7 @@ def _check_experts(name: str, layout: LayoutConfig, policy: Any) -> None:
             f"{name}.layout has ep {ep}, and the model, of type {text.model_type}, has no experts that ranks could "
             f"share ({', '.join(ROUTED_TYPES)} have); use ep: 1"
         )
-    ranks, rows = layout.dp * layout.cp, (2 * int(text.moe_intermediate_size), int(text.hidden_size))
+    ranks, rows = layout.dp // layout.copies * layout.cp, (2 * int(text.moe_intermediate_size), int(text.hidden_size))
     fits = [
         each
         for each in _numbers([ranks, int(text.num_experts)])

@@ -180,7 +180,6 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     tied = text.vocab_size * text.hidden_size if model_config.tie_word_embeddings else 0
     engine_weights = config.engine.total * engine_itemsize * (parameters + tied)
     layout = config.trainer.layout
-    ranks = 1 if layout.stage else layout.dp
     trained = trained_bytes_of(config.trainer, parameters, text, config.model.dtype, device)
     uses = {
         "trainer: float32 weights": trained.weights,
@@ -192,7 +191,7 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     if layout.stage:
         uses["trainer: weights gathered for a pass"] = trainer_bytes * gathered(layout, parameters, text, device)
     elif config.model.dtype == "bfloat16":
-        uses["trainer: bfloat16 weights"] = ranks * trainer_bytes * parameters
+        uses["trainer: bfloat16 weights"] = layout.copies * trainer_bytes * parameters
     transport = transport_of(config, device)
     if transport in ("memory", "cuda_ipc") or (transport == "shm" and device.type == "cpu"):
         uses[_PLANE] = 2 * trainer_bytes * parameters
@@ -200,7 +199,7 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
         uses[_LEAVING] = trainer_bytes * parameters
     algorithm = config.algorithm
     if algorithm.needs_reference:
-        copies = ranks if config.reference.placement == "hybrid" else 1
+        copies = layout.copies if config.reference.placement == "hybrid" else 1
         uses["reference: weights"] = copies * trainer_bytes * parameters
     if config.copies_proximal:
         uses["proximal: weights"] = trainer_bytes * parameters

@@ -36,11 +36,9 @@ def trained_bytes_of(
     not counted."""
     layout = own.layout
     every, fullest = of_stages(layout, parameters, text)
-    one = _FLOAT32 * every
+    one = _FLOAT32 * every * layout.copies
     if layout.stage and device.type != "cpu":
-        one = -(-_FLOAT32 * fullest // (layout.ranks // layout.pp))
-    elif not layout.stage:
-        one *= layout.dp
+        one = -(-_FLOAT32 * fullest // (layout.ranks // layout.copies // layout.pp))
     if not own.optimizer.offload or device.type == "cpu":
         return TrainedBytes(one, one, 2 * one)
     if layout.stage:

@@ -1,4 +1,4 @@
-"""The process group of ranks that share a layout, within one rank: its meshes, and what all of them tell each other."""
+"""The process group of ranks that cut a model up, within one rank: its meshes, and what all of them tell each other."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from itertools import product
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from headrace.models.parallel.shared_pass import Ranks, SharedPass
-from headrace.training.data_parallel import Meeting
 from headrace.training.layouts.ranks import Layout, Place
 from headrace.training.merging import gathered, merged, plain
+from headrace.training.replicas import Meeting, store_of
 from headrace.training.sums import BatchSums
 
-_HOST = "127.0.0.1"
 _STAGES, _SHARDS, _TENSOR = "stages", "shards", "tensor"
 _COPIES, _EXPERTS = "copies", "experts"
 
@@ -29,12 +27,10 @@ class RankGroup:
     """Everything here is done by all ranks, in one order."""
 
     def __init__(self, layout: Layout, rank: int, meeting: Meeting | int, seconds: float, device: torch.device) -> None:
-        """Once all are there. `meeting`, `seconds`: see `DataParallel`. `device`: of this rank alone, if it is not the
-        CPU. torch's default group of this process is theirs. Raises RuntimeError."""
-        wait = timedelta(seconds=seconds)
-        store = (
-            meeting.store if isinstance(meeting, Meeting) else TCPStore(_HOST, meeting, is_master=False, timeout=wait)
-        )
+        """Once all are there. `layout`: of one replica. `meeting`, `seconds`: see `Replicas`. `device`: of this rank
+        alone, if it is not the CPU. torch's default group of this process is theirs. Raises RuntimeError."""
+        assert layout.copies == 1, "it is of one replica"
+        store, wait = store_of(meeting, seconds), timedelta(seconds=seconds)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         backend = "gloo"
         if device.type == "cuda":  # what ranks tell each other in plain data goes through the host

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from headrace.config.layout import LayoutConfig
@@ -37,6 +37,9 @@ class Layout:
     """Of a pipeline: see `LayoutConfig.schedule`."""
     ep: int = 1
     """Of the ranks of data and context so many, which follow each other, share experts; no axis of their own."""
+    replicas: int = 1
+    """Of ranks that cut the model up so many groups, of dp / replicas ranks of data that follow each other, have all of
+    it each; no axis of their own."""
 
     @property
     def size(self) -> int:
@@ -46,6 +49,28 @@ class Layout:
     def joint(self) -> bool:
         """Whether a pass is made by all ranks at once, or by none."""
         return self.zero > 0 or self.size > self.dp
+
+    @property
+    def copies(self) -> int:
+        """Replicas of the model, and of all that goes with it in training."""
+        return self.replicas if self.joint else self.dp
+
+    @property
+    def of_copy(self) -> Layout:
+        """That of the ranks of one replica among themselves."""
+        return replace(self, dp=self.dp // self.copies, replicas=1)
+
+    def within(self, rank: int) -> tuple[int, int]:
+        """The replica that the rank is of, and its rank there."""
+        place, inner = self.place(rank), self.of_copy
+        copy, dp = divmod(place.dp, inner.dp)
+        return copy, inner.rank(replace(place, dp=dp))
+
+    def members(self, copy: int) -> tuple[int, ...]:
+        """The ranks of a replica, in the order of their ranks there."""
+        inner = self.of_copy
+        places = (place for _, place in inner.places())
+        return tuple(self.rank(replace(place, dp=copy * inner.dp + place.dp)) for place in places)
 
     def rank(self, place: Place, order: Order = "training") -> int:
         outer = place.pp * self.dp + place.dp if order == "training" else place.dp * self.pp + place.pp
@@ -80,7 +105,7 @@ WHOLE = Layout()
 
 
 def layout_of(config: LayoutConfig) -> Layout:
-    return Layout(config.dp, config.tp, config.pp, config.cp, config.stage, config.schedule, config.ep)
+    return Layout(config.dp, config.tp, config.pp, config.cp, config.stage, config.schedule, config.ep, config.replicas)
 
 
 def grouping(senders: int, receivers: int) -> list[list[int]]:

@@ -17,6 +17,7 @@ from headrace.training.layouts.group import RankGroup
 from headrace.training.optimizer.adamw import FusedAdamW, OptimizerSettings, Trained
 from headrace.training.optimizer.parked import Parking
 from headrace.training.pieces import Piece
+from headrace.training.replicas import Replicas
 from headrace.training.sums import BatchSums
 
 _PARTS = ("master", "exp_avg", "exp_avg_sq")
@@ -56,6 +57,11 @@ class ShardedWeights:
                 trained.append(Trained(master, *moments, decays=parameter.dim() >= 2))
         self._optimizer = FusedAdamW(trained, settings)
         self._parking = Parking()
+        self._replicas: Replicas | None = None
+
+    def join(self, replicas: Replicas) -> None:
+        """See `TrainedWeights.join`."""
+        self._replicas = replicas
 
     @property
     def updates(self) -> int:
@@ -67,17 +73,35 @@ class ShardedWeights:
 
     def sum_up(self, sums: BatchSums) -> tuple[BatchSums, float]:
         """See `TrainedWeights.sum_up`."""
+        for name, parameter in self._parameters.items():
+            at_both_ends = len(self._outlines[name].stages) > 1
+            if parameter.grad is None and (at_both_ends or self._replicas is not None):
+                parameter.grad = torch.zeros_like(parameter)
+            if at_both_ends and parameter.grad is not None:
+                self._ranks.add_ends(_local(parameter.grad))
+        sums = self._of_replicas(self._ranks.merged(sums))
         squares = [torch.zeros((), dtype=torch.float64)]
         for name, parameter in self._parameters.items():
-            stages = len(self._outlines[name].stages)
-            if stages > 1:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                self._ranks.add_ends(_local(parameter.grad))
             if isinstance(grad := parameter.grad, DTensor):
                 own = torch.linalg.vector_norm(grad.to_local(), dtype=torch.float64)
-                squares.append(own**2 / (stages * _copies(parameter)))
-        return self._ranks.merged(sums), self._ranks.total(float(sum(squares))) ** 0.5
+                squares.append(own**2 / (len(self._outlines[name].stages) * _copies(parameter)))
+        norm = self._ranks.total(float(sum(squares))) ** 0.5
+        return sums, norm if self._replicas is None else self._replicas.of_first(norm)
+
+    def _of_replicas(self, sums: BatchSums) -> BatchSums:
+        """What all replicas have, with their gradients. Ranks of this one hear of each other whether it came: who went
+        on alone would be waited for, or wait, for as long as a wait may be."""
+        if self._replicas is None:
+            return sums
+        failure: RuntimeError | None = None
+        try:
+            sums = self._replicas.merged(sums)
+            self._replicas.add_up(_local(grad) for each in self._parameters.values() if (grad := each.grad) is not None)
+        except RuntimeError as error:
+            failure = error
+        if self._ranks.total(float(failure is not None)):
+            raise failure or RuntimeError("a rank of this replica does not hear of another replica any more")
+        return sums
 
     def update(self, scale: float, lr: float) -> None:
         """See `TrainedWeights.update`."""

@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from headrace.training.pieces import Piece
+from headrace.training.replicas import Replicas
 from headrace.training.sums import BatchSums
 
 
@@ -18,9 +19,13 @@ class TrainedWeights(Protocol):
     updates: int
     """Updates made so far: the t of the bias corrections."""
 
+    def join(self, replicas: Replicas) -> None:
+        """There are other replicas, with the same weights: what the micro-batches of a batch add up to is that of all
+        from now on."""
+
     def sum_up(self, sums: BatchSums) -> tuple[BatchSums, float]:
         """Of all ranks: what their micro-batches of the batch add up to, and the L2 norm of the sum of their gradients.
-        By all."""
+        By all. Raises RuntimeError where a replica is lost: in all ranks of each that is left."""
 
     def update(self, scale: float, lr: float) -> None:
         """One step, from the gradients times `scale`, which was summed up."""

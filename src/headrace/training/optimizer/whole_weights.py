@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from headrace.training.data_parallel import DataParallel
 from headrace.training.optimizer.adamw import FlatAdamW, OptimizerSettings
 from headrace.training.optimizer.flat_buffers import FlatParameters
 from headrace.training.optimizer.offloaded import OffloadedAdamW
 from headrace.training.optimizer.parked import Parking
 from headrace.training.pieces import Piece
+from headrace.training.replicas import Replicas
 from headrace.training.sums import BatchSums
 
 _RUN = 256
@@ -30,12 +30,12 @@ class WholeWeights:
         self._flat = FlatParameters(model, dtype, offload=offload)
         self._offloaded = OffloadedAdamW(self._flat, settings) if offload else None
         self._optimizer: FlatAdamW | OffloadedAdamW = self._offloaded or FlatAdamW(self._flat, settings)
-        self._ranks: DataParallel | None = None
+        self._replicas: Replicas | None = None
         self._parking = Parking()
 
-    def join(self, ranks: DataParallel) -> None:
-        """Train together with others from now on, who have the same weights."""
-        self._ranks = ranks
+    def join(self, replicas: Replicas) -> None:
+        """See `TrainedWeights.join`."""
+        self._replicas = replicas
 
     @property
     def updates(self) -> int:
@@ -47,11 +47,12 @@ class WholeWeights:
 
     def sum_up(self, sums: BatchSums) -> tuple[BatchSums, float]:
         """See `TrainedWeights.sum_up`."""
-        if self._ranks is not None:
-            sums = self._ranks.merged(sums)
-            self._ranks.add_up(self._flat.grads)
+        replicas = self._replicas
+        if replicas is not None:
+            sums = replicas.merged(sums)
+            replicas.add_up([self._flat.grads])
         norm = l2_norm(self._flat.grads)
-        return sums, norm if self._ranks is None else self._ranks.of_first(norm)
+        return sums, norm if replicas is None else replicas.of_first(norm)
 
     def update(self, scale: float, lr: float) -> None:
         """See `TrainedWeights.update`."""

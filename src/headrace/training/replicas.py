@@ -1,0 +1,141 @@
+"""Replicas of a model that are trained together: each has all of the weights, with their moments, and gradients of its
+own rows, which are added up before a step.
+
+A replica is a rank, or a group of ranks that cut the model up among them; then each rank speaks to those that have the
+same part in the other replicas. Gradients are sums over tokens (`BatchSums`), so that which replica had which rows, and
+how many, does not matter. What decides on a step is computed by the first replica for all: they stay equal bit for bit,
+and any of them can heal another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore
+
+from headrace.training.merging import gathered, merged, plain
+from headrace.training.sums import BatchSums
+from headrace.weights.gloo import gloo_group, listening_store
+
+_HOST = "127.0.0.1"
+_BUCKET = 1 << 24
+"""Numbers that travel at once: 64 MiB of float32."""
+
+
+_ARRIVE_S = 25.0
+"""In which all are there, who were told at once: gloo itself would wait for one that has died as long as for any
+operation."""
+
+
+class Meeting:
+    """Where ranks find each other; the first one's."""
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds`: in which all have to be there. Raises OSError."""
+        self.store, self.port = listening_store(_HOST, seconds)
+
+
+def store_of(meeting: Meeting | int, seconds: float) -> TCPStore:
+    """`meeting`: the first rank's own, or its port. Raises RuntimeError."""
+    if isinstance(meeting, Meeting):
+        return meeting.store
+    return TCPStore(_HOST, meeting, is_master=False, timeout=timedelta(seconds=seconds))
+
+
+class Replicas:
+    """One rank of one replica, on one machine. Everything here is done by all that have this part, in one order.
+
+    Who fails in it leaves at once (RuntimeError): its connections end, so that nobody waits for it who waits for
+    whoever it waited for."""
+
+    def __init__(self, replica: int, size: int, meeting: Meeting | int, seconds: float, *, part: int = 0) -> None:
+        """Once all `size` are there. `part`: of the model, which this rank has. `seconds`: that one may be later than
+        another. Raises RuntimeError."""
+        self.replica = replica
+        self.size = size
+        self._store = store_of(meeting, seconds)
+        of_part = PrefixStore(str(part), self._store)
+        _arrive(of_part, replica, size, min(seconds, _ARRIVE_S))
+        self._group: Any = gloo_group(of_part, replica, size, _HOST, seconds)
+
+    def add_up(self, tensors: Iterable[Tensor]) -> None:
+        """Give each of these, float32, the sum of all replicas': the same bits in all."""
+
+        def summed(flat: Tensor) -> None:
+            self._group.reduce(flat, 0).wait()
+            self._group.broadcast(flat, 0).wait()
+
+        with self._leaving():
+            _in_buckets(tensors, summed)
+
+    def of_first(self, value: float) -> float:
+        """The first replica's."""
+        told = torch.tensor([value], dtype=torch.float64)
+        with self._leaving():
+            self._group.broadcast(told, 0).wait()
+        return float(told)
+
+    def tell(self, tensors: Iterable[Tensor], replica: int) -> None:
+        """Give all the tensors of this one, in their place."""
+        with self._leaving():
+            _in_buckets(tensors, lambda flat: self._group.broadcast(flat, replica).wait())
+
+    def merged(self, sums: BatchSums) -> BatchSums:
+        """Those of all replicas."""
+        with self._leaving():
+            return merged(gathered(self._group, self.size, plain(sums)))
+
+    def leave(self) -> None:
+        """Its connections end."""
+        self._group = None
+
+    @contextmanager
+    def _leaving(self) -> Iterator[None]:
+        if self._group is None:
+            raise RuntimeError("this rank has left the others")
+        try:
+            yield
+        except BaseException:
+            self.leave()
+            raise
+
+
+def _arrive(store: PrefixStore, replica: int, size: int, seconds: float) -> None:
+    """Once all are there. Raises RuntimeError."""
+    store.set(f"arrived/{replica}", "")
+    store.wait([f"arrived/{each}" for each in range(size)], timedelta(seconds=seconds))
+
+
+@torch.no_grad()
+def _in_buckets(tensors: Iterable[Tensor], use: Callable[[Tensor], object]) -> None:
+    """Has `use` work in place on all numbers of the tensors: of large ones in parts, of small ones of a dtype several
+    together. In the host's memory: gloo adds up nothing on a device."""
+    waiting: list[Tensor] = []
+
+    def flush() -> None:
+        if waiting:
+            flat = torch.cat([tensor.reshape(-1).cpu() for tensor in waiting])
+            use(flat)
+            for tensor, part in zip(waiting, flat.split([tensor.numel() for tensor in waiting]), strict=True):
+                tensor.copy_(part.view(tensor.shape))
+            waiting.clear()
+
+    for tensor in tensors:
+        if tensor.numel() >= _BUCKET and tensor.is_contiguous():
+            for part in tensor.view(-1).split(_BUCKET):
+                here = part.cpu()
+                use(here)
+                if here is not part:
+                    part.copy_(here)
+            continue
+        if waiting and (
+            tensor.dtype is not waiting[0].dtype or sum(each.numel() for each in waiting) + tensor.numel() > _BUCKET
+        ):
+            flush()
+        waiting.append(tensor)
+    flush()
