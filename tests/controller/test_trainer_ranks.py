@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 
 from headrace.cli.main import main
 from headrace.store import RunReader
-from headrace.training.group import TrainerGroup
+from headrace.training.rank_workers import RankWorkers
 
 Weights = dict[str, torch.Tensor]
 pytestmark = [pytest.mark.slow, pytest.mark.cpu]
@@ -112,56 +113,84 @@ def test_a_resumed_run_of_ranks_is_the_run_bit_for_bit(tmp_path: Path) -> None:
     assert begun.keys() == whole.keys()
 
 
-@pytest.mark.parametrize(
-    ("layout", "rank", "branches"),
-    [({"dp": 2}, 1, [0, 0, 1, 1]), ({"dp": 2}, 0, [0, 0, 1, 1]), ({"tp": 2}, 1, [1] * 4), ({"pp": 2}, 0, [1] * 4)],
-    ids=["each has all", "each has all, the first dies", "each has a part", "each has some layers"],
-)
-def test_a_rank_that_is_killed_costs_the_batch_where_another_has_all_else_all_since_the_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, int], rank: int, branches: list[int]
-) -> None:
-    """In the midst of its third step, in which the other waits for it; nothing was committed since the beginning."""
-    step, steps = TrainerGroup.step, []
+Kills = Mapping[tuple[str, int], int]
+"""By what the ranks are told, and how often it was told some before: the rank that dies of it."""
 
-    async def watched(group: TrainerGroup) -> Any:
-        steps.append(group.name)
-        if len(steps) == 3:
+
+def kill_ranks(monkeypatch: pytest.MonkeyPatch, kills: Kills) -> list[tuple[str, int]]:
+    """Those of this process's runs. Gives what was told, as it is."""
+    outcomes, told = RankWorkers._outcomes, []
+
+    async def watched(ranks: RankWorkers, method: str, args: Mapping[int, Any], what: str) -> Any:
+        at = method, sum(method == before for before, _ in told)
+        told.append(at)
+        if (rank := kills.get(at)) is not None:
             (victim,) = (each for each in psutil.Process().children() if f"trainer/{rank}" in " ".join(each.cmdline()))
             os.kill(victim.pid, signal.SIGKILL)
-        return await step(group)
+        return await outcomes(ranks, method, args, what)
 
-    monkeypatch.setattr(TrainerGroup, "step", watched)
-    apart = {"trainer__placement": "process", "trainer__layout": layout, "checkpoint__every": 9}
+    monkeypatch.setattr(RankWorkers, "_outcomes", watched)
+    return told
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize(
+    ("layout", "kills"),
+    [
+        (
+            {"dp": 2},
+            {
+                ("step", 1): 1,  # the other makes it, and goes on until the next batch
+                ("add_up", 2): 0,
+                ("snapshot", 4): 0,
+                ("save", 1): 0,
+            },
+        ),
+        ({"dp": 2, "replicas": 2, "tp": 2}, {("add_up", 1): 3, ("accumulate_held", 3): 1}),
+    ],
+    ids=["ranks", "groups of ranks"],
+)
+def test_what_another_replica_has_whole_is_healed_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, int], kills: Kills
+) -> None:
+    """Whenever it dies: weights are those of a run in which none does, on one branch, and no batch counts twice."""
+    often = {"trainer__batches": 5, "trainer__optimizer": {"lr": 1e-3}, "runtime__restarts": {"most": 9}}
+    whole, weights = trained(tmp_path / "whole", layout, **often)
+    kill_ranks(monkeypatch, kills)
+    records, healed = trained(tmp_path / "healed", layout, **often)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in healed.items())
+    assert [record["loss"] for record in records] == [record["loss"] for record in whole]
+    with RunReader(tmp_path / "healed" / "run") as reader:
+        kinds = [event.kind for event in reader.events.read()]
+        assert (kinds.count("trainer_lost"), kinds.count("trainer_healed")) == (len(kills), len(kills))
+        assert "went_back" not in kinds
+        rows = reader.metrics.read("batch")
+        assert [(row.branch, row.record["batch"]) for row in rows] == [(0, batch) for batch in range(5)]
+
+
+def test_what_nobody_else_has_is_trained_again_since_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of the layers, in the third step; nothing was committed since the beginning."""
+    kill_ranks(monkeypatch, {("add_up", 2): 0})
+    apart = {"trainer__placement": "process", "trainer__layout": {"pp": 2}, "checkpoint__every": 9}
     job = make_job(tmp_path / "job", trainer__batches=4, **apart)
     assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 0
     with RunReader(tmp_path / "run") as reader:
         assert reader.status().name == "finished"
         reader.counts().check()
         (lost,) = [event for event in reader.events.read() if event.kind == "trainer_lost"]
-        assert f"trainer/{rank}" in lost.data["message"]
-        assert [row.branch for row in reader.metrics.read("batch")] == branches
+        assert "trainer/0" in lost.data["message"]
+        assert [row.branch for row in reader.metrics.read("batch")] == [1] * 4
 
 
-@pytest.mark.parametrize(
-    ("layout", "rank", "leaves"),
-    [({"dp": 2}, 0, "snapshot"), ({"tp": 2}, 1, "_written")],
-    ids=["who has all", "before it has written its part"],
-)
 def test_a_rank_that_dies_as_weights_leave_takes_nothing_of_the_record_along(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, int], rank: int, leaves: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch's step is made, and not recorded yet: it is trained again. No engine has anything of that version."""
-    copied, times = getattr(TrainerGroup, leaves), []
-
-    async def watched(group: TrainerGroup, *args: Any) -> Any:
-        times.append(args)
-        if len(times) == 4:
-            (victim,) = (each for each in psutil.Process().children() if f"trainer/{rank}" in " ".join(each.cmdline()))
-            os.kill(victim.pid, signal.SIGKILL)
-        return await copied(group, *args)
-
-    monkeypatch.setattr(TrainerGroup, leaves, watched)
-    apart = {"trainer__placement": "process", "trainer__layout": layout, "checkpoint__every": 2}
+    """It has a part of each layer, and has not written it: the batch's step is made, and not recorded yet. It is
+    trained again since the commit, and no engine has anything of that version."""
+    kill_ranks(monkeypatch, {("write_part", 3): 1})
+    apart = {"trainer__placement": "process", "trainer__layout": {"tp": 2}, "checkpoint__every": 2}
     job = make_job(tmp_path / "job", trainer__batches=4, checkpoint__background=False, **apart)
     assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 0
     with RunReader(tmp_path / "run") as reader:
@@ -173,28 +202,24 @@ def test_a_rank_that_dies_as_weights_leave_takes_nothing_of_the_record_along(
     assert [data["version"] for kind, data in events if kind == "swap" and data["version"].startswith("v3")] == ["v3~1"]
 
 
-def test_ranks_that_die_of_one_batch_again_and_again_end_the_run_which_can_be_resumed(
+def test_ranks_that_die_again_and_again_have_all_go_back_then_end_the_run_which_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the others have is committed each time, and is no progress."""
-    step, steps = TrainerGroup.step, []
-
-    async def watched(group: TrainerGroup) -> Any:
-        steps.append(group.name)
-        if len(steps) >= 3:
-            (victim,) = (each for each in psutil.Process().children() if "trainer/1" in " ".join(each.cmdline()))
-            os.kill(victim.pid, signal.SIGKILL)
-        return await step(group)
-
+    """At the second loss of a batch all go on from the last commit; when that comes again, the run ends."""
     apart = {"trainer__placement": "process", "trainer__layout": {"dp": 2}, "checkpoint__every": 9}
-    job = make_job(tmp_path / "job", trainer__batches=4, **apart)
+    job = make_job(tmp_path / "job", trainer__batches=4, runtime__restarts={"most": 2}, **apart)
     command = ["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]
     with monkeypatch.context() as patch:
-        patch.setattr(TrainerGroup, "step", watched)
+        kill_ranks(patch, {("add_up", number): 1 for number in range(2, 9)})
         assert main(command) == 1
-    assert "trainer/1" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "trainer/1" in said
+    assert "2 were lost within 600 s, or in a row without a batch between (runtime.restarts)" in " ".join(said.split())
     with RunReader(tmp_path / "run") as reader:
-        assert len([event for event in reader.events.read() if event.kind == "went_back"]) == 3
+        kinds = [event.kind for event in reader.events.read()]
+        assert [kind for kind in kinds if kind in ("trainer_healed", "went_back")] == [
+            *("trainer_healed", "went_back", "trainer_healed"),
+        ]
     assert main([*command, "--resume"]) == 0
     with RunReader(tmp_path / "run") as reader:
         reader.counts().check()

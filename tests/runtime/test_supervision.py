@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.runtime import supervision
-from headrace.runtime.supervision import Measure, Policy, Rung, after_failure, pause_after
+from headrace.runtime.supervision import Measure, Policy, Restarts, Rung, after_failure, pause_after
 
 LADDER: Policy = (Rung(Measure.AGAIN, 2), Rung(Measure.RESTART, 1), Rung(Measure.FROM_COMMIT, 2))
 
@@ -41,6 +41,55 @@ def test_the_policies_by_hand() -> None:
     assert said == {1: Measure.RESTART, 4: Measure.RESTART, 5: Measure.STOP}
     assert after_failure(supervision.SWAP, 3).measure is Measure.RESTART
     assert after_failure(supervision.TRAINER, 4).measure is Measure.STOP
+
+
+def measures(restarts: Restarts, failures: list[tuple[float, int, int]], role: str = "trainer") -> str:
+    """Of failures at these seconds, after so many batches, with such a commit: the initials of what is done."""
+    found = (restarts.after(role, at, batches=batches, committed=commit) for at, batches, commit in failures)
+    return "".join({Measure.RESTART: "r", Measure.FROM_COMMIT: "c", Measure.STOP: "s"}[each] for each in found)
+
+
+def test_the_third_restart_in_ten_minutes_has_all_go_back_and_the_third_after_that_stops() -> None:
+    restarts = Restarts(3, 600.0)
+    assert measures(restarts, [(0, 0, 0), (100, 5, 4), (200, 9, 8)]) == "rrc"
+    assert measures(restarts, [(300, 12, 12), (400, 15, 14), (799, 20, 20)]) == "rrs"
+
+
+def test_restarts_that_are_far_apart_are_borne_for_ever() -> None:
+    """Two within any ten minutes, with batches between."""
+    assert measures(Restarts(3, 600.0), [(300.0 * number, number, number) for number in range(50)]) == "r" * 50
+    assert measures(Restarts(3, 600.0), [(0, 0, 0), (1, 1, 0), (600, 2, 0), (601, 3, 0), (602, 4, 0)]) == "rrrrc"
+
+
+def test_in_a_row_without_a_batch_between_counts_however_long_it_takes() -> None:
+    restarts = Restarts(3, 600.0)
+    assert measures(restarts, [(0, 7, 6), (1e4, 7, 6), (2e4, 7, 6)]) == "rrc"
+    again = [(3e4, 7, 6), (4e4, 7, 6), (5e4, 7, 6)]
+    assert measures(restarts, again) == "rrs"  # nothing was committed since
+
+
+def test_after_a_commit_and_a_quiet_time_all_may_go_back_once_more() -> None:
+    restarts = Restarts(2, 600.0)
+    assert measures(restarts, [(0, 1, 0), (10, 1, 0), (5000, 9, 8), (5010, 9, 8)]) == "rcrc"
+
+
+def test_roles_are_counted_apart_and_all_anew_once_all_went_back() -> None:
+    restarts = Restarts(2, 600.0)
+    assert measures(restarts, [(0, 0, 0)]) + measures(restarts, [(1, 0, 0)], "critic") == "rr"
+    assert measures(restarts, [(2, 0, 0)]) + measures(restarts, [(3, 0, 0)], "critic") == "cr"
+    assert measures(Restarts(1, 600.0), [(0, 0, 0), (9, 0, 0)]) == "cs"
+
+
+@given(st.lists(st.tuples(st.floats(0, 400), st.integers(0, 1)), max_size=40), st.integers(1, 5))
+def test_no_window_has_more_restarts_in_place_than_it_may(gaps: list[tuple[float, int]], most: int) -> None:
+    restarts, now, batches, in_place = Restarts(most, 600.0), 0.0, 0, []
+    for gap, trained in gaps:
+        now, batches = now + gap, batches + trained
+        measure = restarts.after("trainer", now, batches=batches, committed=batches)
+        in_place = [*in_place, now] if measure is Measure.RESTART else []
+        assert sum(now - at < 600 for at in in_place) < most
+        if measure is Measure.STOP:
+            return
 
 
 def test_what_has_not_failed_is_refused() -> None:

@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from headrace.runtime.together import together
+from headrace.runtime.together import to_the_end, together
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 
 
@@ -86,3 +86,22 @@ def test_an_error_in_the_turn_in_which_the_caller_is_cancelled_is_told_to_nobody
 
     run_virtually(main)
     assert not told
+
+
+def test_who_is_cancelled_waits_for_what_goes_to_its_end() -> None:
+    ended = []
+
+    async def slow() -> None:
+        await asyncio.sleep(0.01)
+        ended.append("slow")
+
+    async def main() -> None:
+        task = asyncio.create_task(to_the_end(slow()))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended == ["slow"]
+        assert await to_the_end(asyncio.sleep(0, "found")) == "found"
+
+    asyncio.run(main())

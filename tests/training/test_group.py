@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ import torch
 from headrace.algorithms.pieces import PieceError
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.wire.wire_types import WireTypes
-from headrace.runtime.workers import Host, Placement, WorkerLost
+from headrace.runtime.workers import Host, Placement, WorkerLost, Workers
 from headrace.training.group import TrainerGroup
 from headrace.training.layouts.ranks import Layout
 from headrace.training.pieces import Piece
@@ -170,3 +170,64 @@ def test_ranks_publish_what_each_has_for_all_and_for_one_receiver_alone(tmp_path
             await runtime.close()
 
     asyncio.run(main())
+
+
+class Counting:
+    kind: ClassVar[str] = "counting"
+    types: ClassVar[WireTypes] = WireTypes({})
+
+    def __init__(self, spec: int, host: object) -> None:
+        self._steps = spec
+
+    def steps(self) -> int:
+        return self._steps
+
+
+IN_TWO = Layout(dp=4, replicas=2, zero=2)
+"""Ranks 0 and 1 have a replica together, 2 and 3 the other."""
+
+
+def with_ranks(steps: list[int], use: Callable[[Workers[Any], RankWorkers], Awaitable[None]]) -> None:
+    """`steps` that each says to have made."""
+
+    async def main() -> None:
+        runtime = InlineRuntime()
+        try:
+            workers = await runtime.start(Counting, steps, Placement())
+            await use(workers, RankWorkers(workers, runtime.clock, 1.0, IN_TWO))
+        finally:
+            await runtime.close()
+
+    asyncio.run(main())
+
+
+def test_a_rank_takes_its_replica_along_and_is_the_one_that_is_named() -> None:
+    async def use(workers: Workers[Any], ranks: RankWorkers) -> None:
+        every: dict[int, tuple[()]] = dict.fromkeys(range(4), ())
+        assert await ranks.each("steps", every, what="steps") == {0: 5, 1: 5, 2: 5, 3: 5}
+        await workers.kill(3, "on purpose")
+        for _ in range(2):  # the second time its mate has ended with it
+            with pytest.raises(WorkerLost, match="counting/3 is lost: on purpose"):
+                await ranks.each("steps", every, what="steps")
+            assert (ranks.left, ranks.whole) == ([0, 1], [0])
+        assert "since counting/3 is lost" in workers.lost[2]
+        assert await ranks.answered("steps", every, what="steps") == {0: 5, 1: 5}
+        await workers.kill(0, "on purpose, too")
+        with pytest.raises(WorkerLost, match="counting/0 is lost: on purpose, too"):
+            await ranks.answered("steps", every, what="steps")
+
+    with_ranks([5, 5, 5, 5], use)
+
+
+def test_replicas_can_heal_others_only_where_all_that_are_left_have_made_as_many_steps() -> None:
+    async def use(workers: Workers[Any], ranks: RankWorkers) -> None:
+        group = TrainerGroup("trainer", ranks)
+        assert not await group.is_whole(stepped=False)
+        await workers.kill(1, "on purpose")
+        with pytest.raises(WorkerLost):
+            await ranks.each("steps", {1: ()}, what="steps")
+        assert await group.is_whole(stepped=False)
+        await workers.kill(2, "on purpose, too")
+        assert not await group.is_whole(stepped=False)
+
+    with_ranks([1, 1, 0, 0], use)

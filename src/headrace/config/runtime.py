@@ -29,6 +29,15 @@ class StuckConfig(Section):
         return {key.removesuffix("_s"): value for key, value in self.model_dump(exclude_none=True).items()}
 
 
+class RestartsConfig(Section):
+    """How often the trainer, or the critic, may lose ranks. Beyond that all its ranks go on from the last commit, and
+    when that is so again, within the window or without a commit since, the run stops with the reason."""
+
+    most: int = Field(default=3, ge=1)
+    """The loss that is too often: so many within the window, or in a row without a trained batch between."""
+    window_s: float = Field(default=600.0, gt=0)
+
+
 class RuntimeConfig(Section):
     kind: Literal["inline", "ray"] = "inline"
     """`inline`: all on this machine, in this process and those that the config names. `ray`: workers that have
@@ -47,3 +56,4 @@ class RuntimeConfig(Section):
     """A wait of the run that lasts longer ends it with an error that says what it waited for, and so does code of yours
     that blocks the event loop for longer; never less than `rollout.episode_timeout_s`."""
     stuck: StuckConfig = StuckConfig()
+    restarts: RestartsConfig = RestartsConfig()

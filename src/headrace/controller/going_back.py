@@ -1,26 +1,22 @@
-"""Going back to the last commit within the process: trainer and critic are made anew, and rollouts go on.
-
-Where ranks that are left have all of the state (each of several has, unless they cut the model up), that is committed
-first: then nothing is trained again.
+"""What follows the loss of the trainer or the critic: it is healed, or the run goes back to the last commit within its
+process: they are made anew, and rollouts go on.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from headrace.controller.building.rollout_workers import RolloutHands
 from headrace.controller.building.wiring import Parts, evaluated
+from headrace.controller.healing import Healing
 from headrace.controller.planning.plan import Plan
 from headrace.experience.taken_back import read_back
 from headrace.runtime.protocol import Runtime
-from headrace.runtime.supervision import TRAINER, Measure, after_failure
+from headrace.runtime.supervision import TRAINER, Measure, Restarts, after_failure
 from headrace.runtime.workers import WorkerLost
 from headrace.store import Commit, Restored, RunStore
 from headrace.weights.version import Version
-
-logger = logging.getLogger(__name__)
 
 LANE = "going back"
 TRAINERS = ("trainer", "critic")
@@ -39,9 +35,19 @@ def _kind(lost: WorkerLost) -> str:
     return lost.worker.partition("/")[0]
 
 
+def _too_often(lost: WorkerLost, restarts: Restarts) -> WorkerLost:
+    often = (
+        f"{restarts.most} were lost within {restarts.window_s:g} s, or in a row without a batch between "
+        "(runtime.restarts), after all had gone on from the last commit for the same reason; mend that, and --resume "
+        "the run"
+    )
+    return WorkerLost(lost.rank, f"{lost.reason}; {often}", worker=lost.worker)
+
+
 class GoingBack:
-    """What follows the loss of the trainer or the critic, as `runtime/supervision.py` says: both go back to the last
-    commit, and after too many losses without a commit between, the run stops."""
+    """What follows the loss of the trainer or the critic, as `runtime/supervision.py` says. Where another replica has
+    its state, it is healed, unless that comes too often. Else both go back to the last commit; after too many losses
+    without a commit between, the run stops."""
 
     def __init__(
         self, plan: Plan, parts: Parts, store: RunStore, runtime: Runtime, load: Load, hands: RolloutHands | None = None
@@ -56,35 +62,44 @@ class GoingBack:
         """In a row, without a commit between."""
         self._at = parts.checkpointer.committed
         """The commit when one was lost last."""
+        self._healing = Healing(parts, runtime)
+        often = plan.config.runtime.restarts
+        self._restarts = Restarts(often.most, often.window_s)
 
     async def after(self, lost: WorkerLost) -> None:
         """Return once roles may begin again; none of those that lease rows may be at work. Raises the loss where the
         run is to stop."""
         while True:
             try:
-                return await self._go_back(lost)
+                return await self._mend(lost)
             except WorkerLost as again:
                 if not is_of_trainer(again) or again is lost:
                     raise
                 lost = again
 
-    async def _go_back(self, lost: WorkerLost) -> None:
+    async def _mend(self, lost: WorkerLost) -> None:
         parts, clock = self._parts, self._runtime.clock
         await parts.checkpointer.forget()
-        if self._at != parts.checkpointer.committed:
-            self._failures, self._at = 0, parts.checkpointer.committed
+        committed = parts.checkpointer.committed
+        if self._at != committed:
+            self._failures, self._at = 0, committed
+        often = self._restarts.after(_kind(lost), clock.now(), batches=parts.flow.batch, committed=committed)
+        if often is Measure.STOP:
+            raise _too_often(lost, self._restarts)
+        left = Version(parts.branch, parts.flow.batch)
+        told = {"message": str(lost), "version": str(left)}
+        if often is Measure.RESTART and await self._healing.after(_kind(lost), told):
+            return
         self._failures += 1
         then = after_failure(TRAINER, self._failures)
-        if then.measure is Measure.FROM_COMMIT:
-            await parts.turns.train()
-            await self._commit_what_is_left(lost)
         commit = self._store.checkpoints.newest()
         if then.measure is not Measure.FROM_COMMIT or not self._may_go_back(lost, commit):
             raise lost
-        left = Version(parts.branch, parts.flow.batch)
-        parts.recorder.event("trainer_lost", {"message": str(lost), "version": str(left)})
+        await parts.turns.train()
+        parts.recorder.event("trainer_lost", told)
+        parts.actor.forget_step()
         await clock.sleep(then.pause_s)
-        await self._renew(lost, commit)
+        await self._renew(lost, commit, every=often is Measure.FROM_COMMIT)
         # Nothing is trained meanwhile, so these are all.
         rows = self._store.ledger.trained_since(commit.number)
         refs = parts.context.refs
@@ -105,22 +120,6 @@ class GoingBack:
         message = f"the run goes on from {version}" + (": what was trained since is trained again" if again else "")
         parts.recorder.event("went_back", {"version": str(version), "from": str(left), "message": message})
 
-    async def _commit_what_is_left(self, lost: WorkerLost) -> None:
-        """If it is all. It is no progress: a batch that its ranks die of would be tried for ever."""
-        parts = self._parts
-        groups = sorted(parts.models.groups, key=lambda group: group.name != _kind(lost))
-        version = Version(parts.branch, parts.flow.batch)
-        try:
-            for group in groups:
-                if not await group.is_whole(stepped=False):
-                    return
-            for group in groups:
-                await group.discard()
-            await parts.checkpointer.commit(version)
-        except WorkerLost as other:
-            logger.info("what is left of the trainer cannot be committed: %s", other)
-        self._at = parts.checkpointer.committed
-
     def _may_go_back(self, lost: WorkerLost, commit: Commit) -> bool:
         """Nothing is known of a reference that was refreshed since version 0, which has no files."""
         models, every = self._parts.models, self._plan.config.reference.refresh_every
@@ -132,10 +131,11 @@ class GoingBack:
     def _names(self) -> tuple[str, ...]:
         return TRAINERS if self._parts.models.critic is not None else TRAINERS[:1]
 
-    async def _renew(self, lost: WorkerLost, commit: Commit) -> None:
+    async def _renew(self, lost: WorkerLost, commit: Commit, *, every: bool) -> None:
+        """`every`: the one that is still there, too, if it can be."""
         models = self._parts.models
         for name in self._names():
-            if commit.path is None or name == _kind(lost):
+            if commit.path is None or name == _kind(lost) or (every and name in models.renew):
                 await models.renew[name]()
         await self._runtime.compute(LANE, commit.verify, self._store.files)
         await self._load(commit.path)

@@ -397,6 +397,13 @@ class Flow:
         self._begin_again()
         return restored
 
+    def train_again(self, keepers: Iterable[str]) -> None:
+        """What was computed with rows of the batch was lost, and its weights are as they were. Nobody who leases rows
+        may be at work: leases are ended, and columns that these workers kept, who have ended, are computed again."""
+        self._table.end_leases()
+        for keeper in keepers:
+            self._table.lose(keeper)
+
     def _begin_again(self) -> None:
         """Nothing is known of the batch that is composed."""
         self._batch_rows = 0

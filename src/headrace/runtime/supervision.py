@@ -71,3 +71,32 @@ def after_failure(policy: Policy, failures: int) -> Next:
 def pause_after(failures: int) -> float:
     """Seconds before what failed so often in a row is tried again."""
     return float(min(FIRST_PAUSE_S * 2 ** min(max(failures - 1, 0), 32), LONGEST_PAUSE_S))
+
+
+class Restarts:
+    """When what is made anew in its place is so too often, by role: a role that was restarted `most` times within
+    `window_s`, or in a row without progress, is the `most`-th time not healed, but all goes on from the last commit.
+    That is too often once it comes again within `window_s`, or without a commit since: the run stops."""
+
+    def __init__(self, most: int, window_s: float) -> None:
+        self.most = most
+        self.window_s = window_s
+        self._restarts: dict[str, list[tuple[float, int]]] = {}
+        """Of each role those since all went on from a commit: when, and how far the run was."""
+        self._from_commit: tuple[float, int] | None = None
+        """When all did last, and the commit."""
+
+    def after(self, role: str, now: float, *, batches: int, committed: int) -> Measure:
+        """The role has failed, at `now`, in seconds. `batches`: that the run has trained, its progress. `committed`:
+        the number of its last commit."""
+        known = self._restarts.setdefault(role, [])
+        known[:] = [(at, then) for at, then in known if now - at < self.window_s or then == batches]
+        known.append((now, batches))
+        within = sum(now - at < self.window_s for at, _ in known)
+        in_a_row = sum(then == batches for _, then in known)
+        if max(within, in_a_row) < self.most:
+            return Measure.RESTART
+        self._restarts.clear()
+        last, self._from_commit = self._from_commit, (now, committed)
+        again = last is not None and (now - last[0] < self.window_s or last[1] == committed)
+        return Measure.STOP if again else Measure.FROM_COMMIT

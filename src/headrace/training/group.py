@@ -67,6 +67,11 @@ class TrainerGroup:
         if self._moved is not None:
             await self._moved()
 
+    @property
+    def has_replicas(self) -> bool:
+        """Which can heal each other."""
+        return self._layout.copies > 1
+
     async def is_whole(self, *, stepped: bool) -> bool:
         """Whether a replica is left, and all that are have the state of the last batch that was settled, or, `stepped`,
         that of the batch behind it of which all steps are made; beside gradients. Raises WorkerLost."""
@@ -140,12 +145,14 @@ class TrainerGroup:
         await self._over_held("accumulate_held", places, "a micro-batch")
 
     async def let_go(self) -> Sequence[Ref | None]:
-        """See `TrainerRank.let_go`."""
+        """See `TrainerRank.let_go`. Of a rank that is lost nothing is known; the batch is trained all the same."""
         held, self._held = self._held, []
-        found = await self._all("let_go", what="what a batch began with")
+        every = dict.fromkeys(range(self._layout.size), ())
+        found = await self._ranks.answered("let_go", every, what="what a batch began with")
         if not any(found.values()):
             return []
-        return [found[self._layout.head(part)][number] for part, number in held]
+        told = [found.get(head) or [] for head in self._layout.heads]
+        return [told[part][number] if told[part] else None for part, number in held]
 
     async def step(self) -> StepReport:
         """See `Trainer.step`."""
@@ -377,5 +384,3 @@ class TrainerGroup:
 
     async def _call(self, method: str, *args: Any, what: str) -> Any:
         return await self._ranks.call(method, *args, what=what)
-
-

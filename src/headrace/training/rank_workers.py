@@ -147,10 +147,10 @@ class RankWorkers:
     async def answered(self, method: str, args: Mapping[int, Sequence[Any]], *, what: str) -> dict[int, Any]:
         """See `Ranks.answered`. Raises WorkerLost."""
         found = await self._outcomes(method, args, what)
-        copies = self.whole
-        there = {rank: answer for rank, answer in found.items() if self.layout.within(rank)[0] in copies}
+        lost = {self.layout.within(rank)[0]: one for rank, one in found.items() if isinstance(one, WorkerLost)}
+        there = {rank: answer for rank, answer in found.items() if self.layout.within(rank)[0] not in lost}
         if not there:
-            raise next(outcome for outcome in found.values() if isinstance(outcome, WorkerLost))
+            raise next(iter(lost.values()))
         return there
 
     async def _come_together(self, copy: int) -> None:
@@ -174,11 +174,10 @@ class RankWorkers:
             return await self._asked(rank, method, args, what)
         except WorkerLost as lost:
             loss = self._ended.get(rank, lost)
-            if self.layout.joint:
-                await self._end_with(rank, loss)
+            await self._end_with(rank, loss)
             return loss
         except WorkerError as error:
-            if not error.is_fault:
+            if self.layout.size == 1 or not error.is_fault:
                 raise
             with suppress(WaitTimeout):
                 await self._workers.changed.wait_until(
@@ -187,12 +186,16 @@ class RankWorkers:
             for other, reason in self._workers.lost.items():
                 if other not in self._ended:
                     return WorkerLost(other, reason, worker=self._workers.handles[other].worker)
+            raised = f"it raised {error.type}"
+            await self._end_with(rank, WorkerLost(rank, raised, worker=self._workers.handles[rank].worker))
             raise
 
     async def _end_with(self, rank: int, loss: WorkerLost) -> None:
-        """The others of its replica, of which some may be waiting for it."""
+        """The others of its replica, where they pass together: some may be waiting for it, and would for long."""
+        if not self.layout.joint:
+            return
         for mate in self.layout.members(self.layout.within(rank)[0]):
-            if mate not in self._workers.lost:
+            if mate != rank and mate not in self._workers.lost:
                 self._ended[mate] = loss
                 await self._workers.kill(mate, f"it has a part of the model alone, since {loss}")
 

@@ -357,11 +357,15 @@ def _after_step(
     turns: Turns,
 ) -> Callable[[TrainedStep], Awaitable[None]]:
     """`groups`: those that train, which are settled once all of the step is recorded."""
+    recorded: TrainedStep | None = None
 
     async def after_step(step: TrainedStep) -> None:
-        await rollouts.trained(step)  # before the batch's entry: who reads that finds its samples
-        recorder.batch(step)
-        divergence.look_at(step)
+        nonlocal recorded
+        if step is not recorded:  # a trainer that was lost behind that is healed, and the step seen through
+            await rollouts.trained(step)  # before the batch's entry: who reads that finds its samples
+            recorder.batch(step)
+            recorded = step
+            divergence.look_at(step)
         await checkpointer.after(Version(lineage.branch, step.batch + 1))
         for group in groups:
             group.settled()

@@ -25,6 +25,7 @@ from headrace.roles.turns import NoTurns, Turns
 from headrace.roles.weight_distributor import WeightDistributor
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.signal import Signal
+from headrace.runtime.workers import WorkerLost
 from headrace.training.epochs import Epochs
 from headrace.training.gap import Gap
 from headrace.training.group import TrainerGroup
@@ -133,8 +134,9 @@ class ActorRole:
         moves. `trained` is awaited after the steps on a
         batch, with what those of its first epoch report, before the next batch can be sealed: what goes with the
         weights is as it was then. `after_step` is awaited once there is a copy of the new version, which is on its
-        way: the record is made there, a checkpoint begun, and the trainer's turn ends, if it has one of `turns`.
-        `settled` is awaited at the end of `run`, until what `after_step` began has ended."""
+        way: the record is made there, a checkpoint begun, and the trainer's turn ends, if it has one of `turns`. Where
+        the trainer is lost in it, it is awaited again. `settled` is awaited at the end of `run`, until what
+        `after_step` began has ended."""
         self._context = context
         self._loader = loader
         self._trainer = trainer
@@ -158,6 +160,8 @@ class ActorRole:
         self._stopping = False
         self._train_s = 0.0
         self._call_size = CallSize()
+        self._made: tuple[TrainedStep, ExitStack] | None = None
+        """A batch that is trained, whose version is not published, or which is not recorded yet; and its refs."""
 
     def stop(self) -> None:
         """Have `run` return before the batch that it is at; what was accumulated of it is forgotten."""
@@ -174,10 +178,27 @@ class ActorRole:
         await self._weights.settled()
         self._stopping = False
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether a batch is trained that `run` has still to see through."""
+        return self._made is not None
+
+    async def go_on(self, *, elsewhere: bool) -> None:
+        """It has ended, since the trainer was lost, which has the state again that it had: `run` goes on from there.
+        `elsewhere`: its weights leave from another place, where nothing is published yet."""
+        if elsewhere:
+            await self._weights.forget()
+            if self._made is None:  # else `run` does
+                await self._publish()
+                await self._weights.settled()
+        self._stopping = False
+
     async def run(self) -> None:
         """Train batch after batch until the run is finished or stopped. Never cancelled between a step and its
         record: `stop` is how it ends early."""
         flow = self._context.flow
+        if self._made is not None:
+            await self._see_through(*self._made)
         while not (flow.is_finished or self._stopping):
             with ExitStack() as kept:
                 with self._context.activity.training(spent.TRAINS):
@@ -186,13 +207,32 @@ class ActorRole:
                     if not self._stopping:  # perhaps it takes engines to have its rows again
                         await self._turns.generate()
                     continue
-                with self._context.activity.training(spent.PUBLISHES):
-                    await self._publish()
-                    if self._takes_turns:  # whoever wakes takes it
-                        await self._weights.settled()
-                await self._after_step(step)
+                self._made = step, kept.pop_all()
+            await self._see_through(*self._made)
         await self._weights.settled()
         await self._settled()
+
+    async def _see_through(self, step: TrainedStep, kept: ExitStack) -> None:
+        """Publish the version that the step made, and have it recorded. Where the trainer is lost meanwhile, it is
+        `_made` still."""
+        try:
+            with self._context.activity.training(spent.PUBLISHES):
+                await self._publish()
+                if self._takes_turns:  # whoever wakes takes it
+                    await self._weights.settled()
+            await self._after_step(step)
+        except WorkerLost:
+            raise
+        except BaseException:
+            self.forget_step()
+            raise
+        self.forget_step()
+
+    def forget_step(self) -> None:
+        """What it has still to see through is seen through, or the run is about to go back behind it."""
+        if self._made is not None:
+            (_, kept), self._made = self._made, None
+            kept.close()
 
     async def _publish(self) -> None:
         version = Version(self._lineage.branch, self._context.flow.batch)

@@ -1,0 +1,52 @@
+"""Healing a trainer or critic that has lost a rank whose state another replica holds whole.
+
+What is left stays as it is, and gives its state to what is made anew in the place of the rest. The batch at hand is
+trained again from its beginning, or, where all of its steps were made, seen through. Nothing goes back: there is no
+branch, no version twice, and rollouts, engines and evaluation know nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.controller.building.wiring import Parts
+from headrace.runtime.protocol import Runtime
+from headrace.runtime.supervision import FIRST_PAUSE_S
+from headrace.weights.version import Version
+
+
+class Healing:
+    def __init__(self, parts: Parts, runtime: Runtime) -> None:
+        self._parts = parts
+        self._runtime = runtime
+
+    async def after(self, kind: str, told: Mapping[str, str]) -> bool:
+        """Whether what was lost of this kind, `trainer` or `critic`, is there again, and roles may begin again; none of
+        those that lease rows may be at work. `told` of the loss in the record. False where no replica is left, and in
+        the midst of a batch's steps, or of the two models' steps on it. Raises WorkerLost."""
+        parts = self._parts
+        groups, clock = parts.models.groups, self._runtime.clock
+        began = clock.now()
+        if not next(group.has_replicas for group in groups if group.name == kind):
+            return False
+        await parts.turns.train()
+        for group in groups:
+            if not await group.is_whole(stepped=parts.actor.has_stepped):
+                return False
+        parts.recorder.event("trainer_lost", {**told})
+        await clock.sleep(FIRST_PAUSE_S)
+        renewed: list[str] = []
+        for group in groups:
+            renewed += await group.heal()
+        parts.flow.train_again(renewed)
+        await parts.actor.go_on(elsewhere=f"{parts.models.trainer.name}/0" in renewed)
+        if not parts.actor.has_stepped:
+            await parts.turns.generate()
+        if parts.critic is not None:
+            parts.critic.begin_again()
+        version, seconds = Version(parts.branch, parts.flow.batch), clock.now() - began
+        message = f"{', '.join(renewed)} made anew, with the state of another replica"
+        parts.recorder.event(
+            "trainer_healed", {"message": message, "version": str(version), "seconds": round(seconds, 3)}
+        )
+        return True
