@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -71,26 +72,35 @@ def test_a_run_is_the_same_wherever_its_scorers_are(tmp_path: Path, changes: dic
 
 @pytest.mark.slow
 @pytest.mark.cpu
-def test_a_reference_that_is_killed_ends_the_run_with_its_name_and_the_run_goes_on_when_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_scorers_that_are_killed_come_back_in_their_place_and_change_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = make_job(tmp_path / "job", trainer__batches=4, **KL, reference__placement="process")
-    scores, calls = InWorker.scores, []
+    """One that never changes, and one that has to take the policy's version again: in the second batch, and what was
+    kept of the group before is computed again."""
+    changes = {
+        **KL,
+        "algorithm__recipe": "ppo",
+        "algorithm__updates_per_batch": 2,
+        "reference__placement": "process",
+        "proximal__placement": "process",
+    }
+    whole = trained(tmp_path / "whole", **changes)
+    scores, calls = InWorker.scores, Counter[str]()
 
     async def watched(model: InWorker, rows: Any) -> Any:
-        calls.append(rows)
-        if len(calls) == 2:
-            (victim,) = (each for each in psutil.Process().children() if "reference/0" in " ".join(each.cmdline()))
+        calls[model.name] += 1
+        if calls[model.name] == 4:
+            (victim,) = (each for each in psutil.Process().children() if f"{model.name}/0" in " ".join(each.cmdline()))
             os.kill(victim.pid, signal.SIGKILL)
         return await scores(model, rows)
 
     monkeypatch.setattr(InWorker, "scores", watched)
-    assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 1
-    assert "reference/0" in capsys.readouterr().err  # that it is lost, or that what it kept is
-    assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain", "--resume"]) == 0
-    with RunReader(tmp_path / "run") as reader:
-        assert reader.status().name == "finished"
-        reader.counts().check()
+    killed = trained(tmp_path / "killed", **changes)
+    for one, other in zip(whole, killed, strict=True):
+        assert (one["loss"], one["grad_norm"]) == (other["loss"], other["grad_norm"])
+    with RunReader(tmp_path / "killed" / "run") as reader:
+        events = [event for event in reader.events.read() if event.kind == "worker_lost"]
+        assert sorted(event.data["worker"] for event in events) == ["proximal/0", "reference/0"]
 
 
 def test_what_a_process_cannot_do_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

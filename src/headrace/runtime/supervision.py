@@ -52,6 +52,8 @@ ROLLOUT_WORKER: Policy = (Rung(Measure.RESTART, 7),)
 """Losses, without a group that it finished between; see `roles/reissue.py` for which count."""
 FUNCTIONS: Policy = (Rung(Measure.RESTART, 7),)
 """Losses of the functions worker, without an answer between."""
+SCORER: Policy = (Rung(Measure.RESTART, 7),)
+"""Losses of a model that only scores, without an answer between."""
 TRAINER: Policy = (Rung(Measure.FROM_COMMIT, 3),)
 """Losses, without a commit between."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.config import TrainConfig
-from headrace.controller.building.model_workers import started
+from headrace.controller.building.model_workers import model_return, started
 from headrace.roles.columns.frozen import InWorker
 from headrace.roles.workers.frozen import FrozenSpec, FrozenWorker
 from headrace.runtime.protocol import Runtime
@@ -11,4 +11,5 @@ from headrace.runtime.protocol import Runtime
 
 async def frozen_worker(kind: type[FrozenWorker], spec: FrozenSpec, runtime: Runtime, config: TrainConfig) -> InWorker:
     """Raises as `started`."""
-    return InWorker(await started(kind, spec, runtime, config), kind.kind)
+    workers = await started(kind, spec, runtime, config)
+    return InWorker(workers, kind.kind, model_return(kind.kind, workers, runtime, config))

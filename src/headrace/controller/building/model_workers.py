@@ -6,10 +6,16 @@ from typing import Any, TypeVar
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.controller.building.processors import silence_s, threads_of_worker
+from headrace.roles.model_return import ModelReturn
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.workers import Placement, Worker, WorkerError, Workers
 
 W = TypeVar("W", bound=Worker)
+
+
+def model_return(kind: str, workers: Workers[Any], runtime: Runtime, config: TrainConfig) -> ModelReturn | None:
+    """Of one that only scores, where it has a process: nothing is loaded in this one while others compute."""
+    return ModelReturn(workers, runtime.clock) if kind in config.scorer_processes else None
 
 
 async def started(kind: type[W], spec: object, runtime: Runtime, config: TrainConfig, count: int = 1) -> Workers[Any]:

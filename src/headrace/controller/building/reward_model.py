@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.controller.building.model_workers import started
+from headrace.controller.building.model_workers import model_return, started
 from headrace.controller.planning.plan import Plan
 from headrace.models.loading import resolve_device
 from headrace.rewards.model_reward import ModelReward
@@ -18,4 +18,5 @@ async def load_model_reward(plan: Plan, runtime: Runtime) -> ModelReward | None:
         return None
     spec = RewardSpec(config.path, model.dtype, str(resolve_device(model.device)))
     workers = await started(RewardWorker, spec, runtime, plan.config)
-    return ModelReward(AskedRewardModel(workers, config.max_tokens_per_microbatch), config.weight)
+    returns = model_return(RewardWorker.kind, workers, runtime, plan.config)
+    return ModelReward(AskedRewardModel(workers, config.max_tokens_per_microbatch, returns), config.weight)

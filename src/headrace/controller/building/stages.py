@@ -15,6 +15,7 @@ from headrace.roles.columns.frozen import AskedModel
 from headrace.roles.columns.function_stage import FunctionColumns
 from headrace.roles.columns.functions import AskedFunctions
 from headrace.roles.columns.reward import RewardColumns
+from headrace.roles.columns.reward_model import AskedRewardModel
 from headrace.roles.columns.scorer import FollowedWeights, Score, ScoredColumns
 from headrace.roles.context import RoleContext
 from headrace.roles.known_refs import with_known_refs
@@ -50,8 +51,10 @@ def scorers(
 
         return score
 
-    def of(model: AskedModel) -> Score:
-        return asked(model.name, model.name, model.scores)
+    def add_model(section: ScorerSettings, model: AskedModel, **changes: Any) -> None:
+        if model.returns is not None:
+            model.returns.tell_to(context.table.lose, context.report)
+        add(model.name, section, asked(model.name, model.name, model.scores), returns=model.returns, **changes)
 
     def of_group(group: TrainerGroup, column: str) -> Score:
         scores = asked(group.name, column, partial(group.scores, column))
@@ -63,6 +66,8 @@ def scorers(
         return score
 
     if models.reward is not None:
+        if isinstance(model := models.reward.model, AskedRewardModel) and model.returns is not None:
+            model.returns.tell_to(context.table.lose, context.report)
         found.append(ColumnRole(context, RewardColumns(context, models.reward, by_group=by_group)))
     routed = (EXPERTS,) if config.algorithm.router_replay else ()
     if models.proximal is not None:
@@ -74,17 +79,17 @@ def scorers(
             name="proximal",
             loaded=0 if committed == INITIAL else None,
         )
-        add("proximal", config.proximal, of(models.proximal), follows=follows, reads=routed)
+        add_model(config.proximal, models.proximal, follows=follows, reads=routed)
     elif plan.recipe.has("proximal"):
         # A row enters a batch once the actor has stepped to the version that the batch begins with, and the actor
         # steps no further before all of its rows are scored: the trainer has those weights.
         add("proximal", config.proximal, of_group(models.trainer, "proximal"), reads=routed)
     if models.reference is not None:
-        add("reference", config.reference, of(models.reference))
+        add_model(config.reference, models.reference)
     elif plan.recipe.has("reference"):
         add("reference", config.reference, of_group(models.trainer, "reference"))
     if models.teacher is not None:
-        add("teacher", config.teacher, of(models.teacher))
+        add_model(config.teacher, models.teacher)
     if models.critic is not None:
         bootstraps = config.algorithm.truncated == "bootstrap"
         values: dict[str, Any] = {"columns": ("values", "last_value"), "reads": ("truncated",)} if bootstraps else {}

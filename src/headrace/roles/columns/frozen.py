@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from headrace.roles.model_return import ModelReturn
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.workers import WorkerError, Workers
@@ -29,6 +30,10 @@ class AskedModel(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def returns(self) -> ModelReturn | None:
+        """What brings it back when it is lost, if it can be."""
 
     @property
     def worker(self) -> str:
@@ -55,6 +60,8 @@ class AskedModel(Protocol):
 
 class OnLane:
     """An `AskedModel` of this process."""
+
+    returns = None
 
     def __init__(self, model: FrozenModel, name: str, runtime: Runtime) -> None:
         self.name = name
@@ -97,10 +104,12 @@ class OnLane:
 
 
 class InWorker:
-    """An `AskedModel` that is the only worker of its kind. Its end ends the run, which can be resumed."""
+    """An `AskedModel` that is the only worker of its kind."""
 
-    def __init__(self, workers: Workers[Any], name: str) -> None:
+    def __init__(self, workers: Workers[Any], name: str, returns: ModelReturn | None = None) -> None:
+        """`returns` brings it back, where it has a process; else its end ends the run, which can be resumed."""
         self.name = name
+        self.returns = returns
         self._workers = workers
 
     async def scores(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
@@ -145,8 +154,11 @@ class InWorker:
 
     async def _call(self, method: str, *arguments: object, what: str) -> Any:
         try:
-            return (await self._workers.call(method, *arguments, rank=0, what=what))[0]
+            answer = (await self._workers.call(method, *arguments, rank=0, what=what))[0]
         except WorkerError as error:
             if error.type in _ERRORS:
                 raise _ERRORS[error.type](error.text) from error
             raise
+        if self.returns is not None:
+            self.returns.answered()
+        return answer

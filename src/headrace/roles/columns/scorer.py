@@ -12,7 +12,9 @@ from headrace.models.packing import plan_microbatches
 from headrace.roles.abandoned import freed_if_left
 from headrace.roles.columns.filling import Filled
 from headrace.roles.context import RoleContext
+from headrace.roles.model_return import ModelReturn
 from headrace.runtime.signal import Signal
+from headrace.runtime.workers import WorkerLost
 from headrace.training.rows.packed_rows import RowToTrain, to_train
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import Version
@@ -83,17 +85,20 @@ class ScoredColumns:
         reads: Sequence[str] = (),
         follows: FollowedWeights | None = None,
         by_group: bool = False,
+        returns: ModelReturn | None = None,
     ) -> None:
         """`name`: of the stage. `columns`: that it writes, one of the tokens and where `score` gives it one of the
         sample. `reads`: columns that the model finds, beside tokens and mask. `max_tokens`: budget of one forward pass;
         a longer row is one of its own. `follows`: the weights must be those that the batch begins with. `by_group`:
-        rows of different groups never share a pass, so that no score depends on which groups came together."""
+        rows of different groups never share a pass, so that no score depends on which groups came together. `returns`
+        brings the model back when it is lost."""
         self._reads = tuple(reads)
         self._follows = follows
         self._context = context
         self.name = name
         self._columns = tuple(columns)
         self._score = score
+        self._returns = returns
         self._max_tokens = max_tokens
         self.sampler = whole_groups if by_group else token_budget(max_tokens, row_length)
 
@@ -104,6 +109,16 @@ class ScoredColumns:
 
     async def compute(self, lease: Lease) -> Filled:
         """See `Computed.compute`."""
+        while True:
+            try:
+                return await self._computed(lease)
+            except WorkerLost as lost:
+                if self._returns is None:
+                    raise
+                await self._returns.after(lost)
+                self.begin_again()  # it is as it was made, and what it kept of these rows is gone
+
+    async def _computed(self, lease: Lease) -> Filled:
         rows = list(lease.rows)
         if self._follows is not None:
             await self._follows.reach(self._context.flow.batch)
