@@ -35,13 +35,16 @@ def _kind(lost: WorkerLost) -> str:
     return lost.worker.partition("/")[0]
 
 
-def _too_often(lost: WorkerLost, restarts: Restarts) -> WorkerLost:
-    often = (
-        f"{restarts.most} were lost within {restarts.window_s:g} s, or in a row without a batch between "
-        "(runtime.restarts), after all had gone on from the last commit for the same reason; mend that, and --resume "
-        "the run"
-    )
-    return WorkerLost(lost.rank, f"{lost.reason}; {often}", worker=lost.worker)
+class TooOften(WorkerLost):
+    """The loss with which the run is to stop."""
+
+    def __init__(self, lost: WorkerLost, restarts: Restarts) -> None:
+        often = (
+            f"{restarts.most} were lost within {restarts.window_s:g} s, or in a row without a batch between "
+            "(runtime.restarts), after all had gone on from the last commit for the same reason; mend that, and "
+            "--resume the run"
+        )
+        super().__init__(lost.rank, f"{lost.reason}; {often}", worker=lost.worker)
 
 
 class GoingBack:
@@ -73,7 +76,7 @@ class GoingBack:
             try:
                 return await self._mend(lost)
             except WorkerLost as again:
-                if not is_of_trainer(again) or again is lost:
+                if not is_of_trainer(again) or again is lost or isinstance(again, TooOften):
                     raise
                 lost = again
 
@@ -85,7 +88,7 @@ class GoingBack:
             self._failures, self._at = 0, committed
         often = self._restarts.after(_kind(lost), clock.now(), batches=parts.flow.batch, committed=committed)
         if often is Measure.STOP:
-            raise _too_often(lost, self._restarts)
+            raise TooOften(lost, self._restarts)
         left = Version(parts.branch, parts.flow.batch)
         told = {"message": str(lost), "version": str(left)}
         if often is Measure.RESTART and await self._healing.after(_kind(lost), told):

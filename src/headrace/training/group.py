@@ -63,9 +63,7 @@ class TrainerGroup:
         assert isinstance(self._ranks, RankWorkers), f"the {self.name} is no worker"
         await self._ranks.restart()
         self._steps = self._settled = 0
-        self._receiver = await self._call("plane", what="where its weights are")
-        if self._moved is not None:
-            await self._moved()
+        await self._leaves_elsewhere()
 
     @property
     def has_replicas(self) -> bool:
@@ -95,8 +93,13 @@ class TrainerGroup:
         await self._all("heal", whole[0], steps, what="the state of another replica")
         self._steps = steps
         if 0 in broken:
-            self._receiver = await self._call("plane", what="where its weights are")
+            await self._leaves_elsewhere()
         return renewed
+
+    async def _leaves_elsewhere(self) -> None:
+        self._receiver = await self._call("plane", what="where its weights are")
+        if self._moved is not None:
+            await self._moved()
 
     async def accumulate(
         self, micros: Sequence[Sequence[RowToTrain]], coefficient: float | None = None
