@@ -174,9 +174,9 @@ def test_a_record_without_experts_is_not_replayed(tmp_path: Path, capsys: pytest
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "tp": (
-        {"trainer__placement": "process", "trainer__layout": "t2"},
-        "trainer.layout has tp 2, and the model's layers have experts",
+    "no experts for each tensor rank": (
+        {"trainer__placement": "process", "trainer__layout": "t3"},
+        "trainer.layout has tp 3, and tensor ranks share the 8 experts of a layer; use a tp of 1, 2, 4, 8",
     ),
     "no experts for each": (
         {"trainer__placement": "process", "trainer__layout": "d3e3"},

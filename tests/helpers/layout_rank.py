@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from tensor_bytes import tensor_bytes
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from training_helpers import CONFIGS
 from transformers import AutoModelForCausalLM
 
@@ -216,6 +217,7 @@ def run(folder: Path, case: dict[str, Any], rank: int) -> None:
         save_file(tensors, into / "weights.safetensors")
     if trained._ranks is not None:
         trained._ranks.close()
+        _clear_sharding_prop_cache()  # it knows a mesh by its ranks and names, and the groups of this one are gone
 
 
 def publish_by_parts(trained: HFTrainer, tensors: dict[str, Tensor], folder: Path, rank: int) -> None:

@@ -48,11 +48,12 @@ def test_a_micro_batch_is_cut_up_into_what_its_samples_packed_by_themselves_are(
                 {"weights": rng.normal(size=length)},
                 sets,
                 np.ones(length, np.float32),
+                rng.integers(0, 8, (max(length - 1, 1), 3, 2)).astype(np.uint8),
             )
         )
     found = cut_up(pack(rows), [2, 1, 2])
     for part, expected in zip(found, (pack(rows[:2]), pack(rows[2:3]), pack(rows[3:])), strict=True):
-        for name in ("tokens", "positions", "sequence_starts", "mask", "sample_index", "temperatures"):
+        for name in ("tokens", "positions", "sequence_starts", "mask", "sample_index", "temperatures", "experts"):
             assert torch.equal(getattr(part, name), getattr(expected, name)), name
         assert torch.equal(part.columns["weights"], expected.columns["weights"])
         assert part.kept is not None

@@ -55,6 +55,10 @@ MIXED: dict[str, dict[str, Any]] = {
     "d2c2e2": {"dp": 2, "cp": 2, "ep": 2, "zero": 3},
     "d2c2e4": {"dp": 2, "cp": 2, "ep": 4, "zero": 3},
     "d4r2e2": {"dp": 4, "replicas": 2, "ep": 2, "zero": 3},
+    "d2p2e2": {"dp": 2, "pp": 2, "ep": 2, "zero": 2},
+    "c2p2e2": {"cp": 2, "pp": 2, "ep": 2, "zero": 2},
+    "d2t2e2": {"dp": 2, "tp": 2, "ep": 2, "zero": 3},
+    "c2t2e2": {"cp": 2, "tp": 2, "ep": 2, "zero": 3},
 }
 """Of a model with experts."""
 OF_EIGHT: dict[str, dict[str, Any]] = {
@@ -87,8 +91,10 @@ def cases() -> list[dict[str, Any]]:
     found = [case("qwen3", layout) for layout in (ONE, *LAYOUTS)]
     found += [case("qwen3", layout, layers=5) for layout in (ONE, *DEEP)]
     found += [case("qwen3_moe", layout) for layout in (ONE, "d2z2", "d2e2", "d4e2", "d4e4", "d2c2e4", "d4r2e2")]
-    found += [case("qwen3_moe", layout, routed=True) for layout in (ONE, "d4e4", "d2c2e2")]
+    found += [case("qwen3_moe", layout) for layout in ("d2t2", "c2p2e2")]
+    found += [case("qwen3_moe", layout, routed=True) for layout in (ONE, "d4e4", "d2c2e2", "d2t2e2", "t2p2", "d2p2e2")]
     found += [case("qwen3_moe", layout, checkpointing=True) for layout in ("d4e2", "d2c2e2")]
+    found += [case("qwen3_moe", layout, routed=True, checkpointing=True) for layout in ("c2t2e2", "p2")]
     found += [case("qwen3_moe", "d2c2e2", routed=True, checkpointing=True)]
     found += [case("qwen3_moe", layout, dtype="bfloat16") for layout in (ONE, "d4e2")]
     found += [case("qwen3", layout, kept=True) for layout in (ONE, "d2t2", "c2t2", "d2c2", "d2p2")]
@@ -100,7 +106,7 @@ def cases() -> list[dict[str, Any]]:
     found += [case("gpt2", layout) for layout in (ONE, "d2z2", "c2")]
     found += [case("qwen3", layout, dtype="bfloat16") for layout in (ONE, "d2z2", "d2t2", "d2c2", "d2p2", "d4r2z3")]
     saved = [case("qwen3", layout, saves=True) for layout in (ONE, "d2t2", "d4z3", "p2", "t2p2", "d4r2z2")]
-    saved += [case("qwen3_moe", layout, saves=True) for layout in (ONE, "d4e2")]
+    saved += [case("qwen3_moe", layout, saves=True) for layout in (ONE, "d4e2", "t2p2", "d2t2e2")]
     found += [case("qwen3", layout, read=True) for layout in ("d2t2", "t2p2")]
     found += [case("qwen3", "p3", layers=5, read=True), case("qwen3_moe", "d4e2", read=True)]
     return [*found, *saved, *LOADS]
@@ -120,7 +126,9 @@ LOADS = [
     case("qwen3", "d4r2z3", loads="qwen3-d2t2-saves=True"),
     case("qwen3_moe", "d2c2e4", loads="qwen3_moe-one-saves=True"),
     case("qwen3_moe", ONE, loads="qwen3_moe-d4e2-saves=True"),
-    case("qwen3_moe", "d4e4", loads="qwen3_moe-d4e2-saves=True"),
+    case("qwen3_moe", "d4e4", loads="qwen3_moe-t2p2-saves=True"),
+    case("qwen3_moe", "d2p2e2", loads="qwen3_moe-d2t2e2-saves=True"),
+    case("qwen3_moe", "d2t2e2", loads="qwen3_moe-d4e2-saves=True"),
 ]
 
 

@@ -34,7 +34,8 @@ class LayoutConfig(Section):
     that it keeps those of all micro-batches of a call, 4 pp."""
     ep: int = Field(default=1, ge=1, le=1024)
     """Expert-parallel: so many of the ranks of data and context share the experts of each layer among them, and tokens
-    go to whoever has their experts. No more ranks: it divides dp / replicas x cp. Short: `d4e2`."""
+    go to whoever has their experts. No more ranks: it divides dp / replicas x cp. Tensor ranks share them in any case.
+    Short: `d4e2`."""
     replicas: int = Field(default=1, ge=1, le=1024)
     """Of the ranks that cut the model up: so many groups of them have all of it each (HSDP), and heal each other. No
     more ranks: it divides dp. Short: `d4r2` for {dp: 4, replicas: 2}, two groups of two."""

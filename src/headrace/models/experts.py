@@ -37,6 +37,14 @@ def active_numbers(model: Any) -> int:
     return sum(weight.numel() // len(weight) * chosen for weight in expert_weights(model)) if chosen else 0
 
 
+def numbers_met(layer: nn.Module, config: Any) -> int:
+    """Of the weights of a layer, so many as one token is multiplied by."""
+    idle = sum(
+        weight.numel() * (len(weight) - experts_per_token(config)) // len(weight) for weight in expert_weights(layer)
+    )
+    return sum(parameter.numel() for parameter in layer.parameters()) - idle
+
+
 def expert_weights(model: nn.Module) -> list[nn.Parameter]:
     """[experts, out, in] each: the matrices of all experts of a layer in one parameter."""
     return [parameter for parameter in model.parameters() if parameter.ndim == 3]

@@ -103,14 +103,16 @@ class PackedLM(nn.Module):
         finally:
             self._before = None
 
-    def carried(self, tokens: Tensor, positions: Tensor, lengths: list[int]) -> Tensor:
+    def carried(self, tokens: Tensor, positions: Tensor, lengths: list[int], experts: Tensor | None = None) -> Tensor:
         """What the layers of this process make of N tokens that make up samples of these lengths, for whoever has the
-        next ones: [1, `carried_tokens`, hidden]."""
-        return self._computed(tokens, positions, lengths)[0]
+        next ones: [1, `carried_tokens`, hidden]. `experts`, and what is raised: see `hidden_states`."""
+        if experts is not None:
+            self._check_routed(experts)
+        return self._computed(tokens, positions, lengths, experts)[0]
 
-    def carried_tokens(self, tokens: Tensor, lengths: list[int]) -> int:
+    def carried_tokens(self, tokens: Tensor, lengths: list[int], experts: Tensor | None = None) -> int:
         """Of how many tokens this process has hidden states, between its layers."""
-        return self._own(len(SharedPrefixes.of(tokens.cpu().numpy(), lengths).kept))
+        return self._own(len(_prefixes(tokens, lengths, experts).kept))
 
     def _own(self, computed: int) -> int:
         shared = self.shared
@@ -121,8 +123,7 @@ class PackedLM(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Hidden states of the tokens that are computed, [1, own, hidden], as far as this process has them; and which
         of all of them each of the N tokens is, [N]."""
-        routed = None if experts is None else experts.flatten(1).cpu().numpy()
-        prefixes = SharedPrefixes.of(tokens.cpu().numpy(), lengths, routed)
+        prefixes = _prefixes(tokens, lengths, experts)
         kept, source = (torch.from_numpy(places).to(tokens.device) for places in (prefixes.kept, prefixes.source))
         segments = SegmentPlan.of(lengths, tokens.device, prefixes)
         ids, places = tokens[kept], positions[kept]
@@ -130,7 +131,7 @@ class PackedLM(nn.Module):
         if (shared := self.shared) is not None:
             segments = replace(segments, shared=shared)
             ids, places = shared.tokens(ids), shared.tokens(places)
-            experts = None if experts is None else shared.tokens(experts)
+            experts = None if experts is None else shared.part(shared.tokens(experts))
         if self._before is None:
             given: dict[str, Any] = {"input_ids": ids[None]}
         else:
@@ -208,6 +209,11 @@ def output_layer(model: Any) -> Any:
     """What turns hidden states into logits: over the vocabulary, or of a classifier of tokens into its classes."""
     head: nn.Module | None = model.get_output_embeddings()
     return head or getattr(model, "score", None) or getattr(model, "classifier", None)
+
+
+def _prefixes(tokens: Tensor, lengths: list[int], experts: Tensor | None) -> SharedPrefixes:
+    routed = None if experts is None else experts.flatten(1).cpu().numpy()
+    return SharedPrefixes.of(tokens.cpu().numpy(), lengths, routed)
 
 
 def agree(value: Tensor, expected: Tensor) -> bool:

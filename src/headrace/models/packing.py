@@ -182,6 +182,7 @@ def cut_up(micro: MicroBatch, counts: Sequence[int]) -> list[MicroBatch]:
                 columns={name: column[run] for name, column in micro.columns.items()},
                 kept=None if kept is None else kept.of(run),
                 temperatures=None if micro.temperatures is None else micro.temperatures[run],
+                experts=None if micro.experts is None else micro.experts[run],
             )
         )
     return runs

@@ -80,7 +80,7 @@ def attach_routing(model: Any) -> int:
         return int(known)
     count = 0
     for layer in getattr(base, "layers", ()):
-        found = [module for module in layer.modules() if type(module).__name__ in _ROUTERS]
+        found = [module for module in layer.modules() if is_router(module)]
         if found:
             setattr(found[0], _ROUTING, _Pass())
             layer.self_attn.register_forward_pre_hook(partial(_before, found[0]), with_kwargs=True)
@@ -88,6 +88,11 @@ def attach_routing(model: Any) -> int:
             count += 1
     setattr(base, _COUNT, count)
     return count
+
+
+def is_router(module: nn.Module) -> bool:
+    """Whether it routes as is described here."""
+    return type(module).__name__ in _ROUTERS
 
 
 def gates(router: Any, logits: Tensor, experts: Tensor) -> Tensor:

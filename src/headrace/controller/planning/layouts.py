@@ -21,13 +21,7 @@ def check_layouts(config: TrainConfig, policy: Any, device: torch.device) -> Non
         model = policy if name == "trainer" else critic_config(config, policy)
         if device.type != "cpu":
             _check_devices(name, layout, device, here=name not in config.cluster.place)
-        for axis, count in (("tp", layout.tp), ("pp", layout.pp)):
-            if count > 1 and experts_per_token(model):
-                raise ConfigError(
-                    f"{name}.layout has {axis} {count}, and the model's layers have experts, which are not cut up so; "
-                    f"use {axis}: 1, with dp, cp, ep and zero"
-                )
-        if layout.ep > 1:
+        if layout.ep > 1 or (layout.tp > 1 and experts_per_token(model)):
             _check_experts(name, layout, model)
         _check_divides(name, layout, model.get_text_config())
 
@@ -52,17 +46,24 @@ def _check_devices(name: str, layout: LayoutConfig, first: torch.device, *, here
 
 
 def _check_experts(name: str, layout: LayoutConfig, policy: Any) -> None:
-    text, ep = policy.get_text_config(), layout.ep
+    text, ep, tp = policy.get_text_config(), layout.ep, layout.tp
     if not routed_bytes(policy):
+        axis = f"ep {ep}" if ep > 1 else f"tp {tp}"
         raise ConfigError(
-            f"{name}.layout has ep {ep}, and the model, of type {text.model_type}, has no experts that ranks could "
-            f"share ({', '.join(ROUTED_TYPES)} have); use ep: 1"
+            f"{name}.layout has {axis}, and the model, of type {text.model_type}, has no experts that ranks could "
+            f"share ({', '.join(ROUTED_TYPES)} have); use {axis[:2]}: 1"
+        )
+    experts = int(text.num_experts)
+    if experts % tp:
+        raise ConfigError(
+            f"{name}.layout has tp {tp}, and tensor ranks share the {experts} experts of a layer; use a tp of "
+            f"{_divisors([experts])}"
         )
     ranks, rows = layout.dp // layout.copies * layout.cp, (2 * int(text.moe_intermediate_size), int(text.hidden_size))
     fits = [
         each
-        for each in _numbers([ranks, int(text.num_experts)])
-        if each == 1 or not any(count % (ranks // each) for count in rows)
+        for each in _numbers([ranks, experts // tp])
+        if each * tp == 1 or not any(count % (ranks // each) for count in rows)
     ]
     if ep not in fits:
         raise ConfigError(

@@ -10,6 +10,7 @@ import torch
 from headrace.config.layout import LayoutConfig, layers_of_stages
 from headrace.config.roles import CriticConfig
 from headrace.config.trainer import TrainerConfig
+from headrace.models.experts import experts_per_token
 
 _FLOAT32 = 4
 
@@ -51,7 +52,7 @@ def gathered(layout: LayoutConfig, parameters: int, text: Any, device: torch.dev
     a layer and of what is outside of layers; of experts that ranks share, their own. All ranks in the host's memory,
     one on its device."""
     if layout.ep > 1:
-        experts = text.num_hidden_layers * text.num_experts * 3 * text.moe_intermediate_size * text.hidden_size
+        experts = text.num_hidden_layers * text.num_experts * _expert(text)
         parameters -= min(experts, parameters) * (layout.ep - 1) // layout.ep
     every, fullest = of_stages(layout, parameters, text)
     if layout.stage == 3:
@@ -74,7 +75,9 @@ def of_stages(layout: LayoutConfig, parameters: int, text: Any) -> tuple[int, in
 
 def stages_of(layout: LayoutConfig, parameters: int, text: Any, *, scores: bool = False) -> list[int]:
     """How many layers each stage has. `scores`: the output layer gives a number, not one for each token."""
-    output = 0.0 if scores else _matrix(text) / max(1, _layer(parameters, text))
+    idle = text.num_experts - experts_per_token(text) if experts_per_token(text) else 0
+    met = _layer(parameters, text) - idle * _expert(text)  # by a token
+    output = 0.0 if scores else _matrix(text) / max(1, met)
     return layers_of_stages(int(text.num_hidden_layers), layout.pp, output)
 
 
@@ -84,6 +87,10 @@ def _layer(parameters: int, text: Any) -> int:
 
 def _matrix(text: Any) -> int:
     return int(text.vocab_size) * int(text.hidden_size)
+
+
+def _expert(text: Any) -> int:
+    return int(3 * text.moe_intermediate_size * text.hidden_size) if experts_per_token(text) else 0
 
 
 def _outside(parameters: int, text: Any) -> int:

@@ -1,10 +1,10 @@
 """How the processes of a tensor-parallel and of a context-parallel group share one pass over a micro-batch.
 
-All of them are given the same micro-batch, and all end with the same result. The tokens are cut into as many equal
-runs as there are context ranks; a rank's run is cut again among its tensor ranks where norms work (sequence parallel).
-Around attention the context ranks exchange tokens for heads (Ulysses, Jacobs et al., arXiv:2309.14509), so that each
-has all tokens of some heads. The output layer runs over each context rank's share of the tokens that are asked for, and
-over each tensor rank's part of the vocabulary.
+All of them are given the same micro-batch, and all end with the same result. The tokens are cut into as many equal runs
+as there are context ranks; a rank's run is cut again among its tensor ranks where norms and experts work (sequence
+parallel). Around attention the context ranks exchange tokens for heads (Ulysses, Jacobs et al., arXiv:2309.14509), so
+that each has all tokens of some heads. The output layer runs over each context rank's share of the tokens that are
+asked for, and over each tensor rank's part of the vocabulary.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ class SharedPass:
             return filled
         run = padded // self.context.size
         return filled[self.context.rank * run : (self.context.rank + 1) * run]
+
+    def part(self, values: Tensor) -> Tensor:
+        """Of this rank's run [R, ...] the tokens that it has where norms and experts work, [R / tensor ranks, ...]."""
+        return values if self.tensor is None else values.chunk(self.tensor.size)[self.tensor.rank]
 
     def hidden(self, states: Tensor) -> Tensor:
         """Of this rank's part of its run [R / tensor ranks, D] to all of them, [padded(U), D]."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from headrace.config import ConfigError
 from headrace.config.layout import layers_of_stages
+from headrace.models.experts import numbers_met
 from headrace.models.packed_lm import PackedForward, PackedLM, agree, output_layer
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ def _left_out(model: Any, stage: int, stages: int) -> list[tuple[nn.Module, str,
     if stages == 1:
         return []
     base, head, embedding = model.base_model, output_layer(model), model.get_input_embeddings()
-    counts = layers_of_stages(len(base.layers), stages, head.weight.numel() / _numbers(base.layers[0]))
+    layer = numbers_met(base.layers[0], model.config)
+    counts = layers_of_stages(len(base.layers), stages, head.weight.numel() / layer)
     own = range(sum(counts[:stage]), sum(counts[: stage + 1]))
     others: list[nn.Module] = [layer for number, layer in enumerate(base.layers) if number not in own]
     is_last = stage == stages - 1
@@ -140,7 +142,3 @@ def _left_out(model: Any, stage: int, stages: int) -> list[tuple[nn.Module, str,
         for name, module in parent.named_children()
         if id(module) in wanted
     ]
-
-
-def _numbers(layer: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in layer.parameters())

@@ -45,14 +45,21 @@ class RankGroup:
         self.shards: DeviceMesh = mesh[_SHARDS]
         """Of data and context: among which parameters are cut up."""
         self.tensor: DeviceMesh | None = mesh[_TENSOR] if layout.tp > 1 else None
-        self.experts: DeviceMesh | None = None
-        """[copies, ranks that share experts]: the same ranks as `shards`."""
-        if layout.ep > 1:
-            self.experts = self.shards._unflatten(0, (self.shards.size() // layout.ep, layout.ep), (_COPIES, _EXPERTS))
+        self._mesh = mesh
         self.stages: dist.ProcessGroup = mesh[_STAGES].get_group()
         """Of a pipeline, in their order: who have the same part of the data, of the tokens and of each matrix."""
         self._context = self._own(self._along_context()) if layout.cp > 1 else None
         self._ends = self._own(self._at_the_ends()) if layout.pp > 1 else None
+
+    def sharing_experts(self) -> DeviceMesh | None:
+        """[copies, ranks that share the experts of a layer], of the ranks of `shards` and `tensor`: tensor ranks share
+        them, and so do as many of data and context as the layout says. None where each has all. Made anew."""
+        layout = self.layout
+        copies, sharing = self.shards.size() // layout.ep, layout.ep * layout.tp
+        if sharing == 1:
+            return None
+        every = self.shards if layout.tp == 1 else self._mesh[_SHARDS, _TENSOR]._flatten()
+        return every._unflatten(0, (copies, sharing), (_COPIES, _EXPERTS))
 
     def shared_pass(self) -> SharedPass | None:
         """With whom this rank shares its passes."""

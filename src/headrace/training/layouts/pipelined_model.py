@@ -149,7 +149,7 @@ class PipelinedModel:
         handshake of all stages, which all build it."""
         trains, chunks = call.loss is not None, call.chunks
         rows = [self._computed(chunk) for chunk in chunks]
-        size = call.size = bin_of(max(self._lm.carried_tokens(micro.tokens, micro.lengths) for micro in rows))
+        size = call.size = bin_of(max(_carried_tokens(self._lm, micro) for micro in rows))
         key = len(chunks), size
         known = self._built.get(trains)
         if known is not None and known[0] == key:
@@ -209,4 +209,8 @@ def bin_of(tokens: int) -> int:
 
 
 def _carried(lm: PackedLM, micro: MicroBatch) -> Tensor:
-    return lm.carried(micro.tokens, micro.positions, micro.lengths)
+    return lm.carried(micro.tokens, micro.positions, micro.lengths, micro.experts)
+
+
+def _carried_tokens(lm: PackedLM, micro: MicroBatch) -> int:
+    return lm.carried_tokens(micro.tokens, micro.lengths, micro.experts)

@@ -14,6 +14,7 @@ from headrace.config import ConfigError
 from headrace.models.file_weights import FileWeights
 from headrace.models.packed_lm import PackedForward, PackedLM
 from headrace.models.packing import MicroBatch
+from headrace.models.parallel.expert_share import expert_modules
 from headrace.models.parallel.stages import Outline, keep_stage
 from headrace.runtime.progress import mark
 from headrace.training.layouts.group import RankGroup
@@ -58,7 +59,8 @@ class ShardedModel:
             split_layers(model, ranks.tensor)
         self.keeps = ranks.layout.zero == 2
         """Whether weights stay gathered between a pass and the pass back."""
-        shard(model, ranks.shards, dtype, keeps_weights=self.keeps, offload=offload, experts=ranks.experts)
+        experts = ranks.sharing_experts() if expert_modules(model) else None
+        shard(model, ranks.shards, dtype, keeps_weights=self.keeps, offload=offload, experts=experts)
         lm.shared = shared
         self._lm = lm
         setattr(model, _PASS, MethodType(_headrace_pass, model))

@@ -1,4 +1,8 @@
-"""A Hugging Face model cut up among ranks: FSDP2 over its parameters, tensor parallel within its layers."""
+"""A Hugging Face model cut up among ranks: FSDP2 over its parameters, tensor parallel within its layers.
+
+Where a layer has experts, its tensor ranks have a part of the tokens each, as where norms work: routers, whose weights
+all of them have, see that part, and the experts are shared out among them (`expert_share`).
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,17 @@ from torch.distributed.tensor.parallel import (
 )
 
 from headrace.config import ConfigError
-from headrace.models.parallel.expert_share import share_experts
+from headrace.models.parallel.expert_share import expert_modules, share_experts
+from headrace.models.parallel.routers import OfOwnTokens
+from headrace.models.routing import is_router
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _COLUMNS, _ROWS = "colwise", "rowwise"
 _KNOWN = {_COLUMNS, _ROWS, "replicated_with_grad_allreduce", "embedding_rowwise"}
-"""What transformers' plan of an architecture may say of a module; the embedding is split here in any case."""
+"""What transformers' plan of an architecture may say of a module; the embedding is split here in any case, and experts
+are shared out."""
 _HEAD_NORMS = ("q_norm", "k_norm")
 """Over the width of a head; they see some of the heads."""
 
@@ -38,6 +45,8 @@ def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     DTensor. Raises ConfigError for an architecture that transformers has no plan for, or one with other parts."""
     plan = _plan_of(model)
     base = model.base_model
+    experts = expert_modules(base)
+    mixtures = [module for module in base.modules() if any(child in experts for child in module.children())]
     styles: dict[str, ParallelStyle] = {}
     for name, module in base.named_modules():
         if "Norm" in type(module).__name__:
@@ -48,6 +57,10 @@ def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
                 input_kwarg_layouts={"hidden_states": Shard(1)},
                 desired_input_kwarg_layouts={"hidden_states": Replicate()},
             )
+        elif module in experts or module in mixtures:
+            continue
+        elif is_router(module):
+            styles[name] = OfOwnTokens()
         elif name.endswith(".mlp"):
             styles[name] = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
         elif style := next((style for pattern, style in plan.items() if fnmatchcase(name, pattern)), None):
@@ -63,7 +76,9 @@ def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
         parallelize_module(head, mesh, ColwiseParallel())
     if tied:  # each was cut by itself
         head.weight = embedding.weight
-    if left := [name for name, parameter in model.named_parameters() if not hasattr(parameter, "placements")]:
+    others = {id(parameter) for module in experts for parameter in module.parameters()}  # `shard` cuts them up
+    named = ((name, each) for name, each in model.named_parameters() if id(each) not in others)
+    if left := [name for name, each in named if not hasattr(each, "placements")]:
         raise ConfigError(
             f"layout has tp {mesh.size()}, and transformers' plan of {type(model).__name__} leaves {left[0]} out; "
             "use tp: 1"
@@ -141,6 +156,7 @@ def _plan_of(model: Any) -> dict[str, str]:
     name = type(model).__name__
     if not plan:
         raise ConfigError(f"layout has tp, and transformers has no plan to split {name}; use tp: 1")
+    plan = {pattern: style for pattern, style in plan.items() if ".experts" not in pattern}
     if odd := sorted(set(plan.values()) - _KNOWN):
         raise ConfigError(f"layout has tp, and transformers' plan to split {name} has {odd[0]!r}; use tp: 1")
     return {pattern: style for pattern, style in plan.items() if style in (_COLUMNS, _ROWS)}
