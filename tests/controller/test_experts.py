@@ -195,7 +195,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"engine__kind": "sglang", "algorithm__router_replay": True},
         "algorithm.router_replay is true, and engine.kind is sglang",
     ),
-    "a server": ({"engine__kind": "vllm"}, "engine.kind is vllm, and the model's layers have experts"),
+    "SGLang from a folder": (
+        {"engine__kind": "sglang", "weights__transport": "disk"},
+        "engine.kind is sglang, weights.transport is disk, and the model's layers have experts",
+    ),
 }
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from engines_helpers import VOCAB, collect, prompt, request, serving, tiny_model
@@ -17,6 +18,7 @@ from engines_helpers import VOCAB, collect, prompt, request, serving, tiny_model
 from headrace.engines.protocol import SwapMode
 from headrace.training.frozen import FrozenScorer
 from headrace.training.taking import scored, taken
+from headrace.weights import swap_check
 from headrace.weights.plane import WeightError, WeightPublisher
 from headrace.weights.receiving import receiver_of
 from headrace.weights.shm import ShmPublisher
@@ -149,6 +151,17 @@ def test_a_scorer_that_follows_the_policy_loads_in_buckets_and_is_held_to_the_sa
     publisher.send(publisher.snapshot(TWO, spoilt(new, "zeros"), check_of(new, temperature=1.0)))
     with pytest.raises(WeightError, match="v2 did not arrive"):
         taken(model, publisher.receiver())
+
+
+def test_where_routers_choose_a_coarse_check_allows_more_and_a_fine_one_does_not() -> None:
+    tokens, none = np.zeros((1, 3), np.int32), np.zeros((1, 2), np.float32)
+    check = swap_check.from_json(
+        swap_check.to_json(SwapCheck(tokens, none, temperature=1.0, dtype="bfloat16", routers_choose=True))
+    )
+    assert check.fault(none + 0.09, "bfloat16") is None
+    assert check.fault(none + 0.11, "bfloat16") is not None
+    assert replace(check, routers_choose=False).fault(none + 0.09, "bfloat16") is not None
+    assert replace(check, dtype="float32").fault(none + 0.001, "float32") is not None
 
 
 def test_no_number_is_no_agreement() -> None:

@@ -38,6 +38,13 @@ CONFIGS = {
     "qwen3_wide": lambda: Qwen3Config(
         **{**_SHAPE, "hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
     ),
+    "qwen3_moe_wide": lambda: Qwen3MoeConfig(
+        **{**_SHAPE, "hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1},
+        moe_intermediate_size=32,
+        num_experts=8,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+    ),
     "qwen3_moe": lambda: Qwen3MoeConfig(
         **_SHAPE, moe_intermediate_size=16, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True
     ),

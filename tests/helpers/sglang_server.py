@@ -19,13 +19,23 @@ from headrace.roles.workers.server_engine import ServerEngineWorker, ServerSpec
 
 PYTHON = os.environ.get("HEADRACE_SGLANG_PYTHON", str(Path(__file__).parents[2] / ".venv-sglang/bin/python"))
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+EXPERTS = {"gate_up_proj": "w13_weight", "down_proj": "w2_weight"}
 needs_sglang = pytest.mark.skipif(not os.path.exists(PYTHON), reason="make sglang-env makes the environment of SGLang")
 
 
-def spec(folder: Path, *, dtype: str = "float32", python: str = PYTHON, keeps: bool = False, **args: Any) -> ServerSpec:
+def spec(
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    kind: str = "qwen3",
+    python: str = PYTHON,
+    keeps: bool = False,
+    **args: Any,
+) -> ServerSpec:
+    """`kind`: see `conforming.model`."""
     launch = ServerLaunch(
         python=python,
-        weights=str(conforming.folder("a", folder / "model")),
+        weights=str(conforming.folder("a", folder / "model", kind)),
         dtype=dtype,
         slots=32,
         max_context=conforming.CONTEXT,
@@ -52,7 +62,7 @@ async def require_holds_what_is_published(worker: ServerEngineWorker, publish: c
         told = await worker._http.call(
             "POST", "/weights_checker", {"action": "checksum"}, what="its checksums", seconds=60.0
         )
-        assert told["ranks"][0]["checksums"] == checksums(conforming.model(name))
+        assert told["ranks"][0]["checksums"] == checksums(conforming.model(name, publish.kind))
 
 
 def checksums(model: torch.nn.Module) -> dict[str, str]:
@@ -60,10 +70,16 @@ def checksums(model: torch.nn.Module) -> dict[str, str]:
     parameters = dict(model.named_parameters())
     fused = {part: whole for whole, parts in FUSED.items() for part in parts}
     found: dict[str, str] = {}
-    for name in parameters:
-        parent, own, last = name.rsplit(".", 2)
-        whole = fused.get(own, own)
-        parts = [parameters[f"{parent}.{part}.{last}"] for part in FUSED.get(whole, (own,))]
+    for name, parameter in parameters.items():
+        module, _, last = name.rpartition(".")
+        parent, _, own = module.rpartition(".")
+        if own == "experts":
+            whole, parts = f"{module}.{EXPERTS[last]}", [parameter]
+        elif own in fused:
+            whole = f"{parent}.{fused[own]}.{last}"
+            parts = [parameters[f"{parent}.{part}.{last}"] for part in FUSED[fused[own]]]
+        else:
+            whole, parts = name, [parameter]
         data = b"".join(part.detach().numpy().tobytes() for part in parts)
-        found[f"{parent}.{whole}.{last}"] = hashlib.sha256(data).hexdigest()[:16]
+        found[whole] = hashlib.sha256(data).hexdigest()[:16]
     return found

@@ -23,9 +23,11 @@ PYTHON = os.environ.get("HEADRACE_VLLM_PYTHON", str(Path(__file__).parents[2] / 
 needs_vllm = pytest.mark.skipif(not os.path.exists(PYTHON), reason="make vllm-env makes the environment of vLLM")
 
 
-def spec(folder: Path, *, dtype: str = "float32", model_is: Mapping[str, Any] = {}, **args: Any) -> ServerSpec:
-    """`model_is`: what is taken for the model's config beside the truth."""
-    model = conforming.folder("a", folder / "model")
+def spec(
+    folder: Path, *, dtype: str = "float32", kind: str = "qwen3", model_is: Mapping[str, Any] = {}, **args: Any
+) -> ServerSpec:
+    """`kind`: see `conforming.model`. `model_is`: what is taken for the model's config beside the truth."""
+    model = conforming.folder("a", folder / "model", kind)
     launch = ServerLaunch(
         python=PYTHON,
         weights=str(model),

@@ -36,11 +36,11 @@ def test_its_death_costs_the_run_nothing(tmp_path: Path, victim: Callable[[Run],
 
 def test_turns_of_an_agent_that_samples_in_ways_of_its_own_are_trained_as_they_were_sampled(tmp_path: Path) -> None:
     """One at temperature 0.6 under top-p, one at 1.5, one greedy. Were one taken for another, log-probs would be 0.1
-    apart and more."""
+    apart and more. Of a model with experts, whose new weights vLLM takes."""
     job = make_sampling_job(
         tmp_path / "job",
         "samples_in_three_ways",
-        "qwen3_wide",
+        "qwen3_moe_wide",
         async__mode="sync",
         engine__kind="vllm",
         engine__python=PYTHON,

@@ -50,6 +50,27 @@ def test_it_holds_what_was_published(kind: type[WeightPublisher], tmp_path: Path
         require_holds(model_folder(offered(publisher, number)), number)
 
 
+def test_each_expert_has_a_name_of_its_own(tmp_path: Path) -> None:
+    """As in the checkpoint format: of the rows of `gate_up_proj` the first half is the gate's."""
+    name = "model.layers.0.mlp.experts"
+    gate_up, down = torch.randn(3, 8, 5), torch.randn(3, 5, 4)
+    given = {f"{name}.gate_up_proj": gate_up, "model.norm.weight": torch.randn(5), f"{name}.down_proj": down}
+    publisher = ShmPublisher(tmp_path)
+    publisher.publish(Version(1, 0), given.items())
+    offer = publisher.receiver().offer()
+    assert offer is not None
+    found = load_file(model_folder(offer) / "model.safetensors")
+    expected = {"model.norm.weight": given["model.norm.weight"]}
+    for expert in range(3):
+        expected |= {
+            f"{name}.{expert}.gate_proj.weight": gate_up[expert, :4],
+            f"{name}.{expert}.up_proj.weight": gate_up[expert, 4:],
+            f"{name}.{expert}.down_proj.weight": down[expert],
+        }
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[each], tensor) for each, tensor in expected.items())
+
+
 def test_it_is_made_once_and_the_newest_two_stay(tmp_path: Path) -> None:
     publisher = ShmPublisher(tmp_path)
     first = offered(publisher, 9)

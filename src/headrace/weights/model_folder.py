@@ -10,6 +10,7 @@ import tempfile
 import zlib
 from pathlib import Path
 
+from headrace.weights.by_expert import by_expert
 from headrace.weights.plane import Manifest, TensorEntry, WeightError, WeightOffer
 from headrace.weights.slot_format import NONE, numbers_of, places, slot_of
 from headrace.weights.version import Version
@@ -90,7 +91,7 @@ def _write(path: Path, slot: mmap.mmap, manifest: Manifest) -> None:
 
 def _header(entries: tuple[TensorEntry, ...]) -> bytes:
     told, end = {}, 0
-    for entry in entries:
+    for entry in (part for whole in entries for part in by_expert(whole)):
         if entry.dtype not in _NAMES:
             raise WeightError(f"{entry.name!r} has the dtype {entry.dtype!r}, which safetensors has no name for")
         told[entry.name] = {

@@ -3,7 +3,7 @@
 A parameter of vLLM may be several published tensors, one behind another: the query, key and value projections, say. So
 sums are compared, of the bits of all elements, taken as whole numbers: they add up, exactly and in any order. Of a
 matrix that a kernel has packed, and that nobody can read any more, a few columns come out exactly as the product with a
-unit vector.
+unit vector. The matrices of experts are compared expert by expert: a kernel may pack each, and fill it up with zeros.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from dataclasses import dataclass, field
 import torch
 
 _COLUMNS = 8
+_EXPERTS = {"gate_up_proj": "w13_weight", "down_proj": "w2_weight"}
+"""What vLLM calls the matrices of all experts of a layer."""
+_OF_EXPERTS = 3
+"""Dimensions."""
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -46,6 +50,8 @@ def compared(model: torch.nn.Module, published: Mapping[str, torch.Tensor]) -> C
             _compare_packed(model.get_submodule(name.rpartition(".")[0]), name, tensors, parameter.dtype, found)
         elif parameter.numel() < sum(tensor.numel() for tensor in tensors):
             found.unread.append(name)  # a part of it, of several ranks
+        elif tensors[0].ndim == _OF_EXPERTS:
+            _compare_experts(name, parameter.detach(), tensors, found)
         else:
             found.whole += 1
             if bits(parameter.detach()) != sum(bits(one.to(parameter.device, parameter.dtype)) for one in tensors):
@@ -65,9 +71,22 @@ def _sources(model: torch.nn.Module, published: Mapping[str, torch.Tensor]) -> d
         module, _, last = mapped.rpartition(".")
         parent, _, own = module.rpartition(".")
         whole = f"{parent}.{packed.get(own, own)}.{last}" if parent else mapped
+        if own == "experts" and last in _EXPERTS:
+            whole = next((one for one in names if one.startswith(f"{module}.") and one.endswith(_EXPERTS[last])), whole)
         if whole in names:
             found[whole].append(tensor)
     return found
+
+
+def _compare_experts(name: str, parameter: torch.Tensor, tensors: list[torch.Tensor], found: Comparison) -> None:
+    """Both [experts, ...]."""
+    if len(tensors) != 1 or parameter.shape[0] != tensors[0].shape[0]:
+        found.unread.append(name)
+        return
+    found.whole += 1
+    told = (one.to(parameter.device, parameter.dtype) for one in tensors[0])
+    if [bits(one) for one in parameter] != [bits(one) for one in told]:
+        found.different.append(name)
 
 
 def _compare_packed(

@@ -20,6 +20,10 @@ _TOLD = (
     "hidden_act",
     "rms_norm_eps",
     "tie_word_embeddings",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
 )
 
 

@@ -74,6 +74,7 @@ class HeadraceTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
     def receive_weights(self, update_info: UpdateInfo) -> None:
         name = f"{update_info.branch}.{update_info.number}"
         with self._published(update_info) as found:
+            self._forget_packed_experts()
             initialize_layerwise_reload(self.model)
             loaded = self.model.load_weights(iter(found.tensors.items()))
             finalize_layerwise_reload(self.model, self.model_config)
@@ -115,6 +116,15 @@ class HeadraceTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Of this process among those of vLLM."""
         parallel = self.parallel_config
         return int(parallel.data_parallel_index * parallel.world_size + parallel.rank)
+
+    def _forget_packed_experts(self) -> None:
+        """On a CPU the kernel of a layer's experts has packed their matrices, which vLLM does when it makes the kernel,
+        and not where one is there: then a reload would leave them unpacked. So that it is made anew."""
+        if self.device.type == "cpu":
+            for module in self.model.modules():
+                method = getattr(module, "quant_method", None)
+                if getattr(method, "moe_kernel", None) is not None:
+                    method.moe_kernel = None
 
     def _pack_head(self) -> None:
         """On a CPU the head's kernel has a packed copy of the weights, which a reload leaves as it was."""

@@ -31,6 +31,10 @@ _TOLD_APART = (
     "hidden_act",
     "rms_norm_eps",
     "tie_word_embeddings",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
 )
 """What tells models apart."""
 

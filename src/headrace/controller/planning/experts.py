@@ -19,8 +19,20 @@ def check_experts(config: TrainConfig, policy: Any) -> None:
         )
     if not experts_per_token(policy):
         return
-    if server := next((section.kind for section in config.engine.sections if section.is_server), None):
+    servers = [section.kind for section in config.engine.sections if section.is_server]
+    if servers and not routed_bytes(policy):
         raise ConfigError(
-            f"engine.kind is {server}, and the model's layers have experts, whose new weights a server does not take "
-            "as they are published; use engine.kind: embedded"
+            f"engine.kind is {servers[0]}, and the model, of type {policy.get_text_config().model_type}, has experts "
+            f"whose names in a server are not known here (those of {', '.join(ROUTED_TYPES)} are); use engine.kind: "
+            "embedded"
+        )
+    if "sglang" in servers and policy.get_text_config().tie_word_embeddings:
+        raise ConfigError(
+            "engine.kind is sglang, and the model has experts and an output layer that is its embedding, which SGLang "
+            "does not load for such a model; use engine.kind: vllm, or embedded"
+        )
+    if "sglang" in servers and config.weights.transport == "disk":
+        raise ConfigError(
+            "engine.kind is sglang, weights.transport is disk, and the model's layers have experts, which lie there as "
+            "SGLang does not read them; use weights.transport: shm, or gloo"
         )

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from headrace.engines.servers.http import ServerRefused
 from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.weights.by_expert import by_expert
 from headrace.weights.plane import BUCKET_BYTES, TensorEntry, WeightError, WeightOffer
 from headrace.weights.slot_format import HEADER, places
 
@@ -179,16 +180,23 @@ def chunks(entries: Sequence[TensorEntry]) -> list[tuple[int, int]]:
 
 
 def buckets(entries: Sequence[TensorEntry]) -> Iterator[list[tuple[TensorEntry, tuple[int, int]]]]:
-    """All tensors that are not empty, with their bytes in the slot, so many at a time that they have `BUCKET_BYTES` at
-    most, or are one."""
+    """All tensors that are not empty, each expert's by itself, with their bytes in the slot, so many at a time that
+    they have `BUCKET_BYTES` at most, or are one."""
     bucket: list[tuple[TensorEntry, tuple[int, int]]] = []
     size = 0
-    for entry, place in places(entries)[0]:
+    for entry, (begin, end) in _told_apart(entries):
         if bucket and size + entry.size > BUCKET_BYTES:
             yield bucket
             bucket, size = [], 0
         if entry.size:
-            bucket.append((entry, (place, place + entry.size)))
+            bucket.append((entry, (begin, end)))
             size += entry.size
     if bucket:
         yield bucket
+
+
+def _told_apart(entries: Sequence[TensorEntry]) -> Iterator[tuple[TensorEntry, tuple[int, int]]]:
+    for whole, place in places(entries)[0]:
+        for entry in by_expert(whole):
+            yield entry, (place, place + entry.size)
+            place += entry.size

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 
@@ -15,6 +15,7 @@ from headrace.algorithms.policy_loss import PolicyLoss
 from headrace.config.layout import LayoutConfig
 from headrace.config.train import TrainConfig
 from headrace.engines.embedded.cache_plan import context_limit
+from headrace.models.experts import experts_per_token
 from headrace.models.file_weights import FileWeights
 from headrace.models.loading import load_causal_lm, load_tokenizer, load_value_model
 from headrace.models.skeleton import causal_lm_skeleton, value_model_skeleton
@@ -184,7 +185,10 @@ def _check(spec: TrainerSpec, trainer: HFTrainer) -> Callable[[], SwapCheck] | N
         longest = context_limit(trainer.model.config, config.engine) - 1  # behind it one is sampled
     tokens = check_tokens(int(text.vocab_size), longest)
     score = partial(scored, partial(trainer.logprobs, temperature=temperature))
-    return lambda: make_check(tokens, score, temperature=temperature, dtype=dtype, routed=trainer.routed)
+    how: dict[str, Any] = {"routed": trainer.routed}
+    if config.engine.has_server:  # which cannot be told where to route
+        how = {"routers_choose": experts_per_token(trainer.model.config) > 0}
+    return lambda: make_check(tokens, score, temperature=temperature, dtype=dtype, **how)
 
 
 def _device(spec: TrainerSpec, host: Host, layout: LayoutConfig) -> torch.device:
