@@ -10,6 +10,7 @@ from typing import Any
 import conforming
 import pytest
 import torch
+import torch.nn.functional as F
 
 from headrace.engines.protocol import SwapMode
 from headrace.engines.servers.dialect import Expected
@@ -20,6 +21,7 @@ from headrace.roles.workers.server_engine import ServerEngineWorker, ServerSpec
 PYTHON = os.environ.get("HEADRACE_SGLANG_PYTHON", str(Path(__file__).parents[2] / ".venv-sglang/bin/python"))
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 EXPERTS = {"gate_up_proj": "w13_weight", "down_proj": "w2_weight"}
+FILLED_TO = 32
 needs_sglang = pytest.mark.skipif(not os.path.exists(PYTHON), reason="make sglang-env makes the environment of SGLang")
 
 
@@ -74,7 +76,7 @@ def checksums(model: torch.nn.Module) -> dict[str, str]:
         module, _, last = name.rpartition(".")
         parent, _, own = module.rpartition(".")
         if own == "experts":
-            whole, parts = f"{module}.{EXPERTS[last]}", [parameter]
+            whole, parts = f"{module}.{EXPERTS[last]}", [filled_up(last, parameter)]
         elif own in fused:
             whole = f"{parent}.{fused[own]}.{last}"
             parts = [parameters[f"{parent}.{part}.{last}"] for part in FUSED[fused[own]]]
@@ -83,3 +85,11 @@ def checksums(model: torch.nn.Module) -> dict[str, str]:
         data = b"".join(part.detach().numpy().tobytes() for part in parts)
         found[whole] = hashlib.sha256(data).hexdigest()[:16]
     return found
+
+
+def filled_up(name: str, experts: torch.Tensor) -> torch.Tensor:
+    """Their matrices as SGLang has them on a CPU: gate and up projections as wide as a multiple of 32, with zeros."""
+    if name == "down_proj":
+        return F.pad(experts, (0, -experts.shape[2] % FILLED_TO))
+    halves = experts.unflatten(1, (2, -1))
+    return F.pad(halves, (0, 0, 0, -halves.shape[2] % FILLED_TO)).flatten(1, 2)
