@@ -32,6 +32,7 @@ class Member:
         self.failed_swaps = 0
         self.deaths = 0
         self.failure: Exception | None = None
+        self.away = False
         self.revive: Any = object()
         self.load = 0
         self.engine = SimpleNamespace(
@@ -79,6 +80,8 @@ class Pool:
         self.sleeps = False
         self.open = True
         self.busy = 0
+        self.loads: list[int] = []
+        """How many groups it had, each time that it was asked for a place."""
         self.pins: list[Pinned] = []
         self.updates: list[Any] = []
         """What the next updates give: a report, or an error that they raise."""
@@ -102,6 +105,7 @@ class Pool:
         return [member.view for member in self.members]
 
     def admit(self, is_open: Callable[[int], bool], tokens: int = 0) -> Place | None:
+        self.loads.append(self.busy)
         return Place(self.version, home=0) if self.open and is_open(self.version.number) else None
 
     @contextmanager

@@ -97,6 +97,7 @@ class RolloutRole:
                 admission = self._admit(place)
                 if admission is not None and place is not None:
                     self._begin(admission, place)
+                    await asyncio.sleep(0)  # it is its engine's load before the next one is admitted
                 elif not self._flow.is_finished:
                     await self._context.changed(NAME, "the gate")
                 self._reap()
